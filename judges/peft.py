@@ -36,7 +36,26 @@ TWICE = (
     "peft's merge_and_unload adds the change of out_proj twice, so that its merged model computes something else than "
     "its adapted one; regauge adds it once"
 )
-EXPLAINED = {"MHA 1 LoRA": TWICE, "MHA 2 LoRA": TWICE}
+UNSAVED = (
+    "peft draws the places of Uni-LoRA's values anew for all modules in the order of the model, which no file holds; "
+    "adapters saved with save_indices=True are read"
+)
+CLUSTERED = (
+    "peft finds the rows of AdaMSS's subspaces anew, by a k-means of scikit-learn of the base's singular vectors; the "
+    "file has only how many rows each subspace has"
+)
+ROUNDED = "peft cuts the smallest singular values in float32, regauge in float64"
+EXPLAINED = {
+    "MHA 1 LoRA": TWICE,
+    "MHA 2 LoRA": TWICE,
+    "Vanilla MLP 1 LoRA with KaSA": ROUNDED,
+    "Embedding + transformers Conv1D 1 UniLora": UNSAVED,
+    **{f"Vanilla MLP {k} UniLora": UNSAVED for k in range(1, 6)},
+    **{f"Vanilla MLP {k} Adamss": CLUSTERED for k in range(1, 5)},
+    "Vanilla MLP 5 Adamss with custom params": CLUSTERED,
+    "Vanilla MLP 6 Adamss with ASA": CLUSTERED,
+    "Vanilla MLP 7 Adamss with dynamic rank": CLUSTERED,
+}
 """Sentences for cases that do not pass."""
 
 

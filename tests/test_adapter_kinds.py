@@ -13,6 +13,7 @@ from torch import Tensor
 
 from regauge.checkpoints.checkpoint import Checkpoint, load
 from regauge.checkpoints.formats.adapter_kinds import KINDS
+from regauge.checkpoints.formats.adapters import read_factors
 from regauge.checkpoints.writing import save
 
 PREFIX = "base_model.model."
@@ -135,14 +136,137 @@ def road(variant: int, group: int, count: int, row: tuple[float, ...], bias: tup
     )
 
 
+def by_parts(p: Mapping[str, Tensor]) -> Tensor:
+    """A change whose blocks of two rows and three columns have factors of their own."""
+    found = torch.zeros(4, 6, dtype=torch.float64)
+    for row in range(2):
+        for column in range(2):
+            a, b = p["gralora_A"][column][:, row], p["gralora_B"][row][column]
+            found[2 * row : 2 * row + 2, 3 * column : 3 * column + 3] = torch.outer(b, a)
+    return found
+
+
+def from_bank(p: Mapping[str, Tensor]) -> Tensor:
+    """Factors whose pairs of entries are means of two vectors, by the weights of the two largest logits."""
+
+    def mean(logits: Tensor) -> Tensor:
+        first, second = sorted(range(5), key=lambda k: -float(logits[k]))[:2]
+        share = 1 / (1 + math.exp(float(logits[second] - logits[first])))
+        bank = p["base_model.vblora_vector_bank"]
+        return share * bank[first] + (1 - share) * bank[second]
+
+    a = torch.stack([torch.cat([mean(piece) for piece in row]) for row in p["vblora_logits_A"]])
+    columns = [torch.cat([mean(p["vblora_logits_B"][piece, k]) for piece in range(2)]) for k in range(2)]
+    return WEIGHT + torch.stack(columns, 1) @ a
+
+
+def of_full_rank(p: Mapping[str, Tensor]) -> Tensor:
+    """A sum of products of random factors, each scaled along its rank and its columns."""
+    found = torch.zeros(6, 4, dtype=torch.float64)
+    for k in range(2):
+        b, a = p["base_model.randlora_B"][:, k], p["base_model.randlora_A"][:, 0]
+        found += b @ torch.diag(p["randlora_lambda"][:, k]) @ a @ torch.diag(p["randlora_gamma"][k])
+    return WEIGHT + 3 / 2 * found.T
+
+
+def butterfly(p: Mapping[str, Tensor]) -> Tensor:
+    skew = (p["boft_R"][0] - p["boft_R"][0].mT) / 2
+    one = torch.eye(3, dtype=torch.float64)
+    turn = torch.block_diag(*((one - own) @ torch.linalg.inv(one + own) for own in skew))
+    return p["boft_s"] * (WEIGHT @ turn.T)
+
+
+def with_entries(p: Mapping[str, Tensor]) -> Tensor:
+    found = WEIGHT.flatten().clone()
+    for value, place in zip(p["supertuning_values"], p["supertuning_indices"].long(), strict=True):
+        found[place] += value
+    return found.reshape(4, 6)
+
+
+def largest(count: int) -> Tensor:
+    """The sum of the products of the largest singular vectors, by the eigenvectors of the Gram matrix."""
+    vectors = torch.linalg.eigh(WEIGHT @ WEIGHT.T).eigenvectors[:, -count:]
+    return vectors @ vectors.T @ WEIGHT
+
+
+def tweaked(p: Mapping[str, Tensor]) -> Tensor:
+    """Every column of the base through a network with one hidden layer that is added up with its input."""
+    columns = []
+    for column in WEIGHT.T:
+        first = (p["peanut_A.weight"] @ column).relu()
+        second = (p["peanut_encoders.0.weight"] @ first).relu()
+        columns.append(p["peanut_B.weight"] @ ((p["peanut_decoders.0.weight"] @ second).relu() + first))
+    return WEIGHT + 2 * torch.stack(columns, 1)
+
+
+def drawn(spectrum: Tensor) -> Tensor:
+    found = torch.zeros(24, dtype=torch.float64)
+    found[torch.randperm(24, generator=torch.Generator().manual_seed(11))[:5]] = spectrum
+    return found.reshape(4, 6)
+
+
+def haar(entries: Tensor) -> Tensor:
+    """Sums and differences of neighbors, where the upper right quarter has differences of rows."""
+    found = torch.zeros(4, 6, dtype=torch.float64)
+    for i in range(4):
+        for j in range(6):
+            row, column, up, right = i // 2, j // 2, (-1) ** (i % 2), (-1) ** (j % 2)
+            found[i, j] = (entries[row, column] + up * entries[row, 3 + column]) / 2
+            found[i, j] += right * (entries[2 + row, column] + up * entries[2 + row, 3 + column]) / 2
+    return found
+
+
+def in_principal_space(p: Mapping[str, Tensor]) -> Tensor:
+    """A rotation of two singular directions, with the signs that float32 gives them."""
+    u, s, v = (one.double() for one in torch.linalg.svd(BASE["lin.weight"], full_matrices=False))
+    q = float(p["psoft_R.weight"])
+    cosine, sine = (1 - q * q) / (1 + q * q), 2 * q / (1 + q * q)
+    turn = torch.tensor([[cosine, sine], [-sine, cosine]], dtype=torch.float64)
+    turn = torch.diag(p["psoft_R.vector_b"]) @ turn @ torch.diag(p["psoft_R.vector_a"])
+    return WEIGHT + u[:, :2] @ torch.diag(s[:2]) @ (turn - torch.eye(2, dtype=torch.float64)) @ v[:2]
+
+
+def tiny(p: Mapping[str, Tensor]) -> Tensor:
+    mixed = sum(v * own for v, own in zip(p["base_model.tinylora_v.0"], p["tinylora_P"], strict=True))
+    return WEIGHT + p["tinylora_B"] @ mixed @ p["tinylora_A"]
+
+
+def shared_values(p: Mapping[str, Tensor]) -> Tensor:
+    a, b = (
+        torch.stack([p["base_model.unilora_theta_d"][row] for row in p[f"unilora_indices_{k}"].long()])
+        * p[f"unilora_scales_{k}"]
+        for k in "AB"
+    )
+    return WEIGHT + b @ a
+
+
+def product(p: Mapping[str, Tensor], letter: str) -> Tensor:
+    return p[f"glora_{letter}.Xd"] @ p[f"glora_{letter}.Xu"]
+
+
+def replaced(p: Mapping[str, Tensor]) -> Tensor:
+    """The base by unit columns and V, with other lengths and four entries next to these."""
+    v = p["base_model.frod_V.lin"]
+    columns = WEIGHT @ torch.linalg.pinv(v, rtol=1e-9).T
+    lengths = columns.norm(dim=0)
+    units = torch.stack([c / n if n > 1e-12 else c * 0 for c, n in zip(columns.T, lengths, strict=True)], 1)
+    inner = torch.diag(p["frod_lambda_l"])
+    for value, row, column in zip(p["frod_lambda_s_values"], *p["base_model.frod_s_indices.lin"].long(), strict=True):
+        inner[row, column] += value
+    return units @ inner @ v.T
+
+
 @dataclass(frozen=True)
 class Case:
-    """An adapter: its tensors in order, its settings, the formula, and row 1 of the matrix as peft made it."""
+    """An adapter: its tensors in order, its settings, the formula, and row 1 of the matrix as peft made it.
+
+    `judges/peft.py` compares kinds without a row here.
+    """
 
     shapes: Mapping[str, tuple[int, ...]]
     config: Mapping[str, Any]
     formula: Formula
-    row: tuple[float, ...]
+    row: tuple[float, ...] | None = None
     name: str = "lin.weight"
     also: Mapping[str, Formula] = field(default_factory=dict)
     bias: tuple[float, ...] | None = None
@@ -300,7 +424,187 @@ CASES = {
         lambda p: torch.stack([WEIGHT[0], p["trainable_tokens_delta"][0], WEIGHT[2], p["trainable_tokens_delta"][1]]),
         (0.0, 0.14776, 0.28232, 0.39166, 0.46602, 0.49875),
     ),
+    "PVERA": Case(
+        {
+            "pvera_lambda_b": (4,),
+            "pvera_lambda_d": (4,),
+            "base_model.pvera_A": (4, 6),
+            "base_model.pvera_B": (4, 2),
+        },
+        {"r": 2},
+        lambda p: (
+            WEIGHT
+            + torch.diag(p["pvera_lambda_b"])
+            @ p["base_model.pvera_B"]
+            @ torch.diag(p["pvera_lambda_d"][:2])
+            @ p["base_model.pvera_A"][:2]
+        ),
+        (-0.87034, -0.97757, -0.62316, 0.02741, 0.66913, 1.00077),
+    ),
+    "GRALORA": Case(
+        {"gralora_A": (2, 3, 2), "gralora_B": (2, 2, 2)},
+        {"r": 2, "alpha": 3, "gralora_k": 2},
+        lambda p: WEIGHT + 3 / 2 * by_parts(p),
+        (-0.87158, -0.77843, -0.29449, 0.3624, 0.89668, 1.03825),
+    ),
+    "GRALORA and LoRA": Case(
+        {
+            "gralora_A": (2, 3, 2),
+            "gralora_A_general.weight": (1, 6),
+            "gralora_B": (2, 2, 2),
+            "gralora_B_general.weight": (4, 1),
+        },
+        {"r": 2, "alpha": 3, "gralora_k": 2, "hybrid_r": 1},
+        lambda p: WEIGHT + by_parts(p) + p["gralora_B_general.weight"] @ p["gralora_A_general.weight"],
+        (-0.90476, -0.91519, -0.49693, 0.03774, 0.6655, 0.97301),
+    ),
+    "VBLORA": Case(
+        {"vblora_logits_A": (2, 3, 5), "vblora_logits_B": (2, 2, 5), "base_model.vblora_vector_bank": (5, 2)},
+        {"r": 2, "topk": 2, "vector_length": 2, "num_vectors": 5},
+        from_bank,
+        (-0.96077, -1.08548, -0.74235, -0.10674, 0.67572, 0.97387),
+    ),
+    "RANDLORA": Case(
+        {
+            "randlora_gamma": (2, 4),
+            "randlora_lambda": (2, 2),
+            "base_model.randlora_A": (2, 1, 4),
+            "base_model.randlora_B": (6, 2, 2),
+        },
+        {"r": 2, "randlora_alpha": 3},
+        of_full_rank,
+    ),
+    "DEFT": Case(
+        {"deft_P": (4, 2), "deft_R": (2, 6)},
+        {"r": 2, "alpha": 3},
+        lambda p: WEIGHT + p["deft_P"] @ (1.5 * p["deft_R"] - p["deft_P"].relu().T @ WEIGHT),
+        (-0.68151, -0.88403, -0.58839, 0.03602, 0.66053, 0.9549),
+    ),
+    "DEFT by a basis": Case(
+        {"deft_P": (4, 2)},
+        {"r": 2, "para": True, "decomposition_method": "qr"},
+        lambda p: WEIGHT - p["deft_P"] @ torch.linalg.inv(p["deft_P"].T @ p["deft_P"]) @ p["deft_P"].T @ WEIGHT,
+        (-0.76021, -0.96445, -0.71509, -0.12942, 0.51712, 0.92046),
+    ),
+    "BOFT": Case(
+        {"boft_R": (1, 2, 3, 3), "boft_s": (4, 1)},
+        {"boft_block_size": 3},
+        butterfly,
+        (-0.57301, -0.33432, -0.22967, -0.26274, 0.25079, 0.44156),
+    ),
+    "SUPERTUNING": Case(
+        {
+            "supertuning_indices": (5,),
+            "supertuning_lora_A.weight": (2, 6),
+            "supertuning_lora_B.weight": (4, 2),
+            "supertuning_values": (5,),
+        },
+        {"r": 2, "lora_alpha": 3, "save_precomputed_indices": True},
+        lambda p: with_entries(p) + 1.5 * p["supertuning_lora_B.weight"] @ p["supertuning_lora_A.weight"],
+    ),
+    "OSF": Case(
+        {"osf_svd_params.S_low": (3,), "osf_svd_params.U_low": (4, 3), "osf_svd_params.V_low": (3, 6)},
+        {"effective_rank": 1},
+        lambda p: (
+            largest(1) + p["osf_svd_params.U_low"] @ torch.diag(p["osf_svd_params.S_low"]) @ p["osf_svd_params.V_low"]
+        ),
+        (-0.45184, -0.90406, -0.94641, -0.55581, 0.08827, 0.68788),
+    ),
+    "PEANUT": Case(
+        {
+            "peanut_A.weight": (2, 4),
+            "peanut_B.weight": (4, 2),
+            "peanut_decoders.0.weight": (2, 2),
+            "peanut_encoders.0.weight": (2, 2),
+        },
+        {"r": 2, "depth": 1, "act_fn": "relu", "scaling": 2.0},
+        tweaked,
+        (-0.73978, -0.53446, -0.06774, 0.43084, 0.78741, 0.98817),
+    ),
+    "WAVEFT": Case(
+        {"waveft_spectrum": (5,)},
+        {"scaling": 12.0, "random_loc_seed": 11, "n_frequency": 5},
+        lambda p: WEIGHT + 12 * haar(drawn(p["waveft_spectrum"])),
+        (-0.87158, -0.98245, -2.32519, -1.67711, 0.21085, 1.4343),
+    ),
+    "WAVEFT in entries": Case(
+        {"waveft_spectrum": (5,)},
+        {"scaling": 12.0, "random_loc_seed": 11, "n_frequency": 5, "use_idwt": False},
+        lambda p: WEIGHT + 12 * drawn(p["waveft_spectrum"]),
+        (-0.87158, -0.98245, 1.14185, 0.01681, 0.65699, 0.98817),
+    ),
+    "PSOFT": Case(
+        {"psoft_R.vector_a": (2,), "psoft_R.vector_b": (2,), "psoft_R.weight": (1,)},
+        {"r": 2},
+        in_principal_space,
+        (-0.05583, -0.01425, 0.03403, 0.06631, 0.0674, 0.03679),
+    ),
+    "TINYLORA": Case(
+        {"tinylora_A": (2, 6), "tinylora_B": (4, 2), "tinylora_P": (3, 2, 2), "base_model.tinylora_v.0": (3,)},
+        {"r": 2, "u": 3},
+        tiny,
+        (-0.80429, -0.90213, -0.54507, 0.10118, 0.73199, 1.0471),
+    ),
+    "UNILORA": Case(
+        {
+            "unilora_indices_A": (2, 6),
+            "unilora_indices_B": (4, 2),
+            "unilora_scales_A": (2, 6),
+            "unilora_scales_B": (4, 2),
+            "base_model.unilora_theta_d": (7,),
+        },
+        {"r": 2, "theta_d_length": 7, "save_indices": True},
+        shared_values,
+        (-0.86633, -0.97236, -0.61859, 0.04955, 0.69232, 1.01182),
+    ),
+    "GLORA": Case(
+        {
+            "glora_A.Xd": (4, 2),
+            "glora_A.Xu": (2, 6),
+            "glora_B.Xd": (4, 2),
+            "glora_B.Xu": (2, 6),
+            "glora_C.Xd": (6, 2),
+            "glora_C.Xu": (2, 1),
+            "glora_D.X": (1,),
+            "glora_E.X": (1,),
+        },
+        {"r": 2},
+        lambda p: WEIGHT + WEIGHT * product(p, "A") + product(p, "B"),
+        (-1.07368, -1.19979, -0.792, -0.10426, 0.50556, 0.76938),
+        also={
+            "lin.bias": lambda p: (
+                BASE["lin.bias"] * (1 + p["glora_D.X"]) + p["glora_E.X"] + (WEIGHT @ product(p, "C")).flatten()
+            )
+        },
+        bias=(2.03591, -0.59387, 0.48352, 0.36095),
+    ),
+    "GLORA by vectors": Case(
+        {"glora_A.X": (4, 1), "glora_B.X": (4, 1), "glora_C.zeros": (6, 1), "glora_D.X": (4,), "glora_E.X": (4,)},
+        {"r": 2, "config_A_B": "vector", "config_C": "none", "config_D_E": "vector"},
+        lambda p: WEIGHT + WEIGHT * p["glora_A.X"] + p["glora_B.X"],
+        (-0.51858, -0.64584, -0.24276, 0.50108, 1.23584, 1.61596),
+        also={"lin.bias": lambda p: BASE["lin.bias"] * (1 + p["glora_D.X"]) + p["glora_E.X"]},
+    ),
+    "FROD": Case(
+        {
+            "base_model.frod_V.lin": (6, 6),
+            "base_model.frod_s_indices.lin": (2, 2),
+            "frod_lambda_l": (6,),
+            "frod_lambda_s_values": (2,),
+        },
+        {"sparse_rate": 0.06},
+        replaced,
+    ),
 }
+
+
+PLACES = {
+    "unilora_indices_A": 7,
+    "unilora_indices_B": 7,
+    "supertuning_indices": 24,
+    "base_model.frod_s_indices.lin": 6,
+}
+"""Tensors of whole numbers, and what these are below."""
 
 
 def tensors_of(case: Case) -> dict[str, Tensor]:
@@ -311,6 +615,10 @@ def tensors_of(case: Case) -> dict[str, Tensor]:
         count = math.prod(shape)
         if name == "shira_indices":
             made[name] = torch.stack([torch.arange(count // 2) % 4, (torch.arange(count // 2) * 5) % 6]).int()
+        elif name in PLACES:
+            made[name] = torch.arange(count).reshape(shape) * 5 % PLACES[name]
+        elif name == "base_model.frod_V.lin":
+            made[name] = torch.eye(6) + 0.5 * torch.sin(0.3 * torch.arange(36.0)).reshape(6, 6)
         else:
             made[name] = (0.5 * torch.sin(0.3 * torch.arange(float(count)) + k)).reshape(shape)
     return made
@@ -338,8 +646,9 @@ def test_an_adapter_changes_its_base_by_the_formula(tmp_path: Path, name: str) -
     for key, tensor in expected.items():
         torch.testing.assert_close(found[key].double(), tensor.double(), rtol=0, atol=1e-6)
         torch.testing.assert_close(found.read(key, rows=(1, 3)).double(), tensor[1:3].double(), rtol=0, atol=1e-6)
-    row = found[case.name] if case.name == "norm.weight" else found[case.name][1]
-    torch.testing.assert_close(row.double(), torch.tensor(case.row, dtype=torch.float64), rtol=0, atol=1e-5)
+    if case.row is not None:
+        row = found[case.name] if case.name == "norm.weight" else found[case.name][1]
+        torch.testing.assert_close(row.double(), torch.tensor(case.row, dtype=torch.float64), rtol=0, atol=1e-5)
     if case.bias is not None:
         assert found["lin.bias"].tolist() == pytest.approx(case.bias, abs=1e-5)
 
@@ -390,6 +699,12 @@ def test_tokens_and_packed_projections_of_lora(tmp_path: Path) -> None:
         ("MISS", {"miss_block": torch.ones(4, 3)}, {}, "does not fit a tensor of shape"),
         ("OFT by terms", {}, {"num_cayley_neumann_terms": 10**9}, "must be from 1 to 100"),
         ("LOHA", {}, {"alpha_pattern": {"((": 1}}, "cannot be read"),
+        ("PEANUT", {}, {"act_fn": "swish"}, "its activation 'swish' is none of relu, gelu, silu"),
+        ("WAVEFT", {}, {"wavelet_family": "db7"}, "its wavelet 'db7' is none of db1, db2, sym2"),
+        ("PSOFT", {}, {"use_cayley_neumann": True, "num_cayley_neumann_terms": 0}, "must be from 1 to 100"),
+        ("GRALORA", {"gralora_B": torch.ones(3, 1, 2)}, {}, "cannot be read"),
+        ("GLORA by vectors", {"glora_E.X": torch.ones(5)}, {}, "does not fit a tensor of shape"),
+        ("TINYLORA", {"base_model.tinylora_v.1": torch.ones(3)}, {"weight_tying": 0.5}, "share a vector"),
         ("IA3", {}, {"feedforward_modules": "(("}, "cannot be read"),
     ],
 )
@@ -405,7 +720,20 @@ def test_what_does_not_fit_ends_in_a_sentence(
 @pytest.mark.parametrize(
     ("name", "change", "said"),
     [
-        ("WAVEFT", {}, "is of type WAVEFT; LORA, IA3, LOHA, LOKR, ADALORA"),
+        ("ADAMSS", {}, "is of type ADAMSS; LORA, IA3, LOHA, LOKR, ADALORA"),
+        ("PVERA", {"base_model.pvera_A": None}, "lacks the projections that all modules share"),
+        ("RANDLORA", {"base_model.randlora_B": None}, "lacks the projections that all modules share"),
+        ("FROD", {"base_model.frod_V.lin": None}, "lacks the projections that all modules share"),
+        ("TINYLORA", {"tinylora_P": None}, "lacks the projections that all modules share"),
+        (
+            "TINYLORA",
+            {"base_model.tinylora_v.1": torch.ones(3)},
+            "its projection_seed 42 does not give the projections",
+        ),
+        ("UNILORA", {"unilora_indices_A": None}, "save it with save_indices=True"),
+        ("SUPERTUNING", {"supertuning_indices": None}, "save it with save_precomputed_indices=True"),
+        ("BOFT", {"boft_R": torch.ones(2, 2, 3, 3)}, "has several butterfly factors; merge it with peft"),
+        ("BOFT", {"boft_s": torch.ones(5, 1)}, r"changes 'lin.weight', which has shape \(4, 6\)"),
         ("LOHA", {"hada_w1_a": None}, "cannot be read: 'hada_w1_a'"),
         (
             "LOHA",
@@ -426,3 +754,68 @@ def test_what_is_no_adapter_of_the_base_is_refused(
     path = write(tmp_path, tensors or {"lora_A.weight": torch.ones(1, 6)}, name, **case.config)
     with pytest.raises(ValueError, match=said):
         Checkpoint.open(path)
+
+
+def test_vectors_of_tinylora_belong_to_the_modules_whose_seeds_gave_the_projections(tmp_path: Path) -> None:
+    """Nothing stores the numbers of the modules: the projections drawn from the seed and the number tell these."""
+    projections = [torch.normal(0, 2**-0.5, (3, 2, 2), generator=torch.Generator().manual_seed(5 + k)) for k in (0, 1)]
+    factors = {"tinylora_A": torch.ones(2, 6), "tinylora_B": torch.ones(4, 2)}
+    vectors = [torch.tensor([1.0, 2, 3]), torch.tensor([3.0, -1, 1])]
+    tensors = {f"base_model.tinylora_v.{k}": own for k, own in enumerate(vectors)}
+    base = {"first.weight": torch.zeros(4, 6), "lin.weight": torch.zeros(4, 6)}
+    for name, own in (("lin", projections[0]), ("first", projections[1])):
+        parts = {**factors, "tinylora_P": own}
+        tensors |= {f"{PREFIX}{name}.{part}": tensor.clone() for part, tensor in parts.items()}
+    path = write(tmp_path, tensors, "TINYLORA", projection_seed=5, r=2, u=3)
+    save(base, tmp_path / "base.safetensors", overwrite=True)
+    found = Checkpoint.open(path)
+    for name, number in (("lin", 0), ("first", 1)):
+        total = torch.einsum("i,ijk->", vectors[number], projections[number])
+        torch.testing.assert_close(found[f"{name}.weight"], torch.full((4, 6), float(total)))
+
+
+def test_a_bias_follows_the_weight_before_the_adapter(tmp_path: Path) -> None:
+    """GLoRA's `b + W C` takes the weight of the network that it is added to, also of one with an adapter before it."""
+    case = CASES["GLORA"]
+    first = write(tmp_path, {"glora_A.X": torch.ones(1), "glora_C.X": torch.zeros(6, 1)}, "GLORA")
+    (tmp_path / "second").mkdir()
+    second = write(tmp_path / "second", tensors_of(case), "GLORA").rpartition("+")[2]
+    exact = {name: tensor.double() for name, tensor in tensors_of(case).items()}
+    doubled = 2 * WEIGHT @ product(exact, "C")
+    bias = BASE["lin.bias"].double() * (1 + exact["glora_D.X"]) + exact["glora_E.X"] + doubled.flatten()
+    torch.testing.assert_close(Checkpoint.open(f"{first}+{second}")["lin.bias"].double(), bias, rtol=0, atol=1e-6)
+
+
+def test_a_base_loses_its_smallest_directions_by_kasa(tmp_path: Path) -> None:
+    a, b, scales = (
+        torch.sin(torch.arange(18.0)).reshape(3, 6),
+        torch.cos(torch.arange(12.0)).reshape(4, 3),
+        torch.ones(3),
+    )
+    tensors = {"lora_A.weight": a, "lora_B.weight": b, "lora_diag": scales * 2}
+    path = write(tmp_path, tensors, "LORA", r=3, lora_alpha=6, kasa_config={"beta": 1.0})
+    expected = largest(1) + 2 * b.double() @ torch.diag(scales.double() * 2) @ a.double()
+    torch.testing.assert_close(Checkpoint.open(path)["lin.weight"].double(), expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("side", "ab")
+def test_one_factor_of_bd_lora_is_a_diagonal_of_blocks(tmp_path: Path, side: str) -> None:
+    a, b = torch.sin(torch.arange(12.0)).reshape(2, 6), torch.cos(torch.arange(8.0)).reshape(4, 2)
+    stored = {"lora_A.weight": a[:, :3] if side == "a" else a, "lora_B.weight": b[:, :1] if side == "b" else b}
+    blocks = {"nblocks": 2, f"target_modules_bd_{side}": ["lin"]}
+    path = write(tmp_path, {n: t.contiguous() for n, t in stored.items()}, "LORA", r=2, lora_alpha=2, use_bdlora=blocks)
+    own = a[:, :3] if side == "a" else b[:, :1]
+    halves = torch.block_diag(*own.chunk(2))
+    expected = WEIGHT + (b @ halves if side == "a" else halves @ a).double()
+    torch.testing.assert_close(Checkpoint.open(path)["lin.weight"].double(), expected, rtol=0, atol=1e-6)
+    with pytest.raises(ValueError, match="has 'use_bdlora', and no factors B and A alone; merge it into its base"):
+        read_factors(tmp_path / "adapter", load(tmp_path / "adapter"))
+
+
+def test_a_parameter_of_a_layer_is_its_weight(tmp_path: Path) -> None:
+    a, b = torch.sin(torch.arange(12.0)).reshape(2, 6), torch.cos(torch.arange(8.0)).reshape(4, 2)
+    tensors = {"lora_A.weight": a, "lora_B.weight": b}
+    path = write(tmp_path, tensors, "LORA", r=2, lora_alpha=2, target_parameters=["lin.weight"])
+    torch.testing.assert_close(
+        Checkpoint.open(path)["lin.weight"].double(), WEIGHT + (b @ a).double(), rtol=0, atol=1e-6
+    )

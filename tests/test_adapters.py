@@ -189,7 +189,7 @@ def test_sums_are_rounded_once_and_adapters_add_up(write: Callable[..., Path], t
 @pytest.mark.parametrize(
     ("tensors", "config", "message"),
     [
-        (_linear("model.fc1", 8, 6), {"peft_type": "WAVEFT"}, "is of type WAVEFT; LORA, IA3"),
+        (_linear("model.fc1", 8, 6), {"peft_type": "ADAMSS"}, "is of type ADAMSS; LORA, IA3"),
         (_linear("model.fc1", 8, 6), {"init_lora_weights": "pissa"}, "was begun by 'pissa', which changed its base"),
         (_linear("model.fc1", 8, 6), {"use_qalora": True}, "has 'use_qalora', which is no change B A"),
         (_linear("model.fc1", 8, 6), {"use_something_new": {"a": 1}}, "has 'use_something_new'"),

@@ -420,7 +420,7 @@ class Checkpoint(Mapping[str, Tensor]):
 
         with Checkpoint.open(folder) as adapter:
             trained = read_changes(folder, adapter.params)
-        placed = place_changes(folder, trained, {name: one.shape for name, one in self.stored.items()})
+        placed = place_changes(folder, trained, {name: one.shape for name, one in self.stored.items()}, self.read)
         tied = find_tied(self.path.parent, {name: self.stored[name].shape for name in placed or ()})
         changes: Mapping[str, tuple[Change, ...]] = placed or {}
         if placed is None or tied:

@@ -14,13 +14,18 @@ import math
 import re
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import torch
 from torch import Tensor
 
-from regauge.checkpoints.formats.adapter_kinds import KINDS, ending, split_modules, trained_rows
-from regauge.checkpoints.formats.changes import Added, LowRank, Mapped, Replaced, Trained
+from regauge.checkpoints.formats.adapter_kinds import KINDS, split_modules
+from regauge.checkpoints.formats.changes import Added, CarriedBias, LowRank, Mapped, Replaced, Trained
+from regauge.checkpoints.formats.kinds.bases import without_smallest
+from regauge.checkpoints.formats.kinds.entries import trained_rows
+from regauge.checkpoints.formats.kinds.kind import ending
 from regauge.checkpoints.location import ADAPTER_CONFIG
 from regauge.checkpoints.plain_files import read_object
 from regauge.core.counted import shorten
@@ -31,6 +36,7 @@ Result = TypeVar("Result")
 PREFIX = "base_model.model."
 FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<embedding>embedding_)?(?P<factor>[AB])(\.default)?(?P<end>\.weight|)")
 MAGNITUDE = re.compile(r"(?P<module>.+)\.lora_magnitude_vector(\.default)?(\.weight)?")
+DIAGONAL = re.compile(r"(?P<module>.+)\.lora_diag(\.default)?")
 OFFSET = re.compile(r"(?P<module>.+)\.lora_B(\.default)?\.bias")
 TRAINING = re.compile(r".+\.lora_(velora|monteclora)_.+")
 """Names of values that are of use in training only."""
@@ -52,13 +58,15 @@ TIED_WHOLE = (
 )
 INITIAL = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
 """Ways to initialize factors that leave the network as it was."""
-MERGEABLE = {"use_rslora", "use_dora"}
+MERGEABLE = {"use_rslora", "use_dora", "use_bdlora", "kasa_config"}
 """Variants that are a change of the weights."""
 HARMLESS = ("eva_config", "loftq_config", "runtime_config", "megatron_config", "corda_config", "lora_ga_config",
             "velora_config", "monteclora_config")  # fmt: skip
 """Settings of training and initialization."""
-ELSEWHERE = ("layer_replication", "target_parameters", "alora_invocation_tokens")
-"""Settings of variants that are none, or of other tensors than those of layers."""
+ELSEWHERE = ("layer_replication", "alora_invocation_tokens")
+"""Settings of variants that are none."""
+UNPAIRED = ("use_bdlora", "kasa_config")
+"""Variants whose factors are no pair of matrices (B, A) that every invertible matrix may act on."""
 
 
 def adapter_symmetry(params: Mapping[str, Tensor]) -> Symmetry:
@@ -96,9 +104,12 @@ def read_changes(folder: Path, params: Mapping[str, Tensor]) -> dict[str, tuple[
     settings = _read_settings(folder)
     if settings.get("peft_type") in KINDS:
         return _kind_changes(folder, params, settings)
-    config, pairs = read_config(folder), _pair_factors(params, is_needed=False)
+    config = read_config(folder)
+    pairs = _pair_factors(params, is_needed=False, are_blocks=bool(settings.get("use_bdlora")))
     magnitudes = {found["module"]: name for name in params if (found := MAGNITUDE.fullmatch(name))}
-    known = {name for name in params if TRAINING.fullmatch(name)}.union(magnitudes.values(), *pairs.values())
+    diagonals = {found["module"]: name for name in params if (found := DIAGONAL.fullmatch(name))}
+    known = {name for name in params if TRAINING.fullmatch(name)}
+    known = known.union(magnitudes.values(), diagonals.values(), *pairs.values())
     changes: dict[str, tuple[Trained, ...]] = {}
 
     def add(name: str, change: Trained) -> None:
@@ -116,8 +127,11 @@ def read_changes(folder: Path, params: Mapping[str, Tensor]) -> dict[str, tuple[
         rank, name = params[a].shape[0], WRAPPED.sub("", module).removeprefix(PREFIX)
         magnitude = params[magnitudes[module]].flatten() if module in magnitudes else None
         is_transposed = config.is_transposed or ".lora_embedding_A" in a
-        factors = params[b].reshape(-1, rank), params[a].flatten(1)
-        add(f"{name}.weight", LowRank(*factors, config.scale(name, rank), is_transposed, magnitude))
+        up, down = _named(folder, _whole_factors, name, params[b], params[a], settings.get("use_bdlora"))
+        if module in diagonals:
+            up = up * params[diagonals[module]]
+            add(f"{name}.weight", without_smallest(rank))
+        add(f"{name}.weight", LowRank(up, down, config.scale(name, rank), is_transposed, magnitude))
     for name, module in offsets.items():
         if module not in pairs:
             raise ValueError(f"the adapter {str(folder)!r} holds {name!r} without its factors; it is not complete")
@@ -126,6 +140,18 @@ def read_changes(folder: Path, params: Mapping[str, Tensor]) -> dict[str, tuple[
     if not changes:
         raise ValueError(f"the adapter {str(folder)!r} holds no tensors; save it again")
     return changes
+
+
+def _whole_factors(module: str, up: Tensor, down: Tensor, blocks: Any) -> tuple[Tensor, Tensor]:
+    """Factors as matrices; by BD-LoRA one of them is a diagonal of blocks, of which the file has only the entries."""
+    rank = down.shape[0]
+    if blocks:
+        last, count = module.rpartition(".")[2], int(blocks.get("nblocks", 1))
+        if any(key in last for key in blocks.get("target_modules_bd_a") or ()):
+            return up.reshape(-1, rank), torch.block_diag(*down.chunk(count))  # type: ignore[no-untyped-call]
+        if any(key in last for key in blocks.get("target_modules_bd_b") or ()):
+            return torch.block_diag(*up.chunk(count)), down.flatten(1)  # type: ignore[no-untyped-call]
+    return up.reshape(-1, rank), down.flatten(1)
 
 
 def _kind_changes(
@@ -146,7 +172,8 @@ def _kind_changes(
             made = replace(change, is_transposed=is_transposed) if isinstance(change, Mapped) else change
             changes[f"{own}.{name}"] = (*changes.get(f"{own}.{name}", ()), made)
     if not modules:
-        raise ValueError(f"the adapter {str(folder)!r} holds no tensors of its kind; save it again")
+        how = " with save_indices=True" if "unilora_theta_d" in shared else ""
+        raise ValueError(f"the adapter {str(folder)!r} holds no tensors of its kind; save it again{how}")
     return changes
 
 
@@ -159,9 +186,18 @@ def _named(folder: Path, make: Callable[..., Result], *given: Any) -> Result:
 
 
 def place_changes(
-    folder: Path, changes: Mapping[str, tuple[Trained, ...]], expected: Mapping[str, Sequence[int]]
+    folder: Path,
+    changes: Mapping[str, tuple[Trained, ...]],
+    expected: Mapping[str, Sequence[int]],
+    read: Callable[[str], Tensor],
 ) -> dict[str, tuple[Trained, ...]] | None:
     """Changes by the names of a network with tensors of these shapes; None if it lacks some of them.
+
+    Args:
+        folder: The adapter's folder, for errors.
+        changes: The changes by the names that the tensors have for the adapter.
+        expected: The shapes of the network's tensors.
+        read: Reads one of them, as it is before the adapter.
 
     Raises:
         ValueError: A tensor has another shape.
@@ -171,13 +207,22 @@ def place_changes(
     changes = {
         name: own
         for name, own in changes.items()
-        if start + name in expected or not all(isinstance(one, Mapped) and one.is_optional for one in own)
+        if start + name in expected or not all(isinstance(one, Mapped | CarriedBias) and one.is_optional for one in own)
     }
     if any(start + name not in expected for name in changes):
         return None
-    return {
+    placed = {
         start + name: tuple(_fit(one, start + name, tuple(expected[start + name]), folder) for one in own)
         for name, own in changes.items()
+    }
+    return {
+        name: tuple(
+            replace(one, weight=partial(read, f"{name.removesuffix('bias')}weight"))
+            if isinstance(one, CarriedBias)
+            else one
+            for one in own
+        )
+        for name, own in placed.items()
     }
 
 
@@ -216,6 +261,8 @@ def _tied_sizes(base: Path) -> set[int]:
 
 def _fit(change: Trained, name: str, shape: tuple[int, ...], folder: Path) -> Trained:
     """A change of a tensor of a shape, or an error that it is one of another shape."""
+    if isinstance(change, CarriedBias):
+        return change
     if isinstance(change, Replaced | Added):
         is_fitting = change.value.shape == shape
     elif isinstance(change, Mapped):
@@ -287,8 +334,15 @@ def read_config(folder: Path) -> AdapterConfig:
             "path_initial_model_for_weight_conversion, or merge it with peft"
         )
     flags = [key for key, value in config.items() if key.startswith("use_") and value and key not in MERGEABLE]
-    configs = [key for key, value in config.items() if key.endswith("_config") and value and key not in HARMLESS]
+    configs = [
+        key for key, value in config.items() if key.endswith("_config") and value and key not in (*HARMLESS, *MERGEABLE)
+    ]
     others = [*flags, *configs, *(key for key in ELSEWHERE if config.get(key))]
+    # Factors of a parameter that is no layer's weight have the name of its module only, and one of several experts
+    # has them stacked.
+    others += [
+        key for key in ("target_parameters",) if any(not f".{one}".endswith(".weight") for one in config.get(key) or ())
+    ]
     if others:
         raise ValueError(
             f"the adapter {str(folder)!r} has {shorten(others)}, which is no change B A of the weights; merge it with "
@@ -332,7 +386,11 @@ def read_factors(folder: Path, params: Mapping[str, Tensor]) -> dict[str, Factor
     Raises:
         ValueError: The configuration or the factors cannot be read, or there are none.
     """
-    config, found = read_config(folder), {}
+    config, settings, found = read_config(folder), _read_settings(folder), {}
+    if unpaired := [key for key in UNPAIRED if settings.get(key)]:
+        raise ValueError(
+            f"the adapter {str(folder)!r} has {shorten(unpaired)}, and no factors B and A alone; merge it into its base"
+        )
     offsets = {one["module"]: name for name in params if (one := OFFSET.fullmatch(name))}
     for module, (down, up) in _pair_factors(params).items():
         rank, own = params[down].shape[0], module.removeprefix(PREFIX)
@@ -341,8 +399,10 @@ def read_factors(folder: Path, params: Mapping[str, Tensor]) -> dict[str, Factor
     return found
 
 
-def _pair_factors(params: Mapping[str, Tensor], *, is_needed: bool = True) -> dict[str, tuple[str, str]]:
-    """The names of the two factors of each module."""
+def _pair_factors(
+    params: Mapping[str, Tensor], *, is_needed: bool = True, are_blocks: bool = False
+) -> dict[str, tuple[str, str]]:
+    """The names of the two factors of each module, of which one may be a diagonal of blocks with fewer columns."""
     factors: dict[str, dict[str, str]] = {}
     for name in params:
         found = FACTOR.fullmatch(name)
@@ -355,7 +415,7 @@ def _pair_factors(params: Mapping[str, Tensor], *, is_needed: bool = True) -> di
         if len(own) < 2:
             raise ValueError(f"the adapter holds one of the two factors of {module!r} only; it is not complete")
         a, b = params[own["A"]], params[own["B"]]
-        if a.ndim < 2 or b.ndim < 2 or a.shape[0] != b.shape[1] or math.prod(b.shape[2:]) != 1:
+        if a.ndim < 2 or b.ndim < 2 or (a.shape[0] != b.shape[1] and not are_blocks) or math.prod(b.shape[2:]) != 1:
             raise ValueError(f"the factors of {module!r} have shapes {tuple(a.shape)} and {tuple(b.shape)}: no B A")
         pairs[module] = (own["A"], own["B"])
     return pairs

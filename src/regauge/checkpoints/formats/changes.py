@@ -103,10 +103,32 @@ class Mapped:
         try:
             result = (self.make(matrix.T).T if self.is_transposed else self.make(matrix)).reshape(weight.shape)
         except (IndexError, RuntimeError) as error:
-            raise ValueError(
-                f"an adapter does not fit a tensor of shape {tuple(weight.shape)}: {error}; give the base that it was "
-                "trained on"
-            ) from error
+            raise _misfit(weight, error) from error
+        return result if rows is None else result[rows[0] : rows[1]].clone()
+
+
+@dataclass(frozen=True)
+class CarriedBias:
+    """The change of a bias by a function of it and of the weight of its module.
+
+    Attributes:
+        make: The changed bias from the bias and the weight.
+        weight: Reads the weight as it was before the adapter.
+        is_optional: Whether a network may lack the bias.
+    """
+
+    make: Callable[[Tensor, Tensor], Tensor]
+    weight: Callable[[], Tensor] | None = None
+    is_optional: bool = True
+
+    def apply(self, read: Read, rows: tuple[int, int] | None) -> Tensor:
+        """The changed bias, or a range of it."""
+        assert self.weight is not None
+        bias = read(None)
+        try:
+            result = self.make(bias, self.weight()).reshape(bias.shape)
+        except RuntimeError as error:
+            raise _misfit(bias, error) from error
         return result if rows is None else result[rows[0] : rows[1]].clone()
 
 
@@ -122,6 +144,13 @@ class Rearranged:
         return value if rows is None else value[rows[0] : rows[1]].clone()
 
 
-Trained = LowRank | Added | Replaced | Mapped
+Trained = LowRank | Added | Replaced | Mapped | CarriedBias
 """The kinds of changes that adapters hold."""
 Change = Trained | Rearranged
+
+
+def _misfit(tensor: Tensor, error: Exception) -> ValueError:
+    return ValueError(
+        f"an adapter does not fit a tensor of shape {tuple(tensor.shape)}: {error}; give the base that it was "
+        "trained on"
+    )

@@ -45,7 +45,7 @@ def changes_of_files(base: Base, folder: Path, changes: Changes) -> dict[str, tu
     conversion = find_conversion(_blanks(base), module)
     shapes = {name: base.stored[stored].shape for name, stored in conversion.renamed.items()}
     shapes |= {name: blank.shape for name, blank in conversion.blanks.items()}
-    placed = place_changes(folder, changes, shapes)
+    placed = place_changes(folder, changes, shapes, partial(_read_made, base, conversion))
     if placed is None:
         raise refuse_absent(base.path.parent, folder, changes, shapes)
     result: dict[str, tuple[Change, ...]] = {}
@@ -102,13 +102,20 @@ def _take_apart(base: Base, conversion: Conversion, source: str, changes: Change
     """A tensor of the files from those of the module, changed."""
 
     def value(name: str) -> Tensor:
-        dtype = work_dtype(conversion.blanks[name].dtype)
-        tensor = conversion.make(name, lambda there, rows: base.read(there, rows=rows), dtype=dtype)
+        tensor = _read_made(base, conversion, name)
         for change in changes.get(name, ()):
             tensor = change.apply(partial(_part, tensor), None)
         return tensor
 
     return conversion.take_apart(source, value)
+
+
+def _read_made(base: Base, conversion: Conversion, name: str) -> Tensor:
+    """A tensor of the module, from those of the files."""
+    if name in conversion.renamed:
+        return base.read(conversion.renamed[name])
+    dtype = work_dtype(conversion.blanks[name].dtype)
+    return conversion.make(name, lambda there, rows: base.read(there, rows=rows), dtype=dtype)
 
 
 def _part(tensor: Tensor, rows: tuple[int, int] | None) -> Tensor:

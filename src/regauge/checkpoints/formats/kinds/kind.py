@@ -1,0 +1,77 @@
+"""A kind of adapters: the names of what it stores for a module, and the changes that these make."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from regauge.checkpoints.formats.changes import CarriedBias, Mapped, Replaced
+from regauge.core.expressions import Expression
+
+Parts: TypeAlias = Mapping[str, Tensor]
+"""The tensors of one module, by the last part of their names."""
+Config: TypeAlias = Mapping[str, Any]
+Made: TypeAlias = Iterator[tuple[str, CarriedBias | Mapped | Replaced]]
+"""Changes of a module, each with the name of the tensor in it."""
+
+NO_PROJECTION = "it lacks the projections that all modules share; save it with save_projection=True"
+MOST_TERMS = 100
+"""Terms of a series of powers at most."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of adapters: the names of its tensors in a module, and the changes that they make."""
+
+    names: str
+    make: Callable[[str, Parts, Config, Parts], Made]
+
+
+@lru_cache(maxsize=2048)
+def ending(pattern: str) -> Expression:
+    """The expression for a key of a pattern in a configuration, which names modules by the ends of their paths."""
+    return Expression(rf"(.*\.)?({pattern})")
+
+
+def added(change: Tensor) -> Mapped:
+    """The change `W + d`, in whatever shape the entries of `d` come."""
+
+    def add(weight: Tensor) -> Tensor:
+        return weight + change.to(weight).reshape(weight.shape)
+
+    sides = (change.shape[0], change[0].numel()) if change.ndim == 2 else None
+    return Mapped(add, sides, change.numel())
+
+
+def scale(config: Config, module: str, rank: int) -> float:
+    """The factor `alpha / rank`, with the alpha of the module."""
+    patterns = config.get("alpha_pattern") or {}
+    found = (one for key, one in patterns.items() if ending(key).fullmatch(module))
+    return float(next(found, config.get("alpha", 8))) / rank
+
+
+def exact(parts: Parts) -> dict[str, Tensor]:
+    """The tensors of a module in float64."""
+    return {name: one.double() for name, one in parts.items()}
+
+
+def antisymmetric(values: Tensor, size: int) -> Tensor:
+    """Antisymmetric matrices of a size from their entries above the diagonal."""
+    matrix = values.new_zeros(*values.shape[:-1], size, size)
+    matrix[..., *torch.triu_indices(size, size, 1)] = values
+    return matrix - matrix.mT
+
+
+def require_terms(config: Config) -> int:
+    """The number of terms of a series of powers.
+
+    Raises:
+        ValueError: It is none, or would take forever.
+    """
+    terms = int(config.get("num_cayley_neumann_terms", 5))
+    if not 1 <= terms <= MOST_TERMS:
+        raise ValueError(f"num_cayley_neumann_terms is {terms}, but must be from 1 to {MOST_TERMS}")
+    return terms
