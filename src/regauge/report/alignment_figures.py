@@ -5,7 +5,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from regauge.report.figures import COLORS, draw_figure
+from regauge.report.figures import COLORS, abridge, draw_figure
 
 WORDS = {"moved": "units in another place", "flipped": "signs flipped", "turned": "rotated; 100: as far as at random"}
 """Shares, by the names of their columns, as the legend says them."""
@@ -38,7 +38,7 @@ def moves_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
         for name in shown:
             first.barh(0, 0, color=COLORS[1 + [*WORDS].index(name)], label=WORDS[name])
         first.set(xlim=(0, 100), xlabel="share (%)", title="what moved" if shown else "no unit moved")
-        labels = [f"{row['group']} ({row['units']})" for row in rows] if len(rows) <= LABELED else []
+        labels = [f"{abridge(row['group'], 30)} ({row['units']})" for row in rows] if len(rows) <= LABELED else []
         first.set_yticks(range(len(labels)), labels, fontsize=size)
         first.set_ylim(len(rows) - 0.4, -0.6)
         for axes in others:
@@ -48,7 +48,7 @@ def moves_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
             axes.axvline(1, color=COLORS[5], linewidth=1, linestyle=":")
             axes.set_xscale("log", base=2)
             axes.xaxis.set_major_formatter(lambda value, _: f"{value:.3g}")
-            axes.set(xlabel="nine in ten factors lie here", title="scales")
+            axes.set(xlabel="nine in ten factors", title="scales")
         for axes in (first, *others):
             axes.grid(visible=False, axis="y")
         if shown:

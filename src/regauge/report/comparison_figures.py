@@ -5,7 +5,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from regauge.report.figures import COLORS, MUTED, draw_figure
+from regauge.report.figures import COLORS, MUTED, abridge, draw_figure
 
 LABELED = 80
 """Most layers that have a name in the picture."""
@@ -23,9 +23,10 @@ def shares_figure(layers: Sequence[Mapping[str, Any]]) -> Figure:
         axes.barh(rows, before, height=0.28, color=COLORS[0], label="as stored")
         axes.set_xlim(0, 100)
         axes.set_ylim(count - 0.4, -0.6)
-        axes.set_yticks(rows if is_labeled else [], [layer["layer"] for layer in layers] if is_labeled else [])
+        labels = [abridge(layer["layer"]) for layer in layers] if is_labeled else []
+        axes.set_yticks(range(len(labels)), labels)
         axes.grid(visible=False, axis="y")
-        axes.set_xlabel("share of the layer of A that B explains (%)", color=MUTED)
+        axes.set_xlabel("share of the layer of A that B explains (%)", color=MUTED, loc="right")
         figure.legend(loc="outside upper left", ncols=2, frameon=False)
     return figure
 
@@ -58,11 +59,11 @@ def tree_figure(branches: Sequence[Mapping[str, Any]]) -> Figure:
         for name, (x, y) in places.items():
             if not name.startswith("ancestor "):
                 axes.plot([x], [y], "o", color=COLORS[0], markersize=5)
-                axes.annotate(name, (x, y), xytext=(7, 0), textcoords="offset points", va="center")
+                axes.annotate(abridge(name, 44), (x, y), xytext=(7, 0), textcoords="offset points", va="center")
         axes.set_ylim(rows - 0.5, -0.5)
         end = max(x for x, _ in places.values()) or 1.0
         axes.set_xlim(-0.02 * end, 1.55 * end)  # Names stand to the right of their networks.
         axes.set_yticks([])
         axes.grid(visible=False, axis="y")
-        axes.set_xlabel("squared distance modulo the group, relative to the norm", color=MUTED)
+        axes.set_xlabel("squared distance modulo the group, relative to the norm", color=MUTED, loc="left")
     return figure

@@ -24,6 +24,7 @@ def comparison_page(facts: Mapping[str, Any]) -> str:
         percent=lambda value: "" if value is None else f"{value:.1%}",
         digits="{:.4g}".format,
         thousands="{:,}".format,
+        sentence=_begin_sentence,
     )
     figure = data_uri(shares_figure(facts["layers"]), "svg") if facts["layers"] else None
     return page.render(dict(facts) | {"figure": figure})
@@ -47,3 +48,8 @@ def lineage_page(facts: Mapping[str, Any], matrices: Mapping[str, NDArray[np.flo
         "trees": data_uris([tree_figure(tree) for tree in facts["trees"]]),
     }
     return page.render(dict(facts) | {"figures": figures})
+
+
+def _begin_sentence(text: str) -> str:
+    """A text with a capital letter at its beginning, unless it begins with a name, which is more than letters."""
+    return text[:1].upper() + text[1:] if text.partition(" ")[0].isalpha() else text

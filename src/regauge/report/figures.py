@@ -198,6 +198,11 @@ def _weights_figure(rows: Mapping[str, NDArray[np.float32]], limit: float) -> Fi
         return figure
 
 
+def abridge(name: str, most: int = 34) -> str:
+    """A name of at most so many letters, without its beginning: the end tells layers and files apart."""
+    return name if len(name) <= most else f"…{name[1 - most :]}"
+
+
 def data_uri(figure: Figure, kind: Literal["svg", "png"]) -> str:
     """A figure as a data URI, the same bytes every time; PNG for figures of many small images."""
     buffer = io.BytesIO()

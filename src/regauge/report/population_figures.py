@@ -1,5 +1,6 @@
 """Pictures of populations: matrices over pairs of networks, and maps."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,10 +12,14 @@ from matplotlib.colors import ListedColormap, to_hex
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from regauge.report.figures import COLORS, INK, MISSING, draw_figure
+from regauge.report.figures import COLORS, INK, MISSING, TITLE, draw_figure
 
+NUMBERED = 12
+"""Most networks of a matrix that all have their numbers."""
 GROUPS = 20
 """Most whole numbers of a column that are groups, with a color each, and no scale."""
+BAR = 36
+"""Most letters in a line next to a bar of colors."""
 
 
 def matrices_figure(matrices: Mapping[str, NDArray[np.float64]], what: str) -> Figure:
@@ -37,8 +42,9 @@ def matrices_figure(matrices: Mapping[str, NDArray[np.float64]], what: str) -> F
             axes.imshow(np.where(own, 1.0, np.nan), cmap=ListedColormap(["white"]), interpolation="nearest", zorder=2)
             drawn = axes.imshow(np.ma.masked_invalid(matrix), cmap=shades, vmin=0, vmax=top, interpolation="nearest")
             count = len(matrix)
-            ticks = [0, count - 1]
-            axes.set(xticks=ticks, xticklabels=["1", str(count)], yticks=ticks, yticklabels=["1", str(count)])
+            ticks = range(count) if count <= NUMBERED else [0, count - 1]
+            names = [str(tick + 1) for tick in ticks]
+            axes.set(xticks=ticks, xticklabels=names, yticks=ticks, yticklabels=names)
             axes.grid(False)
             axes.set_title(title)
             values = known[title]
@@ -81,7 +87,7 @@ def map_figure(
             style: Any = {"s": size, "cmap": "viridis", "linewidths": 0.4, "edgecolors": "white"}
             drawn = axes.scatter(points[known, 0], points[known, 1], c=values[known], **style)
             _draw_bar(figure, drawn, what)
-        axes.set_title(title)
+        axes.set_title(textwrap.fill(title, TITLE))
         axes.set_aspect("equal", adjustable="datalim")
         axes.margins(0.06)
         return figure
@@ -128,5 +134,5 @@ def _draw_groups(axes: Axes, points: NDArray[np.float64], groups: Sequence[str |
 def _draw_bar(figure: Figure, drawn: Any, what: str, extend: str = "neither") -> None:
     """The bar that says which color is which value."""
     bar = figure.colorbar(drawn, ax=figure.axes, extend=extend, fraction=0.05, pad=0.02)
-    bar.set_label(what)
+    bar.set_label(textwrap.fill(what, BAR))
     bar.outline.set_visible(False)

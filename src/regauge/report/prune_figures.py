@@ -5,7 +5,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from regauge.report.figures import COLORS, draw_figure
+from regauge.report.figures import COLORS, abridge, draw_figure
 
 SHOWN = 40
 """Groups that are drawn: the first ones."""
@@ -14,13 +14,13 @@ SHOWN = 40
 def units_figure(groups: Sequence[Mapping[str, Any]]) -> Figure:
     """The share of the units of each group that stay, in the order of the network."""
     shown = groups[:SHOWN]
-    with draw_figure(7.2, 1.0 + 0.24 * len(shown)) as figure:
+    with draw_figure(4.6, 0.9 + 0.26 * len(shown)) as figure:
         axes = figure.add_subplot()
         shares = [100 * row["after"] / row["before"] for row in shown]
         axes.barh(range(len(shown)), [100.0] * len(shown), color="#e4e4e4", height=0.7)
         axes.barh(range(len(shown)), shares, color=COLORS[0], height=0.7)
-        labels = [f"{row['group']}  {row['before']} → {row['after']}" for row in shown]
-        axes.set_yticks(range(len(shown)), labels, fontsize=8)
+        labels = [f"{abridge(row['group'], 24)}  {row['before']} → {row['after']}" for row in shown]
+        axes.set_yticks(range(len(shown)), labels)
         axes.invert_yaxis()
         axes.set(xlabel="units that stay (%)", xlim=(0, 100))
         return figure
