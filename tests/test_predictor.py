@@ -146,6 +146,34 @@ def test_a_predictor_that_knows_nothing_says_so_first() -> None:
     assert better.verdict.startswith("The predictor is better than one answer for all networks: accuracy 90.0% against")
 
 
+def test_plain_readers_stand_beside_a_predictor_which_says_where_they_are_better() -> None:
+    _, symmetry, networks, _ = sirens()
+    weights = networks["layers.1.weight"].flatten(1)
+    target = weights.abs().mean(1) + weights.std(1)  # which ridge regression on statistics knows
+    config = replace(CONFIG, epochs=1, lr=1e-5)
+    made = learn.fit_predictor(networks, target, symmetry, config, generator=generator())
+    scores = made.about["scores"]
+    names = (
+        "statistics of layers, boosted trees",
+        "statistics of layers, ridge regression",
+        "canonical parameters, ridge regression",
+    )
+    assert set(scores) == {"net", *names, "the same for all"}
+    assert scores[names[1]]["R2"] > 0.9 > scores["net"]["R2"]
+    assert made.is_best is False
+    assert made.results()["is_best"] is False
+    known = replace(made, about={"scores": {**scores, "net": {"R2": 0.5}}})
+    assert "But a plain reader is better still (statistics of layers, " in known.verdict
+    assert "More networks, a longer training, or probes help" in known.verdict
+    best = replace(made, about={"scores": {**scores, "net": {"R2": 1.0}}})
+    assert best.is_best
+    assert "plain reader" not in best.verdict
+    assert predictor().is_best  # Probes of a function are in no statistics.
+    moved = symmetry.act(symmetry.random(generator(3), batch=(NETWORKS,)), networks)
+    again = learn.fit_predictor(moved, target, symmetry, config, generator=generator()).about["scores"]
+    assert again[names[2]]["R2"] == pytest.approx(scores[names[2]]["R2"], abs=1e-3)  # Canonical forms know no orbit.
+
+
 def test_the_seed_that_is_told_can_be_given_back() -> None:
     assert predictor().about["seed"] == generator().initial_seed()
 

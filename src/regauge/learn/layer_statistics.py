@@ -1,12 +1,14 @@
-"""Plain statistics of layers, and boosted trees on them: what every net over networks is compared with."""
+"""Plain features of networks and plain readers of them: what every net over networks is compared with."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from regauge.canonical.canonicalize import canonicalize
 from regauge.core.element import PARTS
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
@@ -18,6 +20,7 @@ QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
 MEASURED_AT_ONCE = 512
 """Networks whose statistics are computed at a time."""
 ITERATIONS = 200
+PENALTIES = np.logspace(-3, 6, 19)
 
 
 def layer_statistics(params: Mapping[str, Tensor]) -> NDArray[np.float32]:
@@ -54,36 +57,54 @@ def invariant_statistics(symmetry: Symmetry) -> Callable[[Params], NDArray[np.fl
     return compute
 
 
-def read_statistics(read: Callable[[NDArray[np.int64]], Params], indices: NDArray[np.int64]) -> NDArray[np.float32]:
-    """`layer_statistics` of the networks with these numbers, a moderate number at a time."""
+def read_features(
+    read: Callable[[NDArray[np.int64]], Params],
+    indices: NDArray[np.int64],
+    features: Callable[[Params], NDArray[np.float32]] = layer_statistics,
+) -> NDArray[np.float32]:
+    """Features of the networks with these numbers, of a moderate number at a time."""
     blocks = [indices[k : k + MEASURED_AT_ONCE] for k in range(0, len(indices), MEASURED_AT_ONCE)]
-    return np.concatenate([layer_statistics(read(block)) for block in blocks])
+    return np.concatenate([features(read(block)) for block in blocks])
 
 
-def boosted_trees(
-    statistics: NDArray[np.float32], values: NDArray[Any], target: Target, *, seed: int
-) -> Callable[[NDArray[np.float32]], NDArray[Any]]:
-    """Fit gradient boosting to statistics of layers.
+def canonical_values(params: Params, symmetry: Symmetry) -> NDArray[np.float32]:
+    """All values of the canonical forms of networks, `[networks, values]`."""
+    canonical = canonicalize(params, symmetry)
+    values = [t.flatten(1) if t.ndim > 1 else t[:, None] for t in canonical.values() if t.is_floating_point()]
+    return torch.cat([one.float().cpu() for one in values], 1).numpy()
 
-    Args:
-        statistics: The statistics of the networks to learn from, `[models, statistics]`.
-        values: The values that are predicted of them, as in the column.
-        target: Kind of the values: numbers or classes.
-        seed: The seed of the trees.
 
-    Returns:
-        A function from statistics of other networks to values.
-    """
+Read = Callable[[NDArray[np.float32]], NDArray[Any]]
+"""A function from features of networks, `[models, features]`, to values as in the column that it was fitted to."""
+
+
+def boosted_trees(features: NDArray[np.float32], values: NDArray[Any], target: Target, *, seed: int) -> Read:
+    """Fit gradient boosting to features of networks, such as statistics of layers, and values of a target."""
     from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
     kind = HistGradientBoostingClassifier if target.kind == "classes" else HistGradientBoostingRegressor
+    return _fit(kind(max_iter=ITERATIONS, random_state=seed % 2**32), features, values, target)
+
+
+def ridge_regression(features: NDArray[np.float32], values: NDArray[Any], target: Target) -> Read:
+    """Fit a ridge regression to standardized features; generalized cross-validation chooses the penalty."""
+    from sklearn.linear_model import RidgeClassifierCV, RidgeCV
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    kind = RidgeClassifierCV if target.kind == "classes" else RidgeCV
+    return _fit(make_pipeline(StandardScaler(), kind(PENALTIES)), features, values, target)
+
+
+def _fit(estimator: Any, features: NDArray[np.float32], values: NDArray[Any], target: Target) -> Read:
+    """Fit an estimator of scikit-learn."""
     encoded = target.encode(values).numpy()
     if target.kind == "classes" and len(np.unique(encoded)) < 2:
         return lambda others: np.array([target.constant(values)] * len(others))
-    trees = kind(max_iter=ITERATIONS, random_state=seed % 2**32).fit(statistics, encoded)
+    fitted = estimator.fit(features, encoded)
 
     def predict(others: NDArray[np.float32]) -> NDArray[Any]:
-        made = trees.predict(others)
+        made = fitted.predict(others)
         if target.kind == "classes":
             chosen = np.empty(len(made), object)
             chosen[:] = [target.classes[k] for k in made]

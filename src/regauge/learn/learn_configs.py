@@ -77,7 +77,8 @@ class PredictorConfig(PooledConfig):
             are read, too: what reads the outputs is trained first, for half of `seconds` if these are given, and what
             reads the weights next. The result is a mean of both with the best weight in validation, and is never worse
             there than the first alone.
-        statistics: Whether boosted trees on plain statistics of layers are fitted, too, to compare with.
+        statistics: Whether plain readers are fitted, too, to compare with: boosted trees and ridge regression on
+            statistics of layers, and ridge regression on canonical parameters.
     """
 
     depth: int | None = None

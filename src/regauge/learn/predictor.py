@@ -1,5 +1,6 @@
 """Predictors: nets that read networks and tell a number or a class of each."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,12 @@ from regauge.weightspace.net_files import load_net
 KIND = "predictor"
 NET, CONSTANT = "net", "the same for all"
 """Rows of the scores: of the predictor, and of the best answer without a look at the network."""
+PLAIN = TREES, RIDGE, CANONICAL = (
+    "statistics of layers, boosted trees",
+    "statistics of layers, ridge regression",
+    "canonical parameters, ridge regression",
+)
+"""Rows of plain readers of networks."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,16 +64,34 @@ class Predictor:
         return own > constant
 
     @property
+    def is_best(self) -> bool:
+        """Whether its first score is at least that of every plain reader that it was compared with."""
+        return self._best_plain[0] <= self._first_scores[0]
+
+    @property
     def verdict(self) -> str:
-        """A sentence: whether it is better than one answer for all networks."""
+        """Whether it is better than one answer for all networks, and whether a plain reader is better than it."""
         own, constant = self._first_scores
         name = next(iter(self.about["scores"][NET]))
         text = "{:.1%}" if name == "accuracy" else "{:.3g}"
         numbers = f"{name} {text.format(own)} against {text.format(constant)} on the test networks"
-        if self.is_informed:
+        if self.is_informed and self.is_best:
             return f"The predictor is better than one answer for all networks: {numbers}."
+        if self.is_informed:
+            plain, label = self._best_plain
+            return (
+                f"The predictor is better than one answer for all networks: {numbers}. But a plain reader is better "
+                f"still ({label}: {text.format(plain)}). More networks, a longer training, or probes help."
+            )
         how = "worse" if own < constant else "no better"
         return f"The predictor is {how} than one answer for all networks, so do not use it: {numbers}."
+
+    @property
+    def _best_plain(self) -> tuple[float, str]:
+        """The best first score of plain readers, and the name of the reader."""
+        scores = self.about["scores"]
+        known = [(float(next(iter(scores[label].values()))), label) for label in PLAIN if label in scores]
+        return max(known, default=(-math.inf, ""))
 
     @property
     def _first_scores(self) -> tuple[float, float]:
@@ -120,6 +145,7 @@ class Predictor:
             **self.about,
             "verdict": self.verdict,
             "is_informed": self.is_informed,
+            "is_best": self.is_best,
             "history": [dict(row) for row in self.trained.history],
             "best": self.trained.best,
             "ended": self.trained.ended,

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -21,10 +22,16 @@ from regauge.learn.course import Trained, Validation
 from regauge.learn.division import Division, FitArguments
 from regauge.learn.fitting import Fitting
 from regauge.learn.input_layer import InputLayer
-from regauge.learn.layer_statistics import boosted_trees, read_statistics
+from regauge.learn.layer_statistics import (
+    boosted_trees,
+    canonical_values,
+    layer_statistics,
+    read_features,
+    ridge_regression,
+)
 from regauge.learn.learn_configs import PredictorConfig
-from regauge.learn.populations import Indices, arrays_of, digest, modules_of, read_blocks, to_net
-from regauge.learn.predictor import CONSTANT, NET, Predictor
+from regauge.learn.populations import Indices, arrays_of, digest, modules_of, read_blocks, spread, to_net
+from regauge.learn.predictor import CANONICAL, CONSTANT, NET, PLAIN, TREES, Predictor
 from regauge.learn.random_changes import change_values, move_inputs
 from regauge.learn.rendering import Rendering, grid
 from regauge.learn.targets import Target
@@ -41,6 +48,8 @@ SHARES = tuple(k / 20 for k in range(21))
 """Shares that outputs at probes may have in the mean with weights."""
 HIDDEN = 512
 """Width of the net that reads outputs at probes."""
+MOST_VALUES, FEWEST = 4_000_000, 500
+"""Features that plain readers are fitted to at most, of fewer networks if need be, but of this number at least."""
 LEAST_SECONDS = 1e-3
 """Seconds for the net that reads weights, where the one that reads probes took all."""
 Stage = Literal["whole", "probes", "weights"]
@@ -212,10 +221,10 @@ class PredictorFitting(Fitting[Predictor]):
             predicted = self.target.decode(self._read(test, self.net))
         scores = {NET: self.target.score(predicted, measured)}
         if self.config.statistics:
-            advance = progress("statistics", 1)
-            trees = self._boosted(fit, test)
-            scores["statistics of layers, boosted trees"] = self.target.score(trees, measured)
-            advance(1)
+            advance = progress("plain readers", len(PLAIN))
+            for name, made in self._read_plainly(fit, test):
+                scores[name] = self.target.score(made, measured)
+                advance(1)
         constant = np.array([self.target.constant(self.values[fit])] * len(test))
         scores[CONSTANT] = self.target.score(constant, measured)
         about = {"scores": scores, **self.division.about(self.config)}
@@ -235,17 +244,23 @@ class PredictorFitting(Fitting[Predictor]):
             outputs[torch.from_numpy(places)] = _first(answer(to_net(params, self.net)), self.target)
         return outputs
 
-    def _boosted(self, fit: Indices, test: Indices) -> NDArray[Any]:
-        """Predictions for test networks by boosted trees on statistics of layers, one set of trees per layout."""
-        made = np.empty(len(test), object if self.target.kind == "classes" else np.float64)
-        of_fit, of_test = self.division.collection.layout_of(fit), self.division.collection.layout_of(test)
-        read = self.division.collection.read
-        for layout in np.unique(of_test):
-            own = fit[of_fit == layout], test[of_test == layout]
-            known, others = (read_statistics(read, part) for part in own)
-            trees = boosted_trees(known, self.values[own[0]], self.target, seed=self.division.seed)
-            made[of_test == layout] = trees(others)
-        return made
+    def _read_plainly(self, fit: Indices, test: Indices) -> Iterator[tuple[str, NDArray[Any]]]:
+        """Predictions for test networks by plain readers, one of each layout."""
+        target, collection = self.target, self.division.collection
+        of_fit, of_test = collection.layout_of(fit), collection.layout_of(test)
+        trees = partial(boosted_trees, seed=self.division.seed)
+        for name in PLAIN:
+            made = np.empty(len(test), object if target.kind == "classes" else np.float64)
+            for layout in np.unique(of_test).tolist():
+                own = partial(canonical_values, symmetry=collection.symmetry(layout))
+                features = own if name == CANONICAL else layer_statistics
+                known, others = fit[of_fit == layout], test[of_test == layout]
+                width = features(collection.read(known[:1])).shape[1]
+                known = spread(known, max(FEWEST, MOST_VALUES // width))
+                learned = read_features(collection.read, known, features)
+                reader = (trees if name == TREES else ridge_regression)(learned, self.values[known], target)
+                made[of_test == layout] = reader(read_features(collection.read, others, features))
+            yield name, made
 
 
 def _rendering(module: nn.Module, sample: Params, inputs: Any, config: PredictorConfig) -> Rendering:
