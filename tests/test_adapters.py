@@ -264,7 +264,7 @@ def test_the_symmetry_of_the_factors_leaves_the_adapter(write: Callable[..., Pat
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.01, 0.1])
-def test_adapters_are_better_averaged_when_they_are_aligned(
+def test_adapters_are_aligned_in_their_factors_and_averaged_by_their_changes(
     write: Callable[..., Path], tmp_path: Path, noise: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -282,11 +282,11 @@ def test_adapters_are_better_averaged_when_they_are_aligned(
     assert _error(_function(tmp_path / "aligned", tmp_path), _function(tmp_path / "b", tmp_path)) < 1e-6
     write("naive", {name: (t + load("b")[name]) / 2 for name, t in a.items()})
     unaligned = _error(_function(tmp_path / "naive", tmp_path), target)
-    assert _error(_function(tmp_path / "merged", tmp_path), target) < 1e-5 + 0.1 * noise < 0.2 * unaligned
+    assert _error(_function(tmp_path / "merged", tmp_path), target) < 1e-6 < 0.01 * unaligned
     for folder in ("aligned", "merged"):
         assert json.loads((tmp_path / folder / "adapter_config.json").read_text())["note"] == "kept"
-        kept = load(folder)
-        assert {name: (t.shape, t.dtype) for name, t in kept.items()} == {n: (t.shape, t.dtype) for n, t in a.items()}
+    kept = load("aligned")
+    assert {name: (t.shape, t.dtype) for name, t in kept.items()} == {n: (t.shape, t.dtype) for n, t in a.items()}
     main(["apply", "aligned/regauge.alignment.safetensors", "aligned", "--inverse", "-o", "back.safetensors"])
     back = load("back.safetensors")
     assert all(torch.allclose(back[name], tensor, rtol=1e-4, atol=1e-4) for name, tensor in load("b").items())
@@ -299,8 +299,7 @@ def test_adapters_without_common_coordinates_are_refused(
     write("one", _linear("model.fc1", 8, 6))
     write("other", _linear("model.square", 8, 8))
     write("zero", _linear("model.fc1", 8, 6), lora_alpha=0)
-    for command in ("align", "merge"):
-        assert "are of different modules" in refused(command, "one", "other", "-o", "out")
+    assert "are of different modules" in refused("align", "one", "other", "-o", "out")
     assert "has scale 0 in 'zero'" in (said := refused("align", "one", "zero", "-o", "out"))
     assert "BASE+ADAPTER" in said
     assert "name a network with its adapter as BASE+ADAPTER" in refused("align", "base.safetensors", "one", "-o", "out")

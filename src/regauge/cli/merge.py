@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,15 +13,8 @@ from regauge.checkpoints.memory_limit import size_text
 from regauge.cli.align_options import Matching, Merge
 from regauge.cli.checkpoint_jobs import output_of, provenance_of
 from regauge.cli.options import UsageError
-from regauge.cli.output import tell
-from regauge.cli.streaming import (
-    method_of,
-    read_job,
-    show_memory,
-    show_plan,
-    show_work,
-    tell_merged,
-)
+from regauge.cli.output import tell, tell_written
+from regauge.cli.streaming import method_of, read_job, show_memory, show_plan, show_work, tell_merged
 from regauge.hub import open_model, read_symmetry
 from regauge.merging import RULES, Rule
 
@@ -37,6 +31,8 @@ def run(options: Merge) -> None:
         raise UsageError("there is nothing to merge: name the checkpoints, or a recipe with --recipe")
     rule, bases = rule_of(options), [] if options.base is None else [options.base]
     weights = options.weights or None
+    if _are_adapters(options):
+        return _merge_adapters(options, rule, weights)
     if options.tokenizer is not None:
         return _merge_folders(options, rule, weights)
     job, found, _ = read_job(options, [*bases, *options.checkpoints], source=0)
@@ -54,19 +50,10 @@ def run(options: Merge) -> None:
         show_memory(job)
     if options.dry_run:
         return
-    generator = torch.Generator().manual_seed(options.seed)
+    ways |= {"generator": torch.Generator().manual_seed(options.seed), "test": test, "out": job.output}
+    base, networks = found.checkpoints[0] if bases else None, found.checkpoints[len(bases) :]
     with show_work("aligning and merging", is_streamed=job.is_streamed) as progress:
-        result = rg.merge(
-            found.checkpoints[len(bases) :],
-            found.symmetry,
-            base=found.checkpoints[0] if bases else None,
-            test=test,
-            generator=generator,
-            out=job.output,
-            memory=job.limit,
-            progress=progress,
-            **ways,
-        )
+        result = rg.merge(networks, found.symmetry, base=base, memory=job.limit, progress=progress, **ways)
     tell_merged(result.record, options.output)
 
 
@@ -83,6 +70,22 @@ def _merge_recipe(options: Merge) -> None:
     out = output_of(options, replace(provenance, settings=settings))
     make = rg.merging.plan_recipe if options.dry_run else rg.merging.merge_recipe
     _assemble(options, partial(make, options.recipe, out))
+
+
+def _are_adapters(options: Merge) -> bool:
+    return all((Path(one) / "adapter_config.json").is_file() for one in options.checkpoints)
+
+
+def _merge_adapters(options: Merge, rule: Rule, weights: tuple[str, ...] | None) -> None:
+    """Merge adapters without their base."""
+    if options.base is not None or options.dry_run:
+        raise UsageError("adapters are merged by their changes: leave out --base and --dry-run, or name BASE+ADAPTER")
+    ways, out = _setting(options), output_of(options, provenance_of(options))
+    ways = {"generator": ways["generator"], "rule": rule, "weights": weights}
+    with show_work("merging", is_streamed=True) as progress:
+        made = rg.merging.merge_adapters(options.checkpoints, out, progress=progress, **ways)
+    tell(made)
+    tell_written(made.path)
 
 
 def _merge_folders(options: Merge, rule: Rule, weights: tuple[str, ...] | None) -> None:
@@ -137,7 +140,7 @@ def rule_of(options: Merge) -> Rule:
         able = ", ".join(name for name, other in RULES.items() if setting in other.settings)
         raise UsageError(f"--{unused[0]} is for --rule {able}; {options.rule} has no use for it")
     rule, has_base = row.read(given, **is_normalized), options.base is not None
-    if rule.base == "needed" and not has_base:
+    if rule.base == "needed" and not has_base and not _are_adapters(options):
         raise UsageError(f"--rule {options.rule} combines what the checkpoints differ by from a base: give --base")
     if rule.base == "none" and has_base:
         raise UsageError(f"--rule {options.rule} takes no --base; give it as one of the checkpoints, or leave it out")

@@ -2,6 +2,7 @@ from .align_tokens import align_tokens as align_tokens
 from .carried_change import plan_transport as plan_transport
 from .extract_adapter import ExtractedAdapter as ExtractedAdapter
 from .extract_adapter import extract_adapter as extract_adapter
+from .merge_adapters import merge_adapters as merge_adapters
 from .merge_networks import merge as merge
 from .merge_record import MergeRecord as MergeRecord
 from .merge_record import MergeResult as MergeResult

@@ -139,7 +139,9 @@ def extract_adapter(
         is_matrix = is_turned or isinstance(kinds.get(owner), MATRICES)
         if part == "weight" and is_matrix:
             turned.add(is_turned)
-            down, up, left = _factors(change.T if is_turned else change, rank, least)
+            down, up, left = cut_off((change.T if is_turned else change).flatten(1), rank, least)
+            down = down if is_turned else down.reshape(len(down), *change.shape[1:])
+            up = up.reshape(*up.shape, *[1] * (change.ndim - 2))
             kept = second.stored[name].dtype
             tensors[f"{PREFIX}{owner}.lora_A.weight"] = round_to(down, kept, name)
             tensors[f"{PREFIX}{owner}.lora_B.weight"] = round_to(up, kept, name)
@@ -154,13 +156,24 @@ def extract_adapter(
     config = _configuration(base, modules, whole, kinds, is_turned=turned == {True})
     inputs = (Input("base", str(base)), Input("tuned", str(tuned)))
     provenance = Provenance("rg.merging.extract_adapter", {"rank": rank, "least": least}, inputs)
+    write_adapter(place, tensors, config, provenance, progress)
+    return ExtractedAdapter(place.path, tuple(modules), tuple(whole))
+
+
+def write_adapter(
+    place: Output,
+    tensors: Mapping[str, Tensor],
+    config: Mapping[str, Any],
+    provenance: Provenance,
+    progress: Progress = no_progress,
+) -> None:
+    """Write the folder of an adapter, all of it or nothing."""
     shard = Shard(WEIGHTS, tuple(TensorSpec(n, tuple(t.shape), t.dtype) for n, t in tensors.items()), {"format": "pt"})
     settings: Any = {"resume": place.resume, "overwrite": place.overwrite, "nbytes": shard.nbytes}
     with Staging(place.path, None, provenance=place.provenance or provenance, **settings) as staging:
         staging.write([shard], lambda name: iter([tensors[name]]), progress)
-        save_text(json.dumps(config, indent=2) + "\n", staging.content / ADAPTER_CONFIG)
+        save_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", staging.content / ADAPTER_CONFIG)
         staging.publish([shard])
-    return ExtractedAdapter(place.path, tuple(modules), tuple(whole))
 
 
 def _difference(base: Checkpoint, tuned: Checkpoint, name: str) -> Tensor | None:
@@ -174,18 +187,16 @@ def _difference(base: Checkpoint, tuned: Checkpoint, name: str) -> Tensor | None
     return change if bool(change.count_nonzero()) else None
 
 
-def _factors(change: Tensor, rank: int, least: float) -> tuple[Tensor, Tensor, float]:
-    """The factors of the closest matrix of a rank, each with the roots of the singular values, and what is left."""
-    u, s, v = torch.linalg.svd(change.flatten(1), full_matrices=False)
+def cut_off(change: Tensor, rank: int, least: float = 0.0) -> tuple[Tensor, Tensor, float]:
+    """The factors A and B of the closest matrix of a rank, each with the roots of the singular values.
+
+    The last value is the share of the squared norm that they leave out.
+    """
+    u, s, v = torch.linalg.svd(change, full_matrices=False)
     count = max(1, min(rank, int((s > least).sum())))
-    root = s[:count].sqrt()
-    left = float(s[count:].square().sum() / s.square().sum())
-    down, up = root[:, None] * v[:count], u[:, :count] * root
-    return (
-        down.reshape(count, *change.shape[1:]).contiguous(),
-        up.reshape(len(change), count, *[1] * (change.ndim - 2)).contiguous(),
-        left,
-    )
+    root, total = s[:count].sqrt(), float(s.square().sum())
+    left = float(s[count:].square().sum()) / total if total else 0.0
+    return (root[:, None] * v[:count]).contiguous(), (u[:, :count] * root).contiguous(), left
 
 
 def _require_free(name: str, module: nn.Module) -> None:

@@ -1,0 +1,238 @@
+"""One adapter of many, without their base: the changes that they make are combined, not their factors."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.formats.adapters import ORIGINAL, Factors, read_factors
+from regauge.checkpoints.location import ADAPTER_CONFIG
+from regauge.checkpoints.output import Output
+from regauge.checkpoints.outputs.provenance import Input, Provenance
+from regauge.checkpoints.plain_files import read_object
+from regauge.core.arguments import check_arguments
+from regauge.core.counted import shorten
+from regauge.core.progress import Progress, no_progress
+from regauge.core.rounding import round_to
+from regauge.merging.extract_adapter import ExtractedAdapter, ModuleChange, cut_off, write_adapter
+from regauge.merging.rule import Rule, Target, draw_seed
+from regauge.merging.rules.average import Average
+from regauge.merging.rules.task_arithmetic import TaskArithmetic
+from regauge.merging.rules.weighted_sum import WeightedSum
+from regauge.merging.settings import Number, as_weights, find_depths
+
+SUMS = Average | TaskArithmetic | WeightedSum
+"""Rules whose result is a sum of the changes with factors, which is of low rank, too."""
+DUST = 1e-13
+"""Singular values below this share of a change's norm are rounding in float64."""
+PARTIAL = re.compile(r".*\.(lora_magnitude_vector|trainable_tokens_delta)(\..+|)")
+"""Tensors that say nothing without the base."""
+
+
+@check_arguments
+def merge_adapters(
+    adapters: Sequence[str | Path],
+    out: Output | str | Path,
+    *,
+    rule: Rule | None = None,
+    weights: Sequence[Number | str] | None = None,
+    rank: int | None = None,
+    generator: torch.Generator | None = None,
+    progress: Progress = no_progress,
+) -> ExtractedAdapter:
+    """Make one adapter of adapters of one base: `d = rule(s_1 B_1 A_1, s_2 B_2 A_2, ...)` for every matrix.
+
+    Changes of one base are task vectors, and a rule for these needs no base here. Nothing is aligned: `B A` is the same
+    for all factors of a change. An adapter that lacks a module changes nothing there. A sum has the sum of the ranks at
+    most, and is exact unless `rank` is smaller. What other rules make is cut off after the largest singular values: the
+    closest matrix of that rank. Tensors that adapters store as a whole are averaged by sums whose factors sum to one.
+
+    Args:
+        adapters: Folders of adapters of the kind LoRA, of one base; two or more.
+        out: The folder of the result, with the settings of the first.
+        rule: The rule; `Average()` unless given.
+        weights: One for each adapter; see the rule.
+        rank: The largest rank; for every matrix the sum of the ranks unless given.
+        generator: Source of randomness for rules that use one.
+        progress: Shows the modules.
+
+    Raises:
+        FileExistsError: The output exists, and may not be replaced.
+        ValueError: The adapters change a module in different shapes, are of another kind, or store what needs the base
+            (DoRA, tokens) or cannot be averaged. Or the rule needs a task, or weights and rank do not fit.
+
+    References:
+        Mangrulkar et al. (2022), PEFT, `add_weighted_adapter` with "svd"; Eckart and Young (1936), The approximation
+        of one matrix by another of lower rank.
+    """
+    rule, given = Average() if rule is None else rule, as_weights(weights)
+    _require(rule, len(adapters), rank)
+    place, seed = Output.of(out), draw_seed(rule, generator)
+    if place.is_file:
+        raise ValueError(f"{str(place.path)!r} is one file, but an adapter is a folder; give a folder as the output")
+    opened = [Checkpoint.open(path) for path in adapters]
+    configs = [read_object(one.path.parent / ADAPTER_CONFIG) for one in opened]
+    every = [_read(one, config) for one, config in zip(opened, configs, strict=True)]
+    names = list(dict.fromkeys(module for factors in every for module in factors))
+    depths, modules = find_depths(names), list[ModuleChange]()
+    tensors: dict[str, Tensor] = {}
+    advance = progress("merging", len(names))
+    for name in names:
+        target, count = Target(f"{name}.weight", depths.get(name, 0.0), seed), len(adapters)
+        shares = rule.factors(None if given is None else [target.number(one) for one in given], count)
+        rule.check(target, count)
+        first = next(k for k, factors in enumerate(every) if name in factors)
+        own, like = every[first][name], opened[first].on_meta()
+        down, up, left = _merge_module(name, opened, every, rule, shares, target, rank)
+        kept = like[own.down].dtype
+        down = down.reshape(len(down), *like[own.down].shape[1:])
+        up = up.reshape(*up.shape, *[1] * (like[own.up].ndim - 2))
+        tensors[_plain(own.down)], tensors[_plain(own.up)] = (
+            round_to(one, kept, name).contiguous() for one in (down, up)
+        )
+        offsets = [factors[name].offsets if name in factors else () for factors in every]
+        if any(offsets):
+            values = [
+                factors[name].scale * one.read(found[0], dtype=torch.float64)
+                if found
+                else torch.zeros(len(up), dtype=torch.float64)
+                for one, factors, found in zip(opened, every, offsets, strict=True)
+            ]
+            added = rule.combine(iter(values), shares, Target(f"{name}.bias", target.depth, seed))
+            tensors[_plain(next(found[0] for found in offsets if found))] = round_to(added, kept, name)
+        modules.append(ModuleChange(own.module, len(down), left))
+        advance(1)
+    whole = _merge_whole(opened, every, rule, given)
+    config = _describe(configs, modules)
+    inputs = tuple(Input(f"adapter{k}", str(path)) for k, path in enumerate(adapters, 1))
+    said = {"rule": str(rule), "weights": None if weights is None else [str(one) for one in weights], "rank": rank}
+    write_adapter(place, tensors | whole, config, Provenance("rg.merging.merge_adapters", said, inputs), progress)
+    return ExtractedAdapter(place.path, tuple(modules), tuple(whole))
+
+
+def _require(rule: Rule, count: int, rank: int | None) -> None:
+    """Raise unless adapters can be merged by a rule."""
+    if rank is not None and rank < 1:
+        raise ValueError(f"rank is {rank}; give a positive one, or none for the sum of the ranks")
+    if rule.needs_task:
+        raise ValueError(f"{rule} runs the model: merge the networks BASE+ADAPTER by it")
+    if count < 2 or (rule.most is not None and count > rule.most):
+        wanted = "two or more" if rule.most is None else f"two to {rule.most}"
+        raise ValueError(f"there are {count} adapters, but {rule} merges {wanted}")
+
+
+def _read(adapter: Checkpoint, config: Mapping[str, Any]) -> dict[str, Factors]:
+    """The factors of an adapter by the names of modules; an error about what needs the base."""
+    factors = read_factors(adapter.path.parent, adapter.on_meta())
+    partial = [name for name in adapter if PARTIAL.fullmatch(name)]
+    if partial or config.get("use_dora"):
+        raise ValueError(
+            f"the adapter {adapter.label!r} holds {shorten(partial or ['use_dora'])}, which is a change only with its "
+            "base; merge each adapter into its base (BASE+ADAPTER) and combine the networks"
+        )
+    return {own.module: own for own in factors.values()}
+
+
+def _merge_module(
+    name: str,
+    adapters: Sequence[Checkpoint],
+    every: Sequence[Mapping[str, Factors]],
+    rule: Rule,
+    shares: Sequence[float],
+    target: Target,
+    rank: int | None,
+) -> tuple[Tensor, Tensor, float]:
+    """The factors A and B of a module's merged change, with scale one, and the share that they leave out."""
+    ups, downs = [], []
+    for adapter, factors in zip(adapters, every, strict=True):
+        if name in factors:
+            own = factors[name]
+            ups.append(adapter.read(own.up, dtype=torch.float64).flatten(1) * own.scale)
+            downs.append(adapter.read(own.down, dtype=torch.float64).flatten(1))
+        else:
+            ups.append(torch.zeros(0, 0, dtype=torch.float64))
+            downs.append(torch.zeros(0, 0, dtype=torch.float64))
+    shapes = {(len(up), down.shape[1]) for up, down in zip(ups, downs, strict=True) if up.numel()}
+    if len(shapes) > 1:
+        raise ValueError(
+            f"the adapters change {name!r} as matrices of shapes {sorted(shapes)}; give adapters of one base"
+        )
+    rows, columns = shapes.pop()
+    ups = [up if up.numel() else up.new_zeros(rows, 0) for up in ups]
+    downs = [down if down.numel() else down.new_zeros(0, columns) for down in downs]
+    most = min(sum(map(len, downs)) if rank is None else rank, rows, columns)
+    if isinstance(rule, SUMS):
+        # A sum of the unit vectors has the rule's factors as its entries.
+        scaled = rule.combine(iter(torch.eye(len(ups), dtype=torch.float64)), shares, target)
+        up = torch.cat([own * scale for own, scale in zip(ups, scaled, strict=True)], 1)
+        left, right = torch.linalg.qr(up), torch.linalg.qr(torch.cat(downs).T)
+        core = left.R @ right.R.T
+        down, up, rest = cut_off(core, most, DUST * float(core.norm()))
+        return down @ right.Q.T, left.Q @ up, rest
+    changes = (up @ down for up, down in zip(ups, downs, strict=True))
+    change = rule.combine(changes, shares, target)
+    return cut_off(change, most, DUST * float(change.norm()))
+
+
+def _merge_whole(
+    adapters: Sequence[Checkpoint],
+    every: Sequence[Mapping[str, Factors]],
+    rule: Rule,
+    weights: Sequence[Number] | None,
+) -> dict[str, Tensor]:
+    """The tensors that adapters store as a whole: the same in all, or averaged."""
+    result: dict[str, Tensor] = {}
+    known = [{name for own in factors.values() for name in (own.down, own.up, *own.offsets)} for factors in every]
+    others = [
+        {name for name in adapter if name not in own and ORIGINAL not in name}
+        for adapter, own in zip(adapters, known, strict=True)
+    ]
+    for name in sorted(set().union(*others)):
+        lacking = [one.label for one, own in zip(adapters, others, strict=True) if name not in own]
+        if lacking:
+            raise ValueError(
+                f"{lacking[0]!r} does not store {name!r}, which another adapter stores as a whole: what it is there is "
+                "known with the base only; merge each adapter into its base (BASE+ADAPTER) and combine the networks"
+            )
+        values, target = [one.read(name, dtype=torch.float64) for one in adapters], Target(name)
+        if any(not torch.equal(values[0], one) for one in values[1:]):
+            given = None if weights is None else [target.number(one) for one in weights]
+            shares = rule.factors(given, len(adapters))
+            if not isinstance(rule, SUMS) or abs(sum(shares) - 1) > 1e-9 or getattr(rule, "scale", 1.0) != 1.0:
+                raise ValueError(
+                    f"the adapters store {name!r} as a whole, and {rule} needs its base; merge each adapter into its "
+                    "base (BASE+ADAPTER) and combine the networks, or average the adapters"
+                )
+            values[0] = rule.combine(iter(values), shares, target)
+        result[_plain(name)] = round_to(values[0], adapters[0].stored[name].dtype, name)
+    return result
+
+
+def _plain(name: str) -> str:
+    """A tensor's name without that of the adapter, as PEFT writes it to files."""
+    return re.sub(r"\.default(?=\.|$)", "", name)
+
+
+def _describe(configs: Sequence[Mapping[str, Any]], modules: Sequence[ModuleChange]) -> dict[str, Any]:
+    """The configuration of the result: that of the first adapter, with alpha as the rank."""
+    ranks = {one.name: one.rank for one in modules}
+    most = max(ranks.values())
+    # PEFT takes the first pattern that a path ends with.
+    other = {name: ranks[name] for name in sorted(ranks, key=len, reverse=True) if ranks[name] != most}
+    saved = sorted({name for config in configs for name in config.get("modules_to_save") or ()})
+    return {
+        **configs[0],
+        "r": most,
+        "lora_alpha": most,
+        "rank_pattern": other,
+        "alpha_pattern": other,
+        "use_rslora": False,
+        "init_lora_weights": True,
+        "target_modules": sorted(ranks),
+        "modules_to_save": saved or None,
+        "lora_bias": any(config.get("lora_bias") for config in configs),
+    }
