@@ -115,7 +115,7 @@ TOGETHER = {
     "MixedMatching": rg.alignment.MixedMatching(),
     'Sinkhorn("midpoint")': rg.Sinkhorn(loss="midpoint"),
     'Sinkhorn("midpoint", init=MixedMatching(), steps=20)': rg.Sinkhorn(
-        init=rg.alignment.MixedMatching(), steps=20, checks=1
+        init=rg.alignment.MixedMatching(), steps=20, every=20
     ),
 }
 

@@ -103,11 +103,11 @@ EVERY: dict[str, Method] = {
     "mixed": rg.alignment.MixedMatching(),
     "frank-wolfe": rg.FrankWolfe(max_steps=5),
     "frank-wolfe from many starts": rg.FrankWolfe(max_steps=3, restarts=1, scales="keep"),
-    "straight-through": rg.StraightThrough(steps=4, checks=2),
-    "sinkhorn": rg.Sinkhorn(steps=4),
-    "sinkhorn on the distance": rg.Sinkhorn(loss="l2", init=None, steps=4),
-    "sinkhorn on the line": rg.Sinkhorn(loss="random", steps=4),
-    "continuous descent": rg.ContinuousDescent(init=rg.WeightMatching(), steps=4, checks=2),
+    "straight-through": rg.StraightThrough(steps=4, every=2),
+    "sinkhorn": rg.Sinkhorn(steps=4, every=2),
+    "sinkhorn on the distance": rg.Sinkhorn(loss="l2", init=None, steps=4, every=2),
+    "sinkhorn on the line": rg.Sinkhorn(loss="random", steps=4, every=2),
+    "continuous descent": rg.ContinuousDescent(init=rg.WeightMatching(), steps=4, every=2),
     "best of two": rg.alignment.BestOf((rg.WeightMatching(), rg.FrankWolfe(max_steps=2))),
     "merge many": rg.alignment.MergeMany(),
     "merge many at once": rg.alignment.MergeMany(core=2),
@@ -125,7 +125,6 @@ EVERY |= {
 CHANCE = (
     "weights from many starts",
     "frank-wolfe from many starts",
-    "sinkhorn on the line",
     "merge many from many starts",
 )
 """Methods that need a generator."""

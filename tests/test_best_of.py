@@ -38,8 +38,9 @@ def test_the_loss_decides_and_not_the_objective() -> None:
     wrong = symmetry.random(torch.Generator().manual_seed(2), parts=("permutation",))
     result = rg.align(a, b, symmetry, method=rg.alignment.BestOf((Fixed(wrong, 100.0), Fixed(back, 1.0))), task=task)
     assert result.objective == pytest.approx(0.0, abs=1e-20)
-    assert result.objective == -task.midpoint_loss(a, result.params)
-    assert result.initial == -task.midpoint_loss(a, b) < -1e-3
+    kept = task.split(0.75)[1]
+    assert result.objective == -kept.midpoint_loss(a, result.params)
+    assert result.initial == -kept.midpoint_loss(a, b) < -1e-3
     assert len(result.starts) == 2
     assert list(result.history) == sorted(result.history)
     assert all(torch.allclose(result.params[name], a[name]) for name in a)
@@ -56,5 +57,7 @@ def test_it_needs_methods_and_a_task() -> None:
     a, b, symmetry, _, _ = setting()
     with pytest.raises(ValueError, match="no method to choose from"):
         rg.alignment.BestOf(())
+    with pytest.raises(ValueError, match="kept is 1"):
+        rg.alignment.BestOf(kept=1)
     with pytest.raises(ValueError, match="BestOf needs data: give align a `task="):
         rg.align(a, b, symmetry, method=rg.alignment.BestOf((rg.WeightMatching(),)))

@@ -62,15 +62,16 @@ def test_it_lowers_the_loss_halfway_and_stays_on_the_orbit(
 ) -> None:
     symmetry, task, a, b = case
     start = rg.align(a, b, symmetry)
-    method = rg.ContinuousDescent(loss, init=start.element, steps=24, lr=0.06, checks=3)
+    method = rg.ContinuousDescent(loss, init=start.element, steps=24, lr=0.06, every=8, kept=0)
     results = [
         rg.align(a, b, symmetry, method=method, task=task, generator=torch.Generator().manual_seed(0)) for _ in range(2)
     ]
     found = results[0]
     before, after = task.midpoint_loss(a, start.params), task.midpoint_loss(a, found.params)
     assert after < 0.9 * before
-    assert found.objective == pytest.approx(-after, rel=1e-9)
-    assert found.initial == pytest.approx(-task.midpoint_loss(a, b), rel=1e-9)
+    if loss == "midpoint":
+        assert found.objective == pytest.approx(-after, rel=1e-9)
+        assert found.initial == pytest.approx(-task.midpoint_loss(a, b), rel=1e-9)
     assert list(found.history) == sorted(found.history)
     moved = symmetry.act(found.element, b)
     assert all(torch.equal(found.params[name], moved[name]) for name in b)
@@ -87,10 +88,10 @@ def test_it_lowers_the_loss_halfway_and_stays_on_the_orbit(
 
 def test_it_is_never_worse_than_its_start_or_the_identity(case: tuple[rg.Symmetry, rg.Task, Params, Params]) -> None:
     symmetry, task, a, b = case
-    wild = rg.ContinuousDescent(init=None, steps=2, lr=50.0, checks=1)
+    wild = rg.ContinuousDescent("midpoint", init=None, steps=2, lr=50.0, every=2, kept=0)
     assert rg.align(a, b, symmetry, method=wild, task=task).objective >= -task.midpoint_loss(a, b)
     bad = symmetry.random(torch.Generator().manual_seed(5))
-    wild = rg.ContinuousDescent(init=bad, steps=2, lr=50.0, checks=1)
+    wild = rg.ContinuousDescent("midpoint", init=bad, steps=2, lr=50.0, every=2, kept=0)
     found = rg.align(a, a, symmetry, method=wild, task=task)
     assert found.objective == -task.midpoint_loss(a, a)
     assert all(torch.equal(found.params[name], a[name]) for name in a)
@@ -99,7 +100,7 @@ def test_it_is_never_worse_than_its_start_or_the_identity(case: tuple[rg.Symmetr
 def test_a_copy_stays_found(case: tuple[rg.Symmetry, rg.Task, Params, Params]) -> None:
     symmetry, task, a, _ = case
     copy = symmetry.act(symmetry.random(torch.Generator().manual_seed(4)), a)
-    found = rg.align(a, copy, symmetry, method=rg.ContinuousDescent(steps=8), task=task)
+    found = rg.align(a, copy, symmetry, method=rg.ContinuousDescent("midpoint", steps=8, kept=0), task=task)
     assert -found.objective <= task.midpoint_loss(
         a, rg.align(a, copy, symmetry, method=rg.alignment.MixedMatching(), task=task).params
     )
@@ -113,7 +114,7 @@ def test_only_the_continuous_part_moves() -> None:
     a, b = drawn(module, 1), drawn(module, 2)
     task = rg.Task(module, [(tokens[:, :-1], tokens[:, 1:])])
     start = symmetry.random(torch.Generator().manual_seed(1))
-    method = rg.ContinuousDescent(init=start, steps=20, lr=0.1, checks=1)
+    method = rg.ContinuousDescent("midpoint", init=start, steps=20, lr=0.1, every=20, kept=0)
     found = rg.align(a, b, symmetry, method=method, task=task, rotate="never")
     first, second = (symmetry.split(one)[0] for one in (a, b))
     begun = symmetry.on_representatives().act(lower(symmetry, start), second)
@@ -137,7 +138,7 @@ def test_scales_make_up_for_what_shrinks_halfway() -> None:
     ends = [torch.func.functional_call(module, params, (inputs,)) for params in (a, b)]
     task = rg.Task(module, [(inputs, sum(ends) / 2)], functional.mse_loss)
     start = rg.align(a, b, symmetry)
-    method = rg.ContinuousDescent(init=start.element, steps=60, checks=1)
+    method = rg.ContinuousDescent("midpoint", init=start.element, steps=60, every=60)
     found = rg.align(a, b, symmetry, method=method, task=task)
     assert task.midpoint_loss(a, found.params) < 0.7 * task.midpoint_loss(a, start.params)
     assert torch.allclose(task.run(found.params, inputs), ends[1], rtol=1e-9, atol=1e-9)
@@ -152,7 +153,7 @@ def test_pairs_fall_in_one_program_as_they_do_alone(
     symmetry, task, a, b = case
     pairs = [(a, b), (b, a), (a, a)]
     first, second = ({name: torch.stack([pair[k][name] for pair in pairs]) for name in a} for k in (0, 1))
-    method = rg.ContinuousDescent(loss, init=rg.WeightMatching(), steps=6, lr=0.06, checks=2)
+    method = rg.ContinuousDescent(loss, init=rg.WeightMatching(), steps=6, lr=0.06, every=3)
 
     def align(of: slice) -> Results:
         left, right = ({name: tensor[of] for name, tensor in one.items()} for one in (first, second))
@@ -162,11 +163,10 @@ def test_pairs_fall_in_one_program_as_they_do_alone(
     together = align(slice(None))
     assert (together.objective[:2] > together.initial[:2]).all()
     assert together.objective[2] >= together.initial[2]
-    if loss == "midpoint":
-        for k in range(2):  # Between equal networks Adam follows rounding errors.
-            alone = align(slice(k, k + 1))
-            assert torch.allclose(alone.objective, together.objective[k : k + 1], rtol=1e-9)
-    monkeypatch.setattr(importlib.import_module("regauge.alignment.methods.continuous_descent"), "PROGRAM", 1)
+    for k in range(2):  # Between equal networks Adam follows rounding errors.
+        alone = align(slice(k, k + 1))
+        assert torch.allclose(alone.objective, together.objective[k : k + 1], rtol=1e-9)
+    monkeypatch.setattr(importlib.import_module("regauge.alignment.descent_method"), "PROGRAM", 1)
     assert (align(slice(None)).objective >= together.initial).all()
 
 
@@ -185,15 +185,5 @@ def test_without_continuous_freedom_the_start_is_returned() -> None:
 def test_what_it_needs() -> None:
     with pytest.raises(ValueError, match="choose 'midpoint' or 'random'"):
         rg.ContinuousDescent("l2")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="as many steps as checks"):
-        rg.ContinuousDescent(steps=2, checks=3)
-    with pytest.raises(ValueError, match="lr must be positive"):
-        rg.ContinuousDescent(lr=0.0)
-    with pytest.raises(ValueError, match="scale_lr and lr must be positive"):
+    with pytest.raises(ValueError, match=r"scale_lr=0\.0: both must be positive"):
         rg.ContinuousDescent(scale_lr=0.0)
-    module = Stream(False).double()
-    symmetry, a = rg.discover(module, (torch.randn(4, 3).double(),)), drawn(module, 1)
-    with pytest.raises(ValueError, match="ContinuousDescent needs data"):
-        rg.align(a, a, symmetry, method=rg.ContinuousDescent())
-    with pytest.raises(ValueError, match="random points of the line; give align a torch"):
-        rg.align(a, a, symmetry, method=rg.ContinuousDescent("random"), task=taught(module, a))

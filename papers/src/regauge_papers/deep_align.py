@@ -173,7 +173,7 @@ def _ways(printed: Printed, *, iterations: int = 1000) -> tuple[ClassifierWay, .
         return ClassifierWay(label, method, batch=batch, paper={"barrier": barrier, "AUC": auc})
 
     def sinkhorn(init: Method | None) -> rg.Sinkhorn:
-        return rg.Sinkhorn(loss="random", init=init, steps=iterations, lr=SINKHORN_LR)
+        return rg.Sinkhorn(loss="random", init=init, steps=iterations, lr=SINKHORN_LR, kept=0)
 
     mixed = rg.alignment.MixedMatching()
     refined = rg.Sinkhorn(loss="midpoint", init=mixed, steps=min(iterations, rg.Sinkhorn.steps))
@@ -194,7 +194,7 @@ def _ways(printed: Printed, *, iterations: int = 1000) -> tuple[ClassifierWay, .
 
 def _sinkhorn_ways(printed: Printed, iterations: int) -> tuple[ClassifierWay, ...]:
     """From weight matching: as in table 1, as published, with one of the differences each, and by the learning rate."""
-    ours = rg.Sinkhorn(loss="random", init=PUBLISHED_WEIGHTS, steps=iterations, lr=SINKHORN_LR)
+    ours = rg.Sinkhorn(loss="random", init=PUBLISHED_WEIGHTS, steps=iterations, lr=SINKHORN_LR, kept=0)
     published = replace(ours, confidence=0.02, keeps="last")
     methods = {
         "WM + Sinkhorn, as in table 1": ours,

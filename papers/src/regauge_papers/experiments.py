@@ -7,6 +7,7 @@ from regauge_papers import (
     digit_orbits,
     flows,
     learned,
+    one_basin,
     one_classifier,
     residual,
     resnets,
@@ -26,7 +27,7 @@ EXPERIMENTS: dict[str, dict[str, Experiment]] = {
     "004": bayesian.EXPERIMENTS,
     "extra": residual.EXPERIMENTS,
     "merging": one_classifier.EXPERIMENTS | resnets.EXPERIMENTS | wide_mlps.EXPERIMENTS,
-    "transformers": transformers.EXPERIMENTS,
+    "transformers": transformers.EXPERIMENTS | one_basin.EXPERIMENTS,
     "weightspace": weight_nets.EXPERIMENTS,
 }
 """Papers by number; "extra", "merging", "transformers" and "weightspace" hold what belongs to none of them."""

@@ -149,10 +149,10 @@ def config(family: Family, scale: Scale) -> Transformers:
 
 def _ways(steps: int) -> tuple[TransformerWay, ...]:
     rotated = "rotations, mixed matching"
-    descent = rg.ContinuousDescent(init=None, steps=steps, lr=DESCENT_LR)
+    descent = rg.ContinuousDescent("midpoint", init=None, steps=steps, lr=DESCENT_LR)
     soft, straight = (
         rg.Sinkhorn(init=None, steps=max(2, steps // 4)),
-        rg.StraightThrough(init=None, steps=steps // 2, checks=2),
+        rg.StraightThrough(init=None, steps=steps // 2),
     )
     ordered = "permutations, mixed matching"
     return (

@@ -119,8 +119,14 @@ def match_each(problem: Problem, match: Callable[[Problem], Results]) -> Results
     return join([match(problem[k : k + 1]) for k in range(problem.pairs)])
 
 
-PROGRAM = 1 << 24
-"""About how many parameters of second networks are optimized in one program; more pairs take turns."""
+KEPT = 0.25
+"""The share of the examples of a task that choose between elements."""
+
+
+def require_kept(kept: float) -> None:
+    """Raise unless a share of the examples is left to learn from."""
+    if not 0 <= kept < 1:
+        raise ValueError(f"kept is {kept}, but the share of the examples that choose is at least 0 and less than 1")
 
 
 def chunks(problem: Problem, size: int) -> list[slice]:
@@ -184,7 +190,7 @@ class Candidates:
         self._kept = torch.zeros(problem.pairs, dtype=torch.int64)  # The number of the offer that each pair keeps.
         self._is_start = torch.ones(problem.pairs, dtype=torch.bool)
         self._begin, self._offers = "the identity" if start is None else "the start", 0
-        self._measure = (lambda params: -problem.midpoint_losses(params)) if measure is None else measure
+        self._measure = (lambda params: -problem.line_losses(params)) if measure is None else measure
         self._best = problem.symmetry.identity((problem.pairs,))
         self.initial = self.objective = self._measure(dict(problem.b))
         self._reached: list[Tensor] = []

@@ -10,12 +10,14 @@ from torch import Tensor
 
 from regauge.alignment.result import ManyResult, Result, Results
 from regauge.core.element import Element, materialize, stack
+from regauge.core.interpolation import interpolate
 from regauge.core.movable import require_movable
 from regauge.core.params import Params, count_models, require_alike, require_finite, require_same_shapes, select
 from regauge.core.symmetry import Symmetry
-from regauge.core.task import Task
+from regauge.core.task import Task, between_ends
 
 NOTHING: Mapping[str, Tensor] = MappingProxyType({})
+NOTHING_KEPT = "there are too few examples to keep some: those that an element was learned from also chose it"
 
 
 class _Setting:
@@ -59,6 +61,8 @@ class Problem(_Setting):
         symmetry: The symmetry of all networks, with every size known.
         task: Model, data and loss, for methods that use them.
         generator: The source of chance, for methods that use it.
+        judge: The task that chooses between elements, on examples that `task` lacks (`divided`); `task` itself unless
+            given.
     """
 
     a: Mapping[str, Tensor]
@@ -66,6 +70,7 @@ class Problem(_Setting):
     symmetry: Symmetry
     task: Task | None = None
     generator: torch.Generator | None = None
+    judge: Task | None = None
 
     @property
     def pairs(self) -> int:
@@ -89,11 +94,38 @@ class Problem(_Setting):
             return {**batch_of_one(one), **done}
         return {**self.symmetry.act(element, self.b, skip=done), **done}
 
-    def midpoint_losses(self, params: Mapping[str, Tensor]) -> Tensor:
-        """The loss of the task halfway between the first networks and the moved second ones, float64 `[pairs]`."""
-        assert self.task is not None
-        pairs = ((select(self.a, k), select(params, k)) for k in range(self.pairs))
-        return torch.tensor([self.task.midpoint_loss(a, b) for a, b in pairs], dtype=torch.float64)
+    def divided(self, kept: float) -> tuple["Problem", tuple[str, ...]]:
+        """The problem with a share of the examples kept to choose between elements, and notes.
+
+        A problem that is divided already stays as it is: a method and those within it choose on the same examples.
+
+        Args:
+            kept: The share. Zero keeps nothing: all examples choose.
+        """
+        if self.task is None or self.judge is not None or not kept:
+            return self, ()
+        try:
+            seen, judge = self.task.split(1 - kept)
+        except ValueError:
+            return replace(self, judge=self.task), (NOTHING_KEPT,)
+        return replace(self, task=seen, judge=judge), ()
+
+    def line_losses(self, params: Mapping[str, Tensor], points: Sequence[float] = (0.5,)) -> Tensor:
+        """The mean loss at points of the lines from the first networks to the moved second ones, float64 `[pairs]`.
+
+        It is that of `judge`. Without targets it is the mean squared difference of the outputs from those that lie as
+        far between the outputs of both ends, `(1 - t) f(a) + t f(b)`.
+        """
+        task = self.task if self.judge is None else self.judge
+        assert task is not None
+        found: list[list[float]] = []
+        for k in range(self.pairs):
+            a, b = select(self.a, k), select(params, k)
+            found.append([])
+            for t in points:
+                judge = task if task.has_targets else between_ends(task, a, b, t)
+                found[-1].append(judge.evaluate_average(interpolate(a, b, t))["loss"])
+        return torch.tensor(found, dtype=torch.float64).mean(1)
 
     def result(
         self,

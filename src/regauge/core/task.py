@@ -1,6 +1,6 @@
 """A task: the data and the loss by which methods judge networks of one architecture."""
 
-from collections.abc import Callable, Iterable, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -170,6 +170,28 @@ class Task:
         if not count:
             raise ValueError("the task has no batches to evaluate on")
         return {"loss": loss / count} | ({"accuracy": correct / classified} if classified else {})
+
+
+@dataclass(frozen=True)
+class _BetweenEnds:
+    """Batches whose targets lie between the outputs of two networks; computed when they are read."""
+
+    task: Task
+    a: Mapping[str, Tensor]
+    b: Mapping[str, Tensor]
+    t: float
+
+    def __iter__(self) -> Iterator[Batch]:
+        for inputs, _ in map(as_pair, self.task.batches):
+            with torch.no_grad():
+                targets = torch.lerp(self.task.run(self.a, inputs), self.task.run(self.b, inputs), self.t)
+            yield inputs, targets
+
+
+def between_ends(task: Task, a: Mapping[str, Tensor], b: Mapping[str, Tensor], t: float) -> Task:
+    """The task of computing what lies between the outputs of two networks, `(1 - t) f(a) + t f(b)`, without labels."""
+    batches = _BetweenEnds(task, a, b, t)
+    return replace(task, batches=batches, criterion=functional.mse_loss, has_targets=True)
 
 
 Judge = Task | Callable[[Params], Mapping[str, float]]

@@ -1,4 +1,4 @@
-"""Data sets that come with installed packages: a table of scikit-learn, and the text of Python's built-in help."""
+"""Data sets that come with installed packages (a table of scikit-learn, Python's built-in help), and one more text."""
 
 import hashlib
 from dataclasses import dataclass
@@ -6,10 +6,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from regauge.data.data_files import DataFile, read
+
 BREAST_CANCER_TEST = 114
 """Cases of the breast cancer set that are kept for testing: 20%."""
 VALIDATION_SHARE = 0.1
 """The last tenth of the text is kept for validation."""
+SHAKESPEARE = DataFile(
+    "Tiny Shakespeare",
+    "tinyshakespeare",
+    "input.txt",
+    "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
+    ("https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",),
+)
 
 
 @dataclass(frozen=True)
@@ -82,13 +91,25 @@ def help_topics() -> TextData:
     """
     from pydoc_data.topics import topics
 
-    text = "\n\n".join(topics[key] for key in sorted(topics))
+    return _text_data("Python's help topics", "\n\n".join(topics[key] for key in sorted(topics)))
+
+
+def tiny_shakespeare() -> TextData:
+    """1,115,394 characters of Shakespeare's plays, from `REGAUGE_DATA` or downloaded once.
+
+    References:
+        Karpathy (2015), The unreasonable effectiveness of recurrent neural networks.
+    """
+    return _text_data(SHAKESPEARE.data, read(SHAKESPEARE).decode())
+
+
+def _text_data(name: str, text: str) -> TextData:
     symbols = "".join(sorted(set(text)))
     place = {symbol: k for k, symbol in enumerate(symbols)}
     numbers = torch.tensor([place[symbol] for symbol in text])
     cut = round(len(numbers) * (1 - VALIDATION_SHARE))
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-    return TextData(f"Python's help topics ({digest})", symbols, numbers[:cut], numbers[cut:])
+    return TextData(f"{name} ({digest})", symbols, numbers[:cut], numbers[cut:])
 
 
 def windows(numbers: Tensor, length: int) -> tuple[Tensor, Tensor]:

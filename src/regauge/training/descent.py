@@ -245,11 +245,6 @@ def require_finite_loss(state: State, steps: int, optimizer: Optimizer) -> float
     return loss
 
 
-def check_steps(steps: int, checks: int) -> set[int]:
-    """The steps after which something is judged: `checks` of them, evenly spaced; the last is `steps`."""
-    return {math.ceil(steps * (k + 1) / checks) for k in range(checks)}
-
-
 def cycle(task: Task) -> Iterator[Batch]:
     """The batches of a task over and over; a ValueError if there are none."""
     batches = iter(task.batches)

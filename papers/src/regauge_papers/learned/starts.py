@@ -114,7 +114,7 @@ def series_of(matcher: Way, steps: Sequence[int]) -> dict[str, list[Way]]:
 
 def sinkhorn(start: Method | None, steps: int) -> rg.Sinkhorn:
     """Sinkhorn with this number of steps from a start, judged at the end; from the identity as published."""
-    method = rg.Sinkhorn(loss="midpoint", init=start, steps=steps, checks=1)
+    method = rg.Sinkhorn(loss="midpoint", init=start, steps=steps, every=steps)
     return replace(method, confidence=0.02, lr=0.3) if start is None else method
 
 

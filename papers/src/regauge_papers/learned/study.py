@@ -230,7 +230,7 @@ def learned_ways(
     )
 
 
-FROM_IDENTITY = Way("Sinkhorn", rg.Sinkhorn(loss="midpoint", init=None, confidence=0.02, lr=0.3, steps=100))
+FROM_IDENTITY = Way("Sinkhorn", rg.Sinkhorn(loss="midpoint", init=None, confidence=0.02, lr=0.3, steps=100, kept=0))
 """Sinkhorn that begins at the identity; the paper has 1,000 steps with a learning rate of 0.1."""
 
 
@@ -240,7 +240,7 @@ def _refined(init: Method, steps: int = 30) -> Method:
 
 def rescaled(init: Method | None) -> Method:
     """The order of units that a method finds, or theirs as trained, and as many steps on scales as Sinkhorn has."""
-    return rg.ContinuousDescent(init=init, steps=30, checks=2)
+    return rg.ContinuousDescent("midpoint", init=init, steps=30)
 
 
 @dataclass(frozen=True, repr=False)

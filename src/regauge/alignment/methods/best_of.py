@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from regauge.alignment.method import Candidates, Method
+from regauge.alignment.method import KEPT, Candidates, Method, require_kept
 from regauge.alignment.methods.activation_matching import MixedMatching
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.problem import Problem
@@ -15,24 +15,28 @@ class BestOf(Method):
 
     The objectives of different methods cannot be compared, and the inner product of the weights does not predict
     the barrier: on residual networks the two even go against each other. The loss halfway between the networks
-    can be compared. The objective here is that loss with its sign turned, over all batches of the task; the
+    can be compared. The objective here is that loss with its sign turned, on examples that no method has seen; the
     identity takes part, so the result is never worse than no alignment.
 
     Attributes:
         methods: The methods in the order in which they are tried; the first of equally good ones is kept.
+        kept: The share of the examples that choose and that no method sees; with 0 all choose.
     """
 
     methods: tuple[Method, ...] = (WeightMatching(), MixedMatching())
+    kept: float = KEPT
 
     def __post_init__(self) -> None:
+        require_kept(self.kept)
         if not self.methods:
             raise ValueError("there is no method to choose from; give at least one")
 
     def match(self, problem: Problem) -> Results:
         """See `align`."""
         problem.require_task(self)
-        candidates = Candidates(problem)
+        problem, notes = problem.divided(self.kept)
+        candidates = Candidates(problem, notes=notes)
         for method in self.methods:
             found = method.match(problem)
-            candidates.offer(found.element, found.params, found.notes)
+            candidates.offer(found.element, found.params, (*notes, *found.notes))
         return candidates.result()

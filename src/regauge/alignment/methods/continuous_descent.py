@@ -7,10 +7,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from regauge.alignment.method import PROGRAM, Candidates, Method, Start, chunks, start_of
-from regauge.alignment.methods.activation_matching import MixedMatching
+from regauge.alignment.descent_method import DescentCourse, DescentMethod, line_measure, losses_at
+from regauge.alignment.method import Candidates, Start
+from regauge.alignment.methods.data_matching import DataMatching
 from regauge.alignment.problem import Problem
-from regauge.alignment.result import Results, join
+from regauge.alignment.result import Results
 from regauge.core.element import Element
 from regauge.core.groups import Group
 from regauge.core.interpolation import interpolate
@@ -19,15 +20,14 @@ from regauge.core.rotations import keeping_ones
 from regauge.core.scales import kept_scales
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Batch
-from regauge.training import Adam, Cosine, PlainProgram, descend, differentiate
-from regauge.training.descent import check_steps, cycle
+from regauge.training import Adam, PlainProgram, differentiate
 
 CHANGE = 1e-3
-"""The descent has converged when the loss changed by less than this share between the last two checks."""
+"""The descent has converged when the loss changed by less than this share between the last two judgements."""
 
 
 @dataclass(frozen=True)
-class ContinuousDescent(Method):
+class ContinuousDescent(DescentMethod):
     """Gradient descent on the continuous part of the symmetry, on the task loss between the two networks.
 
     The second network, moved by the initial element g, is moved further by `h = exp(X)`. X is a skew-symmetric matrix
@@ -36,10 +36,10 @@ class ContinuousDescent(Method):
     task loss of `(1 - t) a + t h g b` falls, on one batch after the other.
 
     Orders, signs and half periods stay where the initial element puts them: give a method that chooses these as
-    `init`, and this method as `init` of `Sinkhorn` or `StraightThrough` for another turn. A few times h is judged by
-    the midpoint loss over all batches; the best element is returned, the initial one and the identity included. What
-    is maximized is that loss with its sign turned. Every batch costs as much as its size, every judgement a pass over
-    all batches.
+    `init`, and this method as `init` of `Sinkhorn` or `StraightThrough` for another turn. Mean X over the latest steps
+    are judged on kept examples (`DescentMethod`). What is maximized is the loss there with its sign turned: halfway, or
+    for random points the mean at t = 1/4, 1/2, 3/4. Every batch costs as much as its size, every judgement one or three
+    passes over the kept examples.
 
     Where weights are rotated freely, as in the residual stream of a transformer whose gains are folded, closest
     parameters are not the best ones halfway; this is what brings the path close to flat there. Of networks of ReLU
@@ -47,46 +47,33 @@ class ContinuousDescent(Method):
     sides of a unit, and 1/s on the other, makes up for it: `(1 + s) (1 + 1/s) / 4 > 1`.
 
     Attributes:
-        loss: "midpoint", where t is one half; or "random", where it is uniform in (0, 1) at every step, which needs a
-            generator.
+        loss: "random", where t is uniform in (0, 1) at every step; or "midpoint", where it is one half.
         init: An element, or a method whose result is the start; None is the identity.
-        steps: The number of steps of Adam.
-        lr: Its learning rate at the start for rotations, in radians, and for matrices; it falls to zero along half a
-            cosine.
+        lr: The learning rate of Adam for rotations, in radians, and for matrices.
         scale_lr: The learning rate of the logarithms of scales, which may move much further.
-        checks: The number of times that h is judged, evenly spaced; the last one is at the end.
 
     References:
-        Theus et al. (2025), Generalized linear mode connectivity for transformers, who learn elements on the task loss.
+        Theus et al. (2025), Generalized linear mode connectivity for transformers, who learn elements on the task loss
+        at random points; Shamir and Zhang (2013), Stochastic gradient descent for non-smooth optimization, equation 7,
+        for the mean.
     """
 
-    loss: Literal["midpoint", "random"] = "midpoint"
-    init: Start = field(default_factory=MixedMatching)
-    steps: int = 100
+    loss: Literal["midpoint", "random"] = "random"
+    init: Start = field(default_factory=DataMatching)
     lr: float = 0.01
     scale_lr: float = 0.05
-    checks: int = 4
+    steps: int = field(default=400, kw_only=True)
+    every: int = field(default=20, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (1 <= self.checks <= self.steps and self.lr > 0 and self.scale_lr > 0):
-            raise ValueError(
-                f"steps={self.steps}, checks={self.checks}, lr={self.lr}, scale_lr={self.scale_lr}: there must be as "
-                "many steps as checks and at least one of both, and scale_lr and lr must be positive"
-            )
+        if not (self.lr > 0 and self.scale_lr > 0):
+            raise ValueError(f"lr={self.lr}, scale_lr={self.scale_lr}: both must be positive")
 
-    def match(self, problem: Problem) -> Results:
-        """See `align` and `align_pairs`: the losses of many pairs fall in one program."""
-        problem.require_task(self)
-        if self.loss == "random":
-            problem.require_generator("loss='random' takes the loss at random points of the line")
-        start, notes = start_of(self.init, problem)
-        parts = chunks(problem, PROGRAM)
-        return join([self._descend(problem[part], start.rows(part), notes) for part in parts])
-
-    def _descend(self, problem: Problem, start: Element, notes: tuple[str, ...]) -> Results:
-        task, symmetry, count = problem.require_task(self), problem.symmetry, problem.pairs
-        candidates = Candidates(problem, start, notes=notes)
+    def learn(self, problem: Problem, start: Element, notes: tuple[str, ...], course: DescentCourse) -> Results:
+        """See `DescentMethod`: the losses of many pairs fall in one program."""
+        symmetry, count = problem.symmetry, problem.pairs
+        candidates = Candidates(problem, start, line_measure(problem, self.loss), notes)
         generators = {group.name: _generators(group, symmetry, count) for group in symmetry.groups}
         freedom = {name: tensor for name, tensor in generators.items() if tensor.numel()}
         is_converged = torch.ones(count, dtype=torch.bool)
@@ -98,25 +85,16 @@ class ContinuousDescent(Method):
             moved = symmetry.act(self._exponential(symmetry, freedom, count), at_start)
             # Operators do not differentiate with respect to running statistics.
             there = {name: y.detach() if name in symmetry.buffers else y for name, y in moved.items()}
-            between = interpolate(problem.a, there, self._points(problem))
-            if count == 1:
-                return task.loss({name: t[0] for name, t in between.items()}, batch).reshape(1)
-            return torch.func.vmap(lambda params: task.loss(params, batch))(between)
+            t = next(points)
+            return losses_at(problem, interpolate(problem.a, there, t), t, batch)
 
+        points = course.points(self.loss)
         program = PlainProgram(differentiate(losses), freedom, Adam(self.lr))
-        checked = check_steps(self.steps, self.checks)
-        for state in descend(program, cycle(task), steps=self.steps, schedule=Cosine()):
-            if state.step in checked:
-                element = symmetry.compose(self._exponential(symmetry, program.params(), count), start)
-                reached = candidates.offer(element)
-                is_converged, last = (reached - last).abs() <= CHANGE * last.abs(), reached
+        for mean in course.rounds(program, problem.task):
+            element = symmetry.compose(self._exponential(symmetry, mean, count), start)
+            reached = candidates.offer(element)
+            is_converged, last = (reached - last).abs() <= CHANGE * last.abs(), reached
         return candidates.result(is_converged)
-
-    def _points(self, problem: Problem) -> Tensor:
-        """The point on the line of each pair at which the loss is taken, `[pair]`."""
-        if self.loss == "midpoint" or problem.generator is None:
-            return torch.full((problem.pairs,), 0.5)
-        return torch.rand(problem.pairs, generator=problem.generator, device=problem.generator.device)
 
     def _exponential(self, symmetry: Symmetry, freedom: Mapping[str, Tensor], pairs: int) -> Element:
         """`exp(X)` for each pair: rotations, invertible matrices and positive factors; nothing else moves.

@@ -1,34 +1,30 @@
 """Sinkhorn re-basin: permutations relaxed to doubly stochastic plans and optimized by gradients."""
 
-import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from regauge.alignment.descent_method import DescentCourse, DescentMethod, line_measure, losses_at
 from regauge.alignment.engine.paired_networks import dots
-from regauge.alignment.method import PROGRAM, Candidates, Measure, Method, Start, are_alike, chunks, start_of
+from regauge.alignment.method import Candidates, Measure, Start, are_alike
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.problem import Problem
-from regauge.alignment.result import Results, join
+from regauge.alignment.result import Results
 from regauge.core.element import Element
 from regauge.core.families import compared
 from regauge.core.interpolation import interpolate
-from regauge.core.params import Params, select
-from regauge.core.task import Batch, Task
+from regauge.core.params import Params
+from regauge.core.task import Batch
 from regauge.relaxed.action import RelaxedAction
 from regauge.relaxed.soft_elements import SoftElement, movable
-from regauge.training import Adam, PlainProgram, descend, differentiate
-from regauge.training.descent import check_steps, cycle
-
-LINE_POINTS = (0.25, 0.5, 0.75)
-"""Points at which the "random" loss is judged, the same for all elements that are compared."""
+from regauge.training import Adam, PlainProgram, differentiate
 
 
 @dataclass(frozen=True)
-class Sinkhorn(Method):
+class Sinkhorn(DescentMethod):
     """Gradient descent on relaxed permutations and signs, on the loss between the two networks.
 
     The second network, moved by the initial element g, is moved further by doubly stochastic plans P and soft
@@ -38,13 +34,13 @@ class Sinkhorn(Method):
     | --- | --- | --- |
     | "l2" | `sum (a - P(g b))^2` | nothing |
     | "midpoint" | the task loss of `(a + P(g b)) / 2` on one batch after the other | a task |
-    | "random" | the task loss of `(1 - t) a + t P(g b)`, t uniform in (0, 1) at every step | a task, a generator |
+    | "random" | the task loss of `(1 - t) a + t P(g b)`, t uniform in (0, 1) at every step | a task |
 
-    At the end, and a few times before, the plans are rounded to the closest permutations. The hard elements
-    are judged on the same loss over all batches ("random": the mean at t = 1/4, 1/2, 3/4); the best one is
-    returned, the initial element and the identity included, or the last one if `keeps` says so. What is maximized
-    is the loss with its sign turned. Every batch costs as much as its size, every judgement a pass over all batches:
-    give a task of a few thousand examples in batches of some hundred.
+    After every `every` steps the plans are rounded to the closest permutations. The hard elements are judged on the
+    same loss, that of a task over kept examples (`DescentMethod`; "random": the mean at t = 1/4, 1/2, 3/4). The best
+    one is returned, the initial element and the identity included, or the last one if `keeps` says so. What is
+    maximized is the loss with its sign turned. Every batch costs as much as its size, every judgement a pass over all
+    kept examples: give a task of a few thousand examples in batches of some hundred.
 
     Departures from the paper. It begins near weight matching and with ten times the learning rate, which needs a
     quarter of the steps (from the identity, as published: `init=None, confidence=0.02, lr=0.3, steps=100,
@@ -54,11 +50,9 @@ class Sinkhorn(Method):
     Attributes:
         loss: The loss that falls.
         init: An element, or a method whose result is the start; None is the identity.
-        steps: The number of steps of Adam.
-        lr: Its learning rate, for logits in units of the temperature.
+        lr: The learning rate of Adam, for logits in units of the temperature.
         temperature: The temperature of the Sinkhorn operator.
         confidence: The share of each row of a plan that is given to the initial element at the start.
-        checks: The number of times that plans are rounded and judged, evenly spaced; the last one is at the end.
         keeps: The "best" of all elements that were judged, or the "last", as published, which may be worse than the
             initial one.
 
@@ -69,33 +63,27 @@ class Sinkhorn(Method):
 
     loss: Literal["l2", "midpoint", "random"] = "midpoint"
     init: Start = field(default_factory=WeightMatching)
-    steps: int = 30
     lr: float = 1.0
     temperature: float = 1.0
     confidence: float = 0.1
-    checks: int = 2
     keeps: Literal["best", "last"] = "best"
+    steps: int = field(default=30, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (1 <= self.checks <= self.steps and self.lr > 0 and self.temperature > 0 and 0 < self.confidence < 1):
+        if not (self.lr > 0 and self.temperature > 0 and 0 < self.confidence < 1):
             raise ValueError(
-                f"steps={self.steps}, checks={self.checks}, lr={self.lr}, temperature={self.temperature}, "
-                f"confidence={self.confidence}: there must be as many steps as checks and at least one of both, lr and "
-                "temperature must be positive and confidence between 0 and 1"
+                f"lr={self.lr}, temperature={self.temperature}, confidence={self.confidence}: lr and temperature must "
+                "be positive and confidence between 0 and 1"
             )
 
-    def match(self, problem: Problem) -> Results:
-        """See `align` and `align_pairs`: the losses of all pairs fall in one program."""
-        if self.loss != "l2":
-            problem.require_task(self)
-        if self.loss == "random":
-            problem.require_generator("loss='random' takes the loss at random points of the line")
-        start, notes = start_of(self.init, problem)
-        parts = chunks(problem, PROGRAM)
-        return join([self._descend(problem[part], start.rows(part), notes) for part in parts])
+    @property
+    def needs_task(self) -> bool:
+        """Whether the loss is that of a task."""
+        return self.loss != "l2"
 
-    def _descend(self, problem: Problem, start: Element, notes: tuple[str, ...]) -> Results:
+    def learn(self, problem: Problem, start: Element, notes: tuple[str, ...], course: DescentCourse) -> Results:
+        """See `DescentMethod`: the losses of all pairs fall in one program."""
         params_a, params_b, symmetry, count = problem.a, problem.b, problem.symmetry, problem.pairs
         task = None if self.loss == "l2" else problem.task
         candidates = Candidates(problem, start, self._measure(problem), notes)
@@ -114,60 +102,32 @@ class Sinkhorn(Method):
             moved = action(soft.matrices(), b)
             # Running statistics follow the plans, but operators do not differentiate with respect to them.
             moved = {name: t.detach() if name in symmetry.buffers else t for name, t in moved.items()}
-            return self._losses(params_a, a, moved, task, batch, problem.generator)
+            if task is None:
+                return torch.stack([(a[name] - moved[name]).square().flatten(1).sum(1) for name in a]).sum(0)
+            t = next(points)
+            between = interpolate({name: params_a[name] for name in moved}, moved, t)
+            return losses_at(problem, {**params_a, **between}, t, batch)
 
         program = PlainProgram(differentiate(losses), soft.parameters, Adam(self.lr * self.temperature))
-        batches: Iterator[Any] = itertools.repeat(None) if task is None else cycle(task)
-        checked = check_steps(self.steps, self.checks)
+        points = course.points(self.loss)
         last: Element | None = None
-        for state in descend(program, batches, steps=self.steps):
-            if state.step in checked:
-                soft.load(program.params())
-                hard = soft.hard()
-                is_converged = torch.zeros_like(is_converged) if last is None else are_alike(hard, last)
-                last = hard
-                is_kept = self.keeps == "last" and state.step == self.steps
-                candidates.offer(symmetry.compose(hard, start), is_kept=is_kept)
+        for _ in course.rounds(program, task):
+            soft.load(program.params())
+            hard = soft.hard()
+            is_converged = torch.zeros_like(is_converged) if last is None else are_alike(hard, last)
+            last = hard
+            candidates.offer(symmetry.compose(hard, start), is_kept=self.keeps == "last")
         return candidates.result(is_converged)
-
-    def _losses(
-        self,
-        params_a: Mapping[str, Tensor],
-        a: Mapping[str, Tensor],
-        moved: Mapping[str, Tensor],
-        task: Task | None,
-        batch: Batch,
-        generator: torch.Generator | None,
-    ) -> Tensor:
-        """The loss of each pair."""
-        if task is None:
-            return torch.stack([(a[name] - moved[name]).square().flatten(1).sum(1) for name in a]).sum(0)
-        count = len(next(iter(moved.values())))
-        where = torch.full((count,), 0.5)
-        if self.loss == "random" and generator is not None:
-            where = torch.rand(count, generator=generator, device=generator.device)
-        between = {**params_a, **interpolate(a, moved, where)}
-        between = {name: tensor.to(params_a[name].dtype) for name, tensor in between.items()}
-        if count == 1:
-            return task.loss({name: t[0] for name, t in between.items()}, batch).reshape(1)
-        return torch.func.vmap(lambda params: task.loss(params, batch))(between)
 
     def _measure(self, problem: Problem) -> Measure | None:
         """The objective that rounded plans are judged by; None stands for the loss halfway between the networks."""
-        task = problem.task
 
         def squares(params: Params) -> Tensor:
             a, b = compared([problem.a, params], problem.symmetry)
             differences = (a[name].double() - b[name].double() for name in a)
             return -sum((dots(x, x) for x in differences), torch.zeros(problem.pairs, dtype=torch.float64))
 
-        def losses(params: Params) -> Tensor:
-            assert task is not None
-            pairs = [(select(problem.a, k), select(params, k)) for k in range(problem.pairs)]
-            each = [[task.evaluate_average(interpolate(a, b, t))["loss"] for t in LINE_POINTS] for a, b in pairs]
-            return -torch.tensor(each, dtype=torch.float64).mean(1)
-
-        return {"l2": squares, "random": losses}.get(self.loss)
+        return squares if self.loss == "l2" else line_measure(problem, self.loss)
 
 
 def _floats(*networks: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:

@@ -122,7 +122,7 @@ class WeightMatching(Method):
         fallbacks = [Fallback(initial, partial(from_identity, is_from_original=True))]
         if frame.sides is not None and (is_from_barycenter or init is not None):
             fallbacks.insert(0, Fallback(frame.objective(frame.b), partial(from_identity, is_from_original=False)))
-        losses = None if problem.task is None else (lambda element: problem.midpoint_losses(problem.move(element)))
+        losses = None if problem.task is None else (lambda element: problem.line_losses(problem.move(element)))
         best, starts = ladder(climbs, fallbacks, initial, losses)
         return problem.result(
             best.element,

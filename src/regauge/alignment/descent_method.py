@@ -1,0 +1,164 @@
+"""The base class of methods that learn an element from a task by descent, and the losses between networks."""
+
+import itertools
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import mse_loss
+from torch.utils import _pytree as pytree
+
+from regauge.alignment.method import KEPT, Measure, Method, chunks, require_kept, start_of
+from regauge.alignment.problem import Problem
+from regauge.alignment.result import Results, join
+from regauge.core.chance import given_or_seed
+from regauge.core.element import Element
+from regauge.core.params import Params
+from regauge.core.task import Batch, Task
+from regauge.training import PlainProgram, descend
+from regauge.training.clock import Clock
+from regauge.training.descent import cycle
+
+PROGRAM = 1 << 24
+"""About how many parameters of second networks are optimized in one program; more pairs take turns."""
+LINE_POINTS = (0.25, 0.5, 0.75)
+"""Points of the line at which elements are judged that are learned at random ones."""
+RECENT = 3
+"""The mean over the steps gives step k of n a weight that grows about as `k ** RECENT`."""
+
+
+@dataclass(frozen=True)
+class DescentCourse:
+    """The steps of one descent: how many there are, and what chance decides in them.
+
+    Attributes:
+        steps: Number of steps.
+        every: Number of steps after which what is learned is judged.
+        seconds: Seconds of the clock after which the descent ends, when it is judged next.
+        seed: Seed of the points of the line.
+    """
+
+    steps: int
+    every: int
+    seconds: float | None
+    seed: int
+
+    def rounds(self, program: PlainProgram[Any], task: Task | None) -> Iterator[Params]:
+        """Take steps on the batches of a task, or on None; yield what is learned whenever it is to be judged.
+
+        That is a mean over the latest steps. It takes the place of a learning rate that falls to zero at the end, which
+        would make each step depend on where the end is.
+        """
+        batches: Iterator[Any] = itertools.repeat(None) if task is None else cycle(task)
+        clock, mean = Clock(self.seconds), program.params()
+        for state in descend(program, batches, steps=math.ceil(self.steps / self.every) * self.every):
+            weight = (1 + RECENT) / (state.step + RECENT)
+            mean = {name: torch.lerp(mean[name], value, weight) for name, value in program.params().items()}
+            if state.step % self.every == 0:
+                yield mean
+                if clock.is_over:
+                    return
+
+    def points(self, loss: str) -> Iterator[float]:
+        """The point of the line of each step, the same for all pairs: uniform in (0, 1) if random, else one half."""
+        generator = torch.Generator().manual_seed(self.seed)
+        while True:
+            yield float(torch.rand((), generator=generator)) if loss == "random" else 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class DescentMethod(Method):
+    """A method that learns an element by descent: a part of the examples of a task teach, and the rest choose.
+
+    After every `every` steps the element is judged on the kept examples. The best one is returned, the start and the
+    identity included. Nothing depends on the number of steps but the end: a run with fewer steps is the beginning of
+    one with more. A longer run is therefore never worse on the kept examples. Where the examples cannot be split, all
+    of them do both, and the result says so.
+
+    Subclasses define `learn`, and a setting `init`: an element, or a method whose result is the start; None is the
+    identity.
+
+    Attributes:
+        steps: Number of steps, rounded up to a multiple of `every`.
+        every: Number of steps after which the element is judged.
+        kept: The share of the examples that choose, and from which nothing is learned; with 0 all do both.
+        seconds: Seconds of the clock after which the descent ends, when it is judged next; no limit unless given. All
+            pairs share them.
+    """
+
+    steps: int = 100
+    every: int = 10
+    kept: float = KEPT
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_kept(self.kept)
+        if self.steps < 1 or self.every < 1:
+            raise ValueError(f"steps={self.steps}, every={self.every}: both must be at least 1")
+        if self.seconds is not None and not 0 < self.seconds < math.inf:
+            raise ValueError(f"seconds is {self.seconds}, but a limit must be positive and finite")
+
+    @abstractmethod
+    def learn(self, problem: Problem, start: Element, notes: tuple[str, ...], course: DescentCourse) -> Results:
+        """The best elements of a descent from the start of each pair; `notes` are those of the start."""
+
+    @property
+    def needs_task(self) -> bool:
+        """Whether the descent needs a task."""
+        return True
+
+    @property
+    def _size(self) -> int:
+        """About how many parameters of second networks are moved at once."""
+        return PROGRAM
+
+    def match(self, problem: Problem) -> Results:
+        """See `align` and `align_pairs`."""
+        if self.needs_task:
+            problem.require_task(self)
+        problem, told = problem.divided(self.kept)
+        start, notes = start_of(
+            vars(self)["init"], problem
+        )  # As a field here it would come before those of subclasses.
+        parts = chunks(problem, self._size)
+        seconds = None if self.seconds is None else self.seconds / len(parts)
+        chance = given_or_seed(problem.generator)
+        seed = int(torch.randint(1 << 62, (), generator=chance, device=chance.device))
+        course = DescentCourse(self.steps, self.every, seconds, seed)
+        return join([self.learn(problem[part], start.rows(part), (*told, *notes), course) for part in parts])
+
+
+def line_measure(problem: Problem, loss: str) -> Measure | None:
+    """The objective of elements: minus the loss on the line, or for None minus that halfway."""
+    return (lambda params: -problem.line_losses(params, LINE_POINTS)) if loss == "random" else None
+
+
+def losses_at(problem: Problem, between: Params, point: float, batch: Batch) -> Tensor:
+    """The loss of each pair on one batch at a point of its line, `[pairs]`; differentiable.
+
+    Args:
+        problem: With the task; without targets the loss is that of `Problem.line_losses`.
+        between: The networks there.
+        point: The point t on every line, between 0 and 1.
+        batch: Inputs and targets.
+    """
+    task = problem.task
+    assert task is not None
+    if task.has_targets:
+        return _each(lambda params: task.loss(params, batch), between)
+    with torch.no_grad():  # The second networks compute what they did before they were moved.
+        first, second = (_each(lambda params: task.run(params, batch[0]), ends) for ends in (problem.a, problem.b))
+        wanted = torch.lerp(first, second, point)
+    return _each(lambda params, target: mse_loss(task.run(params, batch[0]), target), between, wanted)
+
+
+def _each(function: Callable[..., Tensor], networks: Mapping[str, Tensor], *values: Any) -> Tensor:
+    """A function of each pair; a single one runs without `vmap`, which is faster and takes every operator."""
+    if len(next(iter(networks.values()))) == 1:
+        return function(*pytree.tree_map(lambda tensor: tensor[0], (networks, *values))).unsqueeze(0)
+    return torch.func.vmap(function)(networks, *values)
