@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import regauge as rg
-from regauge import learn
+from regauge import flow, learn
 from regauge import weightspace as ws
 from regauge.core.params import Params, select
+from regauge.learn.autoencoder_training import _judge
 from regauge.learn.running import Runner
 from regauge.nets.mlp import MLP
 from regauge.nets.siren import Siren
@@ -142,6 +143,40 @@ def test_classifiers_are_distilled_or_trained_on_a_task() -> None:
     made = {name: tensor.float() for name, tensor in auto.canonicalize(networks).items()}
     plain = {name: tensor.float() for name, tensor in networks.items()}
     assert float(task.evaluate_each(made)["loss"].mean()) < 0.8 * float(task.evaluate_each(plain)["loss"].mean())
+
+
+def test_a_verdict_says_whether_decoded_networks_come_near() -> None:
+    module, symmetry, networks, inputs = members("mlp")
+    labels = torch.arange(12) % 3
+    task = rg.Task(module, [(inputs[:5], labels[:5]), (inputs[5:], labels[5:])])
+    settings = {**vars(TINY), "loss": learn.SquaredError()}
+    poor = learn.fit_autoencoder(
+        networks, symmetry, learn.AutoencoderConfig(**{**settings, "lr": 1e-6}), generator=generator(), task=task
+    )
+    scores = poor.about["scores"]
+    test = select(networks, torch.from_numpy(poor.tested))  # type: ignore[arg-type]
+    as_read = [{name: t.float() for name, t in one.items()} for one in (test, poor.canonicalize(test))]
+    own, made = (task.evaluate_each(one)["accuracy"] for one in as_read)
+    assert scores["autoencoder"]["accuracy error"] == pytest.approx(float((own - made).abs().mean()), abs=1e-6)
+    sample = select(networks, torch.from_numpy(flow.divide(networks)["train"]))
+    median = task.evaluate_each({name: t.float() for name, t in sample.items()})["accuracy"].median()
+    constant = scores["the mean output, for all"]
+    assert constant["accuracy error"] == pytest.approx(float((own - median).abs().mean()), abs=1e-6)
+    assert poor.about["is_near"] == (scores["autoencoder"]["accuracy error"] <= constant["accuracy error"] / 2)
+    plain = learn.fit_autoencoder(networks, symmetry, TINY, generator=generator(), module=module, inputs=inputs)
+    assert "accuracy error" not in plain.about["scores"]["autoencoder"]
+    assert not plain.about["is_near"]
+    assert plain.about["verdict"].startswith("The budget was too small, for at most a quarter is near: squared error")
+    near = _judge({"accuracy error": 0.02}, {"accuracy error": 0.04})
+    assert near["is_near"]
+    assert near["verdict"].startswith(
+        "Decoded networks do nearly what the encoded ones do: accuracy error 0.02 against"
+    )
+    far = _judge({"accuracy error": 0.021}, {"accuracy error": 0.04})
+    assert not far["is_near"]
+    assert "More epochs or seconds, more networks" in far["verdict"]
+    on_targets = learn.fit_autoencoder(networks, symmetry, TINY, generator=generator(), task=task)
+    assert "verdict" not in on_targets.about  # Decoded networks are to answer rightly, not as the encoded ones do.
 
 
 def test_distillation_is_the_divergence_of_softened_probabilities() -> None:

@@ -37,11 +37,11 @@ def autoencoder(options: LearnAutoencoder) -> None:
                 progress=progress,
             )
         with show_status("drawing"):
-            kind, _, size = options.inputs.partition(":")
-            grid = sizes_of(size) if kind == "grid" else None
+            grid = sizes_of(options.inputs.removeprefix("grid:")) if options.inputs.startswith("grid:") else None
             results = autoencoder_results(made, collection, inputs, grid=grid, color=options.color)
         write_page({"store": ", ".join(map(str, options.stores)), **results}, place.beside[0])
         made.save(place.path, overwrite=place.overwrite)
+    tell(made.about["verdict"], verdict=made.about["verdict"], is_near=made.about["is_near"])
     tell_training(made)
     tell_written(options.output, *place.beside)
 

@@ -1,6 +1,6 @@
 """Training of canonicalizing autoencoders: the settings, and one function from networks to an autoencoder."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Unpack
 
@@ -17,7 +17,7 @@ from regauge.learn.autoencoder import Autoencoder
 from regauge.learn.course import Trained, Validation
 from regauge.learn.division import Division, FitArguments
 from regauge.learn.fitting import Fitting
-from regauge.learn.function_losses import SquaredError
+from regauge.learn.function_losses import Criterion, SquaredError
 from regauge.learn.input_layer import InputLayer
 from regauge.learn.learn_configs import AutoencoderConfig
 from regauge.learn.objective import Objective
@@ -50,7 +50,8 @@ def fit_autoencoder(
     """Train an encoder that respects the symmetry, and a decoder to networks that compute what the encoded ones do.
 
     All networks of an orbit have one latent vector, so the decoded network is a canonical one. The weights with the
-    best validation are kept; the networks for testing are read once, at the end.
+    best validation are kept; the networks for testing are read once, at the end. `about["verdict"]` says whether the
+    budget was enough: whether decoded networks come near enough to the encoded ones.
 
     Args:
         population: Parameters with a leading model axis, or a store, which is streamed; or several of one architecture.
@@ -189,6 +190,8 @@ class AutoencoderFitting(Fitting[Autoencoder]):
         if isinstance(self.objective.loss, SquaredError):  # which has a name of its own
             scores = {label: {n: x for n, x in known.items() if n != "loss"} for label, known in scores.items()}
         about: dict[str, Any] = {"scores": scores, **self.division.about(self.config)}
+        if not isinstance(self.objective.loss, Criterion):
+            about |= _judge(*scores.values())
         member = collection.members[0]
         if isinstance(member, Store):
             about["architecture"] = member.architecture.to_json()
@@ -212,3 +215,23 @@ class AutoencoderFitting(Fitting[Autoencoder]):
             for name, values in self.objective.measure(decoded, originals).items():
                 totals[name] = totals.get(name, 0.0) + float(values.sum()) / len(indices)
         return totals
+
+
+def _judge(own: Mapping[str, float], constant: Mapping[str, float]) -> dict[str, Any]:
+    """Whether decoded networks have at most half of the error of a control, and a sentence that says so.
+
+    Of squared errors and divergences, this is a quarter.
+    """
+    name = next(name for name in ("accuracy error", "loss", "squared error") if name in own)
+    most, share, whose = (
+        (0.5, "half", "one accuracy for all") if name == "accuracy error" else (0.25, "a quarter", "the mean output")
+    )
+    is_near = own[name] <= most * constant[name]
+    numbers = f"{name} {own[name]:.3g} against {constant[name]:.3g} of {whose}, on the test networks"
+    verdict = f"Decoded networks do nearly what the encoded ones do: {numbers}."
+    if not is_near:
+        verdict = (
+            f"The budget was too small, for at most {share} is near: {numbers}. More epochs or seconds, more networks, "
+            "or a longer latent vector help."
+        )
+    return {"verdict": verdict, "is_near": is_near}

@@ -25,6 +25,7 @@ class Objective:
         examples: Inputs that a training step reads, drawn anew for each; all of a batch if None.
         mean: Mean outputs of some networks, for each batch.
         scale: The divisor of losses in training: the squared error of these means.
+        accuracy: The median accuracy of some networks; None without classes as targets.
     """
 
     runner: Runner
@@ -33,6 +34,7 @@ class Objective:
     examples: int | None = None
     mean: tuple[Tensor, ...] = ()
     scale: float = 1.0
+    accuracy: float | None = None
 
     @classmethod
     def of(
@@ -87,8 +89,10 @@ class Objective:
     ) -> dict[str, Tensor]:
         """Scores of every network, float64 `[models]`; the mean outputs stand for the decoded networks unless given.
 
-        The loss, the squared error of the outputs, and for classifiers the share of examples with the same class.
-        `known` are the outputs of the originals for each batch, if they have been computed already.
+        The loss, the squared error of the outputs, and for classifiers the share of examples with the same class. With
+        classes as targets that the loss does not read, also the difference of both accuracies; the median accuracy of
+        some networks stands for that of the mean outputs. `known` are the outputs of the originals for each batch, if
+        they have been computed already.
         """
         totals: dict[str, Tensor] = {}
         whole = sum(count_examples(inputs) for inputs, _ in self.batches)
@@ -99,10 +103,26 @@ class Objective:
             scores["squared error"] = SquaredError()(made, wanted, None)
             if not isinstance(self.loss, SquaredError) and made.ndim > 2 and made.shape[-1] > 1:
                 scores["agreement"] = (made.argmax(-1) == wanted.argmax(-1)).double().flatten(1).mean(1)
+            own = self._accuracies(wanted, targets)
+            other = self._accuracies(made, targets)
+            if decoded is None and own is not None:
+                other = None if self.accuracy is None else torch.full_like(own, self.accuracy)
+            if own is not None and other is not None:
+                scores |= {"own": own, "made": other}
             share = count_examples(inputs) / whole
             for name, values in scores.items():
                 totals[name] = totals.get(name, 0) + share * values.double()
+        if "own" in totals:
+            totals["accuracy error"] = (totals.pop("made") - totals.pop("own")).abs()
         return totals
+
+    def _accuracies(self, outputs: Tensor, targets: Any) -> Tensor | None:
+        """The share of right answers of each network; None without classes, or where the loss is that on targets."""
+        is_class = isinstance(targets, Tensor) and not targets.is_floating_point()
+        if isinstance(self.loss, Criterion) or not is_class or outputs.shape[1:-1] != targets.shape:
+            return None
+        right: Tensor = (outputs.argmax(-1) == targets).double().flatten(1).mean(1)
+        return right
 
     def _judge(self, wanted: Tensor | None, targets: Any) -> Any:
         def judge(made: Tensor, part: slice) -> Tensor:
@@ -128,6 +148,12 @@ class Objective:
                 f"what these networks compute at the inputs has the variance {spread}; give inputs at which they "
                 "differ, and networks whose outputs are finite"
             )
+        right = [self._accuracies(made, targets) for made, (_, targets) in zip(outputs, self.batches, strict=True)]
+        known = [one for one in right if one is not None]
+        if len(known) == len(right):
+            counts = torch.tensor([count_examples(inputs) for inputs, _ in self.batches]).double()
+            whole = torch.stack(known).cpu().T @ counts / counts.sum()
+            result = replace(result, accuracy=float(whole.median()))
         return replace(result, scale=spread) if isinstance(self.loss, SquaredError) else result
 
 
