@@ -110,7 +110,7 @@ def test_the_rest_of_the_options_is_one_flag_away(capsys: pytest.CaptureFixture[
         assert f"{flag} " in short
     assert "--density" not in short
     assert "della-linear: the same" not in short
-    assert "Show all 41 options" in short
+    assert "Show all 42 options" in short
     for group in GROUPS:
         assert f"{group} options" in long
     assert "--version" in printed_help(capsys, "--help")

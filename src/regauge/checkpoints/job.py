@@ -26,7 +26,7 @@ from regauge.checkpoints.output import Output, alignment_label
 from regauge.checkpoints.outputs.provenance import Provenance, name_networks
 from regauge.checkpoints.outputs.staging import Staging, require_place
 from regauge.checkpoints.writing import Pieces, Shard, path_beside, require_writable, save_text
-from regauge.core.progress import Progress, no_progress
+from regauge.core.progress import Crew, Progress, no_progress
 from regauge.core.symmetry import Symmetry
 from regauge.names import VERSION
 
@@ -60,6 +60,10 @@ WORKS = {
     "repairing": Work(4),
 }
 """Each kind of work, by its name in sentences."""
+
+
+SHARED = ("aligning", "merging")
+"""Kinds of work that several processes may share."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,13 @@ class FileJob:
     @property
     def is_streamed(self) -> bool:
         """Whether the networks stay on the disk, because in memory they would need more than is allowed."""
-        return all(checkpoint.is_lazy for checkpoint in self.checkpoints) and not self.fits
+        is_shared = self.output is not None and self.output.shared
+        return all(checkpoint.is_lazy for checkpoint in self.checkpoints) and (is_shared or not self.fits)
+
+    @property
+    def crew(self) -> Crew:
+        """The processes that do the work."""
+        return Crew() if self.output is None else self.output.crew
 
     @property
     def nbytes(self) -> int:
@@ -152,7 +162,7 @@ class FileJob:
             ValueError: Another process is writing it, or it is another kind of file than `.safetensors`.
         """
         self.require_name()
-        if self.out is not None:
+        if self.out is not None and self.crew.rank == 0:
             require_space(self.out, sum(shard.nbytes for shard in self.shards))
 
     def require_name(self) -> None:
@@ -164,11 +174,30 @@ class FileJob:
             raise ValueError(f"the output {str(self.out)!r} must end in {written}, or be the name of a folder")
         if self.out.name.endswith(ALIGNMENT):
             raise ValueError(f"the output {str(self.out)!r} is the name of an alignment; leave {ALIGNMENT} out")
+        if self.output.shared:
+            self._require_shared(self.output)
+        if self.crew.rank:  # the first process may be at work there
+            return
         require_place(self.out, overwrite=self.output.overwrite)
         ending = WORKS[self.work].beside
         if ending and not self.output.resume and self.output.is_file:
             beside = path_beside(self.out, ending)
             require_writable(beside, overwrite=self.output.overwrite, suffixes=(beside.suffix,))
+
+    def _require_shared(self, output: Output) -> None:
+        """Refuse to share work of which one process alone makes the result."""
+        if self.work not in SHARED:
+            output.require_alone(self.work)
+        if output.is_file:
+            raise ValueError(
+                f"processes share the files of a folder, and {str(output.path)!r} is one file; name a folder"
+            )
+        whole = next((one for one in self.checkpoints if not one.is_lazy), None)
+        if whole is not None:
+            raise ValueError(
+                f"{whole.label!r} is read as a whole, and processes share tensors; save it as "
+                ".safetensors, or with torch.distributed.checkpoint"
+            )
 
     def write(
         self,
@@ -237,6 +266,7 @@ class FileJob:
             overwrite=self.output.overwrite,
             provenance=self.output.provenance,
             nbytes=sum(shard.nbytes for shard in self.shards) if nbytes is None else nbytes,
+            crew=self.crew,
         )
         staging.beside = dict(self.source.replaced)
         return staging

@@ -30,7 +30,10 @@ class MemoryLimit:
 
     @classmethod
     def of(cls, memory: "int | str | MemoryLimit | None") -> "MemoryLimit":
-        """A limit from bytes, or from text such as "2GB"; half of the machine's memory if None."""
+        """A limit from bytes, or from text such as "2GB"; half of the machine's memory if None.
+
+        Processes that torchrun started on one machine share that half.
+        """
         if isinstance(memory, MemoryLimit):
             return memory
         if isinstance(memory, int):
@@ -38,7 +41,8 @@ class MemoryLimit:
         if memory is None:
             if not hasattr(os, "sysconf"):
                 raise ValueError("this system does not report how much memory it has; give the limit with `memory=`")
-            return cls(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
+            sharing = max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
+            return cls(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // (2 * sharing))
         return cls(read_size(memory, "memory"))
 
     def from_now(self) -> "MemoryLimit":

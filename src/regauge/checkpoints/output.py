@@ -10,6 +10,7 @@ from regauge.checkpoints.form import Form
 from regauge.checkpoints.formats.file_formats import is_single_file
 from regauge.checkpoints.location import ALIGNMENT
 from regauge.checkpoints.outputs.provenance import Provenance
+from regauge.core.progress import Crew
 
 
 @dataclass(frozen=True, init=False)
@@ -28,6 +29,8 @@ class Output:
         shard_size: Bytes, or text such as "5GB", of the values in one file of a folder; as there unless given.
         provenance: The provenance of the output; the call that writes it, unless given.
         page: Draws the HTML page of a report from its JSON file, for verbs that write one; no page unless given.
+        shared: Whether the other processes of torchrun or Slurm make the same call, and take a share of the work:
+            `rg.align`, `rg.merge` and recipes of checkpoints that are read tensor by tensor, with a folder as output.
 
     Raises:
         ValueError: The dtype is unknown, or the shard size cannot be read or is not positive.
@@ -40,6 +43,7 @@ class Output:
     shard_size: int | str | None = None
     provenance: Provenance | None = None
     page: Callable[[Path], str] | None = None
+    shared: bool = False
 
     def __init__(
         self,
@@ -50,9 +54,10 @@ class Output:
         shard_size: int | str | None = None,
         provenance: Provenance | None = None,
         page: Callable[[Path], str] | None = None,
+        shared: bool = False,
     ) -> None:
         form = Form.of(dtype, shard_size)
-        given = (Path(path), overwrite, resume, form.dtype, form.shard_size, provenance, page)
+        given = (Path(path), overwrite, resume, form.dtype, form.shard_size, provenance, page, shared)
         for name, value in zip(self.__dataclass_fields__, given, strict=True):
             object.__setattr__(self, name, value)
 
@@ -65,6 +70,20 @@ class Output:
     def is_file(self) -> bool:
         """Whether it is one file of weights, and no folder."""
         return is_single_file(self.path)
+
+    @property
+    def crew(self) -> Crew:
+        """The processes that make it."""
+        if not self.shared:
+            return Crew()
+        from regauge.checkpoints.outputs.processes import join  # imports torch.distributed
+
+        return join()
+
+    def require_alone(self, work: str) -> None:
+        """Raise a ValueError if it is shared, for work of which one process makes the result."""
+        if self.shared:
+            raise ValueError(f"{work} is not shared by processes; leave `shared=True` out, and start one alone")
 
     @property
     def form(self) -> Form:

@@ -74,6 +74,8 @@ class Matching(JudgedOptions):
     in sweeps over their files. Matching then uses weights only, and networks are combined tensor by tensor."""
     dry_run: bool = False
     """Print what would be read, held and written, and stop."""
+    shared: bool = False
+    """Share the work with the other processes that torchrun or srun started with this command; OUT is a folder."""
     resume: bool = False
     """Continue an interrupted run from OUT.partial; a run in memory begins anew."""
 

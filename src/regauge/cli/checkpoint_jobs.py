@@ -1,5 +1,8 @@
 """The checkpoints that a command reads, and the output that it writes with its provenance, checked before any work."""
 
+import logging
+import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -9,36 +12,33 @@ import regauge as rg
 from regauge.checkpoints.job import FileJob, open_job
 from regauge.checkpoints.memory_limit import MemoryLimit
 from regauge.checkpoints.outputs.provenance import Input, Provenance
+from regauge.cli.output import STDERR
 
-WITHOUT_EFFECT = ("output", "memory", "resume", "overwrite", "dry_run", "retrace", "json")
+WITHOUT_EFFECT = ("output", "memory", "resume", "overwrite", "dry_run", "retrace", "json", "shared")
 """Options that leave the values of the output alone."""
 
 
 def output_of(
     options: Any,
-    provenance: Provenance | None = None,
+    origin: Provenance | None = None,
     *,
     element: str | None = None,
     page: Callable[[Path], str] | None = None,
 ) -> rg.Output:
     """The output that the options of a command ask for, with the name of the element's file next to it, if any."""
-    return rg.Output(
-        options.output,
-        options.overwrite,
-        getattr(options, "resume", False),
-        options.written.dtype,
-        options.written.shard_size or None,
-        provenance or provenance_of(options, element=element),
-        page,
-    )
+    resume, shared = (getattr(options, name, False) for name in ("resume", "shared"))
+    form = options.written.dtype, options.written.shard_size or None
+    origin = origin or provenance_of(options, element=element)
+    out = rg.Output(options.output, options.overwrite, resume, *form, origin, page, shared)
+    if out.crew.rank:  # the first process tells, and errors are told by all
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+        STDERR.quiet = True
+        logging.disable(logging.INFO)
+    return out
 
 
 def open_checkpoints(
-    paths: Sequence[Path],
-    out: rg.Output,
-    *,
-    memory: str | MemoryLimit | None = None,
-    work: str = "aligning",
+    paths: Sequence[Path], out: rg.Output, *, memory: str | MemoryLimit | None = None, work: str = "aligning"
 ) -> FileJob:
     """Open the checkpoints of a command, and refuse an output that cannot be written.
 

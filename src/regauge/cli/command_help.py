@@ -30,7 +30,7 @@ GROUPS = {
     "reference where checkpoints networks samples among template beside settings autoencoder like",
     "method": "",
     "data": "data test train loss batch statistics examples inputs target label labels split_by pair_by dataset",
-    "limit": "memory seconds epochs patience device on shard dry_run resume",
+    "limit": "memory seconds epochs patience device on shard shared dry_run resume",
     "output": "output out overwrite json dtype shard_size storage format color",
 }
 """Options by the group in which the help shows them; all others are settings of the method."""

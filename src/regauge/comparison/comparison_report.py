@@ -22,6 +22,7 @@ def require_page(out: Output | str | Path | None) -> Path | None:
     if out is None:
         return None
     output = Output.of(out)
+    output.require_alone("comparing")
     require_writable(output.path, overwrite=output.overwrite, suffixes=(".html",))
     return output.path
 

@@ -1,6 +1,10 @@
-"""Progress of long work: one protocol, which the command line shows as bars with an estimate of the time left."""
+"""Progress of long work, which the command line shows as bars with an estimate of the time left; and who does it."""
 
-from typing import Protocol
+from collections.abc import Callable, Iterable
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
+Made = TypeVar("Made")
 
 
 class Advance(Protocol):
@@ -50,3 +54,17 @@ class Unit:
     def finish(self) -> None:
         """Count what is left of the unit."""
         self._advance(1 - self._done)
+
+
+class Crew:
+    """The processes that make an output together: here this one alone."""
+
+    rank, size = 0, 1
+
+    def first(self, make: Callable[[], T]) -> T:
+        """Call a function in the first process, and send its result to all."""
+        return make()
+
+    def map(self, make: Callable[[T], Made], items: Iterable[T]) -> list[Made]:
+        """Call a function of every item, each in one process, and send all results to all."""
+        return [make(one) for one in items]

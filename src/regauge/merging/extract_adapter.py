@@ -111,6 +111,7 @@ def extract_adapter(
     if rank < 1 or not least >= 0:
         raise ValueError(f"rank is {rank} and least {least}; a rank is positive, and a singular value is not negative")
     place = Output.of(out)
+    place.require_alone("extracting an adapter")
     if place.is_file:
         raise ValueError(f"{str(place.path)!r} is one file, but an adapter is a folder; give a folder as the output")
     opened = [Checkpoint.open(path) for path in (base, tuned)]

@@ -72,6 +72,7 @@ def merge_adapters(
     rule, given = Average() if rule is None else rule, as_weights(weights)
     _require(rule, len(adapters), rank)
     place, seed = Output.of(out), draw_seed(rule, generator)
+    place.require_alone("merging adapters")
     if place.is_file:
         raise ValueError(f"{str(place.path)!r} is one file, but an adapter is a folder; give a folder as the output")
     opened = [Checkpoint.open(path) for path in adapters]

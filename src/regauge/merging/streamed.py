@@ -106,10 +106,11 @@ def merge_job(
     with streamed.begin({"command": "merge", "rule": str(rule), "weights": given, "seed": seed}) as staging:
         found = streamed.match(staging, progress)
         elements = tuple([symmetry.identity(), *(one.element for one in found)][start:])
-        spans = [
-            (0.0, 0.0) if network is first else measure_distances(first, network, symmetry, element)
-            for network, element in zip(networks, elements, strict=True)
-        ]
+
+        def span(k: int) -> tuple[float, float]:
+            return (0.0, 0.0) if networks[k] is first else measure_distances(first, networks[k], symmetry, elements[k])
+
+        spans = streamed.job.crew.map(span, range(count))
         record = MergeRecord(
             networks=tuple(names[:count]),
             base=names[-1] if has_base else None,
@@ -133,6 +134,7 @@ def merge_job(
             staging.write(streamed.job.shards, replace(blend, networks=tuple(aligned)).pieces, progress, checkpoints)
         if staging.provenance is not None:
             record = replace(record, origin=staging.provenance.facts(progress))
-        save_text(record.card, staging.content / card_path(staging.out).name)
+        if staging.is_first:
+            save_text(record.card, staging.content / card_path(staging.out).name)
         params = cast(Params, staging.publish(streamed.job.shards, streamed.job.source))
         return MergeResult(params, elements, symmetry, record)

@@ -87,6 +87,9 @@ class StreamedJob:
             state, keep = load_state(kept, plan.symmetry), partial(save_state, path=kept)
             return align_streamed(a, b, plan, method, state=state, keep=keep, progress=progress)
 
+        return self.job.crew.first(lambda: self._match(run, progress))
+
+    def _match(self, run: Callable[..., StreamedResult], progress: Progress) -> list[StreamedResult]:
         first, *others = self.job.checkpoints
         runs = [partial(run, k) for k in range(1, len(others) + 1)]
         if self.chart is not None:
@@ -157,7 +160,8 @@ def align_job(
     with streamed.begin({"command": "align"}) as staging:
         (found,) = streamed.match(staging, progress)
         alignment = Alignment(found.symmetry, found.element)
-        alignment.save(staging.content / alignment_path(staging.out).name, overwrite=True)
+        if staging.is_first:
+            alignment.save(staging.content / alignment_path(staging.out).name, overwrite=True)
         pieces = move_pieces(streamed.job.checkpoints[1], found.symmetry, found.element)
         pieces = pieces if make is None else make(found.element)
         staging.write(streamed.job.shards, pieces, progress, streamed.job.checkpoints)

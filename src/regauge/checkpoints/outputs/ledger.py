@@ -20,7 +20,9 @@ from regauge.checkpoints.writing import save_text
 FORMAT = "regauge.run"
 LEDGER, LOCK, CONTENT, REPLACED = "run.json", "lock", "output", "replaced"
 PROGRESS = "progress.safetensors"
-KNOWN = re.compile(rf"{LEDGER}|{LOCK}|{CONTENT}|{REPLACED}|(\d+\.)?([a-z]+\.)?{PROGRESS}")
+OWN_LEDGER = "run.{}.json"
+"""The ledger of one of several processes that make an output."""
+KNOWN = re.compile(rf"{LEDGER}|run\.\d+\.json|{LOCK}|{CONTENT}|{REPLACED}|(\d+\.)?([a-z]+\.)?{PROGRESS}")
 """Names of what is in the folder of an output while it is made."""
 
 PARTS = re.compile(rf"{LEDGER}|[0-9a-f]{{16}}")
@@ -64,20 +66,20 @@ def require_own(folder: Path, known: re.Pattern[str] = KNOWN) -> None:
     read_ledger(folder)
 
 
-def read_ledger(folder: Path) -> dict[str, Any] | None:
+def read_ledger(folder: Path, name: str = LEDGER) -> dict[str, Any] | None:
     """Read the ledger of a folder; None if it has none.
 
     Raises:
         FileExistsError: It is no ledger of regauge.
     """
     try:
-        document = read_json(folder / LEDGER)
+        document = read_json(folder / name)
     except FileNotFoundError:
         return None
     except ValueError as error:
-        raise _refuse(folder, f"holds a damaged ledger {LEDGER!r} ({error})") from error
+        raise _refuse(folder, f"holds a damaged ledger {name!r} ({error})") from error
     if not isinstance(document, dict) or document.get("format") != FORMAT or not _fits(document):
-        raise _refuse(folder, f"holds a file {LEDGER!r} that is no ledger of regauge")
+        raise _refuse(folder, f"holds a file {name!r} that is no ledger of regauge")
     return dict(document)
 
 
@@ -87,9 +89,9 @@ def _fits(document: dict[str, Any]) -> bool:
     return is_listed and isinstance(inputs, dict | None)
 
 
-def write_ledger(folder: Path, document: dict[str, Any]) -> None:
+def write_ledger(folder: Path, document: dict[str, Any], name: str = LEDGER) -> None:
     """Write the ledger of a folder, whole or not at all."""
-    save_text(json.dumps({"format": FORMAT, **document}, indent=1), folder / LEDGER)
+    save_text(json.dumps({"format": FORMAT, **document}, indent=1), folder / name)
 
 
 def empty_own(folder: Path, known: re.Pattern[str] = KNOWN) -> None:

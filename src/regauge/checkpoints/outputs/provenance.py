@@ -21,7 +21,7 @@ from regauge.checkpoints.location import files_of, find_cached, locate, split_su
 from regauge.checkpoints.plain_files import leads_out, short_paths
 from regauge.checkpoints.writing import SUFFIX
 from regauge.core.escaping import escape, escape_code
-from regauge.core.progress import Advance, Progress, no_advance, no_progress
+from regauge.core.progress import Advance, Crew, Progress, no_advance, no_progress
 from regauge.core.typed_json import parse_json
 from regauge.names import VERSION
 
@@ -209,6 +209,13 @@ def hash_file(path: Path, advance: Advance = no_advance) -> str:
                 advance(len(block))
         _KNOWN[stamp] = digest.hexdigest()
     return _KNOWN[stamp]
+
+
+def hash_together(provenance: Provenance, crew: Crew) -> None:
+    """Hash the files of all inputs, each by one of several processes, so that `hash_file` then knows them."""
+    files = sorted({path for one in provenance.inputs for path in one.files})
+    for path, digest in zip(files, crew.map(hash_file, files), strict=True):
+        _KNOWN[_stamp(path)] = digest
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from regauge.checkpoints.outputs.ledger import (
     CONTENT,
     LEDGER,
     LOCK,
+    OWN_LEDGER,
     PROGRESS,
     REPLACED,
     empty_own,
@@ -34,7 +35,7 @@ from regauge.checkpoints.outputs.ledger import (
     require_own,
     write_ledger,
 )
-from regauge.checkpoints.outputs.provenance import IN_FOLDER, Provenance, hashed_on_the_way
+from regauge.checkpoints.outputs.provenance import IN_FOLDER, Provenance, hash_together, hashed_on_the_way
 from regauge.checkpoints.outputs.replacing import finish_replacing, own_files, replace_files, replace_folder
 from regauge.checkpoints.state_file import StateError
 from regauge.checkpoints.writing import (
@@ -49,7 +50,7 @@ from regauge.checkpoints.writing import (
     write_shard,
 )
 from regauge.core.counted import shorten
-from regauge.core.progress import Progress, no_progress
+from regauge.core.progress import Crew, Progress, no_progress
 
 REFUSALS = (ValueError, KeyError, TypeError)
 """Errors about inputs: what such a run left is of no use to a later one."""
@@ -64,7 +65,8 @@ class Staging:
     without inputs leaves is of no use to a later one, which removes it. `content` is where the files of the output are
     written, and `progress` where the caller may keep what it needs to go on. The provenance goes into the header of a
     file, or is a file of the folder. `beside` holds files of the folder that take the place of those that are copied,
-    or None for those that are left out.
+    or None for those that are left out. Of several processes the first one opens and publishes the output, and each
+    writes its share of the files, with a ledger of its own.
 
     Raises:
         FileExistsError: The output is there and may not be replaced, or holds files that are not of a checkpoint; or
@@ -84,6 +86,7 @@ class Staging:
         overwrite: bool,
         provenance: Provenance | None = None,
         nbytes: int = 0,
+        crew: Crew | None = None,
     ) -> None:
         require_parent(out)
         self.out = out.resolve() if out.is_symlink() and out.is_dir() else out
@@ -94,6 +97,12 @@ class Staging:
         self._inputs = json.loads(json.dumps(inputs))
         self._shards: dict[str, list[int]] = {}
         self._nbytes = nbytes
+        self._lock: FileLock | None = None
+        self._crew = crew or Crew()
+        self._shards = self._crew.first(lambda: self._open(resume=resume, overwrite=overwrite))
+
+    def _open(self, *, resume: bool, overwrite: bool) -> dict[str, list[int]]:
+        """Take the lock and begin, or go on; the files that an earlier run finished."""
         self._lock = _lock(self.out)
         is_left = True
         try:
@@ -110,6 +119,12 @@ class Staging:
         except BaseException:
             self.close(is_kept=is_left)
             raise
+        return self._shards
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process writes what is written once, such as a card."""
+        return self._crew.rank == 0
 
     def __enter__(self) -> "Staging":
         return self
@@ -142,32 +157,43 @@ class Staging:
             text = self.provenance.to_json(progress)
             headed = [replace(shard, metadata={**shard.metadata, PROVENANCE: text}) for shard in shards]
             return self._write(headed, pieces, progress)
-        with hashed_on_the_way(sources):
+        with hashed_on_the_way(sources if self._crew.size == 1 else ()):
             kept = self._write(shards, pieces, progress)
-        save_text(self.provenance.to_json(progress), self.content / IN_FOLDER)
+        if self._crew.size > 1:
+            hash_together(self.provenance, self._crew)
+        if self.is_first:
+            save_text(self.provenance.to_json(progress), self.content / IN_FOLDER)
         return kept
 
     def _write(self, shards: Sequence[Shard], pieces: Pieces, progress: Progress) -> list[str]:
         sizes = {shard.file: sum(spec.size for spec in shard.tensors) for shard in shards}
-        kept, advance = [], progress("writing", sum(sizes.values()))
+        advance = progress("writing", sum(sizes.values()))
 
         def count(name: str) -> Iterator[Tensor]:
             for piece in pieces(name):
                 yield piece
                 advance(piece.numel())
 
-        for shard in shards:
+        def write(shard: Shard) -> bool:
             path, known = self.content / shard.file, self._shards.get(shard.file)
             if known is not None and path.exists() and [path.stat().st_size, _crc_of(path)] == known:
-                kept.append(shard.file)
                 advance(sizes[shard.file])
-            else:
-                self._shards[shard.file] = list(write_shard(shard, self.content, count))
-                self._save()
-        return kept
+                return True
+            self._shards[shard.file] = list(write_shard(shard, self.content, count))
+            self._save()
+            return False
+
+        is_kept = self._crew.map(write, shards)
+        return [shard.file for shard, kept in zip(shards, is_kept, strict=True) if kept]
 
     def publish(self, shards: Sequence[Shard], source: Checkpoint | None = None) -> Checkpoint:
         """Put the output in its place, a folder with the name of the index and the further files of another one."""
+        self._crew.first(lambda: self._put(shards, source))
+        self.close(is_kept=False)
+        found = Checkpoint.open(self.out)
+        return found if source is None else source.view_alike(found)
+
+    def _put(self, shards: Sequence[Shard], source: Checkpoint | None) -> None:
         if is_single_file(self.out):
             for path in self.content.iterdir():
                 flush(path)
@@ -182,9 +208,6 @@ class Staging:
                 also = f", kept {shorten(kept)}" if kept else ""
                 LOG.info(f"in {str(self.out)!r}: replaced {shorten(replaced)}{also}")
         flush(self.out.parent)
-        self.close(is_kept=False)
-        found = Checkpoint.open(self.out)
-        return found if source is None else source.view_alike(found)
 
     def _complete(self, shards: Sequence[Shard], source: Checkpoint | None) -> None:
         """Write the index of a folder, and copy what goes along with its weights."""
@@ -221,6 +244,8 @@ class Staging:
 
     def close(self, *, is_kept: bool = True) -> None:
         """Release the lock; keep partial output for `--resume`, or remove it."""
+        if self._lock is None:  # another process holds it
+            return
         if not (is_kept or os.path.lexists(self._replaced) or _is_complete(self.folder)):
             remove_own(self.folder)
         self._lock.release()
@@ -241,9 +266,13 @@ class Staging:
                     "give the same, or begin anew with `overwrite=True` and without `resume=True`"
                 )
             self._shards = document["shards"]
+            for path in self.folder.glob(OWN_LEDGER.format("*")):
+                self._shards |= (read_ledger(self.folder, path.name) or document)["shards"]
         else:
             empty_own(self.folder)
-            self._save()
+        self._save()
+        for path in self.folder.glob(OWN_LEDGER.format("*")):
+            path.unlink()
         self.content.mkdir(exist_ok=True)
         for path in self.content.iterdir():
             if TEMPORARY.fullmatch(path.name) or path.is_symlink():
@@ -255,7 +284,8 @@ class Staging:
         return max(0, self._nbytes - sum(path.stat().st_size for path in found))
 
     def _save(self, *, is_complete: bool = False) -> None:
-        write_ledger(self.folder, {"inputs": self._inputs, "shards": self._shards, "is_complete": is_complete})
+        name = LEDGER if self.is_first else OWN_LEDGER.format(self._crew.rank)
+        write_ledger(self.folder, {"inputs": self._inputs, "shards": self._shards, "is_complete": is_complete}, name)
 
 
 def partial_of(out: Path) -> Path:

@@ -167,7 +167,8 @@ def assemble(request: Request, out: Output, **setting: Unpack[Setting]) -> Assem
             staging.write(shards, assembly.pieces, progress, networks)
         record = _record(request, ready, parts)
         record = replace(record, origin=request.provenance.facts(progress))
-        save_text(record.card, staging.content / card_path(staging.out).name)
+        if staging.is_first:
+            save_text(record.card, staging.content / card_path(staging.out).name)
         params = cast(Params, staging.publish(shards, networks[0]))
     elements = tuple(symmetry.identity() if one is None else one for one in ready.elements[int(request.has_base) :])
     return Assembled(shards, result=MergeResult(params, elements, symmetry, record))

@@ -1,0 +1,105 @@
+"""Processes of torchrun or Slurm that make one output together."""
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
+from functools import cache
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from regauge.core.progress import Crew
+
+T = TypeVar("T")
+Made = TypeVar("Made")
+PLACES = (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"))
+"""Variables of the environment that say which process this is, and how many there are."""
+PATIENCE = timedelta(days=30)
+"""A process waits that long for the others; one that ends is noticed at once."""
+ENDED = (
+    "another process that works on this output ended, and what is done is kept; start all of them again with "
+    "`resume=True`"
+)
+
+
+class Ranks(Crew):
+    """This process among others that make the same call.
+
+    Args:
+        rank: The number of this process.
+        size: The number of all.
+        group: The group of `torch.distributed` that they talk in.
+    """
+
+    def __init__(self, rank: int, size: int, group: dist.ProcessGroup) -> None:
+        self.rank, self.size, self._group = rank, size, group
+
+    def first(self, make: Callable[[], T]) -> T:
+        """Call a function in the first process, and send its result to all; its error is one of all."""
+        made, error = self._try(make) if self.rank == 0 else (None, None)
+        told: list[Any] = [(made, None if error is None else str(error))]
+        self._talk(lambda: dist.broadcast_object_list(told, src=0, group=self._group))
+        result: T = self._agree(error, told)[0]
+        return result
+
+    def map(self, make: Callable[[T], Made], items: Iterable[T]) -> list[Made]:
+        """Call a function of every item, each in one process, and send all results to all; so is an error."""
+        every = list(items)
+        made, error = self._try(lambda: [make(one) for one in every[self.rank :: self.size]])
+        told: list[Any] = [None] * self.size
+        own = made, None if error is None else str(error)
+        self._talk(lambda: dist.all_gather_object(told, own, group=self._group))
+        parts = self._agree(error, told)
+        return [parts[k % self.size][k // self.size] for k in range(len(every))]
+
+    def _try(self, make: Callable[[], T]) -> tuple[T | None, Exception | None]:
+        try:
+            return make(), None
+        except Exception as error:  # of any kind: the others wait, and are told
+            return None, error
+
+    def _agree(self, error: Exception | None, told: Sequence[tuple[Any, str | None]]) -> list[Any]:
+        if error is not None:
+            raise error
+        texts = [text for _, text in told if text is not None]
+        if texts:
+            raise ValueError(f"another process that works on this output refuses: {texts[0]}")
+        return [made for made, _ in told]
+
+    def _talk(self, send: Callable[[], None]) -> None:
+        try:
+            send()
+        except RuntimeError as error:
+            raise OSError(ENDED) from error
+
+
+@cache
+def join() -> Crew:
+    """All processes that torchrun or Slurm started with this one; each calls this once.
+
+    Raises:
+        ValueError: Nothing says that there are others, or where they meet.
+    """
+    place = next((names for names in PLACES if all(name in os.environ for name in names)), None)
+    if place is None:
+        raise ValueError(
+            "work is shared by processes that torchrun or srun started, and this one was not; start for example "
+            "`torchrun --nproc-per-node 4 -m regauge ...`"
+        )
+    rank, size = (int(os.environ[name]) for name in place)
+    if size == 1:
+        return Crew()
+    if not dist.is_available():
+        raise ValueError("this torch has no torch.distributed, which sharing work needs; leave `shared=True` out")
+    if dist.is_initialized():
+        group = dist.new_group(backend="gloo", timeout=PATIENCE)
+    else:
+        absent = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+        if absent:
+            raise ValueError(
+                f"the processes do not know where to meet: set {' and '.join(absent)}, for example "
+                "MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1) MASTER_PORT=29500"
+            )
+        dist.init_process_group("gloo", rank=rank, world_size=size, timeout=PATIENCE)
+        group = dist.group.WORLD
+    return Ranks(rank, size, group)

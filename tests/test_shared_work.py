@@ -1,0 +1,221 @@
+"""Several processes make one output: it is the one that a single process makes, and a kill of one loses nothing."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from distributed_cases import load_alone, save_alone
+
+import regauge as rg
+import regauge.checkpoints.outputs.processes
+import regauge.cli.align
+import regauge.cli.merge  # before processes are forked, so that each need not do it
+from regauge.cli.main import main
+from regauge.core.params import Params
+
+RANKS = 4
+WIDTH, LAYERS = 12, 4
+
+
+def _params(seed: int) -> Params:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {"first.weight": (WIDTH, 5), "last.weight": (3, WIDTH)}
+    for k in range(LAYERS):
+        shapes |= {
+            f"{k}.up.weight": (2 * WIDTH, WIDTH),
+            f"{k}.up.bias": (2 * WIDTH,),
+            f"{k}.down.weight": (WIDTH, 2 * WIDTH),
+        }
+    return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+
+
+def _symmetry() -> rg.Symmetry:
+    """A residual stream, and hidden units in every layer."""
+    axes: dict[str, tuple[str | None, ...]] = {"first.weight": ("stream", None), "last.weight": (None, "stream")}
+    for k in range(LAYERS):
+        axes |= {
+            f"{k}.up.weight": (f"h{k}", "stream"),
+            f"{k}.up.bias": (f"h{k}",),
+            f"{k}.down.weight": ("stream", f"h{k}"),
+        }
+    kinds = {"stream": "permutation", **{f"h{k}": "scaled" for k in range(LAYERS)}}
+    return rg.Symmetry.from_axes(axes, kinds=kinds).bind(_params(0))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Three networks in files of torch.distributed.checkpoint, a symmetry and a recipe."""
+    known = _symmetry()
+    for k, name in enumerate("abc"):
+        moved = known.act(known.random(torch.Generator().manual_seed(k)), _params(0))
+        noise = _params(k + 1)
+        save_alone({n: t + 0.1 * noise[n] for n, t in moved.items()}, tmp_path / name)
+    (tmp_path / "symmetry.json").write_text(known.to_json())
+    models = [f"{{model: {name}, parameters: {{weight: {1 + k}}}}}" for k, name in enumerate("abc")]
+    (tmp_path / "recipe.yml").write_text(
+        f"merge_method: linear\ndtype: float32\nregauge: {{align: false}}\nmodels: [{', '.join(models)}]\n"
+    )
+    return tmp_path
+
+
+def _words(command: str, folder: Path, out: str, *more: str) -> list[str]:
+    known = ["--symmetry", str(folder / "symmetry.json")]
+    given = {
+        "merge": [
+            "merge",
+            *(str(folder / name) for name in "abc"),
+            "--rule",
+            "dare",
+            "--base",
+            str(folder / "a"),
+            *known,
+        ],
+        "align": ["align", str(folder / "a"), str(folder / "b"), *known],
+        "recipe": ["merge", "--recipe", str(folder / "recipe.yml")],
+    }
+    return [*given[command], "-o", str(folder / out), "--shard-size", "2KB", *more]
+
+
+def _start(words: Sequence[str], act: Callable[[int], None] = lambda rank: None, size: int = RANKS) -> list[int]:
+    """Run a command in several processes, as torchrun starts them; `act` is called in each before."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    children = []
+    for rank in range(size):
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+                sys.stderr = _errors(rank).open("w", buffering=1)
+                os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1"}
+                os.environ["MASTER_PORT"] = str(port)
+                act(rank)
+                main([*words, "--shared"])
+                code = 0
+            except SystemExit as ended:
+                code = ended.code if isinstance(ended.code, int) else 1
+            finally:
+                os._exit(code)
+        children.append(child)
+    return children
+
+
+def _ends(children: Sequence[int]) -> list[int]:
+    return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+
+
+def _errors(rank: int) -> Path:
+    return Path(os.environ["REGAUGE_CACHE"], f"rank{rank}")
+
+
+def _told(rank: int) -> str:
+    return _errors(rank).read_text()
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    """The files of an output; what it says of its origin names the output's neighbors, and is compared without."""
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.name != "regauge.md"}
+
+
+@pytest.mark.parametrize("command", ["recipe", "merge", "align"])
+def test_processes_make_what_one_makes(command: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _ends(_start(_words(command, folder, "shared"))) == [0] * RANKS, [_told(k) for k in range(RANKS)]
+    monkeypatch.setattr("regauge.checkpoints.job.FileJob.fits", False)
+    main(_words(command, folder, "alone"))
+    assert _files(folder / "shared") == _files(folder / "alone")
+    assert len(list((folder / "shared").glob("*.distcp"))) > RANKS
+    assert not (folder / "shared.partial").exists()
+    loaded = load_alone(_params(0), folder / "shared")
+    assert all(torch.equal(loaded[n], tensor) for n, tensor in rg.load(folder / "shared").items())
+
+
+@pytest.mark.parametrize("command", ["recipe", "merge"])
+@pytest.mark.parametrize("killed", [0, 2])
+@pytest.mark.parametrize("size", [RANKS, 2])
+def test_a_kill_of_one_process_loses_nothing(command: str, killed: int, size: int, folder: Path) -> None:
+    """Every file that was finished is kept, whoever is killed and however many processes go on."""
+
+    def die(rank: int) -> None:
+        """Let a process be killed when it is about to write its second file."""
+        from regauge.checkpoints.outputs import staging
+
+        write, count = staging.write_shard, 0
+
+        def counted(*given: object) -> object:
+            nonlocal count
+            count += 1
+            if count == 2 and rank == killed:
+                time.sleep(0.5)
+                os.kill(os.getpid(), signal.SIGKILL)
+            return write(*given)  # type: ignore[arg-type]
+
+        staging.write_shard = counted  # type: ignore[assignment]
+
+    ends = _ends(_start(_words(command, folder, "out"), die))
+    assert ends[killed] == -signal.SIGKILL
+    assert all(end == 2 for rank, end in enumerate(ends) if rank != killed)
+    assert "another process that works on this output ended" in _told(1)
+    assert not (folder / "out").exists()
+    content = folder / "out.partial/output"
+    before = {path.name: path.stat().st_ino for path in content.iterdir() if path.suffix == ".distcp"}
+    assert len(before) >= RANKS
+    assert len(list(content.parent.glob("run*.json"))) == RANKS
+    children = _start(_words(command, folder, "out", "--resume"), size=size)
+    assert _ends(children) == [0] * size, [_told(k) for k in range(size)]
+    after = {path.name: path.stat().st_ino for path in (folder / "out").iterdir()}
+    assert all(after[name] == inode for name, inode in before.items())
+    assert _ends(_start(_words(command, folder, "whole"))) == [0] * RANKS
+    assert _files(folder / "out") == _files(folder / "whole")
+
+
+def test_a_refusal_of_one_process_is_told_by_all(folder: Path) -> None:
+    params = _params(0)
+    params["2.up.weight"][0, 0] = torch.inf
+    save_alone(dict(params), folder / "d")
+    words = [str(folder / "d") if word == str(folder / "b") else word for word in _words("align", folder, "out")]
+    assert _ends(_start(words)) == [2] * RANKS
+    assert all("'2.up.weight'" in _told(rank) for rank in range(RANKS))
+    assert not (folder / "out.partial").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"-o": "out.safetensors", "--shard-size": ""}, "is one file; name a folder"),
+        ({"--symmetry": "missing.json"}, "there is no symmetry"),
+    ],
+)
+def test_what_cannot_be_shared_is_refused_by_all(change: dict[str, str], sentence: str, folder: Path) -> None:
+    words = _words("merge", folder, "out")
+    for option, value in change.items():
+        words[words.index(option) + 1] = str(folder / value) if value else "1GB"
+    assert _ends(_start(words, size=2)) == [2, 2]
+    assert all(sentence in _told(rank) for rank in range(2)), _told(0)
+
+
+def test_one_process_alone_has_nobody_to_share_with(folder: Path, refused: Callable[..., str]) -> None:
+    told = refused(*_words("merge", folder, "out"), "--shared")
+    assert "work is shared by processes that torchrun or srun started, and this one was not" in told
+    with pytest.raises(ValueError, match="canonicalizing is not shared by processes"):
+        rg.canonicalize(folder / "a", _symmetry(), out=rg.Output(folder / "out", shared=True))
+
+
+@pytest.mark.slow
+def test_torchrun_starts_them(folder: Path) -> None:
+    code = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "regauge"]
+    ended = subprocess.run(
+        [*code, *_words("recipe", folder, "out"), "--shared"], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("# ") == ended.stdout.count("# ")
+    main(_words("recipe", folder, "alone"))
+    assert _files(folder / "out") == _files(folder / "alone")
