@@ -1,7 +1,9 @@
-"""Flows with default settings on populations, each beside its control: a shrunk normal distribution.
+"""Learned parts with default settings on populations, each beside its controls.
 
-The defaults were chosen on the populations of `TUNING`; those of `HELD_OUT` were run once, afterwards. A population has
-500 networks from starts of their own. Each row is written as soon as it is known, and a run goes on where it ended.
+Defaults and bounds were chosen on the populations of `TUNING`; those of `HELD_OUT` were run once, afterwards. A
+population has 500 networks from starts of their own. Flows and matchers learn from networks that were trained alike,
+predictors and autoencoders from those that were trained for 10 steps to all. The rows of a part are written as soon as
+they are known, and a run goes on where it ended.
 
     OMP_NUM_THREADS=1 python benchmarks/defaults.py --out docs/records/defaults.jsonl [--seconds 180] [--only NAME]
     python benchmarks/defaults.py --out docs/records/defaults.jsonl --table
@@ -11,25 +13,33 @@ import argparse
 import itertools
 import json
 import math
-import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
 import regauge as rg
-from regauge import flow
+from regauge import flow, learn
 from regauge.core.params import Params, select
 from regauge.data import digits
+from regauge.flow.judging import KnownNetworks
 
 NETWORKS = 500
 DRAWN = 200
 """Networks of each kind that are judged."""
+PAIRS = 16
+"""Pairs of test networks that are aligned."""
+LEAST_STEPS = 10
+"""Steps of the networks that are trained least."""
+Data = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Examples and targets for training, and for testing."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +54,28 @@ class Population:
     """
 
     make: Callable[[], nn.Module]
-    data: Callable[[], tuple[Tensor, Tensor, Tensor, Tensor]]
+    data: Callable[[], Data]
     steps: int = 600
     lr: float = 1e-2
+
+
+class LSTM(nn.Module):
+    """A long short-term memory that reads digits row by row, as torch's, but in operators that `vmap` knows."""
+
+    def __init__(self, width: int = 10) -> None:
+        super().__init__()
+        self.read, self.repeat = nn.Linear(8, 4 * width), nn.Linear(width, 4 * width, bias=False)
+        self.out, self.width = nn.Linear(width, 10), width
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = x.new_zeros(*x.shape[:-2], self.width)
+        cell = state
+        for row in range(8):
+            let_in, forget, new, out = (self.read(x[..., row, :]) + self.repeat(state)).chunk(4, -1)
+            cell = forget.sigmoid() * cell + let_in.sigmoid() * new.tanh()
+            state = out.sigmoid() * cell.tanh()
+        result: Tensor = self.out(state)
+        return result
 
 
 class Recurrent(nn.Module):
@@ -79,6 +108,15 @@ def cnn() -> nn.Module:
     )
 
 
+def normed() -> nn.Module:
+    """Two convolutions with batch normalization."""
+    first, second = nn.Conv2d(1, 6, 3, padding=1, bias=False), nn.Conv2d(6, 10, 3, padding=1, bias=False)
+    return nn.Sequential(
+        *(first, nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2), second, nn.BatchNorm2d(10), nn.ReLU()),
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(10, 10)),
+    )
+
+
 def moons(count: int, chance: torch.Generator) -> tuple[Tensor, Tensor]:
     """Two half circles with noise."""
     angle, kind = math.pi * torch.rand(count, generator=chance), torch.randint(0, 2, (count,), generator=chance)
@@ -94,13 +132,20 @@ def spirals(count: int, chance: torch.Generator) -> tuple[Tensor, Tensor]:
     return points + 0.08 * torch.randn(count, 2, generator=chance), kind
 
 
-def in_plane(draw: Callable[[int, torch.Generator], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def shells(count: int, chance: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Three spheres with noise, one inside another."""
+    kind = torch.randint(0, 3, (count,), generator=chance)
+    points = functional.normalize(torch.randn(count, 3, generator=chance)) * (kind[:, None] + 1) * 0.6
+    return points + 0.12 * torch.randn(count, 3, generator=chance), kind
+
+
+def sampled(draw: Callable[[int, torch.Generator], tuple[Tensor, Tensor]]) -> Data:
     """1,000 examples for training and 2,000 for testing."""
     chance = torch.Generator().manual_seed(0)
     return (*draw(1000, chance), *draw(2000, chance))
 
 
-def images(*shape: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def images(*shape: int) -> Data:
     """Digits of 8 x 8 pixels."""
     data = digits()
     x, y = (one.reshape(len(one), *shape) for one in (data.train_images, data.test_images))
@@ -108,19 +153,22 @@ def images(*shape: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 TUNING = {
-    "two moons, 2-12-12-2, ReLU": Population(lambda: mlp(nn.ReLU, 2, 12, 12, 2), lambda: in_plane(moons)),
-    "two moons, 2-12-12-2, tanh": Population(lambda: mlp(nn.Tanh, 2, 12, 12, 2), lambda: in_plane(moons)),
+    "two moons, 2-12-12-2, ReLU": Population(lambda: mlp(nn.ReLU, 2, 12, 12, 2), lambda: sampled(moons)),
+    "two moons, 2-12-12-2, tanh": Population(lambda: mlp(nn.Tanh, 2, 12, 12, 2), lambda: sampled(moons)),
     "digits, 64-16-10, ReLU": Population(lambda: mlp(nn.ReLU, 64, 16, 10), lambda: images(64)),
+    "spirals, 2-16-8-3, GELU": Population(lambda: mlp(nn.GELU, 2, 16, 8, 3), lambda: sampled(spirals), 1500),
+    "digits, two convolutions, ReLU": Population(cnn, lambda: images(1, 8, 8), 1000),
 }
 HELD_OUT = {
-    "spirals, 2-16-8-3, GELU": Population(lambda: mlp(nn.GELU, 2, 16, 8, 3), lambda: in_plane(spirals), 1500),
-    "digits, two convolutions, ReLU": Population(cnn, lambda: images(1, 8, 8), 1000),
+    "digits, CNN with batch normalization, ReLU": Population(normed, lambda: images(1, 8, 8), 400),
+    "digits by rows, LSTM": Population(LSTM, lambda: images(8, 8), 800),
+    "shells, 3-16-8-3, SiLU": Population(lambda: mlp(nn.SiLU, 3, 16, 8, 3), lambda: sampled(shells), 800),
     "digits by rows, recurrent, tanh": Population(Recurrent, lambda: images(8, 8), 1000),
 }
 
 
-def train(population: Population, x: Tensor, y: Tensor) -> Params:
-    """Train networks from starts of their own, each with batches of its own."""
+def train(population: Population, x: Tensor, y: Tensor, *, varied: bool = False) -> Params:
+    """Train networks from starts of their own, each with batches of its own; if varied, for fewer steps each."""
     torch.manual_seed(0)
     modules = [population.make() for _ in range(NETWORKS)]
     params = {
@@ -128,69 +176,180 @@ def train(population: Population, x: Tensor, y: Tensor) -> Params:
         for name, _ in modules[0].named_parameters()
     }
     base, chance = modules[0], torch.Generator().manual_seed(1)
+    for part in base.modules():
+        if isinstance(part, nn.BatchNorm2d):  # Statistics of batches, until the training is over.
+            part.track_running_stats = False
+            part.running_mean = part.running_var = part.num_batches_tracked = None
+    lengths = torch.full((NETWORKS,), float(population.steps))
+    if varied:
+        shares = torch.rand(NETWORKS, generator=chance)
+        lengths = (LEAST_STEPS * (population.steps / LEAST_STEPS) ** shares).round()
     gradient = vmap(grad(lambda p, a, b: functional.cross_entropy(functional_call(base, p, (a,)), b)))
     first, second = ({name: torch.zeros_like(t) for name, t in params.items()} for _ in range(2))
-    for step in range(1, population.steps + 1):
+    for step in range(1, int(lengths.max()) + 1):
         chosen = torch.randint(len(x), (NETWORKS, 64), generator=chance)
         slopes = gradient(params, x[chosen], y[chosen])
-        rate = population.lr * (1 + math.cos(math.pi * step / population.steps)) / 2
+        rates = population.lr * (1 + (math.pi * (step / lengths).clamp_max(1)).cos()) / 2
         for name, slope in slopes.items():
             first[name].lerp_(slope, 0.1)
             second[name].lerp_(slope.square(), 0.001)
             size = (second[name] / (1 - 0.999**step)).sqrt() + 1e-8
+            rate = rates.view(-1, *[1] * (slope.ndim - 1))
             params[name] = params[name] - rate * first[name] / (1 - 0.9**step) / size
-    return params
+    whole = population.make()
+    buffers = {name: tensor.expand(NETWORKS, *tensor.shape) for name, tensor in whole.named_buffers()}
+    if not buffers:
+        return params
+    each = [rg.connect.reset_batchnorm(select(params | buffers, k), whole, [(x, y)]) for k in range(NETWORKS)]
+    return {name: torch.stack([one[name] for one in each]) for name in each[0]}
 
 
-def rows_of(name: str, population: Population, seconds: float) -> list[dict[str, Any]]:
-    """Rows of a flow and of what stands beside it, on one population."""
-    x, y, test_x, test_y = population.data()
-    params = train(population, x, y)
-    module = population.make().eval()
-    symmetry = rg.discover(module, (x[:4],), verify=False)
-    seen, test = rg.Task(module, [(x, y)]), rg.Task(module, [(test_x, test_y)])
-    parts = flow.divide(params)
-    held_out, known = (select(params, torch.from_numpy(parts[part])) for part in ("test", "train"))
-    config = flow.FlowConfig(seconds=seconds, is_cpu_time=True, epochs=100_000)
-    began = time.process_time()
-    plain = flow.fit(params, symmetry, config)
-    told = flow.fit(params, symmetry, config, task=seen)
-    spent = (time.process_time() - began) / 2
+@dataclass(frozen=True)
+class Case:
+    """A population with all that its parts need.
+
+    Attributes:
+        module: Runs a network.
+        symmetry: The symmetry of the networks.
+        seen: The examples that networks were trained on.
+        test: Other examples.
+        alike: Networks that were trained for all steps.
+        varied: Networks that were trained for fewer steps each.
+        seconds: CPU seconds of each training.
+    """
+
+    module: nn.Module
+    symmetry: rg.Symmetry
+    seen: rg.Task
+    test: rg.Task
+    alike: Params
+    varied: Params
+    seconds: float
+
+    @classmethod
+    def of(cls, population: Population, seconds: float) -> "Case":
+        """Train the networks."""
+        x, y, test_x, test_y = population.data()
+        module = population.make().eval()
+        tasks = rg.Task(module, [(x, y)]), rg.Task(module, [(test_x, test_y)])
+        alike, varied = train(population, x, y), train(population, x, y, varied=True)
+        return cls(module, rg.discover(module, (x[:4],), verify=False), *tasks, alike, varied, seconds)
+
+    @property
+    def budget(self) -> dict[str, Any]:
+        """What is not at its default: the budget."""
+        return {"seconds": self.seconds, "is_cpu_time": True, "epochs": 100_000}
+
+    def accuracies(self, params: Params) -> Tensor:
+        """The accuracy of each network on other examples."""
+        return self.test.evaluate_each(params)["accuracy"]
+
+
+Row = dict[str, Any]
+
+
+def fit_flows(case: Case) -> list[Row]:
+    """A flow next to held-out networks and to the normal distribution at which it begins."""
+    parts = flow.divide(case.alike)
+    held_out, known = (select(case.alike, torch.from_numpy(parts[part])) for part in ("test", "train"))
+    config = flow.FlowConfig(**case.budget)
+    plain = flow.fit(case.alike, case.symmetry, config)
+    told = flow.fit(case.alike, case.symmetry, config, task=case.seen)
     chance = lambda: torch.Generator().manual_seed(0)  # noqa: E731
     drawn = {
         "normal distribution, shrunk": plain.draw_starts(DRAWN, chance()),
         "flow": plain.sample(DRAWN, generator=chance()),
         "flow, fitted with a task": told.sample(DRAWN, generator=chance()),
-        "flow, a tenth kept by training loss": told.sample(DRAWN, generator=chance(), task=seen),
+        "flow, a tenth kept by training loss": told.sample(DRAWN, generator=chance(), task=case.seen),
     }
-    outlook = plain.about["outlook"]
-    facts = {
-        "population": name,
-        "is_held_out": name in HELD_OUT,
-        "values": outlook["values"],
-        "seconds": seconds,
-        "cpu_seconds": spent,
-        "aligned_spread": outlook["spread"],
-        "kept": told.about["outlook"]["kept"],
-    }
-    scored = {kind: flow.judge(networks, known, held_out, symmetry, test) for kind, networks in drawn.items()}
+    judges = KnownNetworks.of(known, held_out, case.symmetry, case.test, DRAWN)
+    scored = {kind: judges.judge(networks) for kind, networks in drawn.items()}
     scores = {"held-out networks": scored["flow"]["held-out"]} | {
         kind: found["generated"] for kind, found in scored.items()
     }
     names = ("networks", "loss", "accuracy", "distance", "spread", "copied")
-    return [{**facts, "kind": kind, **{name: getattr(one, name) for name in names}} for kind, one in scores.items()]
+    outlook = {f"outlook_{name}": value for name, value in told.about["outlook"].items()}
+    return [{"kind": kind, **{name: getattr(one, name) for name in names}, **outlook} for kind, one in scores.items()]
 
 
-def table(path: Path) -> str:
-    """The rows of a record as a table."""
-    lines = [
-        "| population | kind | n | accuracy | loss | nearest | spread | copied |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+def fit_predictors(case: Case) -> list[Row]:
+    """R2 of the accuracy of networks that were trained for different times."""
+    accuracies = case.accuracies(case.varied)
+    config = learn.PredictorConfig(kind="numbers", **case.budget)
+    made = learn.fit_predictor(case.varied, accuracies, case.symmetry, config)
+    count = made.about["networks"]["test"]
+    return [
+        {"kind": kind, "networks": count, "R2": one["R2"], "tau": one["tau"], "verdict": made.verdict}
+        for kind, one in made.about["scores"].items()
     ]
+
+
+def fit_matchers(case: Case) -> list[Row]:
+    """Rise of the loss halfway between test networks, on other examples."""
+    config = learn.MatchingConfig(**case.budget)
+    made = learn.fit_matching(case.alike, case.symmetry, config, task=case.seen)
+    test = torch.from_numpy(flow.divide(case.alike)["test"])[: PAIRS + 1]
+    pairs = [tuple(select(case.alike, int(k)) for k in pair) for pair in itertools.pairwise(test)]
+    plain = rg.WeightMatching()
+    methods: dict[str, rg.alignment.Method | None] = {
+        "no alignment": None,
+        "weight matching": plain,
+        "weight matching, then scales": rg.ContinuousDescent(init=plain, steps=30, checks=2),
+        "learned": made,
+        "learned, then scales": rg.ContinuousDescent(init=made, steps=30, checks=2),
+    }
+    rows = []
+    for kind, method in methods.items():
+        found = []
+        for a, b in pairs:
+            task = case.seen if isinstance(method, rg.ContinuousDescent) else None
+            moved = b if method is None else rg.align(a, b, case.symmetry, method=method, task=task).params
+            ends = [case.test.evaluate(one)["loss"] for one in (a, moved)]
+            found.append(case.test.midpoint_loss(a, moved) - sum(ends) / 2)
+        error = np.std(found, ddof=1) / len(found) ** 0.5
+        measured = {"networks": len(found), "rise": float(np.mean(found)), "error": float(error)}
+        rows.append({"kind": kind, **measured, "verdict": made.about["verdict"]})
+    return rows
+
+
+def fit_autoencoders(case: Case) -> list[Row]:
+    """Mean difference between the accuracies of networks and of their decoded twins."""
+    config = learn.AutoencoderConfig(loss=learn.SquaredError(), **case.budget)
+    made = learn.fit_autoencoder(case.varied, case.symmetry, config, task=case.seen)
+    parts = flow.divide(case.varied)
+    known, test = (select(case.varied, torch.from_numpy(parts[part])) for part in ("train", "test"))
+    own, twins = case.accuracies(test), case.accuracies(made.canonicalize(test))
+    best = case.accuracies(known).median()
+    found = {"autoencoder": (own - twins).abs().mean(), "one accuracy, for all": (own - best).abs().mean()}
+    verdict = made.about["verdict"]
+    return [
+        {"kind": kind, "networks": len(own), "L1": float(value), "verdict": verdict} for kind, value in found.items()
+    ]
+
+
+PARTS: dict[str, Callable[[Case], list[Row]]] = {
+    "flow": fit_flows,
+    "predictor": fit_predictors,
+    "matcher": fit_matchers,
+    "autoencoder": fit_autoencoders,
+}
+COLUMNS = {
+    "flow": {"accuracy": "accuracy", "loss": "loss", "nearest": "distance", "spread": "spread", "copied": "copied"},
+    "predictor": {"R2": "R2", "tau": "tau"},
+    "matcher": {"rise": "rise", "±": "error"},
+    "autoencoder": {"L1": "L1"},
+}
+
+
+def table(path: Path, part: str) -> str:
+    """The rows of a part in a record as a table."""
+    columns = COLUMNS[part]
+    lines = [f"| population | kind | n | {' | '.join(columns)} |", f"| --- | --- | ---: |{' ---: |' * len(columns)}"]
     for row in map(json.loads, path.read_text().splitlines()):
-        numbers = [f"{row[name]:.3f}" for name in ("accuracy", "loss", "distance", "spread", "copied")]
-        place = row["population"] + (" (held out)" if row["is_held_out"] else "")
-        lines.append(f"| {place} | {row['kind']} | {row['networks']} | {' | '.join(numbers)} |")
+        if row["part"] == part:
+            numbers = [f"{row[name]:.3f}" for name in columns.values()]
+            place = row["population"] + (" (held out)" if row["is_held_out"] else "")
+            lines.append(f"| {place} | {row['kind']} | {row['networks']} | {' | '.join(numbers)} |")
     return "\n".join(lines)
 
 
@@ -198,22 +357,29 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=180.0)
-    parser.add_argument("--only", default="")
+    parser.add_argument("--only", default="", help="populations whose name contains this")
+    parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=list(PARTS))
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
     if options.table:
-        print(table(options.out))
+        print("\n\n".join(table(options.out, part) for part in options.parts))
         return
     torch.set_num_threads(1)
+    warnings.simplefilter("ignore", UserWarning)  # What a flow warns of is in its rows.
     done = set()
     if options.out.exists():
-        done = {json.loads(line)["population"] for line in options.out.read_text().splitlines()}
+        done = {(row["population"], row["part"]) for row in map(json.loads, options.out.read_text().splitlines())}
     for name, population in (TUNING | HELD_OUT).items():
-        if name not in done and options.only in name:
-            rows = rows_of(name, population, options.seconds)
+        parts = [part for part in options.parts if (name, part) not in done]
+        if not parts or options.only not in name:
+            continue
+        case = Case.of(population, options.seconds)
+        for part in parts:
+            facts = {"part": part, "population": name, "is_held_out": name in HELD_OUT, "seconds": options.seconds}
+            rows = [{**facts, **row} for row in PARTS[part](case)]
             with options.out.open("a") as file:
                 file.writelines(json.dumps(row) + "\n" for row in rows)
-            print(*(f"{name}: {row['kind']}: {row['accuracy']:.3f}" for row in rows), sep="\n", flush=True)
+            print(*rows, sep="\n", flush=True)
 
 
 if __name__ == "__main__":

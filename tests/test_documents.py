@@ -9,6 +9,7 @@ import ast
 import contextlib
 import importlib
 import io
+import json
 import re
 import shlex
 from dataclasses import dataclass
@@ -170,6 +171,17 @@ def test_the_page_on_comparison_agrees_with_its_hard_negatives(monkeypatch: pyte
     assert not any(row["verdict"] == "descended" for row in judged if row["relation"] == "stranger")
     same = ("descended", "same network in another gauge")
     assert all(row["verdict"] in same for row in judged if row["relation"] == "relative")
+
+
+def test_the_page_on_flows_agrees_with_the_record_of_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    study = importlib.import_module("defaults")
+    page = (ROOT / "docs" / "measurements" / "flows.md").read_text(encoding="utf-8")
+    record = ROOT / "docs" / "records" / "defaults.jsonl"
+    parts = {json.loads(line)["part"] for line in record.read_text("utf-8").splitlines()}
+    assert "flow" in parts <= set(study.PARTS)
+    for part in parts:
+        assert study.table(record, part) in page
 
 
 def test_the_page_on_gauges_agrees_with_its_records(monkeypatch: pytest.MonkeyPatch) -> None:
