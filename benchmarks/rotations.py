@@ -79,7 +79,7 @@ def methods() -> Iterator[tuple[str, Method]]:
     """The methods of the table."""
     yield "weights", rg.WeightMatching()
     yield "mixed", MixedMatching()
-    yield "descent, 100 steps", ContinuousDescent()
+    yield "descent, 100 steps", ContinuousDescent("midpoint", init=MixedMatching(), steps=100)
 
 
 def pair(one: Family, number: int) -> tuple[Params, Params]:

@@ -101,9 +101,14 @@ def population(family: Family, *, is_smoke: bool) -> Population:
 
 
 def config(family: Family, scale: Scale) -> Basin:
-    """Three pairs of the ViT, which is soon trained, and one of the others; on the paper's scale ten, for longer."""
+    """Three pairs of the ViT, and one of the others in fewer ways; on the paper's scale ten for longer, in all."""
     is_smoke, is_image = scale == "smoke", family == "basin-vit"
     short, long = (2, 4) if is_smoke else (100, 400) if scale == "cpu" else (400, 1600)
+    variants = (
+        BasinWay(f"learned, {long} steps, reordered", rg.ContinuousDescent(steps=long), "never"),
+        BasinWay(f"learned halfway, {long} steps", rg.ContinuousDescent("midpoint", steps=long)),
+        BasinWay(f"learned without labels, {long} steps", rg.ContinuousDescent(steps=long), has_labels=False),
+    )
     ways = (
         BasinWay("as trained"),
         BasinWay(TEMPERED, is_tempered=True),
@@ -111,9 +116,7 @@ def config(family: Family, scale: Scale) -> Basin:
         BasinWay("by weights", rg.WeightMatching()),
         BasinWay("by data", rg.alignment.DataMatching()),
         *(BasinWay(f"learned, {steps} steps", rg.ContinuousDescent(steps=steps)) for steps in (short, long)),
-        BasinWay(f"learned, {long} steps, reordered", rg.ContinuousDescent(steps=long), "never"),
-        BasinWay(f"learned halfway, {long} steps", rg.ContinuousDescent("midpoint", steps=long)),
-        BasinWay(f"learned without labels, {long} steps", rg.ContinuousDescent(steps=long), has_labels=False),
+        *(variants if is_image or scale == "paper" else ()),
         *(BasinWay(f"plain mean, {steps} gradient steps", trained=steps) for steps in (short, long)),
         BasinWay(f"learned, {long} steps; mean, {short} steps", rg.ContinuousDescent(steps=long), trained=short),
     )
