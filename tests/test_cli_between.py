@@ -139,6 +139,10 @@ def test_two_lines_are_measured_and_drawn_in_one_plot(
     assert [*rows(folder / "line.csv")[0]] == ["t", "loss", "accuracy", "loss as trained", "accuracy as trained"]
     wrong = refused("line", *files("a", "b"), *MODEL, "--path", "geodesic", "--align")
     assert "--align is for the straight line; for the path geodesic, run `regauge align` first" in wrong
+    # A frozen parameter that is said to be structure is structure for the alignment, too.
+    kept = [*files("a", "b"), *MODEL, "--keep", "4.bias"]
+    assert "the networks differ in '4.bias', which is structure" in refused("line", *kept, "--align")
+    assert "--keep is for the geodesic path and --align" in refused("line", *kept)
 
 
 def test_geodesics_keep_scales_of_one(folder: Path) -> None:
