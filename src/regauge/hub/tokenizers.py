@@ -18,6 +18,7 @@ from regauge.core.counted import shorten
 TOKENIZER = ("tokenizer", "vocab", "merges", "spiece", "sentencepiece", "special_tokens_map", "added_tokens")
 """Prefixes of the names of files that define the tokens."""
 CONFIG = "config.json"
+OTHER_FILES = "the folders have other tokenizer files: correct it, or make the files equal"
 WITHOUT_TOKENS = ("tokenizer_config.json", "special_tokens_map.json")
 """Files of a tokenizer that alone do not move tokens to other rows, unless they add some."""
 READ_AS_PATHS = ("vocab", "merges", "init_inputs", "gguf_file")
@@ -84,8 +85,12 @@ def read_vocabulary(folder: Path) -> dict[str, int]:
     return dict(sorted(vocabulary.items(), key=lambda item: (item[1], item[0])))
 
 
-def load_tokenizer(folder: Path) -> Any:
+def load_tokenizer(folder: Path, need: str = OTHER_FILES) -> Any:
     """The tokenizer of a folder, as transformers reads it; code in the folder is never run.
+
+    Args:
+        folder: The folder.
+        need: The reason why it is needed, and what to do, for the error.
 
     Raises:
         ValueError: It cannot be read, or would be read from files outside of the folder.
@@ -99,7 +104,7 @@ def load_tokenizer(folder: Path) -> Any:
         reason = " ".join(str(error).split())[:200]
         raise ValueError(
             f"the tokenizer in {str(folder)!r} cannot be read ({type(error).__name__}: {reason}); it is needed because "
-            "the folders have other tokenizer files: correct it, or make the files equal"
+            f"{need}"
         ) from error
 
 

@@ -1,4 +1,7 @@
 from .align_tokens import align_tokens as align_tokens
+from .assemble_mixture import AssembledMixture as AssembledMixture
+from .assemble_mixture import Expert as Expert
+from .assemble_mixture import assemble_mixture as assemble_mixture
 from .carried_change import plan_transport as plan_transport
 from .extract_adapter import ExtractedAdapter as ExtractedAdapter
 from .extract_adapter import extract_adapter as extract_adapter

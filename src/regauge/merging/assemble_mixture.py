@@ -1,0 +1,284 @@
+"""A mixture of experts made of dense networks: attention of one, the MLPs of several, and routers between these."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.formats.headers import TensorSpec
+from regauge.checkpoints.output import Output
+from regauge.checkpoints.outputs.provenance import Input, Provenance
+from regauge.checkpoints.outputs.staging import Staging
+from regauge.checkpoints.plain_files import read_object
+from regauge.checkpoints.writing import Shard
+from regauge.core.arguments import check_arguments
+from regauge.core.counted import shorten
+from regauge.core.progress import Progress, no_progress
+from regauge.core.rounding import round_to
+from regauge.hub.prompts import open_streams, open_tokens
+
+Router: TypeAlias = Literal["hidden", "hidden_avg", "cheap_embed", "random", "uniform_random"]
+"""Ways to initialize routers, by the names that mergekit has for them."""
+MLP = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
+NOT_IN_MIXTURES = ("attention_bias", "mlp_bias", "use_sliding_window", "quantization_config")
+EMBEDDING = "model.embed_tokens.weight"
+ALIKE = 5.0
+"""Condition numbers of a router above this mean that prompts of experts are much alike."""
+
+
+@dataclass(frozen=True)
+class _Family:
+    """The mixtures that dense networks of a family become.
+
+    Attributes:
+        model: The type of the mixture's model.
+        architecture: Its class.
+        settings: Names of settings of the number of experts and of the width of one, and settings with values.
+        block: The name of a layer's experts.
+        parts: The names of an expert's three matrices, by those of the dense MLP.
+    """
+
+    model: str
+    architecture: str
+    settings: tuple[str, str | None, Mapping[str, Any]]
+    block: str
+    parts: Mapping[str, str]
+
+
+MIXTRAL = _Family("mixtral", "MixtralForCausalLM", ("num_local_experts", None, {}), "block_sparse_moe", MLP)
+QWEN = _Family(
+    "qwen3_moe",
+    "Qwen3MoeForCausalLM",
+    ("num_experts", "moe_intermediate_size", {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}),
+    "mlp",
+    {name: name for name in MLP},
+)
+FAMILIES = {"llama": MIXTRAL, "mistral": MIXTRAL, "qwen3": QWEN}
+
+
+@dataclass(frozen=True)
+class Expert:
+    """A dense network whose MLPs become experts, and the texts that are for it.
+
+    Attributes:
+        path: Its folder.
+        prompts: Texts that are sent to it.
+        against: Texts that are not: their mean is subtracted.
+    """
+
+    path: str | Path
+    prompts: tuple[str, ...] = ()
+    against: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class AssembledMixture:
+    """A mixture that was assembled.
+
+    Attributes:
+        path: Its folder.
+        experts: The number of experts.
+        chosen: The number of experts that every token takes.
+        conditions: The condition number of the router of every layer.
+    """
+
+    path: Path
+    experts: int
+    chosen: int
+    conditions: tuple[float, ...]
+
+    def __str__(self) -> str:
+        alike = sum(not one <= ALIKE for one in self.conditions)
+        said = (
+            f"; in {alike} of {len(self.conditions)} layers some are hardly used: their prompts are much alike"
+            if alike
+            else ""
+        )
+        return f"{self.experts} experts in every layer, {self.chosen} for every token{said}"
+
+
+@check_arguments
+def assemble_mixture(
+    base: str | Path,
+    experts: Sequence[Expert | str | Path],
+    out: Output | str | Path,
+    *,
+    router: Router = "hidden",
+    chosen: int = 2,
+    generator: torch.Generator | None = None,
+    progress: Progress = no_progress,
+) -> AssembledMixture:
+    """Make a mixture of experts of dense networks of one shape: all but the MLPs is that of the base.
+
+    Networks of Llama and Mistral become a Mixtral, those of Qwen3 a Qwen3-MoE. The weights of the chosen experts sum to
+    one, so a mixture of equal experts computes what the dense network does, whatever the routers are. The rows of a
+    router are unit vectors, one for each expert:
+
+    - `hidden`: the residual stream of the base before the layer, at the last token of a prompt, averaged over prompts;
+    - `hidden_avg`: the same, averaged over the tokens of a prompt;
+    - `cheap_embed`: the sum of the embeddings of the tokens of all prompts, the same for all layers;
+    - `random`: normal numbers, and `uniform_random`: those of a new linear layer, in [-1, 1] / sqrt(width). These rows
+      are not scaled.
+
+    What prompts `against` an expert give is subtracted before rows are scaled. Tensors are read and written one at a
+    time. Experts must have residual streams in the coordinates of the base's, as its fine-tunes have; align others
+    first. The order of hidden units within an expert does not matter.
+
+    Args:
+        base: The folder of the network whose embeddings, attention, norms and tokenizer the result has.
+        experts: Folders of networks of the same shape, with texts for routers that are made of texts.
+        out: The folder of the mixture.
+        router: How routers are initialized.
+        chosen: The number of experts for every token.
+        generator: Source of randomness for random routers.
+        progress: Shows the tensors.
+
+    Raises:
+        FileExistsError: The output exists, and may not be replaced.
+        ValueError: The networks are of no family that has mixtures, or differ in shapes; there are fewer experts than
+            are chosen, or prompts or a generator are missing.
+
+    References:
+        Komatsuzaki et al. (2023), Sparse upcycling, section 2 (copies of one MLP, random routers); Goddard et al.
+        (2024), mergekit, the documentation of mergekit-moe. Differently from there a prompt is read alone, without
+        padding, and in the dtype of the base.
+    """
+    rows = [one if isinstance(one, Expert) else Expert(one) for one in experts]
+    place, config = Output.of(out), read_object(Path(base) / "config.json")
+    if place.is_file:
+        raise ValueError(f"{str(place.path)!r} is one file, but a mixture is a folder; give a folder as the output")
+    family = _family(base, config)
+    if not 1 <= chosen <= len(rows):
+        raise ValueError(f"every token takes {chosen} of {len(rows)} experts; give between one and all of them")
+    first, others = Checkpoint.open(base), [Checkpoint.open(one.path) for one in rows]
+    for other, row in zip(others, rows, strict=True):
+        _require_alike(first, other, config, read_object(Path(row.path) / "config.json"))
+    layers = int(config["num_hidden_layers"])
+    routers = _make_routers(base, config, rows, router, generator)
+    kept = first.stored[EMBEDDING].dtype
+    sources: dict[str, tuple[Checkpoint, str] | Tensor] = {}
+    for name in first.stored:
+        owner, _, part = name.removesuffix(".weight").rpartition(".")
+        if not owner.endswith(".mlp"):
+            sources[name] = first, name
+            continue
+        block = f"{owner.removesuffix('.mlp')}.{family.block}"
+        for k, other in enumerate(others):
+            sources[f"{block}.experts.{k}.{family.parts[part]}.weight"] = other, name
+    for k in range(layers):
+        sources[f"model.layers.{k}.{family.block}.gate.weight"] = round_to(routers[k], kept, f"the router of layer {k}")
+    specs = []
+    for name, source in sources.items():
+        like = source if isinstance(source, Tensor) else first.stored[source[1]]
+        specs.append(TensorSpec(name, tuple(like.shape), like.dtype))
+    shards = place.form.layout([Shard("model.safetensors", tuple(specs), {"format": "pt"})], "model")
+    inputs = (Input("base", str(base)), *(Input(f"expert{k}", str(one.path)) for k, one in enumerate(rows)))
+    provenance = Provenance("rg.merging.assemble_mixture", {"router": router, "chosen": chosen}, inputs)
+    settings: Any = {"resume": place.resume, "overwrite": place.overwrite, "nbytes": sum(one.nbytes for one in shards)}
+
+    def pieces(name: str) -> Any:
+        source = sources[name]
+        yield source if isinstance(source, Tensor) else source[0].read(source[1])
+
+    with Staging(place.path, None, provenance=place.provenance or provenance, **settings) as staging:
+        staging.write(shards, pieces, progress)
+        described = json.dumps(_describe(config, family, len(rows), chosen), indent=2, ensure_ascii=False) + "\n"
+        staging.beside["config.json"] = place.form.describe(described.encode(), Path(base) / "config.json")
+        staging.publish(shards, first)
+    conditions = tuple(float(torch.linalg.cond(one.double())) for one in routers)
+    return AssembledMixture(place.path, len(rows), chosen, conditions)
+
+
+def _family(base: str | Path, config: Mapping[str, Any]) -> _Family:
+    """The family of mixtures that a network becomes."""
+    family = FAMILIES.get(str(config.get("model_type")))
+    if family is None:
+        raise ValueError(
+            f"{str(base)!r} is of type {config.get('model_type')!r}; mixtures are made of {', '.join(FAMILIES)}"
+        )
+    lacking = [key for key in NOT_IN_MIXTURES if config.get(key)]
+    if lacking:
+        raise ValueError(f"{str(base)!r} has {shorten(lacking)}, unlike any {family.model}; give networks without it")
+    return family
+
+
+def _require_alike(base: Checkpoint, expert: Checkpoint, config: Mapping[str, Any], other: Mapping[str, Any]) -> None:
+    """Raise unless an expert has the tensors of the base, and computes its MLPs alike."""
+    ours, theirs = ({name: tuple(one.shape) for name, one in each.stored.items()} for each in (base, expert))
+    far = [name for name in ours if ".mlp." in name and theirs.get(name) != ours[name]]
+    if far:
+        raise ValueError(
+            f"{expert.label!r} lacks {shorten(far)}, or has another shape there than {base.label!r}; give networks of "
+            "one shape"
+        )
+    for key in ("model_type", "hidden_act", "rms_norm_eps"):
+        if config.get(key) != other.get(key):
+            raise ValueError(
+                f"{expert.label!r} has {key} {other.get(key)!r}, but {base.label!r} has {config.get(key)!r}; all "
+                "experts share it"
+            )
+
+
+def _describe(config: Mapping[str, Any], family: _Family, experts: int, chosen: int) -> dict[str, Any]:
+    """The configuration of the mixture."""
+    count, width, others = family.settings
+    return {
+        **config,
+        "model_type": family.model,
+        "architectures": [family.architecture],
+        count: experts,
+        "num_experts_per_tok": chosen,
+        **({} if width is None else {width: config["intermediate_size"]}),
+        **others,
+    }
+
+
+def _make_routers(
+    base: str | Path,
+    config: Mapping[str, Any],
+    experts: Sequence[Expert],
+    router: Router,
+    generator: torch.Generator | None,
+) -> Tensor:
+    """The routers `[layer, expert, width]`."""
+    shape = int(config["num_hidden_layers"]), len(experts), int(config["hidden_size"])
+    if router in ("random", "uniform_random"):
+        if generator is None:
+            raise ValueError(f"the router {router!r} is drawn; give a torch.Generator as `generator`")
+        if router == "random":
+            return torch.randn(shape, generator=generator)
+        drawn: Tensor = (2 * torch.rand(shape, generator=generator) - 1) / shape[2] ** 0.5
+        return drawn
+    silent = [str(one.path) for one in experts if not one.prompts]
+    if silent:
+        raise ValueError(
+            f"the router {router!r} is made of prompts, but {shorten(silent)} has none; give an Expert with prompts, "
+            "or a random router"
+        )
+    if len(experts) > 1 and len({(one.prompts, one.against) for one in experts}) == 1:
+        raise ValueError("all experts have the same prompts, and no router can choose; give each its own")
+    measure = _measure(base, router)
+    rows = []
+    for one in experts:
+        row = measure(one.prompts) - (measure(one.against) if one.against else 0.0)
+        rows.append(row / row.norm(dim=-1, keepdim=True).clamp(min=1e-8))
+    return torch.stack(rows, 1).expand(*shape)
+
+
+def _measure(base: str | Path, router: Router) -> Callable[[Sequence[str]], Tensor]:
+    """A function from prompts to their vectors, `[layer, width]`, or one vector for all layers, in float32."""
+    if router == "cheap_embed":
+        read, embedding = open_tokens(base), Checkpoint.open(base).read(EMBEDDING, dtype=torch.float32)
+        return lambda prompts: torch.stack([embedding[read(one)[0]].sum(0) for one in prompts]).sum(0, keepdim=True)
+    run = open_streams(base)
+
+    def average(prompts: Sequence[str]) -> Tensor:
+        streams = [run(one) for one in prompts]
+        return torch.stack([one[:, -1] if router == "hidden" else one.mean(1) for one in streams]).mean(0)
+
+    return average
