@@ -10,7 +10,7 @@ from regauge.checkpoints import alignment_path
 from regauge.checkpoints.output import alignment_label
 from regauge.cli.align_options import Align
 from regauge.cli.output import show_status, tell, tell_table, tell_written
-from regauge.cli.streaming import facts_of, method_of, notes_of, read_job, show_memory, show_plan, show_work
+from regauge.cli.streaming import facts_of, is_all_shown, method_of, notes_of, read_job, show_work
 from regauge.cli.tasks import matching_tasks
 from regauge.merging.align_tokens import plan_alignment
 
@@ -21,11 +21,7 @@ def run(options: Align) -> None:
     element, pair = alignment_label(options.output), (options.a, options.b)
     job, found, tokens = read_job(options, pair, source=1, element=element)
     task, test = matching_tasks(options, found)
-    if job.is_streamed:
-        show_plan(plan_alignment(job, found.symmetry, tokens, method, task, options.rotate))
-    elif options.dry_run:
-        show_memory(job)
-    if options.dry_run:
+    if is_all_shown(options, job, lambda: plan_alignment(job, found.symmetry, tokens, method, task, options.rotate)):
         return
     a, b = found.checkpoints
     chance = torch.Generator().manual_seed(options.seed)

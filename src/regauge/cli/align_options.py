@@ -1,4 +1,4 @@
-"""Options of `regauge align` and `regauge merge`."""
+"""Options of `regauge align`, `regauge merge` and `regauge transport`."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -95,6 +95,24 @@ class Align(Matching):
     tokenizer: Tokenizer = None
     """The tokens of the aligned B and of A while they are compared: those of both, of A (base), or of one of the
     folders. If B has the tokens of A with other numbers, it gets the numbers of A by default."""
+
+
+@dataclass(frozen=True)
+class Transport(Matching):
+    """Carry the change of a fine-tune, from BASE_A to TUNED_A, to another base: a later release, or another seed.
+
+    By weights alone, also streamed; with --data by activations and labels. docs/transport.md compares the modes.
+    """
+
+    base_a: Checkpoint
+    tuned_a: Checkpoint
+    base_b: Checkpoint
+    output: Output
+    """The fine-tuned B: a .safetensors file, or a folder with the files of BASE_B."""
+    scale: float | None = None
+    """Factor of the change; unless given, one, or what --data choose."""
+    steps: int = 0
+    """Steps of training from there on --data at most."""
 
 
 @dataclass(frozen=True)

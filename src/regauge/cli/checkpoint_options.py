@@ -6,7 +6,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from regauge.cli.options import CHECKPOINT, Checkpoint, Json, ModelOptions, Output, Overwrite, Written
+from regauge.cli.options import CHECKPOINT, Checkpoint, Json, ModelOptions, Output, Overwrite, OverwriteAll, Written
 
 
 @dataclass(frozen=True)
@@ -21,11 +21,9 @@ class Canonicalize(ModelOptions):
     """The canonical checkpoint: a .safetensors file or a folder."""
     reference: Annotated[Path | None, CHECKPOINT, arg(metavar="CHECKPOINT")] = None
     """Fix signs and order by alignment to this checkpoint of the same architecture, instead of sums and sorting."""
-    overwrite: bool = False
-    """Replace the output and its element if they exist."""
+    overwrite: OverwriteAll = False
     memory: Annotated[str, arg(metavar="SIZE")] = ""
-    """Limit on memory, for example 3GB; half of the machine's memory where left out. The values of the
-    checkpoint, in float64, must fit."""
+    """Limit on memory, for example 3GB; half of the machine's where left out. All values, in float64, must fit."""
     written: Annotated[Written, arg(name="")] = field(default_factory=Written)
 
 

@@ -14,12 +14,7 @@ from tyro import conf
 from regauge.cli.options import UsageError
 
 HELP, ALL = ("-h", "--help"), "--help-all"
-CONFIG = (
-    conf.DisallowNone,
-    conf.FlagCreatePairsOff,
-    conf.OmitArgPrefixes,
-    conf.PositionalMetavarFromFieldName,
-)
+CONFIG = (conf.DisallowNone, conf.FlagCreatePairsOff, conf.OmitArgPrefixes, conf.PositionalMetavarFromFieldName)
 """The way in which options are made of classes, for parsing and for help."""
 INSTEAD = ("--steps", "--epochs", "--seconds")
 """Options that say how long something is trained, of which commands have some."""

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from regauge.cli.options import DATA_HELP, Batch, Checkpoints, JudgedOptions, Loss, MaybeOutput, Overwrite
+from regauge.cli.options import DATA_HELP, Batch, Checkpoints, JudgedOptions, MaybeOutput, Overwrite
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,8 +24,6 @@ class Compare(JudgedOptions):
     output: MaybeOutput = None
     """Write a page to this file, .html: with the picture of all layers, or with the matrix and the trees."""
     data: Annotated[str | None, arg(metavar="DATA", help=DATA_HELP)] = None
-    loss: Loss = "cross-entropy"
-    """The loss on the data: with them outputs, barriers and the loss of the merge are compared, too."""
     batch: Batch = 512
     draws: int = 999
     """Random elements of the test of independence; the smallest p-value is 1 / (1 + draws)."""

@@ -1,8 +1,6 @@
 """`regauge flow`: generative flows over the networks of a store."""
 
-import sys
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +8,7 @@ import torch
 from regauge import flow
 from regauge import weightspace as ws
 from regauge.cli.config_options import settings_of
-from regauge.cli.flow_options import Flow, FlowFit, FlowGuide, FlowJudge, FlowSample, Sampling
+from regauge.cli.flow_options import FlowFit, FlowGuide, FlowJudge, FlowSample, Sampling
 from regauge.cli.learn_settings import layer_of, networks_of, run_of
 from regauge.cli.options import UsageError
 from regauge.cli.output import show_progress, show_status, tell, tell_table, tell_written, warn
@@ -35,14 +33,6 @@ COLUMNS = {
     "two_sample": "two-sample",
 }
 """Columns of the table of a judgement that is printed; the page has all."""
-
-
-def run(options: Flow) -> None:
-    """Run the command."""
-    if "" not in sys.path:
-        sys.path.insert(0, "")  # packages in the folder where the command is typed
-    commands: dict[type, Callable[[Any], None]] = {FlowFit: fit, FlowSample: sample, FlowGuide: guide, FlowJudge: judge}
-    commands[type(options.command)](options.command)
 
 
 def fit(options: FlowFit) -> None:
@@ -178,3 +168,6 @@ def judge(options: FlowJudge) -> None:
     tell(" ".join(found.verdict), **told)
     tell_table("scores", [{label: score[name] for name, label in COLUMNS.items()} for score in results["scores"]])
     tell_written(options.output, write_page(results, options.output))
+
+
+COMMANDS = {FlowFit: fit, FlowSample: sample, FlowGuide: guide, FlowJudge: judge}

@@ -53,7 +53,6 @@ class FlowFit(LearnRun):
     data: Annotated[str | None, arg(metavar="DATA")] = None
     """Data on which the drawn networks of the epoch that is kept have the least loss; not those for testing."""
     loss: Loss = "cross-entropy"
-    """The loss on the data."""
     prior: Literal["full", "matched", "uniform", "plain", "initialization"] | None = None
     """Distribution at time 0. full: normal values with the covariances of aligned networks, the default for these.
     matched: with means and deviations alone. uniform: the same, but uniform on spheres. plain: with a deviation of 0.1.
@@ -99,7 +98,6 @@ class FlowSample(Sampling):
     keep: float = 0.1
     """The share of drawn networks that --data keeps."""
     loss: Loss = "cross-entropy"
-    """The loss on the data."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +118,6 @@ class FlowGuide(Sampling):
     dropout: float = 0.0
     """Share of the inputs' values that are set to zero, others in each step: DATA is then fitted less closely."""
     loss: Loss = "cross-entropy"
-    """The loss on the data."""
     batch: int = 512
     """Examples of DATA in a step; each step takes the next batch."""
 
@@ -144,7 +141,6 @@ class FlowJudge:
     """The page, .html; its numbers go to the same name with .json."""
     data: Annotated[str, arg(metavar="DATA", help=JUDGE_DATA_HELP)]
     loss: Loss = "cross-entropy"
-    """The loss on the data."""
     most: int = 1000
     """Largest number of drawn networks, and of held-out ones, that are compared."""
     seed: Seed = 0

@@ -1,7 +1,6 @@
 """`regauge inr`: networks that are signals."""
 
 import io
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +9,6 @@ from PIL import Image
 import regauge as rg
 from regauge.checkpoints.writing import require_writable, save_bytes
 from regauge.cli.config_options import settings_of
-from regauge.cli.inr_options import Inr as Options
 from regauge.cli.inr_options import InrFit, InrOrbit, InrRender
 from regauge.cli.options import UsageError
 from regauge.cli.output import show_progress, show_status, tell
@@ -22,12 +20,6 @@ from regauge.training import Adam
 
 RESOLUTION = 128
 """Points along each edge of the grid of a mesh unless given."""
-
-
-def run(options: Options) -> None:
-    """Run one of the commands."""
-    commands: dict[type, Callable[[Any], None]] = {InrFit: fit, InrRender: render, InrOrbit: copies}
-    commands[type(options.command)](options.command)
 
 
 def fit(options: InrFit) -> None:
@@ -129,3 +121,6 @@ def _picture(options: InrRender, inr: Inr, params: rg.Params) -> str:
     Image.fromarray(pixels).save(buffer, format="PNG")
     save_bytes(buffer.getvalue(), options.output)
     return f"{height} x {width} pixels"
+
+
+COMMANDS = {InrFit: fit, InrRender: render, InrOrbit: copies}

@@ -1,7 +1,6 @@
 """`regauge learn`: nets that read networks, trained and used."""
 
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ from torch import nn
 from regauge import learn
 from regauge.cli.learn_autoencoder import COMMANDS as AUTOENCODER
 from regauge.cli.learn_matching import matching
-from regauge.cli.learn_options import Learn, LearnMatching, LearnPredictor
+from regauge.cli.learn_options import LearnMatching, LearnPredictor
 from regauge.cli.learn_settings import inputs_of, net_settings_of, networks_of, run_of, sizes_of
 from regauge.cli.options import UsageError
 from regauge.cli.output import show_progress, show_status, tell, tell_written, warn
@@ -20,19 +19,6 @@ from regauge.cli.training_output import require_named, tell_chosen, tell_trainin
 from regauge.hub import open_model
 from regauge.report import write_page
 from regauge.storage import Store, read_networks
-
-
-def run(options: Learn) -> None:
-    """Run the command."""
-    if "" not in sys.path:
-        sys.path.insert(0, "")  # packages in the folder where the command is typed
-    commands: dict[type, Callable[[Any], None]] = {
-        LearnPredictor: predictor,
-        LearnPredict: predict,
-        LearnMatching: matching,
-        **AUTOENCODER,
-    }
-    commands[type(options.command)](options.command)
 
 
 def predictor(options: LearnPredictor) -> None:
@@ -100,3 +86,6 @@ def config_of(options: LearnPredictor) -> learn.PredictorConfig:
         )
     probes = sizes if len(sizes) > 1 else sizes[0]
     return learn.PredictorConfig(**net_settings_of(options, learn.PredictorConfig), probes=probes)
+
+
+COMMANDS = {LearnPredictor: predictor, LearnPredict: predict, LearnMatching: matching, **AUTOENCODER}

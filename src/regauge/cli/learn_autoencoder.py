@@ -30,11 +30,7 @@ def autoencoder(options: LearnAutoencoder) -> None:
             inputs = inputs_of(options.inputs)
         with show_progress() as progress:
             made = learn.fit_autoencoder(
-                collection,
-                config=config,
-                **run_of(options, chosen, place),
-                inputs=inputs,
-                progress=progress,
+                collection, config=config, **run_of(options, chosen, place), inputs=inputs, progress=progress
             )
         with show_status("drawing"):
             grid = sizes_of(options.inputs.removeprefix("grid:")) if options.inputs.startswith("grid:") else None

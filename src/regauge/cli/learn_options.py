@@ -149,7 +149,6 @@ class LearnMatching(LearnRun):
     """File of the matcher, which ends in .safetensors, for --matcher."""
     data: Annotated[str, arg(metavar="DATA", help=f"Data to run the networks on: {BATCHES_HELP}None by default.")] = ""
     loss: Loss = "cross-entropy"
-    """The loss on the data."""
     examples: int = 128
     """Examples of a step, for data from a file."""
     layer: Annotated[str, arg(metavar="LAYER", help=LAYER_HELP)] = "propagation"

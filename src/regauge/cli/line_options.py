@@ -19,6 +19,7 @@ from regauge.cli.options import (
     Output,
     OverwriteAll,
     Picture,
+    Seed,
     Test,
     Written,
 )
@@ -73,8 +74,7 @@ class Line(Between):
     """Steps of that training."""
     lr: float = 1e-2
     """Its learning rate at the start."""
-    seed: int = 0
-    """Seed of its random numbers."""
+    seed: Seed = 0
     output: MaybePicture = None
     """Write the plot to this file, .svg, .png or .pdf, and the table to the same name with .csv."""
     held: Annotated[Held, arg(name="")] = field(default_factory=Held)

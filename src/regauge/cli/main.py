@@ -16,7 +16,7 @@ from typing import NoReturn, TypeAlias
 import tyro
 
 from regauge.checkpoints.plain_files import require_plain
-from regauge.cli.align_options import Align, Merge
+from regauge.cli.align_options import Align, Merge, Transport
 from regauge.cli.checkpoint_options import Apply, Canonicalize, Info
 from regauge.cli.commands import ALL, CONFIG, HELP, as_options, require_command, with_others
 from regauge.cli.compare_options import Compare
@@ -33,7 +33,7 @@ from regauge.core.escaping import escape, escape_lines
 from regauge.names import VERSION
 
 DESCRIPTION = "The symmetries of neural network weights: found in PyTorch models, checked numerically, and used."
-Options: TypeAlias = Demo | Discover | Align | Merge | Canonicalize | Apply | Info | Line | Plane | Repair
+Options: TypeAlias = Demo | Discover | Align | Merge | Transport | Canonicalize | Apply | Info | Line | Plane | Repair
 Command: TypeAlias = Options | Gauge | Audit | Prune | Compare | Zoo | Inr | Learn | Flow
 """The options of every command."""
 DEBUG = "REGAUGE_DEBUG"
@@ -63,9 +63,11 @@ def main(args: Sequence[str] | None = None) -> None:
         with _ending_at_once():
             command = import_module(f"{package}.{name}")  # imports torch
             output = import_module("regauge.cli.output")
-        as_json = getattr(getattr(options, "command", options), "json", False)
-        with output.report(name, as_json=as_json):
-            command.run(options)
+        inner = getattr(options, "command", options)
+        if inner is not options and "" not in sys.path:
+            sys.path.insert(0, "")  # packages in the folder where the command is typed
+        with output.report(name, as_json=getattr(inner, "json", False)):
+            (getattr(command, "COMMANDS", {}).get(type(inner)) or command.run)(inner)
         if sys.stdout is not None:  # it may be closed
             sys.stdout.flush()
     except KeyboardInterrupt:

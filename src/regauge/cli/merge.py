@@ -14,7 +14,7 @@ from regauge.cli.align_options import Matching, Merge
 from regauge.cli.checkpoint_jobs import output_of, provenance_of
 from regauge.cli.options import UsageError
 from regauge.cli.output import tell, tell_written
-from regauge.cli.streaming import method_of, read_job, show_memory, show_plan, show_work, tell_merged
+from regauge.cli.streaming import is_all_shown, method_of, read_job, show_plan, show_work, tell_merged
 from regauge.hub import open_model, read_symmetry
 from regauge.merging import RULES, Rule
 
@@ -44,11 +44,7 @@ def run(options: Merge) -> None:
     is_pairwise = bool(bases) or job.is_streamed
     method = method_of(options, rg.WeightMatching if is_pairwise else rg.alignment.MergeMany)
     ways: dict[str, Any] = {"method": method, "rule": rule, "weights": weights, "task": task, "rotate": options.rotate}
-    if job.is_streamed:
-        show_plan(rg.merging.plan_merge(job, found.symmetry, has_base=bool(bases), **ways))
-    elif options.dry_run:
-        show_memory(job)
-    if options.dry_run:
+    if is_all_shown(options, job, lambda: rg.merging.plan_merge(job, found.symmetry, has_base=bool(bases), **ways)):
         return
     ways |= {"generator": torch.Generator().manual_seed(options.seed), "test": test, "out": job.output}
     base, networks = found.checkpoints[0] if bases else None, found.checkpoints[len(bases) :]

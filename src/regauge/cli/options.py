@@ -70,7 +70,7 @@ OverwriteAll = Annotated[
 Seed = Annotated[int, arg(help="Seed of all random numbers.")]
 Batch = Annotated[int, arg(help="Examples per batch, for data from a file.")]
 Test = Annotated[str | None, arg(metavar="DATA", help=TEST_HELP)]
-Loss = Literal["cross-entropy", "mse"]
+Loss = Annotated[Literal["cross-entropy", "mse"], arg(help="The loss on the data.")]
 Json = Annotated[bool, arg(help="Print the report as one JSON object, unrounded; docs/interoperation.md describes it.")]
 
 
@@ -134,7 +134,6 @@ class JudgedOptions(ModelOptions):
 
     test: Test = None
     loss: Loss = "cross-entropy"
-    """The loss on the data."""
     seed: Seed = 0
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import arg
 
-from regauge.cli.options import BATCHES_HELP, Batch, Checkpoint, JudgedOptions, Output, Written
+from regauge.cli.options import BATCHES_HELP, Batch, Checkpoint, JudgedOptions, Output, OverwriteAll, Written
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,7 @@ class Prune(JudgedOptions):
     """Groups that the share is for, as `regauge discover` names them; all that can be cut where left out."""
     data: Annotated[str | None, arg(metavar="DATA", help=BATCHES_HELP + "They serve criteria and the loss.")] = None
     batch: Batch = 64
-    overwrite: bool = False
-    """Replace the output and the files next to it if they exist."""
+    overwrite: OverwriteAll = False
     memory: Annotated[str, arg(metavar="SIZE")] = ""
     """Limit on memory, for example 4GB; half of the machine's memory where left out."""
     written: Annotated[Written, arg(name="")] = field(default_factory=Written)

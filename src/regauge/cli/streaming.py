@@ -1,6 +1,6 @@
 """Commands that align checkpoints, which may be larger than memory: what they read, their method, plan and progress."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +10,7 @@ import regauge as rg
 from regauge.alignment import METHODS, Method
 from regauge.checkpoints.job import FileJob, open_job
 from regauge.checkpoints.memory_limit import MemoryLimit, resident, size_text
-from regauge.cli.align_options import Align, Matching, Merge
+from regauge.cli.align_options import Align, Matching, Merge, Transport
 from regauge.cli.checkpoint_jobs import output_of
 from regauge.cli.models import read_networks
 from regauge.cli.options import UsageError
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def read_job(
-    options: Align | Merge, paths: Sequence[Path], *, source: int, element: str | None = None
+    options: Align | Merge | Transport, paths: Sequence[Path], *, source: int, element: str | None = None
 ) -> "tuple[FileJob, Networks, TokenPlan | None]":
     """Open checkpoints, refuse outputs that cannot be written, and find the symmetry.
 
@@ -35,12 +35,13 @@ def read_job(
     """
     limit = MemoryLimit(MemoryLimit.of(options.memory or None).nbytes, base=resident())
     out = output_of(options, element=element)
-    work = "aligning" if isinstance(options, Align) else "merging"
+    work = {Align: "aligning", Merge: "merging", Transport: "transporting"}[type(options)]
     job = open_job(paths, source, out=out, memory=limit, work=work)
     assert job is not None
     if not options.dry_run:
         job.require_output()
-    remedy = "give checkpoints with one vocabulary, or choose how they are brought together: --tokenizer union"
+    remedy = "give checkpoints with one vocabulary"
+    remedy += "" if work == "transporting" else ", or choose how they are brought together: --tokenizer union"
     tokenizer = options.tokenizer if isinstance(options, Align) else None
     united, model = None, options.model
     with ExitStack() as stack:
@@ -90,6 +91,15 @@ def show_plan(streamed: "StreamedJob") -> None:
         held_bytes=plan.held,
     )
     show_output(streamed.job)
+
+
+def is_all_shown(options: Matching, job: FileJob, plan: "Callable[[], StreamedJob]") -> bool:
+    """Show what will be read, held and written, in a dry run or of streamed networks; whether that is all."""
+    if job.is_streamed:
+        show_plan(plan())
+    elif options.dry_run:
+        show_memory(job)
+    return options.dry_run
 
 
 def show_memory(job: FileJob) -> None:

@@ -71,11 +71,7 @@ def read(options: Judging, paths: Sequence[Path | Checkpoint], held: Held | None
         source = _statistics(options, model) or choosing
     task = prepare_statistics(judging, source.batches)
     return Judged(
-        model,
-        checkpoints,
-        task,
-        task if choosing is judging else choosing,
-        "" if task.prepare is None else source.name,
+        model, checkpoints, task, task if choosing is judging else choosing, "" if task.prepare is None else source.name
     )
 
 

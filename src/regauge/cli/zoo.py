@@ -11,7 +11,7 @@ from regauge import zoo
 from regauge.cli import zoo_populations
 from regauge.cli.options import UsageError
 from regauge.cli.output import show_progress, show_status, tell, tell_table, warn
-from regauge.cli.zoo_options import Zoo, ZooExport, ZooImport, ZooInfo, ZooTrain, ZooVerify
+from regauge.cli.zoo_options import ZooCommand, ZooExport, ZooImport, ZooInfo, ZooTrain, ZooVerify
 from regauge.cli.zoo_population_options import ZooAlign, ZooCompare, ZooMap, ZooNearest
 from regauge.cli.zoo_populations import words
 from regauge.core.devices import find_device
@@ -19,10 +19,8 @@ from regauge.hub import call_factory, describe_inputs
 from regauge.storage import Architecture, Collection, Store, verify
 
 
-def run(options: Zoo) -> None:
-    """Run the command."""
-    if "" not in sys.path:
-        sys.path.insert(0, "")  # packages in the folder where the command is typed
+def run(options: ZooCommand) -> None:
+    """Run one of the commands."""
     commands: dict[type, Callable[[Any], None]] = {
         ZooTrain: train,
         ZooInfo: info,
@@ -35,7 +33,7 @@ def run(options: Zoo) -> None:
         ZooMap: zoo_populations.draw,
     }
     try:
-        commands[type(options.command)](options.command)
+        commands[type(options)](options)
     except zoo.JobsError as error:
         raise UsageError(str(error)) from error
 

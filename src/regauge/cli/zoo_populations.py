@@ -72,12 +72,7 @@ def pairs_of(options: ZooCompare | ZooMap) -> Iterator[zoo.PairMatrices]:
     folder = options.output.with_name(f"{options.output.name}.parts")
     with show_progress() as progress:
         pairs = zoo.PairMatrices(
-            store,
-            chosen,
-            folder,
-            key=repr([settings, states]),
-            executor=zoo.executor_of(options.on),
-            progress=progress,
+            store, chosen, folder, key=repr([settings, states]), executor=zoo.executor_of(options.on), progress=progress
         )
         yield pairs
     pairs.clear()

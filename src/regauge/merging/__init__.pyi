@@ -36,5 +36,5 @@ from .rules.weighted_sum import WeightedSum as WeightedSum
 from .settings import Setting as Setting
 from .streamed import plan_merge as plan_merge
 from .table import RULES as RULES
-from .transport_change import Transport as Transport
+from .transport_change import TransportResult as TransportResult
 from .transport_change import transport as transport

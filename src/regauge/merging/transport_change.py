@@ -36,13 +36,14 @@ KEPT = 1 / 3
 """The share of the examples that chooses the number of steps and trains nothing."""
 LOOKS = 20
 """How often the examples that are kept are looked at while the others train."""
-RATE = 1e-4
+RATES = (1e-4, 1e-3)
+"""Learning rates among which the kept examples choose, too."""
 
 Mode = Literal["weights", "inputs", "task"]
 
 
 @dataclass(frozen=True, repr=False)
-class Transport:
+class TransportResult:
     """The change of a fine-tune on another base.
 
     Attributes:
@@ -51,8 +52,8 @@ class Transport:
         element: The element that moves the first base next to the second; None where linear maps carry the change.
         scale: The factor of the carried change.
         mode: The data that were looked at: "weights" for none, "inputs" for inputs without labels, or "task".
-        error: The change of the outputs on the inputs without training against that of the fine-tune: the norm of the
-            difference as a share. None without inputs.
+        cosine: That of the change of the outputs on the inputs, before training, and of the fine-tune's change of those
+            of A. None without inputs.
         steps: The steps of training that follow.
         notes: Sentences on what could not be carried.
     """
@@ -61,7 +62,7 @@ class Transport:
     element: Element | None
     scale: float
     mode: Mode
-    error: float | None = None
+    cosine: float | None = None
     steps: int = 0
     notes: tuple[str, ...] = ()
 
@@ -69,14 +70,14 @@ class Transport:
         data = {"weights": "no data", "inputs": "inputs without labels", "task": "labels"}[self.mode]
         carrier = "linear maps between activations" if self.element is None else "an element of the symmetry"
         told = [f"carried by {carrier}, times {self.scale:.3g}; seen: {data}"]
-        if self.error is not None:
-            told.append(f"the outputs change as those of the fine-tune up to {self.error:.1%} of that change")
+        if self.cosine is not None:
+            told.append(f"cosine of the change of the outputs with that of the fine-tune: {self.cosine:.4f}")
         if self.steps:
             told.append(f"then trained for {self.steps} steps")
         return "\n".join([*told, *self.notes])
 
     def __repr__(self) -> str:
-        return f"Transport(mode={self.mode!r}, scale={self.scale:.6g}, steps={self.steps})"
+        return f"TransportResult(mode={self.mode!r}, scale={self.scale:.6g}, steps={self.steps})"
 
 
 @check_arguments
@@ -98,7 +99,7 @@ def transport(
     out: Output | str | Path | None = None,
     memory: int | str | MemoryLimit | None = None,
     progress: Progress = no_progress,
-) -> Transport:
+) -> TransportResult:
     """Carry the change of a fine-tune to another base: what was trained into A, without that training, into B.
 
     Without data, `align` finds the element g that moves A next to B, and the result is
@@ -106,12 +107,12 @@ def transport(
     difference of two networks that were moved. If B is a copy of A in another gauge, this is exactly
     `act(g, tuned_a)`.
 
-    With `inputs`, ridge maps between the activations of both bases are tried, too. Each change is scaled until it
-    changes the outputs as much as the fine-tune changes those of A, because a map shrinks a change. The one that
-    changes them most alike is taken.
+    With `inputs`, ridge maps between the activations of both bases are tried, too. A map shrinks a change. Therefore
+    each change is enlarged, never reduced, until it changes the outputs as much as the fine-tune changes those of A.
+    The one that changes them most alike, by the cosine, is taken.
 
     With a `task`, the loss on its labels chooses the change and its scale; zero is a choice. `steps` of Adam then
-    train on two thirds of the examples. The others choose the number of steps, of which zero is one.
+    train on two thirds of the examples. The others choose the rate and the number of steps, of which zero is one.
 
     Networks may be checkpoints on the disk. Those that need more than `memory` are streamed: weights are matched, and
     the result is made tensor by tensor.
@@ -148,7 +149,7 @@ def transport(
         activations. There the maps are orthogonal; here they are ridge maps with offsets, which kept more on digits.
     """
     if steps < 0 or (steps and task is None):
-        raise ValueError(f"steps is {steps}; training needs a task, and a number of steps that is not negative")
+        raise ValueError(f"`steps={steps}`: training needs a task, and a number of steps that is not negative")
     if scale is not None and not math.isfinite(scale):
         raise ValueError(f"scale is {scale}; give a finite factor of the change")
     named = {"base_a": base_a, "tuned_a": tuned_a, "base_b": base_b}
@@ -163,7 +164,7 @@ def transport(
             streamed = plan_transport(job, symmetry, method=method, rotate=rotate)
             factor = 1.0 if scale is None else scale
             params, element, notes = transport_job(job, streamed, factor, progress)
-            return Transport(params, element, factor, "weights", notes=notes)
+            return TransportResult(params, element, factor, "weights", notes=notes)
         base_b, base_a, tuned_a = (one.params for one in job.checkpoints)
     networks = tuple(
         as_params(one, what)
@@ -240,7 +241,7 @@ def _carry(
     method: Method | None,
     rotate: Rotate,
     generator: torch.Generator | None,
-) -> Transport:
+) -> TransportResult:
     """Carry the change of networks in memory."""
     base_a, tuned_a, base_b = networks
     require_same_names(base_b, base_a)
@@ -258,7 +259,9 @@ def _carry(
     ways = [] if is_wider else [_by_element(networks, symmetry, data, method, rotate, generator)]
     if data.modules is None:
         factor = 1.0 if scale is None else scale
-        return Transport(ways[0].on(base_b, factor), ways[0].element, factor, "weights", notes=(*told, *ways[0].notes))
+        return TransportResult(
+            ways[0].on(base_b, factor), ways[0].element, factor, "weights", notes=(*told, *ways[0].notes)
+        )
     maps, left = carry_by_maps(networks, data.modules, data.batches, symmetry)
     if left and is_wider:
         maps = replace(maps, notes=(f"no map carries the change of {shorten(left)}: it stays in base A",))
@@ -273,8 +276,9 @@ def _carry(
     def changed(way: CarriedChange, factor: float) -> Tensor:
         return data.run(way.on(base_b, factor), 1) - start
 
-    def error(way: CarriedChange, factor: float) -> float:
-        return float((changed(way, factor) - wanted).norm() / wanted.norm().clamp_min(1e-300))
+    def cosine(way: CarriedChange, factor: float) -> float:
+        made = changed(way, factor)
+        return float(made @ wanted / (made.norm() * wanted.norm()).clamp_min(1e-300))
 
     def size(way: CarriedChange) -> float:
         return _scale_by_size(lambda factor: float(changed(way, factor).norm()), float(wanted.norm()))
@@ -282,15 +286,16 @@ def _carry(
     tried = [(way, size(way) if scale is None else scale) for way in ways]
     task = data.task
     if task is None:
-        way, factor = min(tried, key=lambda one: error(*one))
-        return Transport(way.on(base_b, factor), way.element, factor, "inputs", error(way, factor), 0, told + way.notes)
+        way, factor = max(tried, key=lambda one: cosine(*one))
+        alike = cosine(way, factor)
+        return TransportResult(way.on(base_b, factor), way.element, factor, "inputs", alike, notes=told + way.notes)
     training, keeping = task.split(1 - KEPT, generator=generator) if steps else (task, task)
     factors = [(way, one) for way, own in tried for one in ((own, *SCALES) if scale is None else (own,))]
     way, factor = min(factors, key=lambda one: training.evaluate(one[0].on(base_b, one[1]))["loss"])
     made, taken = way.on(base_b, factor), 0
     if steps:
         made, taken = _train(made, training, keeping, steps, symmetry)
-    return Transport(made, way.element, factor, "task", error(way, factor), taken, told + way.notes)
+    return TransportResult(made, way.element, factor, "task", cosine(way, factor), taken, told + way.notes)
 
 
 def _by_element(
@@ -312,9 +317,9 @@ def _by_element(
 
 
 def _scale_by_size(size: Callable[[float], float], wanted: float) -> float:
-    """The scale with which a change is as large as wanted, at most `LARGEST`; one where it is so already."""
-    low, high = 0.0, 1.0
-    if abs(size(1.0) - wanted) <= SAME_SIZE * wanted:
+    """The scale, from one to `LARGEST`, with which a change is as large as wanted."""
+    low, high = 1.0, 1.0
+    if size(1.0) >= (1 - SAME_SIZE) * wanted:
         return 1.0
     while size(high) < wanted and high < LARGEST:
         low, high = high, 2 * high
@@ -325,25 +330,26 @@ def _scale_by_size(size: Callable[[float], float], wanted: float) -> float:
 
 
 def _train(params: Params, training: Task, keeping: Task, steps: int, symmetry: Symmetry) -> tuple[Params, int]:
-    """Train with Adam, and keep the number of steps with the least loss on other examples."""
+    """Train with Adam, and keep the rate and the number of steps with the least loss on other examples."""
     batches, fixed = list(training.batches), {*symmetry.buffers, *symmetry.structure}
     first = {name: names[0] for names in symmetry.tied for name in names if names[0] in params}
-    free = {
-        name: tensor.detach().clone().requires_grad_()
+    names = {
+        name: first.get(name, name)
         for name, tensor in params.items()
-        if tensor.is_floating_point() and name not in fixed and first.get(name, name) == name
+        if tensor.is_floating_point() and not {name, first.get(name, name)} & fixed
     }
-    names = {name: first.get(name, name) for name in params if first.get(name, name) in free}
-    optimizer = torch.optim.Adam(free.values(), lr=RATE)
     best, least, taken = dict(params), keeping.evaluate(params)["loss"], 0
-    for step in range(1, steps + 1):
-        optimizer.zero_grad()
-        now = {**params, **{name: free[own] for name, own in names.items()}}
-        training.loss(now, batches[step % len(batches)]).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        if step % max(1, steps // LOOKS) == 0 or step == steps:
-            now = {**params, **{name: free[own].detach().clone() for name, own in names.items()}}
-            loss = keeping.evaluate(now)["loss"]
-            if loss < least:
-                best, least, taken = now, loss, step
+    for rate in RATES:
+        free = {name: params[name].detach().clone().requires_grad_() for name in dict.fromkeys(names.values())}
+        optimizer = torch.optim.Adam(free.values(), lr=rate)
+        for step in range(1, steps + 1):
+            optimizer.zero_grad()
+            now = {**params, **{name: free[own] for name, own in names.items()}}
+            training.loss(now, batches[step % len(batches)]).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            if step % max(1, steps // LOOKS) == 0 or step == steps:
+                now = {**params, **{name: free[own].detach().clone() for name, own in names.items()}}
+                loss = keeping.evaluate(now)["loss"]
+                if loss < least:
+                    best, least, taken = now, loss, step
     return best, taken
