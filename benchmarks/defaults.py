@@ -294,9 +294,9 @@ def fit_matchers(case: Case) -> list[Row]:
     methods: dict[str, rg.alignment.Method | None] = {
         "no alignment": None,
         "weight matching": plain,
-        "weight matching, then scales": rg.ContinuousDescent(init=plain, steps=30, checks=2),
+        "weight matching, then scales": rg.ContinuousDescent("midpoint", init=plain, steps=30),
         "learned": made,
-        "learned, then scales": rg.ContinuousDescent(init=made, steps=30, checks=2),
+        "learned, then scales": rg.ContinuousDescent("midpoint", init=made, steps=30),
     }
     rows = []
     for kind, method in methods.items():
