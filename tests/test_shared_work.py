@@ -6,17 +6,26 @@ import socket
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from distributed_cases import load_alone, save_alone
+from representative_cases import case, moved
+from streamed_cases import pair_of, require_same
+from translation_nets import stranger
 
 import regauge as rg
 import regauge.checkpoints.outputs.processes
 import regauge.cli.align
 import regauge.cli.merge  # before processes are forked, so that each need not do it
+from regauge.alignment.streamed.match import align_streamed
+from regauge.alignment.streamed.plan import can_be_blocked
+from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.outputs.processes import join
 from regauge.cli.main import main
 from regauge.core.params import Params
 
@@ -83,8 +92,8 @@ def _words(command: str, folder: Path, out: str, *more: str) -> list[str]:
     return [*given[command], "-o", str(folder / out), "--shard-size", "2KB", *more]
 
 
-def _start(words: Sequence[str], act: Callable[[int], None] = lambda rank: None, size: int = RANKS) -> list[int]:
-    """Run a command in several processes, as torchrun starts them; `act` is called in each before."""
+def _fork(act: Callable[[int], object], size: int = RANKS) -> list[int]:
+    """Call a function in several processes, as torchrun starts them, with the number of each."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -99,14 +108,25 @@ def _start(words: Sequence[str], act: Callable[[int], None] = lambda rank: None,
                 os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1"}
                 os.environ["MASTER_PORT"] = str(port)
                 act(rank)
-                main([*words, "--shared"])
                 code = 0
             except SystemExit as ended:
                 code = ended.code if isinstance(ended.code, int) else 1
+            except BaseException:
+                traceback.print_exc(file=sys.stderr)
             finally:
                 os._exit(code)
         children.append(child)
     return children
+
+
+def _start(words: Sequence[str], before: Callable[[int], object] = int, size: int = RANKS) -> list[int]:
+    """Run a command in several processes, each after a function of its number."""
+
+    def act(rank: int) -> None:
+        before(rank)
+        main([*words, "--shared"])
+
+    return _fork(act, size)
 
 
 def _ends(children: Sequence[int]) -> list[int]:
@@ -207,6 +227,72 @@ def test_one_process_alone_has_nobody_to_share_with(folder: Path, refused: Calla
     assert "work is shared by processes that torchrun or srun started, and this one was not" in told
     with pytest.raises(ValueError, match="canonicalizing is not shared by processes"):
         rg.canonicalize(folder / "a", _symmetry(), out=rg.Output(folder / "out", shared=True))
+
+
+@pytest.mark.parametrize(
+    ("noise", "is_blocked"),
+    [
+        (0.02, False),
+        (1, True),
+        pytest.param(0.02, True, marks=pytest.mark.thorough),
+        pytest.param(1, False, marks=pytest.mark.thorough),
+    ],
+)
+@pytest.mark.parametrize(
+    "name", ["mlp_relu", "mlp_tanh", "mlp_sine", "mlp_linear", "cnn_flatten", "llama", "gpt", "resnet20_batch_B"]
+)
+def test_sweeps_are_shared(name: str, is_blocked: bool, noise: float, tmp_path: Path) -> None:
+    """Costs are summed over processes, and one of them solves: all find what one alone finds, and each reads less."""
+    pair, method = pair_of(name, tmp_path, noise), rg.WeightMatching()
+    plan = pair.smaller()
+    if is_blocked:
+        sets = [replace(one, is_blocked=can_be_blocked(pair.symmetry, one)) for one in plan.sets]
+        plan = replace(plan, sets=tuple(sets))
+    expected = align_streamed(*pair.files, plan, method)
+    alone = sum(one.read_so_far.nbytes for one in pair.files)
+
+    def act(rank: int) -> None:
+        files = [Checkpoint.open(one.path) for one in pair.files]
+        found = align_streamed(*files, plan, method, crew=join())
+        read = sum(one.read_so_far.nbytes for one in files)
+        torch.save((found.element, found.history, found.initial, read), tmp_path / f"{rank}.pt")
+
+    assert _ends(_fork(act)) == [0] * RANKS, [_told(k) for k in range(RANKS)]
+    found = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(RANKS)]
+    for element, history, initial, _ in found:
+        require_same(element, expected.element)
+        assert history == pytest.approx(expected.history, rel=1e-9)
+        assert initial == pytest.approx(expected.initial, rel=1e-9, abs=1e-9 * abs(history[-1]))
+        assert history == found[0][1]
+        for one, value in element.items():
+            other = found[0][0][one]
+            assert all(torch.equal(t, getattr(other, n)) for n, t in vars(value).items() if isinstance(t, torch.Tensor))
+    if len(plan.sets) > 2:
+        assert min(read for *_, read in found) < 0.7 * alone
+
+
+@pytest.mark.parametrize("is_stranger", [False, True])
+@pytest.mark.parametrize("name", ["stream", "llama", "decoder", "batch norm"])
+def test_representatives_are_matched_together(
+    name: str, is_stranger: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, _, known, params = case(name)
+    other = moved(known, stranger(params, known, 1.0) if is_stranger else params)
+    files = [
+        rg.save({n: t.clone() for n, t in one.items()}, tmp_path / f"{k}.safetensors")
+        for k, one in enumerate((params, other))
+    ]
+    monkeypatch.setattr("regauge.checkpoints.job.FileJob.fits", False)
+    expected = rg.align(*files, known, out=tmp_path / "alone").params
+
+    def act(rank: int) -> None:
+        found = rg.align(*files, known, out=rg.Output(tmp_path / "out", shared=True)).params
+        torch.save(dict(found), tmp_path / f"{rank}.pt")
+
+    assert _ends(_fork(act)) == [0] * RANKS, [_told(k) for k in range(RANKS)]
+    for rank in range(RANKS):
+        found = torch.load(tmp_path / f"{rank}.pt")
+        assert all(torch.allclose(found[n], t, rtol=1e-9, atol=1e-9) for n, t in expected.items())
 
 
 @pytest.mark.slow

@@ -6,19 +6,17 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from models import CASES, symmetry_of
+from streamed_cases import UNLIMITED, pair_of, require_same
 from torch import Tensor
 
 import regauge as rg
-from regauge.alignment.engine.frames import Scales, balances_of
-from regauge.alignment.methods.weight_matching import random_isometry
 from regauge.alignment.streamed.match import StreamedResult, align_streamed
-from regauge.alignment.streamed.plan import Plan, can_be_blocked, make_plan
+from regauge.alignment.streamed.plan import can_be_blocked, make_plan
 from regauge.alignment.streamed.source import Total, part_cost
 from regauge.alignment.streamed.state import State, load_state, save_state
 from regauge.checkpoints.checkpoint import Checkpoint
@@ -28,12 +26,9 @@ from regauge.core.act import resolve
 from regauge.core.element import PARTS
 from regauge.core.families import inner_products
 from regauge.core.groups import Group, Placement
-from regauge.core.params import Params
-from regauge.core.symmetry import Symmetry
 from regauge.nets.mlp import mlp
 from regauge.nets.transformer import Llama
 
-BY_NAME = {case.name: case for case in CASES}
 ONE_WAY = [
     "mlp_tanh",
     "mlp_sine",
@@ -43,62 +38,6 @@ ONE_WAY = [
     "gpt",
 ]
 """Each with one treatment of scales; the others have all three."""
-UNLIMITED = 1 << 40
-
-
-@dataclass(frozen=True)
-class Pair:
-    """Two networks in memory and on the disk."""
-
-    symmetry: Symmetry
-    params: tuple[Params, Params]
-    files: tuple[Checkpoint, Checkpoint]
-
-    def plan(self, memory: int, scales: Scales = "recompute") -> Plan:
-        dtypes = {name: entry.dtype for name, entry in self.files[0].stored.items()}
-        balances = balances_of(self.symmetry, scales, None)
-        return make_plan(self.symmetry, [dtypes, dtypes], memory=memory, balances=balances)
-
-    def smaller(self) -> Plan:
-        """The first plan that does not have everything in memory."""
-        return self.plan(self.plan(UNLIMITED).peak - 1)
-
-
-def _pair(name: str, folder: Path, noise: float = 0.02, dtype: torch.dtype = torch.float64) -> Pair:
-    """A network and a copy of it, moved by a hidden element and with noise; unrelated ones for infinite noise."""
-    case, generator = BY_NAME[name], torch.Generator().manual_seed(1)
-    torch.manual_seed(0)
-    module = case.module().eval()
-    symmetry = symmetry_of(case)
-
-    def noisy(params: Params, amount: float) -> Params:
-        return {
-            n: t + amount * torch.randn(t.shape, generator=generator, dtype=t.dtype)
-            if t.is_floating_point() and n not in symmetry.buffers
-            else t
-            for n, t in params.items()
-        }
-
-    plain = {n: t.to(dtype) if t.is_floating_point() else t for n, t in module.state_dict().items()}
-    a = noisy(plain, 0.1)
-    symmetry = symmetry.bind(a)
-    hidden = random_isometry(symmetry, generator)
-    b = symmetry.act(symmetry.inverse(hidden), noisy(a, noise) if noise < 1 else noisy(plain, 0.1))
-    for letter, params in (("a", a), ("b", b)):
-        save(params, folder / f"{letter}.safetensors", overwrite=True)
-    files = (Checkpoint.open(folder / "a.safetensors"), Checkpoint.open(folder / "b.safetensors"))
-    return Pair(symmetry, (a, b), files)
-
-
-def _require_same(left: rg.Element, right: rg.Element) -> None:
-    for name, value in left.items():
-        for field in ("perm", "sign", "shift"):
-            mine, theirs = getattr(value, field), getattr(right[name], field)
-            assert (mine is None) == (theirs is None)
-            assert mine is None or torch.equal(mine, theirs), (name, field)
-        for field, tolerance in (("scale", 1e-6), ("matrix", 1e-4)):
-            if getattr(value, field) is not None:
-                torch.testing.assert_close(getattr(value, field), getattr(right[name], field), rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +47,7 @@ def _require_same(left: rg.Element, right: rg.Element) -> None:
 )
 def test_streaming_finds_what_matching_in_memory_finds(name: str, scales: str, tmp_path: Path) -> None:
     """Networks as they are; tests/test_streamed_representatives.py is about representatives."""
-    pair, method = _pair(name, tmp_path), rg.WeightMatching(scales=scales)  # type: ignore[arg-type]
+    pair, method = pair_of(name, tmp_path), rg.WeightMatching(scales=scales)  # type: ignore[arg-type]
     expected = rg.align(*pair.params, replace(pair.symmetry, translations=(), gains=()), method=method)
     whole = pair.plan(UNLIMITED, scales)
     parts = pair.plan(whole.peak - 1, scales)
@@ -117,7 +56,7 @@ def test_streaming_finds_what_matching_in_memory_finds(name: str, scales: str, t
     assert parts.peak < whole.peak
     for plan in (whole, parts):
         found = align_streamed(*pair.files, plan, method)
-        _require_same(found.element, expected.element)
+        require_same(found.element, expected.element)
         assert found.is_converged
         assert found.objective == pytest.approx(expected.objective, rel=1e-7)
         assert found.initial == pytest.approx(expected.initial, abs=1e-7 * abs(expected.objective))
@@ -126,13 +65,13 @@ def test_streaming_finds_what_matching_in_memory_finds(name: str, scales: str, t
 @pytest.mark.parametrize("noise", [0.02, 1])
 @pytest.mark.parametrize("name", ["mlp_relu", "mlp_tanh", "cnn_flatten", "llama", "gpt", "resnet20_batch_B"])
 def test_working_sets_in_blocks_give_the_same(name: str, noise: float, tmp_path: Path) -> None:
-    pair, method = _pair(name, tmp_path, noise), rg.WeightMatching()
+    pair, method = pair_of(name, tmp_path, noise), rg.WeightMatching()
     plan = pair.smaller()
     sets = [replace(one, is_blocked=can_be_blocked(pair.symmetry, one)) for one in plan.sets]
     assert any(one.is_blocked for one in sets)
     expected = align_streamed(*pair.files, plan, method)
     found = align_streamed(*pair.files, replace(plan, sets=tuple(sets)), method)
-    _require_same(found.element, expected.element)
+    require_same(found.element, expected.element)
     assert found.history == pytest.approx(expected.history, rel=1e-12)
     assert found.initial == pytest.approx(expected.initial, rel=1e-12)
     assert found.is_converged
@@ -141,7 +80,7 @@ def test_working_sets_in_blocks_give_the_same(name: str, noise: float, tmp_path:
 @pytest.mark.parametrize("name", ["resnet20_batch_B", "torch_transformer", "mlp_relu"])
 def test_streaming_leaves_nothing_of_a_random_element(name: str, tmp_path: Path) -> None:
     """With the scales that move running statistics, too."""
-    pair = _pair(name, tmp_path)
+    pair = pair_of(name, tmp_path)
     a, symmetry = pair.params[0], pair.symmetry
     save(symmetry.act(symmetry.random(torch.Generator().manual_seed(3), PARTS), a), tmp_path / "moved.safetensors")
     with Checkpoint.open(tmp_path / "moved.safetensors") as moved:
@@ -153,7 +92,7 @@ def test_streaming_leaves_nothing_of_a_random_element(name: str, tmp_path: Path)
 
 @pytest.mark.parametrize("name", ["mlp_relu", "mlp_sine", "siren", "torch_transformer", "resnet20_layer_B", "rnn_relu"])
 def test_unrelated_networks_climb_monotonically_and_never_below_the_identity(name: str, tmp_path: Path) -> None:
-    pair = _pair(name, tmp_path, noise=1)
+    pair = pair_of(name, tmp_path, noise=1)
     plan = pair.smaller()
     found = align_streamed(*pair.files, plan, rg.WeightMatching())
     assert found.objective >= found.initial
@@ -162,7 +101,7 @@ def test_unrelated_networks_climb_monotonically_and_never_below_the_identity(nam
 
 
 def test_the_objective_is_that_of_the_moved_network(tmp_path: Path) -> None:
-    pair = _pair("llama", tmp_path, noise=1)
+    pair = pair_of("llama", tmp_path, noise=1)
     found = align_streamed(*pair.files, pair.smaller(), rg.WeightMatching(scales="keep"))
     moved = pair.symmetry.act(found.element, pair.params[1])
     total = sum(
@@ -176,7 +115,7 @@ class _InterruptError(Exception):
 
 
 def test_an_interrupted_alignment_goes_on_from_its_file(tmp_path: Path) -> None:
-    pair = _pair("mlp_linear", tmp_path)
+    pair = pair_of("mlp_linear", tmp_path)
     plan = pair.smaller()
     method = rg.WeightMatching(max_sweeps=4)
     expected = align_streamed(*pair.files, plan, method)
@@ -197,12 +136,12 @@ def test_an_interrupted_alignment_goes_on_from_its_file(tmp_path: Path) -> None:
             if stops == 5:
                 result = align_streamed(*pair.files, plan, method, state=state)
     assert stops == 5
-    _require_same(result.element, expected.element)
+    require_same(result.element, expected.element)
     assert result.objective == pytest.approx(expected.objective)
 
 
 def test_values_that_are_not_finite_are_named(tmp_path: Path) -> None:
-    pair = _pair("mlp_relu", tmp_path)
+    pair = pair_of("mlp_relu", tmp_path)
     broken = {**pair.params[1], "2.weight": pair.params[1]["2.weight"].clone()}
     broken["2.weight"][0, 0] = torch.nan
     save(broken, tmp_path / "b.safetensors", overwrite=True)
@@ -214,7 +153,7 @@ def test_values_that_are_not_finite_are_named(tmp_path: Path) -> None:
 
 
 def test_a_plan_that_cannot_hold_so_little_says_how_much_it_needs(tmp_path: Path) -> None:
-    pair = _pair("llama", tmp_path)
+    pair = pair_of("llama", tmp_path)
     with pytest.raises(ValueError, match=r"more than the 0\.001 GB that memory allows"):
         pair.plan(10**6)
 
@@ -380,7 +319,7 @@ def test_transformers_takes_the_output_as_it_is(tmp_path: Path) -> None:
 def test_large_blocks_are_compared_by_the_products_of_their_rows(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    pair = _pair("llama", tmp_path, noise=0.3)
+    pair = pair_of("llama", tmp_path, noise=0.3)
     blocks = importlib.import_module("regauge.alignment.engine.nested_blocks")
     expected = rg.align(*pair.params, pair.symmetry)
     monkeypatch.setattr(blocks, "COMPRESSED", 0)
@@ -391,4 +330,4 @@ def test_large_blocks_are_compared_by_the_products_of_their_rows(
     assert flat_a.shape == flat_b.shape == (9, 4, 4)
     direct = torch.einsum("ucd,ved->uvce", a[0], b[0]).flatten(0, 1)
     torch.testing.assert_close(flat_a @ flat_b.mT, direct)
-    _require_same(rg.align(*pair.params, pair.symmetry).element, expected.element)
+    require_same(rg.align(*pair.params, pair.symmetry).element, expected.element)

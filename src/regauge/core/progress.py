@@ -1,7 +1,10 @@
 """Progress of long work, which the command line shows as bars with an estimate of the time left; and who does it."""
 
-from collections.abc import Callable, Iterable
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 T = TypeVar("T")
 Made = TypeVar("Made")
@@ -68,3 +71,11 @@ class Crew:
     def map(self, make: Callable[[T], Made], items: Iterable[T]) -> list[Made]:
         """Call a function of every item, each in one process, and send all results to all."""
         return [make(one) for one in items]
+
+    def sum(self, tensors: "Mapping[Any, Tensor]") -> "dict[Any, Tensor]":
+        """Sum tensors over all processes, by their keys; those that a process lacks count as zeros."""
+        return dict(tensors)
+
+
+ALONE = Crew()
+"""One process."""

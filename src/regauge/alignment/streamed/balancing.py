@@ -29,19 +29,23 @@ def balance_streamed(
     """The element that balances each network, and sentences on groups that keep their matrices; see `balance_alike`."""
     symmetry = count_frozen_gains(symmetry, buffers)
     sides, notes = [symmetry.identity()] * len(checkpoints), list[str]()
-    for part in balanced_parts(symmetry, buffers=buffers):
+
+    def balance_part(part: frozenset[str]) -> list[Balance]:
         before = passes.bytes_and_seconds[0]
 
-        def balance(k: int, rigid: Mapping[str, Tensor], part: frozenset[str] = part) -> Balance:
+        def balance(k: int, rigid: Mapping[str, Tensor]) -> Balance:
             params = _read_part(checkpoints[k], symmetry, part)
             return balance_but(params, _restrict(symmetry, params), buffers, rigid)
 
         found = agree(len(checkpoints), balance)
+        passes.advance(passes.bytes_and_seconds[0] - before)
+        return list(found)
+
+    for found in passes.crew.map(balance_part, balanced_parts(symmetry, buffers=buffers)):
         notes += notes_on(found[0].rigid)
         for k, own in enumerate(found):
             for name, value in own.element.items():
                 sides[k] = sides[k].replace(name, _join(sides[k][name], value))
-        passes.advance(passes.bytes_and_seconds[0] - before)
     return sides, tuple(notes)
 
 
@@ -64,7 +68,8 @@ def fit_streamed(
         passes: Counts what is read.
     """
     total, gained, chosen = symmetry.identity(), 0.0, {group.name for group in groups}
-    for part in parts:
+
+    def fit(part: Collection[str]) -> tuple[float, Element]:
         before = passes.bytes_and_seconds[0]
         x, y = {}, {}
         for name in sorted(part):
@@ -72,10 +77,13 @@ def fit_streamed(
         own = _restrict(symmetry, {name: tensor[0] for name, tensor in x.items()})
         before_fit = squared_distances(x, y)
         element, left = fit_continuous(own, [group for group in own.groups if group.name in chosen], x, y)
-        gained += float(before_fit - left)
-        for name, value in element.item(0).items():
-            total = total.replace(name, _join(total[name], value))
         passes.advance(passes.bytes_and_seconds[0] - before)
+        return float(before_fit - left), element.item(0)
+
+    for gain, found in passes.crew.map(fit, parts):
+        gained += gain
+        for name, value in found.items():
+            total = total.replace(name, _join(total[name], value))
     return total, gained > 0
 
 

@@ -35,7 +35,7 @@ from regauge.core.chart import chart_gains, into_coordinates
 from regauge.core.element import Element
 from regauge.core.families import dot, move_tensor, row_ranges
 from regauge.core.params import work_dtype
-from regauge.core.progress import Progress
+from regauge.core.progress import ALONE, Crew, Progress
 from regauge.core.symmetry import Symmetry
 
 Run = Callable[[str, Checkpoint, Checkpoint, Plan, WeightMatching], StreamedResult]
@@ -78,10 +78,12 @@ class ChartPlans:
         stage = "rotated" if self.rotate == "always" and "rotated" in self.plans else "orders"
         return replace(self.plans[stage], peak=max(plan.peak for plan in self.plans.values()))
 
-    def match(self, checkpoints: Iterable[Checkpoint], runs: Iterable[Run], progress: Progress) -> list[StreamedResult]:
+    def match(
+        self, checkpoints: Iterable[Checkpoint], runs: Iterable[Run], progress: Progress, crew: Crew = ALONE
+    ) -> list[StreamedResult]:
         """Match all further checkpoints to the first one; all of them are rotated, or none."""
         first, *others = checkpoints
-        pairs = [_ChartedPair(self, first, other, run, progress) for other, run in zip(others, runs, strict=True)]
+        pairs = [_ChartedPair(self, first, other, run, progress, crew) for other, run in zip(others, runs, strict=True)]
         choices = [pair.choose() for pair in pairs]
         is_rotated = are_rotated(choices)
         return [pair.match(choice, is_rotated) for pair, choice in zip(pairs, choices, strict=True)]
@@ -101,11 +103,12 @@ class _ChartedPair:
     b: Checkpoint
     run: Run
     progress: Progress
+    crew: Crew
 
     def __post_init__(self) -> None:
         self._data = self.chart.symmetry.on_data
         self._timings: list[str] = []
-        self._passes = Passes((self.a, self.b), self._timings, self.progress)
+        self._passes = Passes((self.a, self.b), self._timings, self.progress, self.crew)
 
     @cached_property
     def _behind(self) -> tuple[RepresentativeCheckpoint, RepresentativeCheckpoint]:
@@ -148,15 +151,21 @@ class _ChartedPair:
             left = right = symmetry.identity()
             if has_balance(symmetry):
                 (left, right), _ = balance_streamed((one, other), symmetry, "keep", self._passes)
-            squares = torch.zeros(3, dtype=torch.float64)
-            for name in rotated_tensors(symmetry, self._data.rotatable, plan.names):
-                dtype = work_dtype(*(x.stored[name].dtype for x in (a, b)))
+
+            def measure(name: str) -> list[Tensor]:
+                dtype, found = work_dtype(*(x.stored[name].dtype for x in (a, b))), []
                 for rows in row_ranges(symmetry, name):
                     x, y = (
                         move_by(symmetry, side, {name: z.read(name, rows=rows, dtype=dtype)})[name]
                         for z, side in ((one, left), (other, right))
                     )
-                    squares += torch.tensor([dot(x, x), dot(y, y), dot(x, y)], dtype=torch.float64)
+                    found.append(torch.tensor([dot(x, x), dot(y, y), dot(x, y)], dtype=torch.float64))
+                return found
+
+            squares = torch.zeros(3, dtype=torch.float64)
+            for own in self.crew.map(measure, rotated_tensors(symmetry, self._data.rotatable, plan.names)):
+                for more in own:
+                    squares += more
         xx, yy, xy = squares.reshape(3, 1)
         return (xx, yy, xy), known
 

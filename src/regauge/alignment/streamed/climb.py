@@ -54,7 +54,7 @@ class StreamedAscent:
     label: str = ""
 
     def __post_init__(self) -> None:
-        self._symmetry, self._saved = self.plan.symmetry, time.monotonic()
+        self._symmetry, self._saved, self._crew = self.plan.symmetry, time.monotonic(), self.passes.crew
 
     def run(self) -> None:
         """Climb until nothing can be improved; from the identity once more where that ended below it."""
@@ -64,7 +64,7 @@ class StreamedAscent:
                 turned = sum(family.root.matrix == "orthogonal" for family in self.plan.spread.values())
                 most = (len(self.plan.spread) + STEPS * turned) * self.plan.sweep_bytes
                 with self.passes.timed(f"first values{self.label}", most):
-                    self._anchor()
+                    state.element = self._crew.first(self._anchor)
             else:
                 state.matched = len(self.plan.sets)
             state.is_anchored = True
@@ -78,8 +78,8 @@ class StreamedAscent:
         state.is_converged = is_converged
         self.keep()
 
-    def _anchor(self) -> None:
-        """First values of the spread groups, those first that are touched least by what is unknown."""
+    def _anchor(self) -> Element:
+        """The element with first values of the spread groups, those first that are touched least by what is unknown."""
         inside = {g.name for one in self.plan.sets for family in one.families for g in family.members}
         waiting = list(self.plan.spread)
         while waiting:
@@ -95,6 +95,7 @@ class StreamedAscent:
                 total.add(self._part_cost(total.group, sites, unknown), own)
                 self.passes.advance(self.source.nbytes(names))
             self._compose({name: total.closest()[0]})
+        return self.state.element
 
     def _turn(self, name: str) -> bool:
         """Choose the first value of a rotated spread group as `first_rotations` does; whether there is one."""
@@ -151,7 +152,7 @@ class StreamedAscent:
                 return True
             state.before = None
             state.history.append(reached)
-            found = {name: total.closest() for name, total in totals.items()}
+            found = self._crew.first(partial(_solve, totals))
             least = self.method.tolerance * self.source.scale
             values = {name: value for name, (value, gain) in found.items() if gain > least}
             state.quiet = 0 if values else state.quiet + 1
@@ -166,21 +167,39 @@ class StreamedAscent:
     def _sweep(self, totals: Mapping[str, Total]) -> tuple[float, bool]:
         """The objective after a climb in every working set, and whether all of them ended by themselves."""
         self.source.refresh()
-        reached, is_settled = 0.0, True
-        for k, one in enumerate(self.plan.sets):
+        crew, is_alone, element = self._crew, self._crew.size == 1, self.state.element
+
+        def visit(k: int) -> tuple[float, bool, dict[str, Value], list[tuple[float, float]]]:
+            one, before = self.plan.sets[k], len(self.source.terms)
             gained, is_done = self._visit(k, one, totals)
-            reached, is_settled = reached + gained, is_settled and is_done
             self.passes.advance(self.source.nbytes(one.names))
-            if time.monotonic() - self._saved > SAVE_SECONDS:
+            if is_alone and time.monotonic() - self._saved > SAVE_SECONDS:
                 self.keep()
                 self._saved = time.monotonic()
-        for name in self.plan.loose:
+            values = {} if is_alone else one.own_values(self.state.element)
+            return gained, is_done, values, self.source.terms[before:]
+
+        def read(name: str) -> tuple[list[float], list[tuple[float, float]]]:
+            gained, before = [], len(self.source.terms)
             for rows in row_ranges(self._symmetry, name):
                 x, y, norm = self.source.load(name, rows)
-                reached += self.source.objective(name, x, y, norm)
+                gained.append(self.source.objective(name, x, y, norm))
                 self._add(totals, {name: x}, {name: y})
             self.passes.advance(self.source.nbytes([name]))
-        return reached, is_settled
+            return gained, self.source.terms[before:]
+
+        found = crew.map(visit, range(len(self.plan.sets)))
+        further = crew.map(read, self.plan.loose)
+        if not is_alone:
+            for one, (_, _, values, _) in zip(self.plan.sets, found, strict=True):
+                element = one.take_over(element, values)
+            self.state.element, self.state.matched = element, len(self.plan.sets)
+            terms = [*(own for *_, own in found), *(own for _, own in further)]
+            self.source.terms = [term for own in terms for term in own]
+            for total in totals.values():
+                total.sum(crew)
+        gains = [*(gained for gained, *_ in found), *(gained for own, _ in further for gained in own)]
+        return sum(gains), all(is_done for _, is_done, *_ in found)
 
     def _visit(self, k: int, one: WorkingSet, totals: Mapping[str, Total]) -> tuple[float, bool]:
         """Climb in one working set, and add it to the costs of spread groups."""
@@ -262,3 +281,8 @@ class StreamedAscent:
         """Whether anything of a tensor is left for a group when what else is unknown is averaged."""
         hidden = [s for s in self._symmetry.sites[name] if s.group.name in unknown and s.group.name != group]
         return barycenter(torch.empty(self._symmetry.shapes[name], device="meta"), hidden) is not None
+
+
+def _solve(totals: Mapping[str, Total]) -> dict[str, tuple[Value, float]]:
+    """The best value of every spread group, and what it gains."""
+    return {name: total.closest() for name, total in totals.items()}

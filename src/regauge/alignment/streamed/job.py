@@ -84,16 +84,19 @@ class StreamedJob:
 
         def run(k: int, stage: str, a: Checkpoint, b: Checkpoint, plan: Plan, method: WeightMatching) -> StreamedResult:
             kept = staging.progress.with_name(f"{k}.{stage}{staging.progress.name}")
-            state, keep = load_state(kept, plan.symmetry), partial(save_state, path=kept)
-            return align_streamed(a, b, plan, method, state=state, keep=keep, progress=progress)
+            state = crew.first(lambda: load_state(kept, plan.symmetry))
+            keep = partial(save_state, path=kept) if staging.is_first else lambda state: None
+            return align_streamed(a, b, plan, method, state=state, keep=keep, progress=progress, crew=crew)
 
-        return self.job.crew.first(lambda: self._match(run, progress))
+        crew = self.job.crew
+        found = self._match(run, progress)
+        return crew.first(lambda: found)
 
     def _match(self, run: Callable[..., StreamedResult], progress: Progress) -> list[StreamedResult]:
         first, *others = self.job.checkpoints
         runs = [partial(run, k) for k in range(1, len(others) + 1)]
         if self.chart is not None:
-            return self.chart.match(self.job.checkpoints, runs, progress)
+            return self.chart.match(self.job.checkpoints, runs, progress, self.job.crew)
         found = [own("", first, other, self.plan, self.method) for own, other in zip(runs, others, strict=True)]
         if self.rotate == "always":
             found = [replace(one, notes=(*one.notes, NOT_ROTATED)) for one in found]
@@ -138,11 +141,13 @@ def plan_job(
         symmetry.require_ones({name: checkpoint[name] for name in symmetry.ones if name in first})
     dtypes = [{name: one.dtype for name, one in checkpoint.stored.items()} for checkpoint in checkpoints]
 
-    held_already = job.limit.held()
+    crew = job.crew
+    told = crew.map(lambda _: (job.limit.nbytes, job.limit.held()), range(crew.size))
+    limit, held_already = min(limit for limit, _ in told), max(held for _, held in told)  # one plan for all
 
     def plan(symmetry: Symmetry, method: WeightMatching, chart: Symmetry | None = None) -> Plan:
         balances = balances_of(symmetry, method.scales, None)
-        return make_plan(symmetry, dtypes, memory=job.limit.nbytes, balances=balances, held=held_already, chart=chart)
+        return make_plan(symmetry, dtypes, memory=limit, balances=balances, held=held_already, chart=chart)
 
     if has_representatives(symmetry) and method.reads_representatives:
         plans = ChartPlans.make(symmetry, method, rotate, plan)

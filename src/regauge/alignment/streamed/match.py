@@ -23,7 +23,7 @@ from regauge.core.balance import count_frozen_gains
 from regauge.core.element import Element
 from regauge.core.families import move_tensor
 from regauge.core.params import Params
-from regauge.core.progress import Progress, no_progress
+from regauge.core.progress import ALONE, Crew, Progress, no_progress
 
 FITS = 3
 """Steps of fitting scales: scales, all else once more, scales."""
@@ -61,6 +61,7 @@ def align_streamed(
     state: State | None = None,
     keep: Callable[[State], None] = lambda state: None,
     progress: Progress = no_progress,
+    crew: Crew = ALONE,
 ) -> StreamedResult:
     """Weight matching of checkpoints that do not fit in memory.
 
@@ -85,13 +86,14 @@ def align_streamed(
         state: The state of an earlier run; `keep` is given later ones.
         keep: Keeps a state for a later run.
         progress: Counts bytes.
+        crew: The processes that share each pass. Costs of spread groups are summed over them, and the first one solves.
 
     Raises:
         ValueError: A tensor holds NaN or Inf.
     """
     state = state or State()
     with large_blocks_returned():
-        _Matching(a, b, plan, method, state, keep, Passes((a, b), state.timings, progress)).run()
+        _Matching(a, b, plan, method, state, keep, Passes((a, b), state.timings, progress, crew)).run()
     climb = state.climbs[state.chosen]
     assert state.found is not None
     assert climb.initial is not None
@@ -156,8 +158,10 @@ class _Matching:
         state, identity = self.state, self._symmetry.identity()
         if not self._balances:
             state.climbs = [ClimbState(identity)]
-        alike = have_equal_variances(self._symmetry, *map(batch_of_one, self._statistics()))
-        for buffers in self._balances if bool(alike) else self._balances[:1]:
+        alike = self.passes.crew.first(
+            lambda: bool(have_equal_variances(self._symmetry, *map(batch_of_one, self._statistics())))
+        )
+        for buffers in self._balances if alike else self._balances[:1]:
             with self.passes.timed("balancing", self.plan.sweep_bytes):
                 (left, right), notes = balance_streamed((self.a, self.b), self._symmetry, buffers, self.passes)
             state.notes = state.notes if state.climbs else list(notes)
@@ -190,9 +194,13 @@ class _Matching:
         """Whether the second network has the statistics of the first, moved; see `match_frames`."""
         if self._are_equal(kept):
             return False
-        a, b = self._statistics()
-        ends = ({n: move_tensor(self._symmetry, element, n, t) for n, t in b.items()} for element in (kept, moved))
-        before, after = (float(statistics_gap(self._symmetry, *map(batch_of_one, (a, end)))) for end in ends)
+
+        def gaps() -> list[float]:
+            a, b = self._statistics()
+            ends = ({n: move_tensor(self._symmetry, element, n, t) for n, t in b.items()} for element in (kept, moved))
+            return [float(statistics_gap(self._symmetry, *map(batch_of_one, (a, end)))) for end in ends]
+
+        before, after = self.passes.crew.first(gaps)
         return after < MOVED * before or self._are_equal(moved)
 
     def _are_equal(self, element: Element) -> bool:

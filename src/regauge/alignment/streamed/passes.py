@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.memory_limit import size_text
-from regauge.core.progress import Advance, Progress, no_advance
+from regauge.core.progress import ALONE, Advance, Crew, Progress, no_advance
 
 
 class Passes:
@@ -16,9 +16,17 @@ class Passes:
         checkpoints: The checkpoints that are read.
         timings: Gets a sentence about each pass.
         progress: Shows each pass.
+        crew: The processes that share each pass.
     """
 
-    def __init__(self, checkpoints: Sequence[Checkpoint], timings: list[str], progress: Progress) -> None:
+    def __init__(
+        self,
+        checkpoints: Sequence[Checkpoint],
+        timings: list[str],
+        progress: Progress,
+        crew: Crew = ALONE,
+    ) -> None:
+        self.crew = crew
         self._checkpoints, self._timings, self._progress = tuple(checkpoints), timings, progress
         self._left = 0
         self._show: Advance = no_advance

@@ -20,7 +20,7 @@ from regauge.core.act import resolve
 from regauge.core.balance import Buffers, balanced_parts, count_frozen_gains
 from regauge.core.closest import character
 from regauge.core.counted import shorten
-from regauge.core.element import Value
+from regauge.core.element import Element, Value
 from regauge.core.families import Family, coupled_tensors, families
 from regauge.core.groups import Group
 from regauge.core.signs import SignCode
@@ -57,6 +57,22 @@ class WorkingSet:
         assert sign is not None
         assert value.sign is not None
         return Value(sign=sign.index_copy(0, torch.tensor(self.signs[name]), value.sign))
+
+    def own_values(self, element: Element) -> dict[str, Value]:
+        """The values of the groups that act here alone, and of the spread ones whose signs do."""
+        names = {group.name for family in self.families for group in family.members}
+        return {name: element[name] for name in (*names, *self.signs)}
+
+    def take_over(self, element: Element, values: Mapping[str, Value]) -> Element:
+        """An element with what was chosen here, by `own_values` of another one."""
+        for name, value in values.items():
+            if name in self.signs:
+                assert value.sign is not None
+                own, sign = torch.tensor(self.signs[name]), element[name].sign
+                assert sign is not None
+                value = replace(element[name], sign=sign.index_copy(0, own, value.sign[own]))
+            element = element.replace(name, value)
+        return element
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from regauge.core.families import CHUNK, add_term, barycenter, dot, move_tensor,
 from regauge.core.groups import Group
 from regauge.core.interpolation import distance
 from regauge.core.params import require_finite, work_dtype
+from regauge.core.progress import Crew
 from regauge.core.signs import SignCode
 from regauge.core.symmetry import Symmetry
 
@@ -58,6 +59,11 @@ class Total:
             else:
                 self._matrices[key] = matrix.clone() if len(matrices) > 1 else matrix
         self._shifts.extend(cost.shifts)
+
+    def sum(self, crew: Crew) -> None:
+        """Sum the parts of all processes."""
+        self._matrices = crew.sum(self._matrices)
+        self._shifts = [one for own in crew.map(lambda _: self._shifts, range(crew.size)) for one in own]
 
     def closest(self) -> tuple[Value, float]:
         """The best value relative to the current one, and what it gains; signs that parts choose are left at one."""
@@ -125,8 +131,7 @@ class Source:
     The second network is moved by the element that the state has when `refresh` is called.
 
     Attributes:
-        scale: `sum |a| |b|` over what was loaded since `refresh`.
-        identity: The objective of the identity, over what the first sweep loaded.
+        terms: Of everything that was loaded since `refresh`, the terms of `scale` and `identity`.
     """
 
     def __init__(self, a: Checkpoint, b: Checkpoint, symmetry: Symmetry, state: ClimbState) -> None:
@@ -137,7 +142,17 @@ class Source:
         """Take over the element of the state: the second network is balanced, then moved by it. Sums begin at zero."""
         right, element = self._state.right, self._state.element
         self._total = element if right is None else self._symmetry.compose(element, right)
-        self.scale = self.identity = 0.0
+        self.terms: list[tuple[float, float]] = []
+
+    @property
+    def scale(self) -> float:
+        """The sum `sum |a| |b|` over what was loaded."""
+        return sum(scale for scale, _ in self.terms)
+
+    @property
+    def identity(self) -> float:
+        """The objective of the identity, over what the first sweep loaded."""
+        return sum(identity for _, identity in self.terms)
 
     @property
     def place(self) -> tuple[Element, Element]:
@@ -171,13 +186,14 @@ class Source:
         state = self._state
         x, y = (self._read(one, name, rows) for one in (self._a, self._b))
         x, is_first, norm = self._place(name, x, state.left), state.initial is None and state.is_anchored, 0.0
+        identity = 0.0
         if is_first or self._is_changing(name):
             balanced = self._place(name, y, state.right)
             norm = dot(balanced, balanced)
         if is_first:
             there = self._place(name, y, state.left)
-            self.identity += dot(x, there) - (dot(there, there) - norm) / 2
-        self.scale += float(torch.linalg.vector_norm(x)) * float(torch.linalg.vector_norm(y))
+            identity = dot(x, there) - (dot(there, there) - norm) / 2
+        self.terms.append((float(torch.linalg.vector_norm(x)) * float(torch.linalg.vector_norm(y)), identity))
         return x, move_tensor(self._symmetry, self._total, name, y), norm
 
     def objective(self, name: str, x: Tensor, y: Tensor, norm: float) -> float:
@@ -244,14 +260,19 @@ def measure_square(
     a: Checkpoint, b: Checkpoint, symmetry: Symmetry, names: Iterable[str], passes: Passes
 ) -> tuple[float, float]:
     """The squared distance of some tensors of a network from those of another one, and their squared norm there."""
-    square, norm = 0.0, 0.0
-    for name in names:
-        dtype = work_dtype(*(one.stored[name].dtype for one in (a, b)))
+
+    def measure(name: str) -> list[tuple[float, float]]:
+        dtype, found = work_dtype(*(one.stored[name].dtype for one in (a, b))), []
         for rows in row_ranges(symmetry, name):
             x, y = (one.read(name, rows=rows, dtype=dtype) for one in (a, b))
             gap = y - x
-            square, norm = square + dot(gap, gap), norm + dot(x, x)
+            found.append((dot(gap, gap), dot(x, x)))
         passes.advance(sum(one.stored[name].nbytes for one in (a, b)))
+        return found
+
+    square, norm = 0.0, 0.0
+    for more, own in (pair for found in passes.crew.map(measure, names) for pair in found):
+        square, norm = square + more, norm + own
     return square, norm
 
 

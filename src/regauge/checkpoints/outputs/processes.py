@@ -1,12 +1,14 @@
 """Processes of torchrun or Slurm that make one output together."""
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from regauge.core.progress import Crew
 
@@ -52,6 +54,17 @@ class Ranks(Crew):
         parts = self._agree(error, told)
         return [parts[k % self.size][k // self.size] for k in range(len(every))]
 
+    def sum(self, tensors: Mapping[Any, Tensor]) -> dict[Any, Tensor]:
+        """Sum tensors over all processes, by their keys; those that a process lacks count as zeros."""
+        own = {key: (tuple(tensor.shape), tensor.dtype) for key, tensor in tensors.items()}
+        known = {key: kind for kinds in self.map(lambda _: own, range(self.size)) for key, kind in kinds.items()}
+        found = {}
+        for key in sorted(known):
+            shape, dtype = known[key]
+            found[key] = tensors[key] if key in tensors else torch.zeros(shape, dtype=dtype)
+            self._talk(partial(dist.all_reduce, found[key], group=self._group))
+        return found
+
     def _try(self, make: Callable[[], T]) -> tuple[T | None, Exception | None]:
         try:
             return make(), None
@@ -66,7 +79,7 @@ class Ranks(Crew):
             raise ValueError(f"another process that works on this output refuses: {texts[0]}")
         return [made for made, _ in told]
 
-    def _talk(self, send: Callable[[], None]) -> None:
+    def _talk(self, send: Callable[[], object]) -> None:
         try:
             send()
         except RuntimeError as error:
