@@ -5,7 +5,7 @@ them with 2% of noise, moved by a random element of the whole group.
 
     python benchmarks/database.py FOLDER [--networks 10000]
 
-The record in docs/records/database.json is what this prints.
+The record in docs/records/database.jsonl is what this prints.
 """
 
 import argparse

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import regauge as rg
-from regauge.bayes import diagnose
+from regauge.bayes import compare_with_prior
 from regauge.data import digits
 from regauge.nets import initialize, mlp, split_batches
 
@@ -55,7 +55,7 @@ def main() -> None:
                 element = rg.bayes.align_posteriors(q_0, q_1, symmetry, method=method).element
                 q_1, noise = q_1.push(symmetry, element), q_1.push_noise(symmetry, element, noise)
             own.append(rg.bayes.posterior_line(q_0, q_1, module, test, noise=noise, points=POINTS).barrier)
-            divergences.append(diagnose(q_1, CONFIG.prior_std, count).kl_per_example)
+            divergences.append(compare_with_prior(q_1, CONFIG.prior_std, count).kl_per_example)
         barriers[label] = own
         gaps = [
             words([a - b for a, b in zip(own, barriers[other], strict=True)])

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import regauge as rg
 from regauge.bayes.posteriors.gaussian import GaussianPosterior
 from regauge.bayes.prediction.likelihoods import Normal
-from regauge.bayes.variational.diagnostics import diagnose
+from regauge.bayes.variational.diagnostics import compare_with_prior
 from regauge.bayes.variational.mean_field import VariationalConfig, fit
 from regauge.core.params import Params
 from regauge.nets.classification import initialize
@@ -197,7 +197,7 @@ def test_active_units_are_those_that_are_read(activation: object) -> None:
     symmetry = rg.discover(module, (torch.randn(2, 5),))
     posterior = pruned(module, {"layers.1.weight": (0, 2), "layers.2.weight": (1, 2, 3)})
     posterior.mean["layers.0.weight"][4] = 0  # what comes in does not count
-    found = diagnose(posterior, 1.0, 100, symmetry)
+    found = compare_with_prior(posterior, 1.0, 100, symmetry)
     assert sorted(zip(found.sizes.values(), found.active.values(), strict=True)) == [(6, 4), (7, 4)]
     assert found.active_share == 8 / 13
     assert not found.uncounted
@@ -208,7 +208,7 @@ def test_every_value_of_a_channel_behind_a_flattening_counts() -> None:
     module = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 2))
     symmetry = rg.discover(module, (torch.randn(2, 1, 4, 4),))
     posterior = pruned(module, {"3.weight": (0, 1, 2, 3, 4, 5, 6)})
-    assert list(diagnose(posterior, 1.0, 100, symmetry).active.values()) == [2]
+    assert list(compare_with_prior(posterior, 1.0, 100, symmetry).active.values()) == [2]
 
 
 def test_groups_that_cannot_be_counted_are_named() -> None:
@@ -216,7 +216,7 @@ def test_groups_that_cannot_be_counted_are_named() -> None:
     symmetry = rg.discover(module, (torch.randn(2, 4),))
     posterior = pruned(module, {})
     del posterior.std["layers.1.weight"]
-    found = diagnose(posterior, 1.0, 100, symmetry)
+    found = compare_with_prior(posterior, 1.0, 100, symmetry)
     assert list(found.uncounted.values()) == ["no uncertain weight reads its units"]
     assert math.isnan(found.active_share)
     assert "units not counted" in str(found)
@@ -231,12 +231,14 @@ def test_the_divergence_is_that_of_torch() -> None:
         float(torch.distributions.kl_divergence(normal(mean[name], std[name]), normal(zero, zero + 0.7)).sum())
         for name in mean
     )
-    found = diagnose(GaussianPosterior(mean, std), 0.7, 50)
+    found = compare_with_prior(GaussianPosterior(mean, std), 0.7, 50)
     assert found.kl == pytest.approx(exact, rel=1e-12)
     assert found.kl_per_example == pytest.approx(exact / 50, rel=1e-12)
     assert found.std_ratios["layers.0.weight"] == pytest.approx(float(std["layers.0.weight"].median()) / 0.7)
     prior = {name: torch.full_like(t, 0.7) for name, t in std.items()}
-    at_prior = diagnose(GaussianPosterior({name: torch.zeros_like(t) for name, t in mean.items()}, prior), 0.7, 50)
+    at_prior = compare_with_prior(
+        GaussianPosterior({name: torch.zeros_like(t) for name, t in mean.items()}, prior), 0.7, 50
+    )
     assert at_prior.kl == pytest.approx(0, abs=1e-12)
     assert at_prior.std_ratio == 1
 
@@ -244,8 +246,8 @@ def test_the_divergence_is_that_of_torch() -> None:
 def test_refusals_of_diagnostics() -> None:
     mean = {"weight": torch.ones(2, 2)}
     with pytest.raises(ValueError, match="both must be positive"):
-        diagnose(GaussianPosterior(mean, mean), 0.0, 10)
+        compare_with_prior(GaussianPosterior(mean, mean), 0.0, 10)
     with pytest.raises(ValueError, match="no standard deviations"):
-        diagnose(GaussianPosterior(mean, {}), 1.0, 10)
+        compare_with_prior(GaussianPosterior(mean, {}), 1.0, 10)
     with pytest.raises(ValueError, match="infinite divergence"):
-        diagnose(GaussianPosterior(mean, {"weight": torch.zeros(2, 2)}), 1.0, 10)
+        compare_with_prior(GaussianPosterior(mean, {"weight": torch.zeros(2, 2)}), 1.0, 10)

@@ -41,6 +41,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 UPWARD = {
     "comparison/comparison_report.py": {"regauge.report.comparison_page"},
     "connect/line.py": {"regauge.report.line_figures"},
+    "bayes/chains.py": {"regauge.report.chain_figures"},
     "alignment/result.py": {"regauge.report.alignment_figures"},
     "core/symmetry.py": {"regauge.report.thread_figures"},
 }

@@ -209,7 +209,7 @@ def test_gaussians_are_translated_where_all_networks_are_translated_alike() -> N
         with pytest.raises(ValueError, match="a translated Gaussian is not of its kind"):
             q.push(symmetry, drawn)
     q = rg.bayes.GaussianPosterior(params, std)
-    before, after = (rg.bayes.diagnose(one, 2.0, 100).kl for one in (q, q.push(symmetry, keys)))
+    before, after = (rg.bayes.compare_with_prior(one, 2.0, 100).kl for one in (q, q.push(symmetry, keys)))
     biases = symmetry.act(keys, params)["attention.in_proj_bias"], params["attention.in_proj_bias"]
     assert after - before == pytest.approx(float((biases[0].square() - biases[1].square()).sum()) / 8)
     stack = {key: torch.stack([t, t + std[key]]) for key, t in params.items()}

@@ -1,3 +1,5 @@
+from .chains import ChainDiagnosis as ChainDiagnosis
+from .chains import diagnose as diagnose
 from .importers.gaussians import from_bayesian_torch as from_bayesian_torch
 from .importers.gaussians import from_ivon as from_ivon
 from .importers.gaussians import from_laplace as from_laplace
@@ -30,7 +32,7 @@ from .transport.posterior_mixtures import MixturePosterior as MixturePosterior
 from .transport.posterior_mixtures import mixture as mixture
 from .transport.wasserstein import distance as distance
 from .transport.wasserstein import geodesic as geodesic
-from .variational.diagnostics import diagnose as diagnose
+from .variational.diagnostics import compare_with_prior as compare_with_prior
 from .variational.mean_field import VariationalConfig as VariationalConfig
 from .variational.mean_field import fit as fit
 

@@ -87,7 +87,7 @@ def align_posteriors(
 
     Translations of `symmetry` are left alone, as scales are unless the method balances them: a posterior is flat along
     their coordinates under a flat prior only. Under another prior a translated posterior predicts the same, but its
-    divergence from the prior is another one; `push` translates, and `diagnose` measures both.
+    divergence from the prior is another one; `push` translates, and `compare_with_prior` measures both.
 
     Between full covariances the cost is a quadratic assignment for each layer, of which this is the diagonal part.
     `regauge.bayes.transport.distance` measures the whole.

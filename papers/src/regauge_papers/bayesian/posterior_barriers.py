@@ -11,7 +11,7 @@ from regauge.bayes.posteriors.gaussian import GaussianPosterior
 from regauge.bayes.prediction.posterior_landscape import posterior_line
 from regauge.bayes.prediction.predict import predict
 from regauge.bayes.transport.wasserstein import distance
-from regauge.bayes.variational.diagnostics import diagnose
+from regauge.bayes.variational.diagnostics import compare_with_prior
 from regauge.core.task import Batch
 from regauge.report.pictures import Chart, Picture, Series, Style
 from regauge_papers.bayesian.inference import Family, batches, move, posteriors
@@ -140,7 +140,7 @@ def _diagnose(family: Family, index: int, posterior: GaussianPosterior, run: Run
         return {}
 
     def make() -> Record:
-        state = diagnose(posterior, family.variational.prior_std, family.examples, family.symmetry())
+        state = compare_with_prior(posterior, family.variational.prior_std, family.examples, family.symmetry())
         return {
             "KL per example": state.kl_per_example,
             "sigma / prior sigma": state.std_ratio,

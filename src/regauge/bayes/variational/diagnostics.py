@@ -65,7 +65,7 @@ class Diagnostics:
 
 
 @check_arguments
-def diagnose(
+def compare_with_prior(
     posterior: GaussianPosterior, prior_std: float, examples: int, symmetry: Symmetry | None = None
 ) -> Diagnostics:
     """Measure how far a posterior is from its prior N(0, prior_std^2), and which units it uses.

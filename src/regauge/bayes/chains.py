@@ -1,0 +1,287 @@
+"""Diagnostics of Markov chains modulo symmetry: R-hat and effective sample sizes, which ArviZ computes."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from regauge.alignment.methods.merge_many import MergeMany, gather
+from regauge.bayes.importers.particle_samples import from_samples
+from regauge.bayes.posteriors.gaussian import GaussianPosterior
+from regauge.bayes.posteriors.particles import ParticlePosterior
+from regauge.canonical import canonicalize
+from regauge.core.arguments import check_arguments
+from regauge.core.behind_gains import zero_gains
+from regauge.core.outputs import Outputs, evaluating, output_tensors
+from regauge.core.params import Params, require_same_shapes
+from regauge.core.symmetry import Symmetry
+from regauge.core.task import call
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Floats = NDArray[np.float64]
+Chain = ParticlePosterior | Mapping[str, Tensor] | Sequence[Mapping[str, Tensor]]
+
+KINDS = {"posterior": "parameters", "aligned": "aligned parameters", "predictions": "predictions"}
+"""Groups of the data set, and their names in words."""
+CONVERGED = 1.01
+"""R-hat that Vehtari et al. (2021) recommend as the largest one."""
+AGREE, SHARE = 1.05, 0.95
+"""Chains agree where this share of the entries has an R-hat of at most so much."""
+GRID = -30
+"""Values are ranked as multiples of this power of two, relative to the largest one of their tensor."""
+ZERO = 1e-12
+"""Values of a tensor of at most so much, relative to the largest of all, are zero up to rounding."""
+FEWEST = 4
+"""Fewest draws of a chain; each chain is split into halves."""
+
+
+@dataclass(frozen=True, eq=False)
+class ChainDiagnosis:
+    """Convergence of Markov chains: as parameters, as parameters up to symmetry, and as functions.
+
+    Attributes:
+        data: An ArviZ data set (`xarray.DataTree`) with the groups "posterior" (parameters as they are), "aligned"
+            (representatives in one universe) and, where a module was given, "predictions". Every variable has the
+            axes chain and draw first.
+        rhat: For each group and variable the rank-normalized split R-hat of each entry; NaN where it is constant.
+        ess_bulk: The bulk effective sample sizes, likewise.
+        ess_tail: The tail effective sample sizes, likewise.
+    """
+
+    data: Any
+    rhat: Mapping[str, Mapping[str, Floats]]
+    ess_bulk: Mapping[str, Mapping[str, Floats]]
+    ess_tail: Mapping[str, Mapping[str, Floats]]
+
+    def summary(self) -> list[dict[str, Any]]:
+        """One row for each group: entries, constants, and quantiles of R-hat and of the effective sample sizes."""
+        rows = []
+        for group, values in self.rhat.items():
+            rhat, bulk, tail = (_moving(one[group]) for one in (self.rhat, self.ess_bulk, self.ess_tail))
+            constant = sum(one.size for one in values.values()) - rhat.size
+            rows.append(
+                {
+                    "group": group,
+                    "entries": rhat.size,
+                    "constant": constant,
+                    "rhat_median": _quantile(rhat, 0.5),
+                    "rhat_95": _quantile(rhat, SHARE),
+                    "rhat_max": _quantile(rhat, 1.0),
+                    "above": float((rhat > CONVERGED).mean()) if rhat.size else math.nan,
+                    "bulk_median": _quantile(bulk, 0.5),
+                    "bulk_min": _quantile(bulk, 0.0),
+                    "tail_min": _quantile(tail, 0.0),
+                }
+            )
+        return rows
+
+    def agrees(self, group: str) -> bool:
+        """Whether 95% of the entries of a group have an R-hat of at most 1.05."""
+        return _quantile(_moving(self.rhat[group]), SHARE) <= AGREE
+
+    @property
+    def verdict(self) -> str:
+        """Whether the chains agree, and as what, in a sentence."""
+        is_same, is_aligned = self.agrees("posterior"), self.agrees("aligned")
+        if "predictions" in self.rhat and not self.agrees("predictions"):
+            return (
+                "The chains differ as functions, which no symmetry explains. Sample for longer, or expect several "
+                "modes."
+            )
+        if is_aligned:
+            return (
+                "The chains agree in their parameters, also without alignment."
+                if is_same
+                else "The chains agree after alignment: only copies under the symmetry set their parameters apart."
+            )
+        if "predictions" in self.rhat:
+            return (
+                "The chains agree as functions, but not in their parameters, aligned or not. They mix slowly there, or "
+                "the alignment ended in a local optimum."
+            )
+        return "The chains differ in their parameters, aligned or not. Give a module and inputs to compare functions."
+
+    def plot(self) -> "Figure":
+        """Draw how many entries of each group are below each R-hat, and above each effective sample size."""
+        from regauge.report.chain_figures import chains_figure
+
+        rhat, bulk = ({KINDS[kind]: _moving(one) for kind, one in some.items()} for some in (self.rhat, self.ess_bulk))
+        return chains_figure(rhat, bulk, CONVERGED)
+
+    def __str__(self) -> str:
+        chains, draws = (self.data["posterior"].sizes[axis] for axis in ("chain", "draw"))
+        lines = [
+            f"{chains} chains of {draws} draws",
+            f"{'':<20}{'entries':>9}{'R-hat':>9}{'95%':>9}{'largest':>9}{'> 1.01':>8}"
+            f"{'bulk ESS':>10}{'least':>8}{'tail':>8}",
+        ]
+        for row in self.summary():
+            lines.append(
+                f"{KINDS[row['group']]:<20}{row['entries']:>9,}{row['rhat_median']:>9.3f}{row['rhat_95']:>9.3f}"
+                f"{row['rhat_max']:>9.3f}{row['above']:>8.1%}{row['bulk_median']:>10.0f}{row['bulk_min']:>8.0f}"
+                f"{row['tail_min']:>8.0f}"
+            )
+        return "\n".join([*lines, self.verdict])
+
+
+@check_arguments
+def diagnose(
+    chains: Sequence[Chain],
+    symmetry: Symmetry,
+    *,
+    module: nn.Module | None = None,
+    inputs: Any = None,
+    outputs: Outputs = None,
+) -> ChainDiagnosis:
+    """Measure how well Markov chains mix: in their parameters, up to symmetry, and as functions.
+
+    Chains wander between copies of one mode, or stay in different ones. R-hat of parameters then says that they have
+    not converged, although they agree as functions. Here every draw is moved to its canonical form. All draws are then
+    aligned to their common mean (`MergeMany`), over the whole group, with translations zero or centered. What results
+    depends on the orbits of the draws only, up to rounding: the diagnosis is the same wherever on its orbit each draw
+    is.
+
+    ArviZ computes the rank-normalized split R-hat and the bulk and tail effective sample sizes of each entry, at about
+    0.6 milliseconds of CPU time. Buffers are left out. The data set serves all else that ArviZ does.
+
+    Args:
+        chains: For each chain its draws: a stack with one leading axis, a list of networks, or a `ParticlePosterior`.
+            All chains have the same number of draws, four at least.
+        symmetry: The symmetry of the network.
+        module: The module that runs the networks on `inputs`, in evaluation mode.
+        inputs: One batch of inputs, as for `Task`. Predictions are what the module returns for it.
+        outputs: The output that is diagnosed; the first tensor unless given.
+
+    Raises:
+        ImportError: ArviZ is missing.
+        TypeError: One chain, or a Gaussian, was given in place of a list of chains.
+        ValueError: There is no chain, chains have different numbers of draws or fewer than four, networks do not fit
+            one another or the symmetry or are not finite, or only one of `module` and `inputs` is given.
+
+    References:
+        Vehtari et al. (2021), Rank-normalization, folding, and localization: an improved R-hat.
+    """
+    if isinstance(chains, GaussianPosterior):
+        raise TypeError("a Gaussian has no chains; `rg.bayes.compare_with_prior` measures what it does with its prior")
+    if isinstance(chains, Mapping | ParticlePosterior):
+        raise TypeError(f"chains is one {type(chains).__name__}; give a list of chains, [first, second]")
+    if (module is None) != (inputs is None):
+        raise ValueError("predictions need both, a module and inputs; give the other one, or none of them")
+    stacks = [_stack(one) for one in chains]
+    counts = [len(next(iter(one.values()))) for one in stacks]
+    if not counts or len(set(counts)) > 1 or counts[0] < FEWEST:
+        raise ValueError(f"the chains have {counts} draws; give chains of equal length, at least {FEWEST} draws each")
+    for one in stacks[1:]:
+        require_same_shapes(stacks[0], one)
+    draws = {name: torch.cat([one[name] for one in stacks]) for name in stacks[0]}
+    symmetry = symmetry.bind(draws)
+    skipped = {*symmetry.buffers, *(name for names in symmetry.tied for name in names[1:])}
+    aligned = _align(draws, symmetry, len(counts))
+    kinds = {
+        kind: {name: one for name, one in some.items() if name not in skipped and one.is_floating_point()}
+        for kind, some in {"posterior": draws, "aligned": aligned}.items()
+    }
+    if module is not None:
+        kinds["predictions"] = {"outputs": _predict(draws, module, inputs, outputs)}
+    shape = (len(counts), counts[0])
+    arrays = {
+        kind: {name: one.reshape(*shape, *one.shape[1:]).cpu().double().numpy() for name, one in some.items()}
+        for kind, some in kinds.items()
+    }
+    return _measure(arrays)
+
+
+def _stack(chain: Chain) -> Params:
+    """The draws of a chain, with one leading axis, in float64."""
+    posterior = chain if isinstance(chain, ParticlePosterior) else from_samples(chain)
+    return {name: one.double() if one.is_floating_point() else one for name, one in posterior.stack.items()}
+
+
+def _align(draws: Params, symmetry: Symmetry, chains: int) -> Params:
+    """All draws as representatives in one universe, which depends on their orbits only."""
+    canonical = canonicalize(draws, symmetry)
+    names = symmetry.rotatable
+    zero = zero_gains(symmetry, canonical, names)
+    is_free = bool(names) and not any(bool(one.any()) for one in zero.values())
+    behind = symmetry.on_representatives(rotate=is_free)
+    settings, count = MergeMany(), len(next(iter(draws.values())))
+    # The networks that are aligned first come from all chains, evenly over their draws.
+    first = np.linspace(0, count - 1, min(settings.core, count)).round().astype(int).tolist()
+    rest = [k for k in range(count) if k not in set(first)]
+    *_, found = gather(canonical, behind, settings, order=[*first, *rest])
+    return found.params
+
+
+def _predict(draws: Params, module: nn.Module, inputs: Any, outputs: Outputs) -> Tensor:
+    """The outputs of the module for each draw, `[draws, ...]`."""
+    dtypes = {name: one.dtype for name, one in module.state_dict().items()}
+    rows = []
+    with torch.no_grad(), evaluating(module):
+        for k in range(len(next(iter(draws.values())))):
+            one = {name: tensor[k].to(dtypes.get(name, tensor.dtype)) for name, tensor in draws.items()}
+            rows.append(output_tensors(call(module, one, inputs), outputs)[0])
+    return torch.stack(rows)
+
+
+def _measure(arrays: Mapping[str, Mapping[str, Floats]]) -> ChainDiagnosis:
+    """The data set of arrays `[chain, draw, ...]`, and the numbers that ArviZ computes for each entry that moves."""
+    try:
+        arviz_base, arviz_stats = import_module("arviz_base"), import_module("arviz_stats")
+    except ImportError as error:
+        raise ImportError("diagnosing chains needs ArviZ: pip install 'regauge[chains]'") from error
+    found: dict[str, dict[str, dict[str, Floats]]] = {"rhat": {}, "bulk": {}, "tail": {}}
+    for kind, some in arrays.items():
+        largest = max((np.abs(values).max(initial=0.0) for values in some.values()), default=0.0)
+        rounded = {name: _round(values, float(largest)) for name, values in some.items()}
+        moves = {name: values.max((0, 1)) > values.min((0, 1)) for name, values in rounded.items()}
+        columns = np.concatenate([values[:, :, moves[name]] for name, values in rounded.items()], -1)
+        tree = arviz_base.from_dict({"posterior": {"entries": columns}})
+        # Chains that stand still have no variance within: their R-hat is infinite.
+        with np.errstate(divide="ignore", invalid="ignore"):
+            numbers = {"rhat": arviz_stats.rhat(tree, method="rank")} if columns.shape[-1] else {}
+            for way in ("bulk", "tail") if columns.shape[-1] else ():
+                numbers[way] = arviz_stats.ess(tree, method=way)
+        for what, by_kind in found.items():
+            flat = np.asarray(numbers[what]["entries"]) if numbers else np.zeros(0)
+            start, by_kind[kind] = 0, {}
+            for name, moving in moves.items():
+                place = np.full(moving.shape, math.nan)
+                place[moving] = flat[start : start + int(moving.sum())]
+                by_kind[kind][name] = place
+                start += int(moving.sum())
+    data = arviz_base.from_dict({kind: dict(some) for kind, some in arrays.items()})
+    return ChainDiagnosis(data, found["rhat"], found["bulk"], found["tail"])
+
+
+def _round(values: Floats, largest: float) -> Floats:
+    """Values on a grid, on which medians are exact; a tensor that is rounding next to the largest value is zero.
+
+    Ranks would otherwise depend on the last bits: entries that are equal up to rounding have no order, and of an even
+    number of draws two are equally far from the median, to which R-hat folds them.
+    """
+    size = float(np.abs(values).max(initial=0.0))
+    if size <= ZERO * largest:
+        return np.zeros_like(values)
+    step = 2.0 ** (GRID + math.ceil(math.log2(size)))
+    rounded: Floats = np.rint(values / step) * step
+    return rounded
+
+
+def _moving(values: Mapping[str, Floats]) -> Floats:
+    """The numbers of all entries that are not constant."""
+    flat = np.concatenate([one.ravel() for one in values.values()])
+    kept: Floats = flat[~np.isnan(flat)]
+    return kept
+
+
+def _quantile(values: Floats, share: float) -> float:
+    """The smallest value that a share of all does not exceed; NaN where there are no values."""
+    return float(np.quantile(values, share, method="higher")) if values.size else math.nan

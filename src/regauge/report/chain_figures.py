@@ -1,0 +1,39 @@
+"""Pictures of Markov chains: R-hat and effective sample sizes of all entries."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from regauge.report.figures import COLORS, draw_figure
+
+LEAST = 1e-4
+"""Excess of R-hat over one below which values are drawn alike."""
+
+
+def chains_figure(
+    rhat: Mapping[str, NDArray[np.float64]], ess: Mapping[str, NDArray[np.float64]], converged: float
+) -> Figure:
+    """Draw the share of entries up to each R-hat, and from each effective sample size on, for groups of entries.
+
+    Args:
+        rhat: For each group R-hat of its entries, by its name in the legend.
+        ess: Effective sample sizes, likewise.
+        converged: The largest R-hat of chains that converged, where a line is drawn.
+    """
+    with draw_figure(7.2, 3.4) as figure:
+        left, right = figure.subplots(1, 2, sharey=True)
+        for k, name in enumerate(rhat):
+            style: dict[str, Any] = {"color": COLORS[k], "linewidth": 2}
+            excess = np.sort(np.maximum(rhat[name] - 1, LEAST))
+            shares = 100 * np.arange(1, len(excess) + 1) / max(1, len(excess))
+            left.step(excess, shares, where="post", label=name, **style)
+            right.step(np.sort(ess[name]), shares[::-1], where="post", **style)
+        left.axvline(converged - 1, color=COLORS[5], linewidth=1, linestyle=":")
+        left.set(xscale="log", xlabel="R-hat", ylabel="share of entries (%)", title="up to this R-hat", ylim=(0, 101))
+        left.xaxis.set_major_formatter(lambda value, _: f"{1 + value:.4g}")
+        right.set(xscale="log", xlabel="bulk effective sample size", title="from this size on")
+        figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+        return figure
