@@ -76,6 +76,29 @@ def test_families_and_their_trees() -> None:
         compare_many(["a", "a"], lambda a, b: rg.compare(networks["base"], networks["base"], WIDE))
 
 
+def test_a_merge_names_its_parents_wherever_all_are_on_their_orbits() -> None:
+    """Distances where a network is stored would weigh its units by their scales."""
+    shares, networks = (0.5, 0.3, 0.2), {"base": drawn(WIDE, 0)}
+    for k in range(3):
+        noise = drawn(WIDE, 10 + k)
+        networks[f"parent {k}"] = {name: t + 0.1 * noise[name] for name, t in networks["base"].items()}
+    parents = [networks[f"parent {k}"] for k in range(3)]
+    merge = {
+        name: torch.stack([w * one[name] for w, one in zip(shares, parents, strict=True)]).sum(0) for name in parents[0]
+    }
+    for seed in range(3):
+        moved = {
+            name: WIDE.act(WIDE.random(generator(100 * seed + k)), one)
+            for k, (name, one) in enumerate({**networks, "merge": merge}.items())
+        }
+        found = compare_many(list(moved), lambda a, b, at=moved: rg.compare(at[a], at[b], WIDE, draws=9))  # type: ignore[misc]
+        (average,) = found.averages
+        assert (average.child, average.parents) == ("merge", ("parent 0", "parent 1", "parent 2"))
+        assert average.weights == pytest.approx(shares, abs=0.02)
+        del moved["merge"]
+        assert not compare_many(list(moved), lambda a, b, at=moved: rg.compare(at[a], at[b], WIDE, draws=9)).averages  # type: ignore[misc]
+
+
 def convolutions(*widths: int) -> rg.Params:
     """A network of another architecture, with tensors of the same names."""
     return {name: tensor.unsqueeze(-1) for name, tensor in drawn(mlp_symmetry(*widths), 0).items()}

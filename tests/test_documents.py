@@ -160,6 +160,14 @@ def test_the_page_on_comparison_agrees_with_its_records(part: str, monkeypatch: 
         assert table.replace("\n", "\n  ") in page or table in page
 
 
+def test_the_page_on_comparison_agrees_with_its_families(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    study = importlib.import_module("lineage_family")
+    text = (ROOT / "docs" / "records" / "lineage-family.jsonl").read_text("utf-8")
+    lines = study.table([json.loads(line) for line in text.splitlines()])
+    assert "\n".join(lines) in (ROOT / "docs" / "measurements" / "comparison.md").read_text("utf-8")
+
+
 def test_the_page_on_comparison_agrees_with_its_hard_negatives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     study = importlib.import_module("aligned_strangers")

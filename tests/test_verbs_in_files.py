@@ -127,7 +127,7 @@ def test_a_comparison_writes_its_page(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     found = rg.compare(network(0), network(1), SYMMETRY, out=page)
     first = page.read_text(encoding="utf-8")
-    assert found.reason in first
+    assert found.reason[0].upper() + found.reason[1:] in first
     assert "<code>a network in memory</code>" in first
     with pytest.raises(FileExistsError, match="exists already"):
         rg.compare(network(0), network(1), SYMMETRY, out=page)

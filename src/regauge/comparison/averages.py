@@ -11,7 +11,7 @@ from jaxtyping import Float64
 from scipy.optimize import nnls
 from torch import Tensor
 
-RESIDUAL = 0.4
+RESIDUAL = 0.1
 """Largest part outside of the averages of the parents, as a share of what independent steps to them would leave."""
 NEEDLESS = 0.25
 """A parent without which the average is off by less than this share of an independent step to it is none."""
@@ -63,23 +63,34 @@ def find_averages(
         parents: The parents that the provenance of some of them names.
     """
     found: dict[str, Average] = {}
-    for child in (name for name in names if name in related or name in parents):
+
+    def look(child: str) -> tuple[float, Average] | None:
         told = tuple(parents.get(child, ()))
         known = [not math.isnan(float(one)) for one in squares[names.index(child)]]
         others = told or tuple(
             n for n, near in zip(names, known, strict=True) if near and n != child and n not in found
         )
-        if len(others) > 1:
-            rows = torch.tensor([names.index(name) for name in (child, *others)])
-            one = _average(child, others, squares[rows][:, rows].numpy(), is_told=bool(told))
-            found |= {} if one is None else {child: one}
-    return tuple(found.values())
+        rows = torch.tensor([names.index(name) for name in (child, *others)])
+        return _average(child, others, squares[rows][:, rows].numpy(), is_told=bool(told)) if len(others) > 1 else None
+
+    rest = [name for name in names if name in related or name in parents]
+    while rest:  # The clearest one first: a parent, too, lies between others and the average that it is part of.
+        seen = [one for one in map(look, rest) if one is not None]
+        if not seen:
+            break
+        _, best = min(seen, key=lambda one: (not one[1].is_told, one[0]))
+        found[best.child] = best
+        rest.remove(best.child)
+    return tuple(found[name] for name in names if name in found)
 
 
-def _average(child: str, others: Sequence[str], squares: np.ndarray, *, is_told: bool) -> Average | None:
-    """A network as the average of others, if its provenance names them, or by its distances."""
+def _average(child: str, others: Sequence[str], squares: np.ndarray, *, is_told: bool) -> tuple[float, Average] | None:
+    """A network as the average of others, if its provenance names them, or by its distances.
+
+    With it comes what is left outside of the average, as a share of what independent steps to its parents would leave.
+    """
     if np.isnan(squares).any():
-        return Average(child, tuple(others), (1 / len(others),) * len(others), is_told) if is_told else None
+        return (0.0, Average(child, tuple(others), (1 / len(others),) * len(others), True)) if is_told else None
     chosen = [*range(1, len(squares))]
     fit = _weigh(squares, chosen)
     if not is_told:
@@ -97,7 +108,8 @@ def _average(child: str, others: Sequence[str], squares: np.ndarray, *, is_told:
     if len(chosen) < 2:
         return None
     parents = tuple(others[k - 1] for k in chosen)
-    return Average(child, parents, tuple(float(w) for w in fit.weights / fit.weights.sum()), is_told)
+    found = Average(child, parents, tuple(float(w) for w in fit.weights / fit.weights.sum()), is_told)
+    return fit.gap / (float(fit.steps.sum()) or 1.0), found
 
 
 class _Fit(NamedTuple):
@@ -124,5 +136,6 @@ def _weigh(squares: np.ndarray, chosen: Sequence[int]) -> _Fit:
     scale = np.sqrt(own.max()) or 1.0
     rows = np.vstack([points[1:].T / scale, np.full((1, n - 1), SUM)])
     weights, _ = nnls(rows, np.append(points[0] / scale, SUM))
-    gap = points[0] - weights @ points[1:]
-    return _Fit(weights, float(gap @ gap), weights**2 * own[0, 1:])
+    # By the distances themselves, which need not be those of points: a network of weight zero then changes nothing.
+    gap = weights @ own[0, 1:] - weights @ own[1:, 1:] @ weights / 2
+    return _Fit(weights, max(0.0, float(gap)), weights**2 * own[0, 1:])

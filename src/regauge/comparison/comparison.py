@@ -41,6 +41,9 @@ class Comparison:
         fingerprint_distance: Distance of both fingerprints; None for networks that are streamed.
         element: The element that aligns the second network to the first.
         symmetry: The symmetry that it belongs to, with every size known.
+        balanced: The distance after alignment where the first network has its smallest norm under scales and matrices,
+            and that norm. Unlike `orbit_distance` it does not depend on where on its orbit the first network is. None
+            for networks that are streamed, sampled, equal or of different widths.
         units: For networks of different widths: the units that are compared, for each group with other numbers of units
             in both, of the first network and of the second one, ascending, copy by copy of the group. All else is
             measured on both networks cut to these, in their order.
@@ -66,6 +69,7 @@ class Comparison:
     fingerprint_distance: float | None
     element: Element
     symmetry: Symmetry
+    balanced: tuple[float, float] | None = None
     units: Mapping[str, tuple[Int[Tensor, "*bases units"], Int[Tensor, "*bases units"]]] = field(default_factory=dict)
     function: Mapping[str, float] | None = None
     is_sampled: bool = False

@@ -27,7 +27,8 @@ class Lineage:
         names: The names of the networks.
         pairs: The comparison of each pair that can be compared, by both names in their order.
         distances: Modulo the group, relative to the norm of the first of the pair, as far as it is compared; NaN for
-            pairs that cannot be.
+            pairs that cannot be. Where all networks are in memory and of one shape, they are measured where the first
+            network is balanced, and do not depend on where the networks are on their orbits.
         families: Names of networks that are related, directly or by way of others, in their order; strangers alone.
         averages: The networks that are averages of others, by their weights or their provenance.
         trees: For each part of a family that is related without averages, of two or more, its branches; lengths are
@@ -89,10 +90,16 @@ def compare_many(
                 pairs[first, second] = found
             advance()
     squares = distances.clone()
-    for (first, second), found in pairs.items():
+    known = [_balanced(found) for found in pairs.values()]
+    norms = [norm for _, norm in filter(None, known) if norm]
+    size = sum(norms) / len(norms) if norms else 0.0
+    for ((first, second), found), balanced in zip(pairs.items(), known, strict=True):
         i, j = names.index(first), names.index(second)
-        distances[i, j] = distances[j, i] = found.relative_distance
-        squares[i, j] = squares[j, i] = found.orbit_distance**2 if found.compared == 1 else torch.nan
+        distance, relative = found.orbit_distance, found.relative_distance
+        if all(known) and balanced is not None:
+            distance, relative = balanced[0], balanced[0] / size if size else 0.0
+        distances[i, j] = distances[j, i] = relative
+        squares[i, j] = squares[j, i] = distance**2 if found.compared == 1 else torch.nan
     related = [pair for pair, found in pairs.items() if found.verdict in RELATED]
     told = {child: [one for one in own if one in names] for child, own in parents.items() if child in names}
     averages = find_averages(names, squares, {name for pair in related for name in pair}, told)
@@ -108,6 +115,11 @@ def compare_many(
             lengths = lengths.where(~lengths.isnan(), lengths.nan_to_num().max())  # Relatives by way of others.
             trees.append(tuple(join_neighbors(list(family), lengths)))
     return Lineage(tuple(names), pairs, distances, tuple(families), averages, tuple(trees))
+
+
+def _balanced(found: Comparison) -> tuple[float, float] | None:
+    """The distance where the first network is balanced, and its norm; nothing is between equal networks."""
+    return (0.0, 0.0) if found.verdict == "identical" and found.balanced is None else found.balanced
 
 
 def _families(names: list[str], pairs: Sequence[tuple[str, str]]) -> list[tuple[str, ...]]:

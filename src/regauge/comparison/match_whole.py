@@ -17,6 +17,7 @@ from regauge.comparison.pair import Pair
 from regauge.comparison.rounding_noise import rounding_noise
 from regauge.comparison.strangers import estimate_chance, explain
 from regauge.comparison.verdicts import MOVED
+from regauge.core.balance import balance, has_balance
 from regauge.core.behind_gains import zero_gains
 from regauge.core.interpolation import distance
 from regauge.core.params import Params
@@ -83,9 +84,20 @@ def match_whole(
         noise=lambda precisions: rounding_noise(given, precisions, symmetry, behind, result.element, ignored),
         is_factorized=is_factorized,
         distances=[float((own - other).norm()) for other in numbers],
+        balanced=_measure_balanced(first, result.params, behind, ignored),
         function=None if task is None else measure_function(*given, moved, task),
         whole=(symmetry, element),
         notes=result.notes,
+    )
+
+
+def _measure_balanced(first: Params, second: Params, behind: Symmetry, ignored: set[str]) -> tuple[float, float]:
+    """The distance of two aligned networks where the first one is balanced, and its norm there."""
+    if has_balance(behind):
+        element = balance(first, behind)
+        first, second = behind.act(element, first), behind.act(element, second)
+    return distance(first, second, ignored), distance(
+        first, {n: t.new_zeros(t.shape) for n, t in first.items()}, ignored
     )
 
 

@@ -34,6 +34,7 @@ class Matched:
         noise: Measures how far rounding to formats of these precisions takes the networks of the pair apart.
         is_factorized: Whether the pair holds products of matrices without what they do not read.
         distances: Fingerprint distances of the second network and of the references from the first network.
+        balanced: The distance where the first network of the pair is balanced, and its norm there.
         function: Agreement of outputs, losses and barriers on the data of a task.
         units: The compared units of each group that has other numbers of them in both networks.
         whole: The symmetry of the networks as they are stored, and what moves the second one under it, if the pair has
@@ -49,6 +50,7 @@ class Matched:
     noise: Callable[[Sequence[float]], float] | None = None
     is_factorized: bool = False
     distances: Sequence[float] = ()
+    balanced: tuple[float, float] | None = None
     function: Mapping[str, float] | None = None
     units: Mapping[str, tuple[Units, Units]] = field(default_factory=dict)
     whole: tuple[Symmetry, Element] | None = None
@@ -124,6 +126,7 @@ def weigh(
         fingerprint_distance=matched.distances[0] if matched.distances else None,
         element=element,
         symmetry=symmetry,
+        balanced=matched.balanced,
         units=matched.units,
         function=matched.function,
         notes=(*origins.notes, *moved, *matched.notes, *(() if common is None else common.notes)),
