@@ -14,6 +14,7 @@ from damage import EXAMPLES, LIMITED, damage_bytes
 from distributed_cases import RANKS, load_alone, net, save_alone, save_in_four, symmetry
 
 import regauge as rg
+from regauge.checkpoints.formats.plain_pickles import MEMBER, read_pickle
 from regauge.checkpoints.formats.shards import require_whole
 from regauge.cli.main import main
 from regauge.core.params import Params
@@ -273,3 +274,24 @@ def test_a_pickle_that_doubles_itself_takes_no_time(copies: Path) -> None:
     (copies / "mesh/.metadata").write_bytes(pickle.dumps(found))
     with pytest.raises(ValueError, match="an entry without a name"):
         rg.load(copies / "mesh")
+
+
+class ByName:
+    """A member of an enumeration as some versions of Python pickle it."""
+
+    def __init__(self, *path: object) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, self.path
+
+
+def test_members_of_enumerations_may_be_named_and_nothing_else_is_looked_up() -> None:
+    names = [MEMBER, "torch.Size"]
+    found = read_pickle(pickle.dumps(ByName(torch.Size, "numel")), names)
+    assert (found.path, found.args) == ("torch.Size.numel", ())
+    for path in (("text", "upper"), (torch.Size, 1), (torch.Size,)):
+        with pytest.raises(ValueError, match="damaged"):
+            read_pickle(pickle.dumps(ByName(*path)), names)
+    with pytest.raises(ValueError, match=r"builtins.getattr"):
+        read_pickle(pickle.dumps(ByName(torch.Size, "numel")), ["torch.Size"])

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from regauge.checkpoints.formats.file_formats import METADATA
 from regauge.checkpoints.formats.headers import DTYPES, OpenedFile, StoredPart, StoredTensor
-from regauge.checkpoints.formats.plain_pickles import Name, Record, read_pickle
+from regauge.checkpoints.formats.plain_pickles import MEMBER, Name, Record, read_pickle
 from regauge.checkpoints.formats.shards import require_whole
 from regauge.checkpoints.formats.state_dicts import SKIPPED, choose_network
 from regauge.core.counted import shorten
@@ -28,6 +28,7 @@ STRIDED = "torch.strided"
 _DCP, _SHARDS = "torch.distributed.checkpoint", "torch.distributed._shard.sharded_tensor.metadata"
 IN_METADATA = frozenset(
     [
+        MEMBER,
         *NAMED_DTYPES,
         *(f"{_DCP}.metadata.{name}" for name in ("Metadata", "MetadataIndex", "StorageMeta")),
         *(f"{_DCP}.metadata.{name}StorageMetadata" for name in ("Tensor", "Chunk", "Bytes")),

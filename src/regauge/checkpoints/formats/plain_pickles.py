@@ -21,6 +21,10 @@ EMPTY: dict[str, type] = {"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE":
 TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
+MEMBER = "builtins.getattr"
+"""Some versions of Python name the members of enumerations by it: the record is that of the member."""
+
+
 @dataclass(frozen=True, eq=False)
 class Name:
     """The name of a class or function, such as `torch.Size`."""
@@ -116,6 +120,10 @@ class _Machine:
             made, args = self._pop(2)
             if not isinstance(made, Name) or not isinstance(args, tuple):
                 raise TypeError
+            if made.path == MEMBER:
+                if len(args) != 2 or not isinstance(args[0], Name) or not isinstance(args[1], str):
+                    raise TypeError
+                made, args = Name(f"{args[0].path}.{args[1]}"), ()
             stack.append(Record(made.path, args))
         elif name == "BUILD":
             (state,) = self._pop(1)
