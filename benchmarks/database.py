@@ -27,7 +27,7 @@ Result = TypeVar("Result")
 
 
 def timed(work: Callable[[], Result]) -> tuple[Result, float]:
-    """What some work returns, and its CPU seconds."""
+    """The result of some work, and its CPU seconds."""
     began = time.process_time()
     result = work()
     return result, round(time.process_time() - began, 4)

@@ -237,7 +237,7 @@ class Case:
 
     @property
     def budget(self) -> dict[str, Any]:
-        """What is not at its default: the budget."""
+        """The only setting that is not at its default, the budget."""
         return {"seconds": self.seconds, "is_cpu_time": True, "epochs": 100_000}
 
     def accuracies(self, params: Params) -> Tensor:

@@ -146,6 +146,16 @@ def test_files_that_are_gone_are_named(folder: Path) -> None:
     assert found.rows[1]["verdict"] == "unrelated"
 
 
+def test_a_damaged_neighbor_leaves_the_others(folder: Path) -> None:
+    known = made(folder)
+    third = folder / "zoo" / "3.safetensors"
+    third.write_bytes(third.read_bytes()[:-100])
+    found = known.search(folder / "copy.safetensors", 2)
+    assert found.comparisons[0] is None
+    assert "'zoo/3.safetensors' is not compared" in found.notes[0]
+    assert found.rows[1]["verdict"] == "unrelated"
+
+
 def test_the_command_says_the_same(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["compare", "zoo", "--database", "known.safetensors", "--add", "--symmetry", "symmetry.json", "--json"])
     assert json.loads(capsys.readouterr().out)["networks"] == 20

@@ -86,8 +86,8 @@ class Search:
     Attributes:
         neighbors: The nearest networks, the nearest one first.
         comparisons: The comparison of each with the network in question, which is A; None for those whose files are
-            gone.
-        notes: Sentences on files that are gone, or that changed since they were added.
+            gone or damaged.
+        notes: Sentences on files that are gone or damaged, or that changed since they were added.
     """
 
     neighbors: tuple[Neighbor, ...]
@@ -188,9 +188,10 @@ class Database:
                             checkpoint, None if is_given else self._known(checkpoint), model, symmetry, tracing, memory
                         )
                 except (OSError, ValueError, KeyError) as error:
-                    failures.append(
-                        type(error)(f"{str(path)!r} is not added: {error.args[0] if error.args else error}")
-                    )
+                    reason = (
+                        error.args[0] if isinstance(error, KeyError) else error
+                    )  # The text of others is a sentence.
+                    failures.append(ValueError(f"{str(path)!r} is not added: {reason}"))
                 advance()
                 if time.monotonic() - written > SAVED_SECONDS:
                     self._write()
@@ -247,26 +248,26 @@ class Database:
             FileNotFoundError: The checkpoint or the database does not exist.
             ValueError: As by `nearest`, and as by `rg.compare`.
         """
+        if draws < 1:
+            raise ValueError(f"draws is {draws}; a test needs at least one random element, and 999 are usual")
         state = given_or_seed(generator).get_state()
         with Checkpoint.open(network) as checkpoint:
             near = self._nearest(checkpoint, count, memory)
             comparisons, notes = list[Comparison | None](), list[str]()
             advance = progress("comparing", len(near))
             for symmetry, one in near:
-                path = self.path.parent / one.path
+                chance, found = torch.Generator().set_state(state), None
+                ways: dict[str, Any] = {"draws": draws, "generator": chance, "memory": memory, "exact": exact}
                 try:
-                    other = Checkpoint.open(path)
+                    with Checkpoint.open(self.path.parent / one.path) as other:
+                        if _stamp(other) != self._networks[one.path].stamp:
+                            notes.append(f"the files of {one.path!r} changed since it was added; add it again")
+                        found = compare(copy(checkpoint), other, symmetry, **ways)
                 except FileNotFoundError:
                     notes.append(f"{one.path!r} is not there any more; only its fingerprint was compared")
-                    comparisons.append(None)
-                    advance()
-                    continue
-                if _stamp(other) != self._networks[one.path].stamp:
-                    notes.append(f"the files of {one.path!r} changed since it was added; add it again")
-                with other:
-                    chance = torch.Generator().set_state(state)
-                    ways: dict[str, Any] = {"draws": draws, "generator": chance, "memory": memory, "exact": exact}
-                    comparisons.append(compare(copy(checkpoint), other, symmetry, **ways))
+                except (OSError, ValueError, KeyError) as error:
+                    notes.append(f"{one.path!r} is not compared: {error}")
+                comparisons.append(found)
                 advance()
         return Search(tuple(one for _, one in near), tuple(comparisons), tuple(notes))
 
