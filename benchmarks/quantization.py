@@ -9,7 +9,7 @@ convolutions with batch normalization on MNIST, which is then folded into the co
 choose on training data. Shown are the rise of the loss on test data and the divergence of the outputs from those that
 are not rounded, or the accuracy: the mean over seeds and, of three or more, its standard error. Every value goes to
 FILE as a line of JSON, and a run goes on where it was interrupted; docs/records/quantization.jsonl has those of
-docs/gauges.md.
+docs/measurements/gauges.md.
 """
 
 import argparse
@@ -221,7 +221,7 @@ def read(file: Path) -> list[dict[str, Any]]:
 
 
 def tables(rows: list[dict[str, Any]]) -> list[str]:
-    """The tables of docs/gauges.md, line by line: thousandths of a nat, by network and rounding."""
+    """The tables of docs/measurements/gauges.md, line by line: thousandths of a nat, by network and rounding."""
     methods = [how for how in METHODS if any(row["method"] == how for row in rows)]
     lines = []
     for key, title in (("divergence", "divergence of the outputs"), ("rise", "rise of the loss")):

@@ -94,6 +94,7 @@ def read_page(app: Sphinx, docname: str, source: list[str]) -> None:
 
     def include(block: re.Match[str]) -> str:
         file = (page.parent / block[1]).resolve()
+        app.env.note_dependency(str(file))
         text = file.read_text(encoding="utf-8")
         return rebase(text.partition(f"\n{block[2]}\n")[0] if block[2] else text, file, page)
 

@@ -196,7 +196,7 @@ def test_the_page_on_gauges_agrees_with_its_records(monkeypatch: pytest.MonkeyPa
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     study = importlib.import_module("quantization")
     rows = study.read(ROOT / "docs" / "records" / "quantization.jsonl")
-    page = (ROOT / "docs" / "gauges.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "measurements" / "gauges.md").read_text(encoding="utf-8")
     assert "\n".join(study.tables(rows)) in page
 
 
@@ -250,6 +250,28 @@ def test_links_of_pages_lead_somewhere() -> None:
             is_made = "docs/reference/" in (page.parent / target).as_posix()  # by `make docs`, which checks them
             is_here = "://" in target or is_made or (page.parent / target).exists()
             assert is_here, f"{page.name} links to {target}, which is not there"
+
+
+def test_how_to_pages_have_one_task_and_fit_a_screen() -> None:
+    pages = sorted((ROOT / "docs" / "howto").glob("*.md"))
+    index = (ROOT / "docs" / "howto.md").read_text(encoding="utf-8")
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        assert len(text.split()) <= 350, page.name
+        assert len(re.findall("^# ", re.sub("(?ms)^```.*?^```$", "", text), re.MULTILINE)) == 1, page.name
+        assert f"](howto/{page.name})" in index
+
+
+def test_nothing_is_told_twice() -> None:
+    """A sentence of at least ten words stands on one page alone."""
+    places: dict[str, set[str]] = {}
+    for page in (page for page in PAGES if "measurements" not in page.parts):
+        prose = re.sub(r"(?ms)^```.*?^```$|^!\[.*?$", "", page.read_text(encoding="utf-8"))
+        for paragraph in re.split(r"\n\s*\n|\n(?=\s*[-*|] )", prose):
+            for sentence in re.split(r"(?<=[.:])\s", " ".join(paragraph.split())):
+                if len(sentence.split()) >= 10 and not sentence.startswith("|"):
+                    places.setdefault(sentence, set()).add(page.relative_to(ROOT).as_posix())
+    assert {sentence: where for sentence, where in places.items() if len(where) > 1} == {}
 
 
 def test_the_readme_is_short() -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import regauge as rg
+from regauge.gauging import audit, certify
 
 X, Y = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)), torch.arange(6) % 3
 
@@ -49,6 +50,11 @@ class Branching(Keywords):
 def test_example_inputs_may_come_in_every_plain_form(inputs: Any) -> None:
     assert rg.discover(A, inputs).to_json() == SYMMETRY.to_json()
     assert SYMMETRY.verify(A, inputs, generator=torch.Generator().manual_seed(0)).ok
+    assert rg.discovery.nullity(A, inputs).unexplained == 0
+    assert rg.discovery.fold(a, A, inputs).params.keys() == a.keys()
+    assert rg.discovery.activations(A, inputs, SYMMETRY).read
+    assert certify(a, [], A, inputs).exact == 0
+    assert audit([], a, SYMMETRY, A, inputs) == []
 
 
 def test_example_inputs_without_a_plain_meaning_are_refused() -> None:

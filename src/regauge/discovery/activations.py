@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from regauge.core import act as _act
 from regauge.core.arguments import check_arguments
 from regauge.core.element import PARTS
+from regauge.core.given import example_arguments
 from regauge.core.groups import Group
 from regauge.core.outputs import Outputs
 from regauge.core.params import Params
@@ -186,7 +187,7 @@ class Activations:
 @check_arguments
 def activations(
     module: nn.Module,
-    example_inputs: tuple[Any, ...],
+    example_inputs: Any,
     symmetry: Symmetry,
     example_kwargs: Mapping[str, Any] | None = None,
     *,
@@ -201,7 +202,7 @@ def activations(
 
     Args:
         module: The model; it runs in evaluation mode and is left as it was.
-        example_inputs: One batch of positional inputs.
+        example_inputs: One batch, as for `discover`.
         symmetry: Found by `discover`, a part of such a symmetry, or written by hand.
         example_kwargs: Keyword inputs.
         outputs: The outputs that must stay, as it was given to `discover`.
@@ -213,7 +214,7 @@ def activations(
         ValueError: The module fails on the inputs.
         KeyError: The symmetry is of another architecture.
     """
-    inputs, kwargs = tuple(example_inputs), dict(example_kwargs or {})
+    inputs, kwargs = example_arguments(example_inputs, example_kwargs)
     state = dict(module.state_dict())
     bound = symmetry.bind(state)
     # A symmetry by hand does not know the shapes of what it leaves alone.

@@ -16,6 +16,7 @@ from regauge.core.arguments import check_arguments
 from regauge.core.chance import given_or_seed
 from regauge.core.chart import chart_gains
 from regauge.core.element import Element
+from regauge.core.given import example_arguments
 from regauge.core.groups import Group
 from regauge.core.outputs import Outputs
 from regauge.core.params import Params
@@ -90,7 +91,7 @@ class Nullity:
 @check_arguments
 def nullity(
     module: nn.Module,
-    example_inputs: tuple[Any, ...],
+    example_inputs: Any,
     example_kwargs: Mapping[str, Any] | None = None,
     *,
     symmetry: Symmetry | None = None,
@@ -108,7 +109,7 @@ def nullity(
 
     Args:
         module: A small model: the cost grows with the cube of its number of parameters.
-        example_inputs: Positional inputs.
+        example_inputs: As for `discover`.
         example_kwargs: Keyword inputs.
         symmetry: The symmetry to judge; discovered from the module if it is left out.
         outputs: The outputs that count.
@@ -119,11 +120,11 @@ def nullity(
     Raises:
         ValueError: The module has more than 1500 values, or none, or its outputs do not depend on them.
     """
-    kwargs = dict(example_kwargs or {})
+    inputs, kwargs = example_arguments(example_inputs, example_kwargs)
     if symmetry is None:
-        symmetry = discover(module, example_inputs, kwargs, outputs=outputs)
+        symmetry = discover(module, inputs, kwargs, outputs=outputs)
     generator = given_or_seed(generator)
-    probe = Probe(module, example_inputs, kwargs, outputs)
+    probe = Probe(module, inputs, kwargs, outputs)
     for layer in probe.module.modules():
         if isinstance(layer, nn.Embedding):
             layer.padding_idx = None  # The row of the padding is read like any other, but has no gradient otherwise.
@@ -140,7 +141,7 @@ def nullity(
         )
     unit = None
     if symmetry.gains and (ones := chart_gains(symmetry)):
-        unit = discover(module, example_inputs, kwargs, outputs=outputs, ones=ones, verify=False)
+        unit = discover(module, inputs, kwargs, outputs=outputs, ones=ones, verify=False)
     first, *others = (
         partial(_at_point, probe, symmetry, unit, names, generator, tolerance, strength) for strength in STRENGTHS
     )

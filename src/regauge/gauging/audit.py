@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from regauge.checkpoints.job import Network, open_job
 from regauge.core.arguments import check_arguments
 from regauge.core.chance import given_or_seed
+from regauge.core.given import example_arguments
 from regauge.core.outputs import Outputs, evaluating
 from regauge.core.params import Params, require_finite
 from regauge.core.probe import InDouble, Probe, exact_probe, relative_change
@@ -73,7 +74,7 @@ def audit(
     params: Network,
     symmetry: Symmetry,
     module: nn.Module,
-    example_inputs: tuple[Any, ...],
+    example_inputs: Any,
     example_kwargs: Mapping[str, Any] | None = None,
     *,
     generator: torch.Generator | None = None,
@@ -91,7 +92,7 @@ def audit(
         params: One network, under the names that the table means: parameters by name, or the path of a checkpoint.
         symmetry: The symmetry of the model, under its own names; it gives what a broken pair leaves out.
         module: The model, on a real device.
-        example_inputs: Positional inputs.
+        example_inputs: As for `discover`.
         example_kwargs: Keyword inputs.
         generator: Source of the factors; one with seed 0 unless given.
         outputs: The outputs that are compared.
@@ -105,7 +106,7 @@ def audit(
         params, convert = view.as_stored(), view.from_stored
     assert isinstance(params, Mapping)
     with InDouble():
-        probe, tolerance = exact_probe(module, example_inputs, dict(example_kwargs or {}), outputs)
+        probe, tolerance = exact_probe(module, *example_arguments(example_inputs, example_kwargs), outputs)
         return _Audit(table, params, symmetry, module, probe, tolerance, generator, convert).run()
 
 

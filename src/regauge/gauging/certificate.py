@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from regauge.core.arguments import check_arguments
+from regauge.core.given import example_arguments
 from regauge.core.outputs import Outputs
 from regauge.core.params import Params
 from regauge.core.probe import InDouble, Probe, exact_probe, relative_change
@@ -51,7 +52,7 @@ def certify(
     params: Mapping[str, Tensor],
     moves: Sequence[Move],
     module: nn.Module,
-    example_inputs: tuple[Any, ...],
+    example_inputs: Any,
     example_kwargs: Mapping[str, Any] | None = None,
     *,
     outputs: Outputs = None,
@@ -63,12 +64,12 @@ def certify(
         params: The network as it was.
         moves: The moves of the network.
         module: Its architecture, on a real device.
-        example_inputs: Positional inputs.
+        example_inputs: As for `discover`.
         example_kwargs: Keyword inputs.
         outputs: The outputs that are compared.
         each_group: Whether every group is tried alone, too.
     """
-    model = _Model(module, example_inputs, dict(example_kwargs or {}), outputs)
+    model = _Model(module, *example_arguments(example_inputs, example_kwargs), outputs)
     try:
         with InDouble():
             exact = _exact_changes(params, moves, model, each_group=each_group)
