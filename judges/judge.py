@@ -64,7 +64,7 @@ class Peer:
                 return f"{self.name} is skipped: its cases need {module}, which the environment of regauge lacks"
         place = Path(root).resolve() / ".packages" / self.name
         done, wanted = place / ".installed", "\n".join(self.packages)
-        if not done.is_file() or done.read_text() != wanted:
+        if self.packages and (not done.is_file() or done.read_text() != wanted):
             shutil.rmtree(place, ignore_errors=True)
             pip = [sys.executable if importlib.util.find_spec("pip") else "python3", "-m", "pip"]
             command = [*pip, "install", "-q", "--no-deps", "--disable-pip-version-check", "--target", str(place)]
