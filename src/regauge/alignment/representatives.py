@@ -253,6 +253,8 @@ def notes_on_ties(symmetry: Symmetry, a: Any, moved: Any, rotate: Rotate) -> tup
 def _distances(problem: Problem, params: Params) -> tuple[Tensor, Tensor]:
     """Squared distance of each first network and the second one that was moved, and squared norm: float64 `[pairs]`."""
     a, b = compared([problem.a, params], problem.symmetry)
+    if not a:  # Where there are translations alone, no group moves anything.
+        return (nothing := torch.zeros(problem.pairs, dtype=torch.float64)), nothing
     return squared_distances(a, b), torch.stack([dots(x, x) for x in a.values()]).sum(0)
 
 

@@ -97,7 +97,11 @@ def fingerprint(
     require_finite(params, "the network", symmetry.structure)
     symmetry.require_ones(params)
     ignored = {*symmetry.buffers, *(name for names in symmetry.tied for name in names[1:])}
-    kept = {n: t.detach().to("cpu", torch.float64) for n, t in params.items() if t.is_floating_point()}
+    kept = {  # Masks and indices of whole numbers move, too.
+        name: tensor.detach().to("cpu", torch.float64 if tensor.is_floating_point() else tensor.dtype)
+        for name, tensor in params.items()
+        if tensor.is_floating_point() or name in symmetry.sites
+    }
     lead = next((t.shape[: t.ndim - len(symmetry.shapes[n])] for n, t in kept.items() if n in symmetry.sites), ())
     symmetry, whole = seen_by_fingerprints(symmetry), symmetry
     if whole.translations or whole.rotatable:
@@ -108,7 +112,7 @@ def fingerprint(
     models = torch.Size(lead).numel()
     flat_tensors = {}
     for name, tensor in symmetry.sums(kept).items():
-        if name not in ignored and tensor.numel():
+        if name not in ignored and tensor.is_floating_point() and tensor.numel():
             flat = tensor.reshape(models, *tensor.shape[len(lead) :])
             flat_tensors[name] = without_marks(flat, name, whole)
     return _project(_features(symmetry, flat_tensors), models).reshape(*lead, SIZE)

@@ -76,9 +76,13 @@ class _Emitter:
             return []
         has_order = freedom.is_permuted or is_base or bool(freedom.shifts)
         rows: dict[frozenset[Atom], tuple[list[Vector], list[Vector]]] = {freedom.bases: ([], [])} if has_order else {}
+        pairs: dict[frozenset[Atom], tuple[list[Vector], list[Vector]]] = {}
         for kind, families in enumerate((freedom.scales, freedom.signs)):
             for family, bases in families:
-                rows.setdefault(freedom.bases if has_order else bases, ([], []))[kind].append(family)
+                if has_order and bases - freedom.bases:
+                    pairs.setdefault(bases, ([], []))[kind].append(family)
+                else:
+                    rows.setdefault(freedom.bases if has_order else bases, ([], []))[kind].append(family)
         shifts = freedom.shifts if has_order else []
         acts_everywhere = (has_order and freedom.is_permuted) or is_base
         covered = set() if is_base else {s for part in freedom.matrices for s in (*part.slots, *part.watched)}
@@ -107,7 +111,21 @@ class _Emitter:
                     is_base=is_base,
                 )
             )
-        return groups
+        return groups + [self._of_pairs(freedom, bases, *families) for bases, families in pairs.items()]
+
+    def _of_pairs(self, freedom: Freedom, bases: frozenset[Atom], scales: list[Vector], signs: list[Vector]) -> Group:
+        """A group of a single unit for every unit of the atom and of its bases, such as an edge of a layer."""
+        placements = []
+        for slot in dict.fromkeys(slot for family in (*scales, *signs) for slot in family):
+            place = self.places[slot]
+            own = ((freedom.atom.size, place.stride), *place.others)
+            scale, sign = tuple(f.get(slot, 0) for f in scales), tuple(int(slot in f) for f in signs)
+            placements += self._named(Placement(place.name, place.axis, place.start, 1, own, scale=scale, sign=sign))
+        within = self._within(bases | {freedom.atom})
+        name = self._name(freedom, freedom.slots)
+        return Group(
+            name, 1, _merge(placements), is_permuted=False, scales=len(scales), signs=len(signs), within=within
+        )
 
     def _matrices(self, freedom: Freedom) -> list[Group]:
         groups = []
@@ -190,6 +208,8 @@ def needed_bases(freedoms: Sequence[Freedom]) -> set[Atom]:
     for freedom in freedoms:
         if _can_permute(freedom) or freedom.shifts:
             needed |= freedom.bases
+            for _, bases in (*freedom.scales, *freedom.signs):
+                needed |= {freedom.atom, *bases} if bases - freedom.bases else set()
         else:
             needed.update(*(bases for _, bases in (*freedom.scales, *freedom.signs)))
         needed.update(*(part.bases for part in freedom.matrices), *(part.bases for part in freedom.turns))

@@ -182,7 +182,7 @@ def _at_point(
     for sentence, directions in _known_kinds(probe.module.module, params, names, is_active):
         if added := space.add_null(directions * columns):
             explained.append((sentence, added))
-    if len(rest := space.rest()):
+    if len(rest := space.rest()) and any(True for _ in _norms_eps(probe.module)):
         state = generator.get_state()  # Other points stay what they are.
         with _Doubles(), _other_eps(probe.module):
             jacobian = _jacobian(probe, params, names, generator, len(jacobian))
@@ -236,12 +236,7 @@ class _Directions:
 @contextmanager
 def _other_eps(module: nn.Module) -> Iterator[None]:
     """Norms with another eps."""
-    kept = [
-        (vars(layer), name, value)
-        for layer in module.modules()
-        for name, value in vars(layer).items()
-        if "eps" in name and isinstance(value, float)
-    ]
+    kept = list(_norms_eps(module))
     for attributes, name, value in kept:
         attributes[name] = 4 * value + OTHER_EPS
     try:
@@ -249,6 +244,14 @@ def _other_eps(module: nn.Module) -> Iterator[None]:
     finally:
         for attributes, name, value in kept:
             attributes[name] = value
+
+
+def _norms_eps(module: nn.Module) -> Iterator[tuple[dict[str, Any], str, float]]:
+    """The attributes of every layer that has an eps, its name there, and its value."""
+    for layer in module.modules():
+        for name, value in vars(layer).items():
+            if "eps" in name and isinstance(value, float):
+                yield vars(layer), name, value
 
 
 def _svd(matrix: Tensor) -> tuple[Tensor, Tensor]:

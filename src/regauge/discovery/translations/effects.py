@@ -10,7 +10,7 @@ from torch.fx import Node
 
 from regauge.core.translations import Entries, Image, ImageStep
 from regauge.discovery.operators import SAME, argument, operator_name, shape_of, words
-from regauge.discovery.translations.graph import PADS, call, given, pads_zeros
+from regauge.discovery.translations.graph import CELLS, PADS, call, given, pads_zeros
 from regauge.discovery.translations.linear_effects import (
     LAYERS,
     through_attention,
@@ -320,6 +320,7 @@ EFFECTS: Rules = {
     **dict.fromkeys(words("softmax _softmax _safe_softmax log_softmax _log_softmax"), _softmax),
     **dict.fromkeys(words("matmul bmm mm baddbmm"), through_product),
     **dict.fromkeys(words("lstm gru rnn_tanh rnn_relu"), through_recurrent),
+    **dict.fromkeys(CELLS, through_recurrent),
     **dict.fromkeys(words("masked_fill where"), _masked),
     "neg": lambda run, node: run.of(given(node)[0]).then(ImageStep("scale", factor=-1.0)),
     # What is made in the shape of a value does not see the value.

@@ -19,8 +19,16 @@ from regauge.discovery.translations.offsets import SeenError
 
 PADS = words("pad constant_pad_nd")
 """Operators that put constants around a value."""
+MOST_NUMBERS = 1 << 20
+"""Values with more entries are not looked at entry by entry."""
 Total = tuple[Entries | None, tuple[ImageStep, ...]]
 """A gain that a value is divided by before it is summed, and the sum as a step, or nothing where it is zero."""
+
+BIASES = {"layer_norm": 3, "group_norm": 3, "batch_norm": 2, "instance_norm": 2, "linear": 2, "addmm": 0}
+BIASES |= dict.fromkeys(words("conv1d conv2d conv3d"), 2)
+"""Operators that add a parameter to each channel, and which of their arguments it is."""
+CELLS = dict.fromkeys(words("lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell"), 4)
+"""Steps of recurrent layers, and which of their arguments is the bias of the input."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +77,40 @@ class Graph:
         return tuple(sorted({int(given(node)[1]) for node in nodes}, reverse=True))
 
     @cached_property
+    def norm_widths(self) -> tuple[int, ...]:
+        """The widths of layer normalizations of pieces of an axis, such as one for each head, the smallest first."""
+        found = set[int]()
+        for node in self.order:
+            if node.op == "call_function" and operator_name(node) in ("layer_norm", "native_layer_norm"):
+                source, width = given(node)[0], int(given(node)[1][-1])
+                while operator_name(source) in SAME | VIEWS and shape_of(source)[-1] == width:
+                    source = given(source)[0]
+                if shape_of(source)[-1] != width and len(given(node)[1]) == 1:
+                    found.add(width)
+        return tuple(sorted(found))
+
+    @cached_property
+    def cuts(self) -> dict[int, tuple[tuple[int, int], ...]]:
+        """First indices and lengths of the pieces that operators cut the last axis of values into, by its length."""
+        found: dict[int, dict[tuple[int, int], None]] = {}
+        for node in self.order:
+            name = operator_name(node) if node.op == "call_function" else ""
+            if name not in PIECES or not math.prod(shape := shape_of(given(node)[0])) or not shape:
+                continue
+            at, dim = (2, 0) if name.startswith("split") or name == "chunk" else (1, 0)
+            if int(argument(node, at, dim)) not in (-1, len(shape) - 1):
+                continue
+            pieces = found.setdefault(shape[-1], {})
+            if name in ("slice", "narrow"):
+                pieces[int(argument(node, 2, 0) or 0) % shape[-1], shape_of(node)[-1]] = None
+            elif name.startswith("split") or name == "chunk":
+                start = 0
+                for part in node.meta["val"]:
+                    pieces[start, part.shape[-1]] = None
+                    start += part.shape[-1]
+        return {length: tuple(pieces) for length, pieces in found.items()}
+
+    @cached_property
     def joined(self) -> tuple[tuple[int, ...], ...]:
         """The lengths of values that are put side by side, along the axis on which they are."""
         nodes = [node for node in self.order if node.op == "call_function" and operator_name(node) == "cat"]
@@ -88,6 +130,33 @@ class Graph:
         """Whether one operator uses a parameter, once."""
         nodes = self.placeholders.get(name, [])
         return len(self.program.aliases.get(name, (name,))) == 1 and len(nodes) == 1 and len(nodes[0].users) == 1
+
+    def is_read_once(self, node: Node) -> bool:
+        """Whether no entry of a value is read by two operators: there is one, or each has a piece of its own."""
+        users = list(node.users)
+        if len(users) == 1:
+            return True
+        if all(operator_name(user) == "getitem" for user in users):
+            return len({given(user)[1] for user in users}) == len(users)
+        if not all(operator_name(user) == "slice" for user in users):
+            return False
+        size = math.prod(shape_of(node))
+        numbers = torch.arange(size).reshape(shape_of(node)) if size < MOST_NUMBERS else None
+        if numbers is None:
+            return False
+        seen = torch.cat([call(user, {node: numbers}).flatten() for user in users])
+        return len(set(seen.tolist())) == len(seen)
+
+    def is_of_steps(self, name: str) -> bool:
+        """Whether all that uses a parameter are several steps of one operator, which add it as their bias."""
+        nodes = self.placeholders.get(name, [])
+        if len(self.program.aliases.get(name, (name,))) > 1 or len(nodes) != 1:
+            return False
+        known, kinds = {**BIASES, **CELLS}, {operator_name(user) for user in nodes[0].users}
+        positions = [known[kind] for kind in kinds if kind in known]
+        return len(positions) == len(kinds) == 1 and all(
+            argument(user, positions[0], None) is nodes[0] for user in nodes[0].users
+        )
 
     def entries(self, node: Any) -> Entries | None:
         """The entries of a parameter that a node holds, where it is a view of one."""

@@ -192,7 +192,7 @@ def through_attention(run: Run, node: Node) -> Any:
 
 def through_recurrent(run: Run, node: Node) -> None:
     """The bias of the state is added to that of the input, except where a gate of a GRU multiplies it."""
-    weights = _recurrent_weights(node)
+    weights, count = _recurrent_weights(node)
     if any(source in run.offsets for source in node.all_input_nodes if source not in weights):
         raise SeenError
     for k, weight in enumerate(weights):
@@ -200,20 +200,26 @@ def through_recurrent(run: Run, node: Node) -> None:
         if offset is None:
             continue
         other = run.graph.parameter(weights[k - 1])
-        if k % 4 != 3 or not run.may_take(str(other)):
+        if k % count != 3 or not run.may_take(str(other)):
             raise SeenError
         (term,) = offset.known()
         third = term.places.numel() // 3
-        if operator_name(node) == "gru" and bool(term.places[2 * third :].any()):
+        if operator_name(node) in ("gru", "gru_cell") and bool(term.places[2 * third :].any()):
             raise SeenError
         taker = Taker(Entries.whole(str(other), term.places.shape), (), each_position(term.places.shape, ()))
         if (image := run.image(term, taker, term.places)) is not None:
             run.events.append(("image", image))
 
 
-def _recurrent_weights(node: Node) -> list[Any]:
-    """The weights of a recurrent layer with biases, four for each direction of each layer."""
+def _recurrent_weights(node: Node) -> tuple[list[Any], int]:
+    """The weights of a recurrent layer with biases, and how many each direction of each layer has.
+
+    They are weights of the input and of the state, their biases, and of an LSTM that has one its projection.
+    """
+    if operator_name(node).endswith("_cell"):
+        return list(given(node)[2:]), 4
     found: list[list[Any]] = [list(a) for a in given(node)[2:4] if isinstance(a, list | tuple)]
     if not found or given(node)[3] is not True:
         raise SeenError
-    return found[0]
+    rows, columns = shape_of(found[0][1])
+    return found[0], 5 if operator_name(node) == "lstm" and rows != 4 * columns else 4

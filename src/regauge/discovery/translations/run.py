@@ -13,16 +13,13 @@ from torch.utils import _pytree as pytree
 
 from regauge.core.translations import Entries, Image, ImageStep
 from regauge.discovery.operators import PIECES, SAME, VIEWS, argument, operator_name, shape_of, words
-from regauge.discovery.translations.graph import Graph, call, given
+from regauge.discovery.translations.graph import BIASES, Graph, call, given
 from regauge.discovery.translations.offsets import Addend, Offset, SeenError, along, each_position, once, picked
 
 MOVES = (
     VIEWS | PIECES | words("mT adjoint expand cat stack index_select roll flip repeat repeat_interleave getitem index")
 )
 """Operators whose results are entries of their operands."""
-BIASES = {"layer_norm": 3, "group_norm": 3, "batch_norm": 2, "instance_norm": 2, "linear": 2, "addmm": 0}
-BIASES |= dict.fromkeys(words("conv1d conv2d conv3d"), 2)
-"""Operators that add a parameter to each channel, and which of their arguments it is."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +96,16 @@ class Run:
             users = [user for node in self.graph.placeholders[self.home] for user in node.users]
             if len(read) > 1 or any(operator_name(user) not in ("linear", "addmm") for user in users):
                 raise SeenError
-        return tuple(self._met("image"))
+        return self._images()
+
+    def _images(self) -> tuple[Image, ...]:
+        """Images that take the offset back; a bias that several steps add must do so in each, and counts once."""
+        met = self._met("image")
+        for image in met:
+            name = image.entries.parameter
+            if not self.graph.is_single(name) and met.count(image) != len(self.graph.placeholders[name][0].users):
+                raise SeenError
+        return tuple(met if all(self.graph.is_single(one.entries.parameter) for one in met) else dict.fromkeys(met))
 
     @property
     def gains(self) -> frozenset[Entries]:
@@ -219,14 +225,17 @@ class Run:
         if (name := self.free_parameter(node)) is not None:
             shape = self.graph.program.shapes[name]
             return [Taker(Entries.whole(name, shape), (), each_position(shape, ()))]
-        if node.op != "call_function" or len(node.users) != 1 or node in self.graph.ends:
+        if node.op != "call_function" or not self.graph.is_read_once(node) or node in self.graph.ends:
             return []
-        kind, shape = operator_name(node), shape_of(node)
+        kind = operator_name(node)
+        if kind == "getitem":
+            return self._piece(node)
+        shape = shape_of(node)
         if kind in SAME:
             return self._takers(given(node)[0])
         if kind == "cat":
             return self._side_by_side(node)
-        if kind in MOVES - {"getitem"} and len(node.all_input_nodes) == 1:
+        if kind in MOVES and len(node.all_input_nodes) == 1:
             try:
                 return [
                     taker.move(lambda own: call(node, {given(node)[0]: own})) for taker in self._takers(given(node)[0])
@@ -249,14 +258,22 @@ class Run:
                     return [taker.move(lambda own: own.expand(shape)) for taker in found]
         return []
 
+    def _piece(self, node: Node) -> list[Taker]:
+        """Parameters that are added in a value of which an operator gives pieces, as they are in one of these."""
+        cut, index = given(node)
+        if operator_name(cut) not in PIECES or not self.graph.is_read_once(cut) or cut in self.graph.ends:
+            return []
+        source = given(cut)[0]
+        return [taker.move(lambda own: call(cut, {source: own})[index]) for taker in self._takers(source)]
+
     def free_parameter(self, node: Any) -> str | None:
         """The parameter that a node is, if it may take offsets back."""
         name = self.graph.parameter(node)
         return name if name is not None and self.may_take(name) else None
 
     def may_take(self, name: str) -> bool:
-        """Whether a parameter may take offsets back and nothing else reads it."""
-        if name not in self.takers or not self.graph.is_single(name):
+        """Whether a parameter may take offsets back and nothing else reads it, but further steps of a cell."""
+        if name not in self.takers or not (self.graph.is_single(name) or self.graph.is_of_steps(name)):
             return False
         self.events.append(("asked", name))
         return name != self.home

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from regauge.core.chart import chart_gains
 from regauge.core.groups import Group, Placement
 from regauge.core.symmetry import Symmetry
 from regauge.core.translations import Entries, Image, ImageStep, TranslationFamily
-from regauge.discovery.operators import operator_name
+from regauge.discovery.operators import SAME, VIEWS, operator_name
 from regauge.discovery.rewrites.gains import gains
 from regauge.discovery.trace import Program
 from regauge.discovery.translations.follow_offset import follow
@@ -56,11 +56,18 @@ class _Search:
         parameters = [name for name in self.names if name not in self.statistics]
         matrices = [name for name in parameters if self._ndim(name) > 1]
         vectors = [name for name in parameters if self._ndim(name) == 1]
+        for name in matrices:  # what is added as a bias is, in several dimensions
+            if self._is_added(name) and not self._is_position(name):
+                self._try(name, ())
+        biases, self.candidates = self.candidates, []
+        whole = {family.entries.parameter for family, _ in biases}
+        matrices = [name for name in matrices if name not in whole]
         for name in sorted(matrices, key=lambda name: not self._is_position(name)):
             for axis in range(self._ndim(name)):
                 self._try(name, (axis,))
         # What another table takes back comes before what is centered there.
         self.candidates.sort(key=lambda one: not any(self._ndim(name) > 1 for name in one[0].parameters[1:]))
+        self.candidates += biases
         means = {family.images[0].entries.parameter: family for family in self._statistics("mean")}
         for name in vectors:
             if name in means:  # before the bias itself is taken out
@@ -118,6 +125,9 @@ class _Search:
     def _is_added(self, name: str) -> bool:
         """Whether a table is added to something as it is, or looked up alike for all inputs."""
         users = [user for node in self.graph.placeholders[name] for user in node.users]
+        for user in users:
+            if operator_name(user) in SAME | VIEWS:
+                users += user.users
         return self._is_position(name) or any(operator_name(user) == "add" for user in users)
 
     def _is_weight(self, name: str) -> bool:
@@ -166,12 +176,13 @@ class _Search:
         return False
 
     def _blocks(self, name: str, axis: int) -> Iterator[tuple[Entries, tuple[int, ...]]]:
-        """A parameter with an axis cut into the groups of a group normalization, which is blind to each of them."""
+        """A parameter with an axis cut into the groups of a normalization, which is blind to each of them."""
         whole = Entries.whole(name, self.graph.program.shapes[name])
         length, stride = whole.sizes[axis], whole.strides[axis]
         if axis and self._is_weight(name):  # The rows differ, and each channel is a row.
             return
-        for count in self.graph.norm_groups:
+        widths = (width for width in self.graph.norm_widths if width < length)
+        for count in dict.fromkeys((*self.graph.norm_groups, *(length // width for width in widths))):
             if length % count == 0 and 1 < count < length:
                 sizes = (*whole.sizes[:axis], count, length // count, *whole.sizes[axis + 1 :])
                 strides = (*whole.strides[:axis], stride * length // count, stride, *whole.strides[axis + 1 :])
@@ -207,7 +218,7 @@ class _Search:
     def _accept(self, family: TranslationFamily, places: Tensor) -> None:
         """Add a family to those found, if it leaves alone what these made zero or centered."""
         centered = self._centered(family.entries, family.constant)
-        if centered is None:
+        if centered is None or not self._is_kept_by_groups(family):
             return
         homes = {one.entries.parameter for one in self.found}
         if homes & {image.entries.parameter for image in family.images}:
@@ -218,6 +229,29 @@ class _Search:
         family = replace(family, centered=centered)
         if family.size and not set(family.coefficients) & set(family.parameters):
             self.found.append(family)
+
+    def _is_kept_by_groups(self, family: TranslationFamily) -> bool:
+        """Whether groups make a vector that is the same along an axis one that is the same there again.
+
+        Scales, signs and matrices of units along the axis do not, unless a gain divides the vector.
+        """
+        entries = family.entries
+        shape = self.graph.program.shapes[entries.parameter]
+        for along in () if family.gain else family.constant:
+            is_cut = len(entries.sizes) > len(shape)
+            axis, length = along - is_cut, entries.sizes[along] if is_cut else shape[along]
+            here = self.placements.get((entries.parameter, axis), ())
+            for group, place in here:
+                is_matrix = group.matrix != "none" and not group.keeps_ones
+                if not (is_matrix or any(place.scale) or any(place.sign)):
+                    continue
+                for one, its in here:
+                    positions, units = covered(one, its, shape)
+                    first = torch.full((shape[axis],), -1).index_copy(0, positions // length, units)
+                    is_varying = bool((first[positions // length] != units).any())
+                    if (one is group or one.name in group.within) and is_varying:
+                        return False
+        return True
 
     def _centered(self, entries: Entries, constant: tuple[int, ...]) -> tuple[int, ...] | None:
         """Axes of the vector along which earlier families of a parameter leave a sum of zero; None if they overlap."""
@@ -253,12 +287,15 @@ class _Search:
                 yield piece, places.expand(shape)
 
     def _parts(self, name: str, axis: int) -> list[Tensor]:
-        """The positions that groups have on an axis of a parameter, where these are not all."""
-        shape, found = self.graph.program.shapes[name], {}
+        """The positions that groups have on an axis of a parameter, where these are not all, and pieces of it."""
+        shape = self.graph.program.shapes[name]
+        found: dict[Any, Tensor] = {}
         for group, place in self.placements.get((name, axis), ()):
             key = (group.size, place.start, place.stride, place.repeats)
             if key not in found and group.size * math.prod(n for n, _ in place.repeats) < shape[axis]:
                 found[key] = covered(group, place, shape)[0].sort().values
+        for start, length in self.graph.cuts.get(shape[axis], ()):
+            found[start, length] = torch.arange(start, start + length)
         kept: list[Tensor] = []
         for positions in found.values():
             if not any(torch.equal(positions, other) for other in kept):

@@ -1,0 +1,223 @@
+"""Modules that were written to find what is missed: each null space is spanned, elements compose, copies come back."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import regauge as rg
+
+
+class Written(nn.Module):
+    """Parts and parameters with a forward function that is given; boolean and whole-number tensors are buffers."""
+
+    def __init__(self, run: Callable[..., Any], **parts: Any) -> None:
+        super().__init__()
+        for name, part in parts.items():
+            if isinstance(part, Tensor) and not isinstance(part, nn.Parameter):
+                self.register_buffer(name, part)
+            else:
+                setattr(self, name, part)
+        self.run = run
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.run(self, *inputs)
+
+
+def weight(*shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.randn(*shape, dtype=torch.float64))
+
+
+def linear(*sizes: int, bias: bool = True) -> nn.Linear:
+    return nn.Linear(*sizes, bias=bias, dtype=torch.float64)
+
+
+def heads(x: Tensor) -> Tensor:
+    return x.unflatten(-1, (2, -1)).transpose(1, 2)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return ((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+
+def _biases_of_heads(m: Any, x: Tensor) -> Tensor:
+    q, k, v = (heads(part(x)) for part in (m.q, m.k, m.v))
+    y: Tensor = m.o(attend(q, k + m.bk[:, None], v + m.bv[:, None]))
+    return y
+
+
+def _norm_of_each_head(m: Any, x: Tensor) -> Tensor:
+    q, k, v = (heads(part(x)) for part in (m.q, m.k, m.v))
+    q, k = (functional.layer_norm(t, (4,)) * g[:, None] + b[:, None] for t, g, b in ((q, m.gq, m.bq), (k, m.gk, m.bk)))
+    y: Tensor = m.o(attend(q, k, v))
+    return y
+
+
+def _norm_of_all_heads(m: Any, x: Tensor) -> Tensor:
+    y: Tensor = m.o(attend(heads(m.nq(m.q(x))), heads(m.nk(m.k(x))), heads(m.v(x))))
+    return y
+
+
+def _scales_of_edges(m: Any, x: Tensor) -> Tensor:
+    for coefficients, scales in ((m.c0, m.s0), (m.c1, m.s1), (m.c2, m.s2)):
+        basis = (-((x[..., None] - torch.linspace(-2, 2, 4, dtype=x.dtype)) ** 2)).exp()
+        x = torch.einsum("bin,oin->bo", basis, coefficients * scales[..., None])
+    return x
+
+
+def _weight_of_unit_rows(m: Any, x: Tensor) -> Tensor:
+    rows = m.w + m.b @ m.a
+    y: Tensor = m.o(functional.linear(x, m.size[:, None] * rows / rows.norm(dim=1, keepdim=True)).tanh())
+    return y
+
+
+def _cell(m: Any, x: Tensor) -> Tensor:
+    h = torch.zeros(x.shape[0], 5, dtype=x.dtype)
+    for t in range(x.shape[1]):
+        h = m.cell(x[:, t], h)
+    y: Tensor = m.o(h)
+    return y
+
+
+def _long_cell(m: Any, x: Tensor) -> Tensor:
+    state = (torch.zeros(x.shape[0], 5, dtype=x.dtype),) * 2
+    for t in range(x.shape[1]):
+        state = m.cell(x[:, t], state)
+    y: Tensor = m.o(state[0])
+    return y
+
+
+def _written_gru(m: Any, x: Tensor) -> Tensor:
+    h = torch.zeros(x.shape[0], 5, dtype=x.dtype)
+    for t in range(x.shape[1]):
+        a, b = m.x(x[:, t]), m.h(h)
+        gate, rate = (a[:, :10] + b[:, :10]).sigmoid().chunk(2, 1)
+        h = rate * h + (1 - rate) * (a[:, 10:] + gate * b[:, 10:]).tanh()
+    y: Tensor = m.o(h)
+    return y
+
+
+def _written_gates(m: Any, x: Tensor) -> Tensor:
+    h = torch.zeros(x.shape[0], 5, dtype=x.dtype)
+    for t in range(x.shape[1]):
+        (a, b), (c, d) = m.x(x[:, t]).chunk(2, 1), m.h(h).chunk(2, 1)
+        h = (a + c).sigmoid() * h + (b + d).tanh()
+    y: Tensor = m.o(h)
+    return y
+
+
+def _steps(m: Any, x: Tensor) -> Tensor:
+    for _ in range(3):
+        x = (m.x(x) + m.h(x.tanh())).tanh()
+    return x
+
+
+def _bias_of_one_step(m: Any, x: Tensor) -> Tensor:
+    return (m.x(x) + m.h(x)).tanh() + m.x(x.cos()).tanh()
+
+
+def _unlike_steps(m: Any, x: Tensor) -> Tensor:
+    return (m.x(x) + m.h(x)).tanh() + (m.x(x.cos()) + 2 * m.h(x.sin())).tanh()
+
+
+def _masked(m: Any, x: Tensor) -> Tensor:
+    h = m.a(x)
+    y: Tensor = m.o(torch.where(m.mask, h.relu(), functional.leaky_relu(h, 0.5)))
+    return y
+
+
+def _projected(m: Any, x: Tensor) -> Tensor:
+    y: Tensor = m.o(m.layer(x)[0])
+    return y
+
+
+QKV = {"q": linear(5, 8), "k": linear(5, 8), "v": linear(5, 6), "o": linear(6, 3)}
+EDGES = {"c0": weight(6, 3, 4), "s0": weight(6, 3), "c1": weight(5, 6, 4), "s1": weight(5, 6), "c2": weight(2, 5, 4)}
+STEP = {"x": linear(4, 4), "h": linear(4, 4)}
+BIASES = {name: weight(2, 4) for name in ("gq", "bq", "gk", "bk")}
+FLAT = {name: linear(*sizes, bias=False) for name, sizes in {"q": (5, 6), "k": (5, 6), "v": (5, 6)}.items()}
+DOUBLE: Any = {"dtype": torch.float64}
+
+MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
+    "biases of heads": (
+        lambda: Written(_biases_of_heads, **FLAT, bk=weight(2, 3), bv=weight(2, 3), o=linear(6, 3)),
+        (2, 4, 5),
+        12,
+    ),
+    "norm of each head": (lambda: Written(_norm_of_each_head, **QKV, **BIASES), (3, 4, 5), 38),
+    "norm of all heads": (
+        lambda: Written(_norm_of_all_heads, **QKV, nq=nn.LayerNorm(8, **DOUBLE), nk=nn.LayerNorm(8, **DOUBLE)),
+        (3, 4, 5),
+        26,
+    ),
+    "scales of edges": (lambda: Written(_scales_of_edges, **EDGES, s2=weight(2, 5)), (6, 3), 0),
+    "rows of length one": (
+        lambda: Written(
+            _weight_of_unit_rows, w=weight(6, 5), a=weight(2, 5), b=weight(6, 2), size=weight(6), o=linear(6, 2)
+        ),
+        (9, 5),
+        0,
+    ),
+    "cells": (lambda: Written(_cell, cell=nn.RNNCell(3, 5, **DOUBLE), o=linear(5, 2)), (3, 3, 3), 5),
+    "gated cells": (lambda: Written(_cell, cell=nn.GRUCell(3, 5, **DOUBLE), o=linear(5, 2)), (3, 3, 3), 10),
+    "long cells": (lambda: Written(_long_cell, cell=nn.LSTMCell(3, 5, **DOUBLE), o=linear(5, 2)), (3, 3, 3), 20),
+    "written gates": (lambda: Written(_written_gates, x=linear(3, 10), h=linear(5, 10), o=linear(5, 2)), (4, 3, 3), 10),
+    "written gru": (lambda: Written(_written_gru, x=linear(3, 15), h=linear(5, 15), o=linear(5, 2)), (4, 3, 3), 10),
+    "projections": (
+        lambda: Written(
+            _projected,
+            layer=nn.LSTM(3, 4, proj_size=2, batch_first=True, bidirectional=True, **DOUBLE),
+            o=linear(4, 2),
+        ),
+        (3, 5, 3),
+        32,
+    ),
+    "steps": (lambda: Written(_steps, **STEP), (6, 4), 4),
+    "a bias of one step": (lambda: Written(_bias_of_one_step, **STEP), (6, 4), 0),
+    "unlike steps": (lambda: Written(_unlike_steps, **STEP), (6, 4), 0),
+    "a boolean mask": (
+        lambda: Written(_masked, a=linear(3, 6), o=linear(6, 2), mask=torch.arange(6) % 2 == 0),
+        (6, 3),
+        0,
+    ),
+}
+"""Modules, the shape of their input, and the dimension of their translations."""
+BEYOND = {"rows of length one": 18, "norm of each head": 4}
+"""Directions without a rule: what a weight takes back from a product of two others, and two for each head with its own
+norms, such as the inverse of the keys' gain on the bias of the queries."""
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_group_is_complete_composes_and_brings_copies_back(name: str) -> None:
+    torch.manual_seed(0)
+    make, shape, count = MODULES[name]
+    module, x = make(), torch.randn(shape, dtype=torch.float64)
+    symmetry = rg.discover(module, x)
+    assert not any("refused" in note or "stays" in note for note in symmetry.notes)
+    assert sum(family.size for family in symmetry.translations) == count
+    assert rg.discovery.nullity(module, (x,), symmetry=symmetry).unexplained == BEYOND.get(name, 0)
+    if not symmetry.groups and not symmetry.translations:
+        return
+    generator = torch.Generator().manual_seed(1)
+    params = {k: v.detach().clone() for k, v in module.state_dict().items()}
+    with torch.no_grad():
+        params |= {k: v + torch.randn(v.shape, generator=generator) * 0.3 for k, v in module.named_parameters()}
+    first, second = symmetry.random(generator), symmetry.random(generator)
+    moved, bound = symmetry.act(first, params), symmetry.bind(params)
+    _require_alike(symmetry.act(second, moved), symmetry.act(bound.compose(second, first), params))
+    _require_alike(symmetry.act(bound.inverse(first), moved), params)
+    before, after = (torch.func.functional_call(module, p, (x,)) for p in (params, moved))
+    assert float((after - before).abs().max() / before.abs().max()) < 1e-12
+    _require_alike(rg.canonicalize(moved, symmetry), rg.canonicalize(params, symmetry), 1e-8)
+    _require_alike(rg.align(params, moved, symmetry).params, params, 1e-7)
+    report = rg.compare(params, moved, symmetry, generator=generator)
+    assert "gauge" in str(report.verdict)
+    assert report.orbit_distance < 1e-6
+
+
+def _require_alike(one: dict[str, Tensor], other: dict[str, Tensor], bound: float = 1e-9) -> None:
+    for name, tensor in other.items():
+        torch.testing.assert_close(one[name], tensor, rtol=bound, atol=bound, msg=name)
