@@ -291,18 +291,18 @@ def fit_matchers(case: Case) -> list[Row]:
     test = torch.from_numpy(flow.divide(case.alike)["test"])[: PAIRS + 1]
     pairs = [tuple(select(case.alike, int(k)) for k in pair) for pair in itertools.pairwise(test)]
     plain = rg.WeightMatching()
-    methods: dict[str, rg.alignment.Method | None] = {
-        "no alignment": None,
-        "weight matching": plain,
-        "weight matching, then scales": rg.ContinuousDescent("midpoint", init=plain, steps=30),
-        "learned": made,
-        "learned, then scales": rg.ContinuousDescent("midpoint", init=made, steps=30),
+    scaled = rg.ContinuousDescent("midpoint", init=plain, steps=made.steps)
+    methods: dict[str, tuple[rg.alignment.Method | None, rg.Task | None]] = {
+        "no alignment": (None, None),
+        "weight matching": (plain, None),
+        "learned": (made, None),
+        "weight matching, then scales": (scaled, case.seen),
+        "learned, with a task": (made, case.seen),
     }
     rows = []
-    for kind, method in methods.items():
+    for kind, (method, task) in methods.items():
         found = []
         for a, b in pairs:
-            task = case.seen if isinstance(method, rg.ContinuousDescent) else None
             moved = b if method is None else rg.align(a, b, case.symmetry, method=method, task=task).params
             ends = [case.test.evaluate(one)["loss"] for one in (a, moved)]
             found.append(case.test.midpoint_loss(a, moved) - sum(ends) / 2)

@@ -255,17 +255,26 @@ def test_a_matcher_is_saved_loaded_and_a_start_for_other_methods(tmp_path: Path)
     assert module is not None
 
 
-def test_with_a_task_no_pair_is_worse_than_by_weight_matching() -> None:
+def test_with_a_task_no_pair_is_worse_than_by_weight_matching_and_a_descent_on_scales() -> None:
     _, symmetry, networks, task = students()
     untrained = learn.LearnedMatching(ws.Metanet(symmetry, head=ws.UnitFeatures(8), width=8, depth=1))
-    for matcher in (trained(), untrained):
+    scaled = rg.ContinuousDescent("midpoint", init=rg.WeightMatching(), steps=untrained.steps)
+    gains = []
+    for matcher in (trained(), untrained, replace(untrained, share=0.0)):
         for k in range(1, 6):
             a, b = select(networks, 0), select(networks, k)
             losses = [
                 task.midpoint_loss(a, rg.align(a, b, symmetry, method=method, task=given).params)
-                for method, given in ((matcher, task), (rg.WeightMatching(), None))
+                for method, given in (
+                    (matcher, task),
+                    (rg.WeightMatching(), None),
+                    (scaled, task),
+                    (replace(matcher, steps=0), task),
+                )
             ]
-            assert losses[0] <= losses[1] + 1e-9
+            assert losses[0] <= min(losses) + 1e-9
+            gains.append(losses[3] - losses[0])
+    assert max(gains) > 1e-3  # The descent does something: without it, pairs are worse.
 
 
 @pytest.mark.parametrize("gain", [-1.0, 1.0])

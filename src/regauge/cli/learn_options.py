@@ -90,7 +90,7 @@ class LearnNet(LearnRun):
 
 
 @dataclass(frozen=True, kw_only=True)
-@with_settings(PredictorConfig, f"width depth dropout kind render statistics {TRAINING}")
+@with_settings(PredictorConfig, f"width depth dropout kind render linear statistics {TRAINING}")
 class LearnPredictor(LearnNet):
     """Train a net that reads networks to predict a column of a store: a number such as an accuracy, or a class.
 

@@ -77,6 +77,10 @@ class PredictorConfig(PooledConfig):
             are read, too: what reads the outputs is trained first, for half of `seconds` if these are given, and what
             reads the weights next. The result is a mean of both with the best weight in validation, and is never worse
             there than the first alone.
+        linear: Whether a linear reader of statistics of the canonical networks answers, too: means, deviations and
+            quantiles of every tensor, and logarithms of their sizes. It is fitted first, which takes a second or two
+            that do not count as training. The result is a mean of both with the best weight in validation, and is never
+            worse there than either alone. It is left out with `widening`.
         statistics: Whether plain readers are fitted, too, to compare with: boosted trees and ridge regression on
             statistics of layers, and ridge regression on canonical parameters.
     """
@@ -86,6 +90,7 @@ class PredictorConfig(PooledConfig):
     kind: Kind | None = None
     render: float = 0.0
     probes: int | tuple[int, ...] = 0
+    linear: bool = True
     statistics: bool = True
 
     def __post_init__(self) -> None:

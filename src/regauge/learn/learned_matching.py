@@ -12,12 +12,14 @@ from regauge.alignment.engine.climbs import portions
 from regauge.alignment.engine.frames import Scales, match_frames
 from regauge.alignment.engine.mixing import match_mixture
 from regauge.alignment.method import Candidates, Method
+from regauge.alignment.methods.continuous_descent import ContinuousDescent
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.problem import ManyProblem, Problem
 from regauge.alignment.result import ManyResult, Results, join
 from regauge.checkpoints.described import DAMAGE, damage
 from regauge.core.arguments import check_arguments
 from regauge.core.params import are_copies, select
+from regauge.core.scales import kept_scales
 from regauge.core.symmetry import Symmetry
 from regauge.core.typed_json import require_fields
 from regauge.learn.course import Trained
@@ -54,9 +56,10 @@ class LearnedMatching(Method):
     scales are taken over, as in `WeightMatching`.
 
     Given a task, the result with the sweeps is compared with that of the vectors alone, with that of `WeightMatching`,
-    and with the identity, by the loss halfway between the networks. The best is kept, and the objective is that loss
-    with its sign turned. With a share of 0 the matcher is `WeightMatching`; `fit_matching` returns such a one where the
-    net is no better on held-out pairs.
+    and with the identity, by the loss halfway between the networks. Where the symmetry has scales that leave running
+    statistics as they are, they descend on that loss (`ContinuousDescent`), once from the best of these and once from
+    `WeightMatching`. The best of all is kept, and the objective is that loss with its sign turned. With a share of 0
+    the net is left out; `fit_matching` returns such a matcher where the net is no better on held-out pairs.
 
     The vectors of a unit do not depend on the other network: a network is read once. They do not depend on the number
     of units: networks with other widths than those of the training are matched, too.
@@ -66,6 +69,7 @@ class LearnedMatching(Method):
         share: The share of the vectors while sweeping, from 0 to below 1. 0: the net is not used.
         sweeps: Most sweeps; with none vectors decide alone.
         scales: As in `WeightMatching`.
+        steps: Steps of the descent on scales, where there is a task; 0: no descent.
         about: Facts about the training, as JSON.
         trained: The course of the training; None of one that was loaded.
 
@@ -77,6 +81,7 @@ class LearnedMatching(Method):
     share: float = 0.5
     sweeps: int = 2
     scales: Scales = "balance"
+    steps: int = 30
     about: Mapping[str, Any] = field(default_factory=dict)
     trained: Trained | None = None
 
@@ -87,14 +92,15 @@ class LearnedMatching(Method):
                 f"the net has the head {self.net.settings.head}, but units are matched by vectors of their own; give a "
                 "net with the head UnitFeatures, as `fit_matching` makes it"
             )
-        if not 0 <= self.share < 1 or self.sweeps < 0:
+        if not 0 <= self.share < 1 or self.sweeps < 0 or self.steps < 0:
             raise ValueError(
-                f"share={self.share} and sweeps={self.sweeps}: share is 0 or lies between 0 and 1 (vectors decide "
-                "alone with sweeps=0, weights alone with share=0), and sweeps are not negative"
+                f"share={self.share}, sweeps={self.sweeps} and steps={self.steps}: share is 0 or lies between 0 and 1 "
+                "(vectors decide alone with sweeps=0, weights alone with share=0), sweeps and steps are not negative"
             )
 
     def __repr__(self) -> str:
-        return f"LearnedMatching(share={self.share}, sweeps={self.sweeps}, scales={self.scales!r})"
+        settings = f"share={self.share}, sweeps={self.sweeps}, scales={self.scales!r}, steps={self.steps}"
+        return f"LearnedMatching({settings})"
 
     @property
     def weight_matching(self) -> WeightMatching:
@@ -108,9 +114,9 @@ class LearnedMatching(Method):
 
     def match(self, problem: Problem) -> Results:
         """See `align` and `align_pairs`; all pairs are read and matched at once."""
-        if not self.share:
+        if not self.share and not self._descends(problem):
             return self.weight_matching.match(problem)
-        placed = self.prepare(problem)
+        placed = self.prepare(problem) if self.share else None
         parts = portions(problem.a, problem.b)
         return join([self._match(problem[part], placed) for part in parts])
 
@@ -142,7 +148,23 @@ class LearnedMatching(Method):
             self.net.adapt(problem.symmetry)
         return place(problem.symmetry, self.net.layout_of(problem.b), length_of(self.net))
 
-    def _match(self, problem: Problem, placed: Placed) -> Results:
+    def _match(self, problem: Problem, placed: Placed | None) -> Results:
+        ends = [] if placed is None else self._by_vectors(problem, placed)
+        if problem.task is None:
+            return ends[0]
+        ends.append(self.weight_matching.match(replace(problem, task=None)))
+        candidates = Candidates(problem)
+        for end in ends:
+            candidates.offer(end.element, end.params, end.notes)
+        if self._descends(problem):
+            starts = [ends[-1].element, *([] if placed is None else [candidates.result().element])]
+            for start in starts:
+                found = ContinuousDescent("midpoint", init=start, steps=self.steps).match(problem)
+                candidates.offer(found.element, found.params, found.notes)
+        return candidates.result(ends[0].is_converged)
+
+    def _by_vectors(self, problem: Problem, placed: Placed) -> list[Results]:
+        """What vectors choose: with sweeps, and given a task, or without sweeps, alone."""
         vectors = [self.read(params, placed) for params in (problem.a, problem.b)]
         found = responses(placed, *vectors)
         settings = [(1 - self.share, self.sweeps)] if self.sweeps else []
@@ -157,14 +179,12 @@ class LearnedMatching(Method):
                 lambda frame: match_mixture(problem, frame, found, weight, sweeps, is_completed=is_open),
             )
 
-        ends = [match(weight, sweeps) for weight, sweeps in settings]
-        if problem.task is None:
-            return ends[0]
-        ends.append(self.weight_matching.match(replace(problem, task=None)))
-        candidates = Candidates(problem)
-        for end in ends:
-            candidates.offer(end.element, end.params, end.notes)
-        return candidates.result(ends[0].is_converged)
+        return [match(weight, sweeps) for weight, sweeps in settings]
+
+    def _descends(self, problem: Problem) -> bool:
+        """Whether a descent on scales follows."""
+        groups = (group for group in problem.symmetry.groups if group.matrix == "none")
+        return problem.task is not None and self.steps > 0 and any(kept_scales(problem.symmetry, g) for g in groups)
 
     @torch.no_grad()
     def read(self, params: Mapping[str, Tensor], placed: Placed) -> dict[str, Tensor]:
@@ -182,7 +202,7 @@ class LearnedMatching(Method):
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Write the matcher as one safetensors file; see `weightspace.Metanet.save`."""
-        settings = {"share": self.share, "sweeps": self.sweeps, "scales": self.scales}
+        settings = {"share": self.share, "sweeps": self.sweeps, "scales": self.scales, "steps": self.steps}
         return self.net.save(path, about={**self.about, "kind": KIND, "matching": settings}, overwrite=overwrite)
 
 

@@ -264,6 +264,6 @@ def _judge(key: str, own: float, weights: float, *, is_worse: bool) -> str:
         return f"The matcher is no worse than weight matching: {numbers}."
     return (
         f"The matcher is worse than weight matching, and therefore leaves its net out (share=0): {numbers}. More "
-        "networks, a longer training or probes help; on ReLU networks, so does a descent on scales after either "
-        "(ContinuousDescent(init=...))."
+        "networks, a longer training or probes help; on ReLU networks, so does a task when networks are aligned: a "
+        "descent on scales follows then."
     )

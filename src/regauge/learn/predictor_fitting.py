@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -30,6 +30,7 @@ from regauge.learn.layer_statistics import (
     ridge_regression,
 )
 from regauge.learn.learn_configs import PredictorConfig
+from regauge.learn.linear_start import FEWEST, MOST_VALUES, fit_start
 from regauge.learn.populations import Indices, arrays_of, digest, modules_of, read_blocks, spread, to_net
 from regauge.learn.predictor import CANONICAL, CONSTANT, NET, PLAIN, TREES, Predictor
 from regauge.learn.random_changes import change_values, move_inputs
@@ -45,15 +46,13 @@ from regauge.weightspace.shares import find_readers
 SAMPLE = 1024
 """Networks by which values are standardized."""
 SHARES = tuple(k / 20 for k in range(21))
-"""Shares that outputs at probes may have in the mean with weights."""
+"""Shares that outputs at probes may have in the mean with weights, and the linear reader in the mean with both."""
 HIDDEN = 512
 """Width of the net that reads outputs at probes."""
-MOST_VALUES, FEWEST = 4_000_000, 500
-"""Features that plain readers are fitted to at most, of fewer networks if need be, but of this number at least."""
 LEAST_SECONDS = 1e-3
 """Seconds for the net that reads weights, where the one that reads probes took all."""
-Stage = Literal["whole", "probes", "weights"]
-"""The part that is trained: the net, its reader of probes, or its reader of weights while the probes stay."""
+Stage = Literal["probes", "weights"]
+"""The part that is trained: the reader of probes, or that of weights while the probes stay."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,12 +68,13 @@ class PredictorFitting(Fitting[Predictor]):
     layers: tuple[InputLayer | None, ...]
     renderings: tuple[Rendering, ...]
     known: Mapping[str, Any]
-    stage: Stage = "whole"
+    stage: Stage = "weights"
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """The stages of training: the part that reads probes, then the part that reads weights, or the whole net."""
-        return ("probes", "weights") if self.config.probes and self.config.layers else ("whole",)
+        """The stages of training: the part that reads probes, then the part that reads weights, or one of them."""
+        stages: tuple[Stage, ...] = ("probes", "weights")
+        return stages[not self.config.probes : 2 if self.config.layers else 1]
 
     @classmethod
     def prepare(
@@ -116,6 +116,7 @@ class PredictorFitting(Fitting[Predictor]):
             parts=config.parts,
             readers=find_readers(symmetries) if config.widening else (),
             reads_moments=config.reads_moments,
+            is_linear=config.linear and not config.widening,
             probes=[_probes(one, inputs, config) for one in modules] if config.probes else None,
             generator=division.chance("net"),
         )
@@ -130,6 +131,8 @@ class PredictorFitting(Fitting[Predictor]):
             "inputs": None if inputs is None else digest(*arrays_of(inputs)),
         }
         net = net.to(config.device)
+        if net.settings.is_linear:
+            fit_start(net, collection, division.parts["train"], target, values)
         return cls(division, config, net, loader, target, values, tuple(layers), renderings, known)
 
     @property
@@ -193,24 +196,53 @@ class PredictorFitting(Fitting[Predictor]):
     def validate(self) -> Validation:
         """The loss on the networks for validation, and their scores.
 
-        Where weights are read as well as probes, the mean of both is taken that is best here.
-        """
-        indices = self.division.parts["validation"]
-        if self.stage != "weights":
-            return self._judge(self._read(indices, self._answer))
-        weights, outputs = self._read(indices, self.net.read_weights), self._read(indices, self.net.read_probes)
-        found = {share: self._judge(torch.lerp(weights, outputs, share)) for share in SHARES}
-        share = min(found, key=lambda one: (found[one].order, -one))
-        self.net.share.fill_(share)
-        return found[share]
+        Means of what answers are chosen here: of weights with probes, and of these with statistics. The linear reader
+        of statistics has the largest share with which the loss is at most one standard error above the least, since
+        the net was chosen here among epochs, and the linear reader was not.
 
-    def _judge(self, outputs: Tensor) -> Validation:
-        """Judge outputs for the validation networks: the order of the net, and scores."""
-        measured = self.values[self.division.parts["validation"]]
-        loss = float(self.target.loss(outputs, self.target.encode(measured).to(outputs.device)))
-        scores = self.target.score(self.target.decode(outputs), measured)
-        order = (1 - scores["accuracy"], loss) if self.target.kind == "classes" else (loss,)
-        return Validation(order, {"validation_loss": loss, **{f"validation_{k}": v for k, v in scores.items()}})
+        References:
+            Breiman et al. (1984), Classification and Regression Trees, section 3.4.3: the rule of one standard error.
+        """
+        outputs = self._read(self.division.parts["validation"], self._answer)
+        if self.stage == "weights" and self.config.probes:
+            outputs = self._mix(outputs, self._read(self.division.parts["validation"], self.net.read_probes), "share")
+        if self.net.settings.is_linear:
+            outputs = self._mix(outputs, self._linear_outputs, "linear_share", errors=1.0)
+        loss = float(self.target.loss(outputs, self._kept))
+        scores = self.target.score(self.target.decode(outputs), self.values[self.division.parts["validation"]])
+        facts = {"validation_loss": loss, **{f"validation_{name}": value for name, value in scores.items()}}
+        return Validation(self._order(outputs), facts)
+
+    def _mix(self, made: Tensor, others: Tensor, share: str, errors: float = 0.0) -> Tensor:
+        """A mean of outputs for the validation networks that is no worse than the others alone.
+
+        The net keeps their share in a buffer: the largest whose loss is so many standard errors above the least.
+        """
+        means = [torch.lerp(made, others, one) for one in SHARES]
+        orders, losses = [self._order(one) for one in means], [self.target.losses(one, self._kept) for one in means]
+        able = [k for k, order in enumerate(orders) if order <= orders[-1]] or [len(SHARES) - 1]
+        best = min(able, key=lambda k: (orders[k], -k))
+        above = {k: (losses[k] - losses[best]).double() for k in able}
+        near = [k for k, x in above.items() if x.mean() <= errors * x.std(correction=0) / len(x) ** 0.5]
+        self.net.get_buffer(share).fill_(SHARES[max(near)] if errors else SHARES[best])
+        return means[max(near) if errors else best]
+
+    def _order(self, outputs: Tensor) -> tuple[float, ...]:
+        """The key by which outputs for the validation networks are compared."""
+        loss = float(self.target.loss(outputs, self._kept))
+        if self.target.kind != "classes":
+            return (loss,)
+        return 1 - float((outputs.argmax(-1) == self._kept).double().mean()), loss
+
+    @cached_property
+    def _kept(self) -> Tensor:
+        """Encoded targets of the validation networks."""
+        return self.target.encode(self.values[self.division.parts["validation"]]).to(self.config.device)
+
+    @cached_property
+    def _linear_outputs(self) -> Tensor:
+        """Answers of the linear readers to the validation networks; training does not change them."""
+        return self._read(self.division.parts["validation"], self.net.read_linear)
 
     def conclude(self, trained: Trained, progress: Progress) -> Predictor:
         """Make the predictor, and score it on networks for testing."""
@@ -234,8 +266,6 @@ class PredictorFitting(Fitting[Predictor]):
     @property
     def _answer(self) -> Callable[[Params], Tensor]:
         """The part of the net that is trained."""
-        if self.stage == "whole":
-            return self.net
         return self.net.read_probes if self.stage == "probes" else self.net.read_weights
 
     def _read(self, indices: Indices, answer: Callable[[Params], Tensor]) -> Tensor:

@@ -113,12 +113,16 @@ class Target:
 
     def loss(self, outputs: Tensor, encoded: Tensor) -> Tensor:
         """The mean loss: cross entropy in nats, that of fractions too; or Huber's with a bend at one deviation."""
+        return self.losses(outputs, encoded).mean()
+
+    def losses(self, outputs: Tensor, encoded: Tensor) -> Tensor:
+        """The loss of each network, `[networks]`; see `loss`."""
         if self.kind == "classes":
-            return functional.cross_entropy(outputs, encoded)
+            return functional.cross_entropy(outputs, encoded, reduction="none")
         if self.kind == "fractions":
             logits = outputs.squeeze(-1) + self._middle
-            return functional.binary_cross_entropy_with_logits(logits, encoded.to(outputs))
-        return functional.huber_loss(outputs.squeeze(-1), encoded.to(outputs))
+            return functional.binary_cross_entropy_with_logits(logits, encoded.to(outputs), reduction="none")
+        return functional.huber_loss(outputs.squeeze(-1), encoded.to(outputs), reduction="none")
 
     def decode(self, outputs: Tensor) -> NDArray[Any]:
         """Decode outputs, `[networks, outputs]`, to the likeliest classes, or to numbers as in the column."""

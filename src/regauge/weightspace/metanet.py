@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from regauge.weightspace.layers import LAYERS
 from regauge.weightspace.layers.message_passing import MessagePassing
 from regauge.weightspace.layers.plan import Layer, LayerPlan
 from regauge.weightspace.layout.compile import Layout
+from regauge.weightspace.linear_reader import LinearReader, statistics_of
 from regauge.weightspace.named_settings import named
 from regauge.weightspace.probes.probed import Probed
 from regauge.weightspace.probes.probes import ProbeEncoder, Probes
@@ -49,6 +51,7 @@ class Settings:
     reads_moments: bool = False
     readers: tuple[Axis, ...] = ()
     conditions: int = 0
+    is_linear: bool = False
 
     def __post_init__(self) -> None:
         require_parts(self.parts)
@@ -66,6 +69,11 @@ class Settings:
             raise ValueError(
                 f"{'moments of tensors' if self.reads_moments else self.layer} take maxima or sums, in which a unit "
                 "that is split in two counts twice; choose means, or give no `readers`"
+            )
+        if self.is_linear and (self.readers or self.answers is None):
+            raise ValueError(
+                "a linear reader of statistics answers next to an `Invariant` head, and counts a unit that is split in "
+                "two twice; leave `is_linear` out with other heads and with `readers`"
             )
 
     @property
@@ -110,6 +118,8 @@ class Metanet(nn.Module):
             doubled do.
         conditions: The number of conditions of each network, such as a time or a class, that the net takes next to the
             weights; functions of them scale and shift vectors before every layer.
+        is_linear: Whether a `LinearReader` of statistics of canonical networks answers, too, with an `Invariant` head.
+            It is fitted apart, and the buffer `linear_share` is its weight in what comes out, zero until it is set.
         generator: Source of the initial weights.
 
     Raises:
@@ -118,6 +128,7 @@ class Metanet(nn.Module):
     """
 
     share: Tensor
+    linear_share: Tensor
 
     def __init__(
         self,
@@ -133,6 +144,7 @@ class Metanet(nn.Module):
         probes: Probes | Sequence[Probes] | None = None,
         reads_moments: bool = False,
         conditions: int = 0,
+        is_linear: bool = False,
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
@@ -142,7 +154,7 @@ class Metanet(nn.Module):
         wanted, axes = (*PARTS, TRANSLATION) if parts is None else tuple(parts), tuple(sorted(readers))
         if readers and any(one.translations for one in symmetries):
             wanted = tuple(part for part in wanted if part != TRANSLATION)  # in whose means a split unit counts twice
-        self.settings = Settings(layer, head, width, depth, values, wanted, reads_moments, axes, conditions)
+        self.settings = Settings(layer, head, width, depth, values, wanted, reads_moments, axes, conditions, is_linear)
         _require_fitting(self.settings, symmetries, given)
         self._architectures = len(symmetries)
         # Shares, moments and activations are those of canonical networks.
@@ -158,6 +170,10 @@ class Metanet(nn.Module):
         )
         if given and isinstance(head, Invariant):
             self.register_buffer("share", torch.tensor(0.5 if depth else 1.0))
+        if is_linear:
+            plain = [reader.plain.layout for reader in self._readers if reader.plain is not None]
+            self.linear = nn.ModuleList(LinearReader(one, self.settings.answers or 0) for one in plain)
+            self.register_buffer("linear_share", torch.tensor(0.0))
         for k, encoder in enumerate(self.probes):
             assert isinstance(encoder, ProbeEncoder)
             self._readers[k] = replace(self._readers[k], probed=encoder.probed)
@@ -244,6 +260,7 @@ class Metanet(nn.Module):
             "reads_moments": settings.reads_moments,
             "readers": [list(axis) for axis in settings.readers],
             "conditions": settings.conditions,
+            "is_linear": settings.is_linear,
             "symmetries": [json.loads(symmetry.to_json()) for symmetry in self.symmetries],
             "probes": [encoder.describe() for encoder in self.probes if isinstance(encoder, ProbeEncoder)],
         }
@@ -306,7 +323,8 @@ class Metanet(nn.Module):
         """The output of the head for each network of a population of one architecture.
 
         With probes and an `Invariant` head, this is the mean of `read_weights` and `read_probes`, in which the buffer
-        `share` is the weight of the second: one half until it is set, and one at depth 0.
+        `share` is the weight of the second: one half until it is set, and one at depth 0. With `is_linear` it is the
+        mean of that and `read_linear`, in which `linear_share` is the weight of the second.
 
         Args:
             population: Networks with a leading model axis.
@@ -316,12 +334,10 @@ class Metanet(nn.Module):
             ValueError: The networks are of an architecture that this net does not read, or conditions are missing or
                 not as many as the net was made for.
         """
-        if self.head is None:
-            return self.read_probes(population)
-        weights = self.read_weights(population, conditions)
-        if not len(self.probes) or not isinstance(self.settings.head, Invariant):
-            return weights
-        return torch.lerp(weights, self.read_probes(population), self.share)
+        made = self.read_probes(population) if self.head is None else self.read_weights(population, conditions)
+        if self.head is not None and len(self.probes) and isinstance(self.settings.head, Invariant):
+            made = torch.lerp(made, self.read_probes(population), self.share)
+        return torch.lerp(made, self.read_linear(population), self.linear_share) if self.settings.is_linear else made
 
     def read_weights(self, population: Mapping[str, Tensor], conditions: Tensor | None = None) -> Any:
         """The output of the head from weights; see `forward`.
@@ -357,6 +373,36 @@ class Metanet(nn.Module):
         encoder = self.probes[reader.number]
         assert isinstance(encoder, ProbeEncoder)
         return encoder.answer(population, reader.probed)  # the same for all networks of an orbit
+
+    def linear_reader(self, number: int) -> LinearReader:
+        """The linear reader of an architecture, by its number; see `is_linear`."""
+        found = self.linear[number]
+        assert isinstance(found, LinearReader)
+        return found
+
+    def statistics(self, population: Mapping[str, Tensor]) -> Tensor:
+        """The statistics of canonical networks that linear readers read, `[models, statistics]`.
+
+        Raises:
+            ValueError: The networks are of an architecture that this net does not read, or it has no linear reader.
+        """
+        return statistics_of(self._plain_values(self._find(population), population))
+
+    def read_linear(self, population: Mapping[str, Tensor]) -> Tensor:
+        """The answer of the linear reader of statistics.
+
+        Raises:
+            ValueError: The networks are of an architecture that this net does not read, or it has no linear reader.
+        """
+        reader = self._find(population)
+        values = self._plain_values(reader, population)
+        return self.linear_reader(reader.number)(values)  # type: ignore[no-any-return]
+
+    def _plain_values(self, reader: Reader, population: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The values of blocks of networks in a canonical form of everything but orders."""
+        if reader.plain is None:
+            raise ValueError("this net has no linear reader of statistics; make it with `is_linear=True`")
+        return reader.plain.read(reader.plain.canonicalize(population)[0])[0]
 
     def _groups(self, layout: Layout, population: Mapping[str, Tensor]) -> list[slice]:
         """A population in groups whose arrays are at most `LARGEST_ARRAY`, where that helps."""
@@ -428,9 +474,8 @@ class Metanet(nn.Module):
     def _reader(self, symmetry: Symmetry, number: int, contracted: tuple[str, ...] | None = None) -> Reader:
         made, left = self.settings, self._left
         chosen = contracted if "linear" in made.parts else ()
-        return Reader.of(
-            symmetry, number, made.layer, made.depth, made.parts, left, contracted=chosen, readers=made.readers
-        )
+        make = partial(Reader.of, symmetry, number, made.layer, made.depth, made.parts, contracted=chosen)
+        return replace(make(left, readers=made.readers), plain=make((), readers=()) if made.is_linear else None)
 
     def _trace(self, reader: Reader, made: Reader, module: nn.Module | None) -> Probed | None:
         """Trace how networks of another layout run on the probes of a reader; None if it has no probes."""

@@ -89,6 +89,7 @@ def make_net(made: Mapping[str, Any], tensors: Mapping[str, Tensor], modules: Se
             readers=[(name, axis) for name, axis in made.get("readers", [])],
             probes=[_probes(*pair, tensors, k) for k, pair in enumerate(zip(modules, written, strict=True))] or None,
             conditions=made.get("conditions", 0),
+            is_linear=made.get("is_linear", False),
         )
     dtype = next((tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()), torch.float32)
     net.to(dtype).load_state_dict(tensors)

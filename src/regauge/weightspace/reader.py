@@ -24,6 +24,7 @@ class Reader:
     """One architecture that a net reads: `number` is that of the parameters that are its own.
 
     `probed` says how its networks are run on probes, if there are any. With `is_translated` representatives are read.
+    `plain` brings everything but orders to a canonical form, for statistics, if these are read.
     """
 
     layout: Layout
@@ -31,6 +32,7 @@ class Reader:
     number: int
     probed: Probed | None = None
     is_translated: bool = False
+    plain: "Reader | None" = None
 
     @classmethod
     def of(

@@ -122,6 +122,7 @@ def _config(seconds: float, width: int) -> learn.PredictorConfig:
         is_cpu_time=True,
         kind="classes",
         epochs=200,
+        linear=False,
         statistics=False,
     )
 

@@ -135,5 +135,6 @@ def net_config(layer: Layer, seconds: float, width: int) -> learn.PredictorConfi
         epochs=300,
         batch=64,
         lr=5e-3,
+        linear=False,
         statistics=False,
     )
