@@ -16,6 +16,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -209,31 +210,38 @@ class Case:
     """A population with all that its parts need.
 
     Attributes:
+        population: A way to train the networks.
         module: Runs a network.
         symmetry: The symmetry of the networks.
         seen: The examples that networks were trained on.
         test: Other examples.
-        alike: Networks that were trained for all steps.
-        varied: Networks that were trained for fewer steps each.
         seconds: CPU seconds of each training.
     """
 
+    population: Population
     module: nn.Module
     symmetry: rg.Symmetry
     seen: rg.Task
     test: rg.Task
-    alike: Params
-    varied: Params
     seconds: float
 
     @classmethod
     def of(cls, population: Population, seconds: float) -> "Case":
-        """Train the networks."""
+        """Load the examples, and find the symmetry."""
         x, y, test_x, test_y = population.data()
         module = population.make().eval()
         tasks = rg.Task(module, [(x, y)]), rg.Task(module, [(test_x, test_y)])
-        alike, varied = train(population, x, y), train(population, x, y, varied=True)
-        return cls(module, rg.discover(module, (x[:4],), verify=False), *tasks, alike, varied, seconds)
+        return cls(population, module, rg.discover(module, (x[:4],), verify=False), *tasks, seconds)
+
+    @cached_property
+    def alike(self) -> Params:
+        """Networks that were trained for all steps."""
+        return train(self.population, *next(iter(self.seen.batches)))
+
+    @cached_property
+    def varied(self) -> Params:
+        """Networks that were trained for fewer steps each."""
+        return train(self.population, *next(iter(self.seen.batches)), varied=True)
 
     @property
     def budget(self) -> dict[str, Any]:

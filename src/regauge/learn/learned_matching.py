@@ -164,7 +164,7 @@ class LearnedMatching(Method):
         return candidates.result(ends[0].is_converged)
 
     def _by_vectors(self, problem: Problem, placed: Placed) -> list[Results]:
-        """What vectors choose: with sweeps, and given a task, or without sweeps, alone."""
+        """The matchings by vectors: with sweeps, and with a task or without sweeps also by vectors alone."""
         vectors = [self.read(params, placed) for params in (problem.a, problem.b)]
         found = responses(placed, *vectors)
         settings = [(1 - self.share, self.sweeps)] if self.sweeps else []
