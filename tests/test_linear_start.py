@@ -7,16 +7,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from test_predictor import CONFIG, NETWORKS, generator, sirens
-from test_weightspace_widths import FAMILIES, members
+from predicted_networks import CONFIG, NETWORKS, generator, sirens
 from torch import Tensor
 from weightspace_cases import NAMES, population, symmetry
 
+import regauge as rg
 from regauge import learn
 from regauge import weightspace as ws
 from regauge.core.element import PARTS
 from regauge.core.params import select
 from regauge.learn.linear_start import PENALTIES, _path, fit_linear
+from regauge.nets.mlp import mlp
+from regauge.nets.resnet import resnet20
+from regauge.nets.siren import Siren
 from regauge.weightspace.linear_reader import FURTHEST, statistics_of
 
 
@@ -56,18 +59,31 @@ def test_a_linear_reader_respects_the_symmetry_and_sees_every_tensor(case: str) 
     assert seen > 1
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+WIDTHS = {
+    "mlp": lambda wide: (mlp(4, 10, 8, 3) if wide else mlp(4, 6, 6, 3), torch.zeros(2, 4)),
+    "siren": lambda wide: (Siren(2, 12 if wide else 8, 1, depth=3), torch.zeros(2, 2)),
+    "resnet": lambda wide: (resnet20(shortcut="B", blocks=1, width=2 if wide else 1), torch.zeros(2, 3, 32, 32)),
+}
+
+
+@pytest.mark.parametrize("family", WIDTHS)
 @torch.no_grad()
 def test_other_widths_are_read_by_the_same_weights(family: str) -> None:
-    (first, networks), (second, others) = members(family)
+    found = []
+    for wide in (False, True):
+        module, inputs = WIDTHS[family](wide)
+        own = rg.discover(module.eval(), (inputs,), verify=False)
+        noise = {n: torch.rand(3, *t.shape, generator=generator(3)) for n, t in module.state_dict().items()}
+        found.append((own, {n: t.double() + 0.1 for n, t in noise.items() if not n.endswith("num_batches_tracked")}))
+    (first, networks), (second, others) = found
     net = ws.Metanet(first, head=ws.Invariant(2), width=8, depth=1, is_linear=True, generator=generator(0)).double()
     net.linear_reader(0).standardize(net.statistics(networks))
     net.linear_reader(0).weight.fill_(1.0)
     net.adapt(second)
-    found = net.read_linear(others)
+    answers = net.read_linear(others)
     moved = second.act(second.random(generator(2), net.parts, (3,)), others)
-    assert far(net.read_linear(moved), found) < 1e-8
-    assert found.shape == (3, 2)
+    assert far(net.read_linear(moved), answers) < 1e-8
+    assert answers.shape == (3, 2)
 
 
 def test_statistics_are_those_of_numpy_and_finite_for_every_size() -> None:

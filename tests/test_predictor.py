@@ -9,45 +9,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from predicted_networks import ARCHITECTURE, CONFIG, GRID, NETWORKS, generator, sirens
 from progress import Recorded
-from torch import Tensor, nn
+from torch import nn
 
 import regauge as rg
 from regauge import flow, learn
 from regauge import weightspace as ws
 from regauge.checkpoints.writing import save
-from regauge.core.params import Params, select
+from regauge.core.params import select
 from regauge.learn.input_layer import InputLayer
 from regauge.learn.layer_statistics import layer_statistics
 from regauge.learn.random_changes import change_values, move_inputs
 from regauge.learn.rendering import Rendering
 from regauge.learn.targets import Target
-from regauge.nets.siren import Siren
 from regauge.storage import Store
-from regauge.storage.architecture import Architecture
 from regauge.storage.collection import Collection
-
-NETWORKS = 500
-GRID = learn.grid((4, 4))
-CONFIG = learn.PredictorConfig(layer=ws.LAYERS["propagation"](), width=24, depth=2, epochs=15, batch=32)
-ARCHITECTURE = Architecture("SIREN", "regauge.nets.siren:Siren", {"width": 8, "depth": 1, "omega": 3.0})
-
-
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-@cache
-def sirens() -> tuple[nn.Module, rg.Symmetry, Params, Tensor]:
-    """Small sine networks, and what they compute at the points of a grid."""
-    module = Siren(2, 8, 1, depth=1, omega=3.0, generator=generator())
-    chance = generator(1)
-    networks = {
-        name: torch.randn(NETWORKS, *tensor.shape, generator=chance) / max(1, tensor[0].numel()) ** 0.5
-        for name, tensor in module.state_dict().items()
-    }
-    values = torch.func.vmap(lambda one: torch.func.functional_call(module, one, (GRID,)))(networks)
-    return module, rg.discover(module, (torch.randn(5, 2),)), networks, values.squeeze(-1)
 
 
 @cache
