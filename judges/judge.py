@@ -22,6 +22,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+import torch
+
 HERE = Path(__file__).parent
 RECORDS = HERE / "records"
 
@@ -120,6 +122,12 @@ def judge(
         print(f"{'passed' if passed else 'FAILED'}  {case.name}" + (f": {reason}" if reason else ""))
     rows = read_rows(path)
     print(f"{peer.name}: {sum(row.passed for row in rows)} of {len(rows)} cases pass")
+
+
+def declare_torchvision() -> None:
+    """Declare the operators that torchvision looks for at its import, where its library for GPUs cannot be loaded."""
+    for name in ("nms", "qnms"):
+        torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 
 def read_rows(path: Path) -> list[Row]:

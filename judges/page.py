@@ -9,6 +9,8 @@ from pathlib import Path
 from judge import RECORDS, Row, read_rows
 
 PAGE = Path(__file__).parent.parent / "docs" / "judges.md"
+KINDS = ("recipe", "refused", "example", "model", "test", "spec", "matching")
+"""Words that names of cases begin with."""
 HEAD = """# Judged by others
 
 Cases of other tools, run on regauge as they are. The folder `judges/` has one script for each of them. A script takes
