@@ -49,7 +49,8 @@ def _section(rows: list[Row]) -> list[str]:
     """Kinds of cases, those that do not pass with their reasons, and what holds for others instead of equality."""
     kinds = Counter(_kind(row) for row in rows)
     passed = Counter(_kind(row) for row in rows if row.passed)
-    lines = [", ".join(f"{kind}: {passed[kind]} of {count}" for kind, count in kinds.items()) + ".", ""]
+    lines = ["| cases of | number | passed |", "| --- | --- | --- |"]
+    lines += [*(f"| {kind} | {count} | {passed[kind]} |" for kind, count in kinds.items()), ""]
     failed = [row for row in rows if not row.passed]
     if failed:
         lines += ["| does not pass, for example | cases | because |", "| --- | --- | --- |"]

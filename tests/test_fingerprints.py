@@ -10,7 +10,7 @@ from symmetries import BY_HAND, drawn, gated_units, generator, linear_heads, mlp
 import regauge as rg
 from regauge.checkpoints.writing import save
 from regauge.cli.main import main
-from regauge.comparison import SIZE
+from regauge.comparison.fingerprints import SIZE
 from regauge.core.params import Params, select
 from regauge.storage import Store
 from regauge.storage.architecture import Architecture

@@ -19,8 +19,8 @@ from sources import FILES, PUBLIC, TREES, module_of, public_names
 
 CLI = [path for path in FILES if path.parts[0] == "cli"]
 
-DEEP_IMPORTS = 54  # goal: 60
-PUBLIC_NAMES = 479  # goal: 480
+DEEP_IMPORTS = 55  # goal: 60
+PUBLIC_NAMES = 480  # goal: 480
 CLI_LINES = 5000  # goal: 5,000
 CLI_FILE_LINES = 196  # goal: 200
 REPEATED_CLASSES = 16  # goal: 20

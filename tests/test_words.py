@@ -32,7 +32,7 @@ IDIOM = re.compile(
     re.IGNORECASE,
 )
 """Riddles and idioms of a translation: "by default", "next to", "remaining" and "therefore" are the usual words."""
-FENCED = re.compile(r"^```.*?^```$|<!--.*?-->|^\$\$.*?^\$\$$", re.DOTALL | re.MULTILINE)
+FENCED = re.compile(r"^```.*?^```$|^:::\{toctree\}.*?^:::$|<!--.*?-->|^\$\$.*?^\$\$$", re.DOTALL | re.MULTILINE)
 NOT_PROSE = re.compile(r"^\s*(?:\||#|!\[|:::|>>>|\.\.\. |\(.*\)=$)")
 """Lines of tables, headings, pictures, directives, targets and examples."""
 ITEM = re.compile(r"^\s*(?:[-*+]|\d+\.)\s+")

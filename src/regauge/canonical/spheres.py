@@ -12,6 +12,7 @@ from regauge.canonical.step_plan import ScaleStep, plan
 from regauge.core import sphere
 from regauge.core.arguments import check_arguments
 from regauge.core.families import gather, scatter, unit_index
+from regauge.core.groups import Group
 from regauge.core.params import Params, require_same_shapes
 from regauge.core.symmetry import Symmetry
 
@@ -60,6 +61,18 @@ class Manifold:
     symmetry: Symmetry
     spheres: tuple[Spheres, ...]
     left: tuple[str, ...]
+
+    @property
+    def fixed(self) -> tuple[str, ...]:
+        """The freedom that canonical forms fix, in words."""
+        words: dict[str, Callable[[Group], bool]] = {
+            "order": lambda group: group.is_permuted,
+            "scales": lambda group: group.scales > 0,
+            "signs": lambda group: group.signs > 0,
+            "half periods": lambda group: group.shifts > 0,
+            "matrices": lambda group: group.matrix != "none",
+        }
+        return tuple(word for word, has in words.items() if any(map(has, self.symmetry.groups)))
 
     def __str__(self) -> str:
         rows = [f"{s.count} unit spheres in {s.dim} dimensions: {s.label}" for s in self.spheres]

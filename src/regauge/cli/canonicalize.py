@@ -1,7 +1,5 @@
 """`regauge canonicalize`: the canonical form of a checkpoint, and next to it the element that brings it there."""
 
-from collections.abc import Callable
-
 import regauge as rg
 from regauge.checkpoints import alignment_path
 from regauge.checkpoints.output import alignment_label
@@ -9,17 +7,8 @@ from regauge.cli.checkpoint_jobs import open_checkpoints, output_of
 from regauge.cli.checkpoint_options import Canonicalize
 from regauge.cli.models import read_networks
 from regauge.cli.output import show_status, tell, tell_notes, tell_written
-from regauge.core.counted import shorten
+from regauge.core.counted import count, shorten
 from regauge.hub import bring_together
-
-WORDS: dict[str, Callable[[rg.Group], bool]] = {
-    "order": lambda group: group.is_permuted,
-    "scales": lambda group: group.scales > 0,
-    "signs": lambda group: group.signs > 0,
-    "half periods": lambda group: group.shifts > 0,
-    "matrices": lambda group: group.matrix != "none",
-}
-"""The freedom of a group that is fixed, in words."""
 
 
 def run(options: Canonicalize) -> None:
@@ -31,17 +20,16 @@ def run(options: Canonicalize) -> None:
     found = read_networks(options, bring_together(job.checkpoints).networks)
     checkpoint, *references = found.checkpoints
     with show_status("canonicalizing"):
-        reference = references[0] if references else None
+        reference = next(iter(references), None)
         rg.canonicalize(checkpoint, found.symmetry, reference=reference, out=out, memory=job.limit)
         whole = rg.canonical.factorize(checkpoint.params, found.symmetry)
     changed = [name for name, tensor in whole.items() if tensor is not checkpoint.params[name]]
     manifold = rg.canonical.canonical_manifold(found.symmetry)
     spheres = [{"count": one.count, "dimension": one.dim, "label": one.label} for one in manifold.spheres]
-    groups = len(found.symmetry.groups)
-    fixed = [word for word, has in WORDS.items() if any(map(has, found.symmetry.groups))]
+    groups = count(found.symmetry.groups, "group")
     tell(
         f"this network computes what {checkpoint.label} computes, and is the same for all networks on its orbit, up to "
-        f"rounding; fixed: {', '.join(fixed) or 'nothing'} of {groups} group{'s' * (groups != 1)}. It lies on"
+        f"rounding; fixed: {', '.join(manifold.fixed) or 'nothing'} of {groups}. It lies on"
     )
     tell(manifold, spheres=spheres, left=list(manifold.left))
     if found.symmetry.moves_statistics:

@@ -13,8 +13,9 @@ from regauge.cli.options import UsageError
 from regauge.cli.output import show_progress, show_status, tell, tell_notes, tell_table, tell_written
 from regauge.cli.streaming import show_work
 from regauge.cli.tasks import matching_tasks
-from regauge.comparison import Database, compare_files, find_checkpoints, open_relatives
+from regauge.comparison import Database, TensorMap, compare_files, find_checkpoints, open_relatives
 from regauge.comparison.comparison_report import require_page
+from regauge.comparison.find_tensor_map import find_layout
 from regauge.hub import read_symmetry
 
 
@@ -42,16 +43,24 @@ def run(options: Compare) -> None:
 
 
 def _compare_two(options: Compare, paths: Sequence[Path], settings: Mapping[str, Any], out: rg.Output | None) -> None:
-    """Compare two networks, with their outputs on data if there are any."""
-    with show_status("building and tracing the model, and reading the checkpoints"):
-        opened = open_relatives(paths, **settings, data=options.data is not None)
+    """Compare two networks, with their outputs on data if there are any; or two layouts of one network."""
+    with show_progress() as bars:
+        layout = find_layout(*paths, progress=bars)
+    if layout is not None and layout.is_layout:
+        return _tell_layout(layout, out)
+    try:
+        with show_status("building and tracing the model, and reading the checkpoints"):
+            opened = open_relatives(paths, **settings, data=options.data is not None)
+    except (KeyError, ValueError):
+        if layout is None or not layout.is_telling:
+            raise
+        return _tell_layout(layout, out)
     tell_notes(opened.networks.notes)
     choosing, task = matching_tasks(options, opened.networks, is_matched=False)
+    ways: dict[str, Any] = {"draws": options.draws, "exact": options.exact, "out": out}
+    ways["generator"] = torch.Generator().manual_seed(options.seed)
     with show_work("comparing", is_streamed=opened.is_streamed) as progress:
-        a, b = opened.networks.checkpoints
-        chance = torch.Generator().manual_seed(options.seed)
-        ways: dict[str, Any] = {"draws": options.draws, "exact": options.exact, "generator": chance}
-        found = opened.compare(a, b, task=task, out=out, progress=progress, **ways)
+        found = opened.compare(*opened.networks.checkpoints, task=task, progress=progress, **ways)
     facts = found.facts
     tell(f"{found.verdict}: {found.reason}", verdict=found.verdict, reason=found.reason)
     tell_table("numbers", [{"": name, "value": value} for name, value in facts["numbers"].items()], digits=6)
@@ -60,14 +69,19 @@ def _compare_two(options: Compare, paths: Sequence[Path], settings: Mapping[str,
     tell_notes((*found.notes, *filter(None, [opened.note, _statistics(choosing, task)])))
 
 
+def _tell_layout(found: TensorMap, out: rg.Output | None) -> None:
+    found.write_page(out)
+    tell(f"{found.verdict}: {found}", **found.facts)
+    tell_table("tensors", found.rows, digits=2)
+    tell_notes(found.notes)
+
+
 def _statistics(choosing: rg.Task | None, task: rg.Task | None) -> str:
     """A sentence on the data that gave the statistics of batch normalization; empty if none were recomputed."""
     if choosing is None or task is None or task.prepare is None:
         return ""
-    return (
-        "losses and barriers are those of networks whose statistics of batch normalization were recomputed from "
-        f"{choosing.name}, the ends too; judged by {task.name}"
-    )
+    networks = "losses and barriers are those of networks whose statistics of batch normalization were recomputed from"
+    return f"{networks} {choosing.name}, the ends too; judged by {task.name}"
 
 
 def _compare_many(options: Compare, paths: Sequence[Path], settings: Mapping[str, Any], out: rg.Output | None) -> None:

@@ -43,9 +43,7 @@ def run(options: Line) -> None:
         ways: dict[str, Any] = {"symmetry": judged.symmetry if options.align else None, "path": path}
         curve = rg.line(a, b, judge, options.points, prepare=judged.task.prepare, progress=progress, **ways)
     tell_table("table", curve.rows)
-    before = curve.unaligned and curve.unaligned.barrier
-    numbers = {"barrier": curve.barrier, "raw_barrier": curve.raw_barrier, "auc": curve.auc}
-    tell(curve, **numbers, unaligned_barrier=before, stored=curve.stored)
+    tell(curve, **curve.facts)
     judged.tell_data()
     if options.output is not None:
         first, second = name_files((options.a, options.b))

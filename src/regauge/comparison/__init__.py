@@ -9,5 +9,6 @@ __getattr__, __dir__, __all__ = attach(
     | {
         "TensorShare": "regauge.comparison.tensor_shares",
         "named_parents": "regauge.comparison.origins",
+        "SIZE": "regauge.comparison.fingerprints",
     },
 )

@@ -15,6 +15,7 @@ from regauge.comparison.common import find_common
 from regauge.comparison.compare_sampled import compare_sampled
 from regauge.comparison.comparison import Comparison
 from regauge.comparison.comparison_report import require_page, write_page
+from regauge.comparison.find_tensor_map import find_reordered
 from regauge.comparison.independence import DRAWS
 from regauge.comparison.match_equal import match_equal
 from regauge.comparison.match_streamed import match_streamed, without_widths
@@ -28,6 +29,7 @@ from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 
+SAME = ("identical", "same network in another gauge")
 NO_ORDER = "no p-value: it compares the order of units, and no group has the same number of them in both networks"
 
 
@@ -151,6 +153,9 @@ def compare(
         found = weigh(matched, common, origins, draws=draws, generator=generator)
     if has_widths and found.p_value is None:
         found = replace(found, notes=(*found.notes, NO_ORDER))
+    if found.verdict not in SAME and (common is None or common.is_whole) and not (job is not None and job.is_streamed):
+        reordered = find_reordered(params_a, params_b)
+        found = replace(found, notes=(*found.notes, reordered)) if reordered else found
     if page is not None:
         write_page(page, found.facts | {"a": name_a, "b": name_b}, generator.initial_seed())
     return found

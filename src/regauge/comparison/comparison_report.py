@@ -42,3 +42,10 @@ def write_page(path: Path, facts: Mapping[str, Any], seed: int, distances: Mappi
     facts = {**facts, "version": VERSION, "seed": seed}
     matrices = None if distances is None else {label: one.numpy() for label, one in distances.items()}
     save_text(comparison_page(facts) if matrices is None else lineage_page(facts, matrices), path)
+
+
+def write_tensor_map(path: Path, facts: Mapping[str, Any]) -> None:
+    """Write the page of a conversion, from its facts, rows and notes, and the names of both networks."""
+    from regauge.report.comparison_page import tensor_map_page
+
+    save_text(tensor_map_page({**facts, "version": VERSION}), path)

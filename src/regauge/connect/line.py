@@ -86,6 +86,17 @@ class Curve:
         ts, heights = [row["t"] for row in self.table], self.excess
         return sum((ts[k + 1] - ts[k]) * (heights[k] + heights[k + 1]) / 2 for k in range(len(ts) - 1))
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Numbers of the path as plain values, for JSON."""
+        return {
+            "barrier": self.barrier,
+            "raw_barrier": self.raw_barrier,
+            "auc": self.auc,
+            "unaligned_barrier": self.unaligned and self.unaligned.barrier,
+            "stored": self.stored,
+        }
+
     def __repr__(self) -> str:
         return f"Curve({len(self.table)} points: {self})"
 

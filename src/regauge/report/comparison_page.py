@@ -50,6 +50,16 @@ def lineage_page(facts: Mapping[str, Any], matrices: Mapping[str, NDArray[np.flo
     return page.render(dict(facts) | {"figures": figures})
 
 
+def tensor_map_page(facts: Mapping[str, Any]) -> str:
+    """The page of two implementations of one network.
+
+    Args:
+        facts: `TensorMap.facts`, with `rows`, `notes`, the names of both networks (`a`, `b`) and `version`.
+    """
+    page = page_template("tensor_map.html.j2", digits="{:.2g}".format, sentence=_begin_sentence)
+    return page.render(dict(facts))
+
+
 def _begin_sentence(text: str) -> str:
     """A text with a capital letter at its beginning, unless it begins with a name, which is more than letters."""
     return text[:1].upper() + text[1:] if text.partition(" ")[0].isalpha() else text

@@ -1,0 +1,132 @@
+"""Fibers of tensors: the vectors along one axis, found again in other tensors by random projections."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.spatial import KDTree
+from torch import Tensor
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+PROJECTIONS = 6
+"""Random projections of a fiber; with its length they tell millions of fibers apart."""
+LOOSE = 8.0
+"""Distance of projections of equal fibers, in units of their root mean square and of the format's precision."""
+TIGHT = 4.0
+"""Difference of equal values, in units of the largest of their fiber and of the format's precision."""
+NEIGHBORS = 4
+"""Fibers that are looked at for each one: equal ones may lie in several tensors, such as those of a tied head."""
+CHUNK = 1 << 24
+"""Values that are projected at once."""
+
+
+def fibers_of(tensor: Tensor, axis: int) -> Tensor:
+    """The vectors along an axis, as rows in the order of the other axes."""
+    return tensor.movedim(axis, -1).reshape(-1, tensor.shape[axis])
+
+
+@dataclass(frozen=True)
+class Marks:
+    """Numbers by which the fibers along one axis of a tensor are found again.
+
+    Attributes:
+        ordered: Projections of each fiber, and its root mean square, which is last; `[fibers, PROJECTIONS + 1]`.
+        unordered: The same of numbers that do not depend on the order of its values.
+    """
+
+    ordered: Floats
+    unordered: Floats
+
+    @classmethod
+    def of(cls, tensor: Tensor, axis: int) -> "Marks":
+        """Read them off a tensor, in float64, a part at a time."""
+        rows = fibers_of(tensor, axis)
+        plan = _projections(rows.shape[1])
+        parts = [_marks(part.double(), plan) for part in torch.split(rows, max(1, CHUNK // rows.shape[1]))]
+        ordered, unordered = (torch.cat(one).numpy() for one in zip(*parts, strict=True))
+        return cls(ordered, unordered)
+
+
+@lru_cache(maxsize=64)
+def _projections(length: int) -> Tensor:
+    chance = torch.Generator().manual_seed(length)
+    plan = torch.randn(length, PROJECTIONS, generator=chance, dtype=torch.float64)
+    return plan / math.sqrt(length)
+
+
+def _marks(rows: Tensor, plan: Tensor) -> tuple[Tensor, Tensor]:
+    size = rows.square().mean(1).sqrt()
+    cubes = rows.pow(3).mean(1)
+    unordered = torch.stack(
+        (rows.mean(1), rows.abs().mean(1), cubes.sign() * cubes.abs().pow(1 / 3), rows.amax(1), rows.amin(1), size), 1
+    )
+    return torch.cat((rows @ plan, size[:, None]), 1), unordered
+
+
+@dataclass(frozen=True)
+class Owners:
+    """The fibers of one length of all tensors of a network, of which each belongs to a tensor and an axis.
+
+    Attributes:
+        keys: The tensors with their axes.
+        marks: Their marks, one below the other.
+        key: For each fiber the place of its tensor in `keys`.
+        index: For each fiber its number in that tensor.
+    """
+
+    keys: tuple[tuple[str, int], ...]
+    marks: Floats
+    key: Ints
+    index: Ints
+
+    @classmethod
+    def of(cls, marks: Sequence[tuple[tuple[str, int], Floats]]) -> "Owners":
+        """Put the marks of tensors together."""
+        counts = [len(one) for _, one in marks]
+        return cls(
+            tuple(key for key, _ in marks),
+            np.concatenate([one for _, one in marks]),
+            np.repeat(np.arange(len(marks)), counts),
+            np.concatenate([np.arange(count) for count in counts]),
+        )
+
+    def tree(self, *, scaled: bool) -> KDTree:
+        """The tree in which nearest fibers are searched; of fibers divided by their size where `scaled`."""
+        return KDTree(unit(self.marks) if scaled else self.marks)
+
+
+def unit(marks: Floats) -> Floats:
+    """Marks of fibers that are divided by their root mean squares; zero fibers stay."""
+    size = marks[:, -1:]
+    return np.divide(marks, size, out=marks.copy(), where=size > 0)
+
+
+def nearest(
+    marks: Floats, owners: Owners, tree: KDTree, precision: float
+) -> Iterator[tuple[tuple[str, int], Ints, Ints]]:
+    """Owners of fibers that look like the given ones, the one of most of them first.
+
+    Yields:
+        The tensor and its axis, the given fibers that it may hold, and their numbers there.
+    """
+    count = min(NEIGHBORS, len(owners.marks))
+    distance, places = tree.query(marks, k=[*range(1, count + 1)])
+    found = np.asarray(places, dtype=np.int64)
+    near = distance <= LOOSE * precision * np.maximum(marks[:, -1:], 1e-300)
+    key = np.where(near, owners.key[found], -1)
+    for owner in sorted(set(key[near].tolist()), key=lambda one: -int((key == one).any(1).sum())):
+        mine = key == owner
+        rows = np.flatnonzero(mine.any(1))
+        yield owners.keys[owner], rows, owners.index[found[rows, mine[rows].argmax(1)]]
+
+
+def equal_fibers(b: Tensor, made: Tensor, precision: float) -> Tensor:
+    """For each pair of rows whether their values are equal up to rounding."""
+    largest = torch.maximum(b.abs().amax(1), made.abs().amax(1))
+    return (b - made).abs().amax(1) <= TIGHT * precision * largest

@@ -1,0 +1,132 @@
+"""Orders of fibers as people write them: slices, reshapes, transposes, concatenations."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Strided:
+    """An index whose digits in some mixed radix each have a stride: what reshape, index and permute can give.
+
+    Attributes:
+        shape: The shape to which the source is reshaped.
+        fixed: For each of its axes the place that is taken, or None for all of it.
+        order: The axes that stay, in the order in which they are read.
+        flipped: Those that are read backward.
+    """
+
+    shape: tuple[int, ...]
+    fixed: tuple[int | None, ...]
+    order: tuple[int, ...]
+    flipped: tuple[int, ...]
+
+    @classmethod
+    def of(cls, index: Ints, size: int) -> "Strided | None":
+        """Find it for an index into `size` places; None if there is no such form."""
+        start, levels = int(index[0]), _levels(index)
+        if levels is None:
+            return None
+        lowest = start + sum((length - 1) * stride for length, stride in levels if stride < 0)
+        shape: list[int] = []
+        fixed: list[int | None] = []
+        axis_of: dict[int, int] = {}
+        unit = 1
+        for level in sorted(range(len(levels)), key=lambda one: abs(levels[one][1])):
+            length, stride = levels[level][0], abs(levels[level][1])
+            if stride == 0 or stride % unit:
+                return None
+            if stride > unit:
+                shape.append(stride // unit)
+                fixed.append(lowest // unit % (stride // unit))
+            axis_of[level] = len(shape)
+            shape.append(length)
+            fixed.append(None)
+            unit = stride * length
+        if size % unit:
+            return None
+        if size > unit:
+            shape.append(size // unit)
+            fixed.append(lowest // unit)
+        last = len(shape) - 1
+        order = tuple(last - axis_of[level] for level in range(len(levels)))
+        flipped = tuple(last - axis_of[level] for level in range(len(levels)) if levels[level][1] < 0)
+        found = cls(tuple(reversed(shape)), tuple(reversed(fixed)), order, flipped)
+        return found if np.array_equal(found.index(), index) else None
+
+    def index(self) -> Ints:
+        """The index itself."""
+        places = np.arange(prod(self.shape)).reshape(self.shape)
+        for axis in self.flipped:
+            places = np.flip(places, axis)
+        taken = places[tuple(slice(None) if one is None else one for one in self.fixed)]
+        kept = [axis for axis, one in enumerate(self.fixed) if one is None]
+        return np.asarray(taken.transpose([kept.index(axis) for axis in self.order]).reshape(-1), dtype=np.int64)
+
+    def write(self, source: str, tail: Sequence[int]) -> str:
+        """The expression of torch that takes these places of a source whose axes behind them are `tail`.
+
+        Its value has the places along its first axes, which are not yet one.
+        """
+        text = source
+        if len(self.shape) > 1:
+            text += f".reshape({', '.join(map(str, (*self.shape, *tail)))})"
+        if self.flipped:
+            text += f".flip({', '.join(map(str, self.flipped))})"
+        if any(one is not None for one in self.fixed):
+            last = max(axis for axis, one in enumerate(self.fixed) if one is not None)
+            text += f"[{', '.join(':' if one is None else str(one) for one in self.fixed[: last + 1])}]"
+        kept = [axis for axis, one in enumerate(self.fixed) if one is None]
+        order = [kept.index(axis) for axis in self.order]
+        moved = [axis for axis, one in enumerate(order) if axis != one]
+        if len(moved) == 2:
+            text += f".transpose({moved[0]}, {moved[1]})"
+        elif moved:
+            text += f".permute({', '.join(map(str, (*order, *range(len(order), len(order) + len(tail)))))})"
+        return text
+
+
+def _levels(index: Ints) -> list[tuple[int, int]] | None:
+    """Lengths and strides of the digits of an index, the slowest first."""
+    levels: list[tuple[int, int]] = []
+    while len(index) > 1:
+        steps = np.diff(index)
+        breaks = np.flatnonzero(steps != steps[0])
+        length = int(breaks[0]) + 1 if len(breaks) else len(index)
+        if len(index) % length:
+            return None
+        blocks = index.reshape(-1, length)
+        if (np.diff(blocks, axis=1) != steps[0]).any():
+            return None
+        levels.append((length, int(steps[0])))
+        index = blocks[:, 0]
+    return levels[::-1]
+
+
+def write_places(source: str, index: Ints, size: int, tail: Sequence[int]) -> str | None:
+    """The expression that takes places along the first axis of a source, flattened; None if there is none."""
+    start, count = int(index[0]), len(index)
+    if np.array_equal(index, np.arange(start, start + count)):
+        end = start + count
+        return source if count == size else f"{source}[{start if start else ''}:{'' if end == size else end}]"
+    found = Strided.of(index, size)
+    if found is None:
+        return None
+    return f"{found.write(source, tail)}.reshape({', '.join(map(str, (count, *tail)))})"
+
+
+def periods(owner: Ints) -> int | None:
+    """The number of equal groups in which places of several owners follow one another, each owner once in a group."""
+    starts = np.flatnonzero(np.diff(owner, prepend=-1))
+    order = owner[starts]
+    count = len(set(order.tolist()))
+    if len(order) % count or len(owner) % (len(order) // count):
+        return None
+    groups = owner.reshape(len(order) // count, -1)
+    is_once = len(set(order[:count].tolist())) == count
+    return len(groups) if is_once and (groups == groups[0]).all() else None

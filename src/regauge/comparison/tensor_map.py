@@ -1,0 +1,439 @@
+"""The tensors of one implementation of a model, made of those of another one: renamed, packed, transposed."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import permutations
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regauge.checkpoints.output import Output
+from regauge.comparison.comparison_report import require_page, write_tensor_map
+from regauge.comparison.fibers import Floats, Ints, fibers_of
+from regauge.comparison.orders import periods, write_places
+from regauge.core.counted import count, shorten
+from regauge.core.params import Params
+
+NO_ORDER = "order"
+"""The name, in a formula, of an order that no reshape gives."""
+SHOWN = 4
+"""Tensors of a concatenation that a table shows."""
+TELLING = 0.5
+"""Share of B's values that A has from which on both are implementations of one model."""
+ROUNDED = 1e-12
+"""Relative difference up to which values are called equal."""
+
+
+@dataclass(frozen=True)
+class SourceTensor:
+    """A tensor of A whose fibers are used, or a constant.
+
+    Attributes:
+        name: Its name; None for a constant.
+        axis: The axis of its fibers, without axes of one entry; None for single values.
+        shape: Its shape.
+        value: The constant.
+    """
+
+    name: str | None
+    axis: int | None = None
+    shape: tuple[int, ...] = ()
+    value: float = 0.0
+
+    @property
+    def squeezed(self) -> tuple[int, ...]:
+        """The shape without axes of one entry."""
+        return tuple(one for one in self.shape if one != 1)
+
+    def rows(self, tensor: Tensor) -> Tensor:
+        """The fibers of the tensor, one below the other."""
+        return tensor.reshape(-1, 1) if self.axis is None else fibers_of(tensor.reshape(self.squeezed), self.axis)
+
+    def write(self) -> str:
+        """The expression of its fibers."""
+        text = f"a[{self.name!r}]".replace("'", '"') + (".squeeze()" if self.squeezed != self.shape else "")
+        if self.axis is None:
+            return text if len(self.squeezed) == 1 else f"{text}.flatten()"
+        if len(self.squeezed) == 1:
+            return f"{text}[None]"
+        if self.axis == len(self.squeezed) - 1:
+            return text if len(self.squeezed) == 2 else f"{text}.flatten(0, -2)"
+        return f"{text}.T" if len(self.squeezed) == 2 else f"{text}.movedim({self.axis}, -1).flatten(0, -2)"
+
+
+@dataclass(frozen=True)
+class MadeTensor:
+    """A tensor of B that is made of tensors of A.
+
+    Attributes:
+        name: The tensor of B.
+        shape: Its shape.
+        sources: The tensors of A that are used; none where nothing of it was found.
+        axis: The axis of B's fibers, without axes of one entry; None for single values.
+        owner: For each fiber of B the place of its source, or -1 where none was found.
+        index: For each fiber of B its number in the source.
+        inner: The order of values within all fibers; None for that of the source.
+        factor: What they are multiplied by: a number, or one for each fiber.
+        offset: What is then added.
+        difference: What B differs by from what is made so, relative to B's norm; 0 if values are equal.
+        reason: Why nothing, or not all, was found.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    sources: tuple[SourceTensor, ...] = ()
+    axis: int | None = None
+    owner: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    index: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    inner: Ints | None = None
+    factor: float | Floats = 1.0
+    offset: float = 0.0
+    difference: float = 0.0
+    reason: str = ""
+
+    @property
+    def squeezed(self) -> tuple[int, ...]:
+        """The shape without axes of one entry."""
+        return tuple(one for one in self.shape if one != 1)
+
+    @property
+    def found(self) -> int:
+        """The number of values that come from A, or are a constant."""
+        return round(prod(self.shape) * float((self.owner >= 0).mean())) if self.sources else 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all values were found."""
+        return bool(self.sources) and bool((self.owner >= 0).all())
+
+    def make(self, params: Mapping[str, Tensor], dtype: torch.dtype = torch.float64) -> Tensor:
+        """The fibers of the tensor, as rows, from the tensors of A; rows that were not found are zero."""
+        length = 1 if self.axis is None else self.squeezed[self.axis]
+        rows = torch.zeros(len(self.owner), length, dtype=dtype)
+        for place, source in enumerate(self.sources):
+            at = torch.from_numpy(self.owner == place)
+            if source.name is None:
+                rows[at] = source.value
+            else:
+                taken = source.rows(params[source.name])[torch.from_numpy(self.index)[at]]
+                rows[at] = (taken if self.inner is None else taken[:, torch.from_numpy(self.inner)]).to(dtype)
+        if isinstance(self.factor, float):
+            return rows if self.factor == 1 and self.offset == 0 else rows * self.factor + self.offset
+        return rows * torch.from_numpy(self.factor).to(dtype)[:, None]
+
+    def shaped(self, rows: Tensor) -> Tensor:
+        """Rows of fibers in the shape of the tensor."""
+        if self.axis is None:
+            return rows.reshape(self.shape)
+        others = [one for axis, one in enumerate(self.squeezed) if axis != self.axis]
+        return rows.reshape(*others, rows.shape[1]).movedim(-1, self.axis).reshape(self.shape)
+
+    @property
+    def formula(self) -> str:
+        """The tensor as an expression of torch over the state dict `a`; the name `order` stands for an order.
+
+        Empty if the tensor was not found.
+        """
+        return self.write(None)
+
+    def write(self, shown: int | None) -> str:
+        """The formula, in which concatenations of many tensors are shortened to the first ones shown."""
+        if not self.sources:
+            return ""
+        text = self._copied() or self._gathered(shown)
+        if not isinstance(self.factor, float):
+            return f"{text}, each fiber by a factor of its own"
+        if self.factor != 1:
+            text += f" * {self.factor:.9g}"
+        return text if self.offset == 0 else f"{text} {'-' if self.offset < 0 else '+'} {abs(self.offset):.9g}"
+
+    def _copied(self) -> str | None:
+        """The formula of a whole tensor whose axes are permuted, or None."""
+        source = self.sources[0]
+        if len(self.sources) > 1 or self.inner is not None or (self.owner < 0).any():
+            return None
+        if source.name is None:
+            return f"torch.full({self.shape}, {source.value:.9g})"
+        text = f"a[{source.name!r}]".replace("'", '"')
+        size = prod(source.shape)
+        if size != prod(self.shape):
+            return None
+        if source.axis is None or self.axis is None:
+            is_same = np.array_equal(self.index, np.arange(size))
+            return (text if self.shape == source.shape else f"{text}.reshape{_tuple(self.shape)}") if is_same else None
+        there, axes = source.squeezed, range(len(source.squeezed))
+        places = np.arange(len(self.index)).reshape([one for axis, one in enumerate(there) if axis != source.axis])
+        kept = [axis for axis in axes if axis != source.axis]
+        for order in permutations(axes):
+            if tuple(there[one] for one in order) != self.squeezed or order[self.axis] != source.axis:
+                continue
+            if np.array_equal(
+                places.transpose([kept.index(one) for one in order if one != source.axis]).reshape(-1), self.index
+            ):
+                if order == tuple(axes):
+                    return text if self.shape == source.shape else f"{text}.reshape{_tuple(self.shape)}"
+                text += "" if there == source.shape else ".squeeze()"
+                text += ".T" if len(order) == 2 else f".permute{_tuple(order)}"
+                return text if self.squeezed == self.shape else f"{text}.reshape{_tuple(self.shape)}"
+        return None
+
+    def _stacked(self, used: Sequence[int], shown: int | None) -> str | None:
+        """The formula of equal tensors that are stacked along the first axis, or None."""
+        sources = [self.sources[place] for place in used]
+        shape = self.shape[1:]
+        if self.inner is not None or any(one.name is None or one.shape != shape for one in sources):
+            return None
+        names = [f"a[{one.name!r}]".replace("'", '"') for one in sources]
+        size, axis = len(self.owner) // len(used), None if self.axis is None else self.axis - 1
+        if axis is not None and axis < 0:
+            return None
+        parts = [replace(self, shape=shape, sources=(one,), axis=axis) for one in sources]
+        for place, part in enumerate(parts):
+            at = slice(place * size, (place + 1) * size)
+            whole = replace(part, owner=np.zeros(size, dtype=np.int64), index=self.index[at])
+            if (self.owner[at] != used[place]).any() or whole._copied() != names[place]:
+                return None
+        return f"torch.stack([{_list(names, shown)}])"
+
+    def _gathered(self, shown: int | None) -> str:
+        """The formula of fibers that are sliced, reordered and put together."""
+        tail = [] if self.axis is None else [self.squeezed[self.axis]]
+        groups = periods(self.owner) if (self.owner >= 0).all() else 1
+        used = list(dict.fromkeys(one for one in self.owner.tolist() if one >= 0))
+        parts = []
+        for place in used:
+            source, index = self.sources[place], self.index[self.owner == place]
+            if source.name is None:
+                text = f"torch.full({(len(index), *tail)}, {source.value:.9g})"
+            else:
+                rows = source.write()
+                size = prod(source.squeezed) // prod(tail)
+                text = write_places(rows, index, size, tail) or f"{rows}[{NO_ORDER}]"
+            parts.append(text if groups in {1, None} else f"{text}.reshape{_tuple((groups, -1, *tail))}")
+        if len(used) == 1:
+            text = parts[0]
+        elif stacked := self._stacked(used, shown):
+            return stacked
+        elif groups == 1:
+            text = f"torch.cat([{_list(parts, shown)}])"
+        elif groups is None:
+            text = f"torch.cat([{_list(parts, shown)}])[{NO_ORDER}]"
+        else:
+            text = f"torch.cat([{_list(parts, shown)}], 1).flatten(0, 1)"
+        if self.inner is not None:
+            rows = _transposed(text)
+            text = write_places(rows, self.inner, len(self.inner), [len(self.owner)]) or f"{rows}[{NO_ORDER}]"
+            text = _transposed(text)
+        if self.axis is None:
+            return text if len(self.shape) == 1 else f"{text}.reshape{_tuple(self.shape)}"
+        if len(self.squeezed) == 2:
+            text = text if self.axis == 1 else _transposed(text)
+        elif len(self.squeezed) > 2:
+            others = [one for axis, one in enumerate(self.squeezed) if axis != self.axis]
+            text += f".reshape{_tuple((*others, *tail))}"
+            text += "" if self.axis == len(others) else f".movedim(-1, {self.axis})"
+        return text if self.squeezed == self.shape and len(self.shape) > 1 else f"{text}.reshape{_tuple(self.shape)}"
+
+
+def _list(parts: Sequence[str], shown: int | None) -> str:
+    if shown is not None and len(parts) > shown:
+        parts = [*parts[: shown - 1], "...", parts[-1]]
+    return ", ".join(parts)
+
+
+def _tuple(numbers: Sequence[int]) -> str:
+    return f"({', '.join(map(str, numbers))})"
+
+
+def _transposed(text: str) -> str:
+    return text.removesuffix(".T") if text.endswith(".T") else f"{text}.T"
+
+
+@dataclass(frozen=True)
+class TensorMap:
+    """The tensors of one network, made of those of another one; the result of `find_tensor_map`.
+
+    Attributes:
+        origins: For each tensor of B, by name, what it is made of.
+        unused: Tensors of A of which B has nothing; not those of which A has an equal one that B has.
+        parted: Tensors of A of which B has only a part.
+        labels: The names of both networks.
+    """
+
+    origins: Mapping[str, MadeTensor]
+    unused: tuple[str, ...]
+    parted: tuple[str, ...] = ()
+    labels: tuple[str, str] = ("A", "B")
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Tensors of B that hold values which are not in A."""
+        return tuple(name for name, one in self.origins.items() if not one.is_complete)
+
+    @cached_property
+    def uneven(self) -> Mapping[str, str]:
+        """Tensors of B that are made in another way than those of the other layers, each with one of the usual way."""
+        return _uneven(self.origins)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences on what is remarkable."""
+        notes = [
+            f"{one!r} is made in another way than {usual!r} of another layer" for one, usual in self.uneven.items()
+        ]
+        orders = [name for name, one in self.origins.items() if one.sources and NO_ORDER in one.formula]
+        if orders:
+            notes.append(
+                f"no reshape or transposition gives the order of {count(orders, 'tensor')} of B: {shorten(orders)}; "
+                "units may have been permuted"
+            )
+        return tuple(notes)
+
+    @property
+    def is_layout(self) -> bool:
+        """Whether B is A in another layout: all of A, and nothing else, reshaped in the same way in all layers."""
+        is_plain = all(NO_ORDER not in one.formula and isinstance(one.factor, float) for one in self.origins.values())
+        return is_plain and not (self.missing or self.unused or self.parted or self.uneven)
+
+    @property
+    def is_telling(self) -> bool:
+        """Whether so much was found that the rest is an error of a conversion, and not another network."""
+        return self.share > TELLING
+
+    @property
+    def verdict(self) -> str:
+        """The result in a few words."""
+        return (
+            "same network in another layout" if self.is_layout else "made of A in part" if self.missing else "made of A"
+        )
+
+    @property
+    def share(self) -> float:
+        """The share of B's values that are A's; constants count as found."""
+        total = sum(prod(one.shape) for one in self.origins.values())
+        return sum(one.found for one in self.origins.values()) / max(total, 1)
+
+    @property
+    def difference(self) -> float:
+        """The largest difference of a tensor that was found, relative to its norm; 0 if all values are equal."""
+        return max((one.difference for one in self.origins.values() if one.sources), default=0.0)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The result as plain values, for JSON and pages, with a formula of torch for each tensor of B."""
+        return {
+            "verdict": self.verdict,
+            "reason": str(self),
+            "formulas": {name: one.formula for name, one in self.origins.items()},
+            "missing": list(self.missing),
+            "unused": list(self.unused),
+            "parted": list(self.parted),
+            "uneven": list(self.uneven),
+            "difference": self.difference,
+            "share": self.share,
+        }
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The table of all tensors: those of layers that are made alike are one row, with `*` for the layer."""
+        rows: dict[tuple[str, str], dict[str, Any]] = {}
+        for name, one in self.origins.items():
+            text = one.write(SHOWN) if one.is_complete else "; ".join(filter(None, (one.write(SHOWN), one.reason)))
+            key = _pattern(name, text)
+            row = rows.setdefault(key, {"b": name, "made of": text, "tensors": 0, "difference": 0.0})
+            row["tensors"] += 1
+            row["difference"] = max(row["difference"], one.difference)
+            if row["tensors"] > 1:
+                row["b"], row["made of"] = key
+        return list(rows.values())
+
+    def __str__(self) -> str:
+        """A sentence on whether both are one network."""
+        missing, total = self.missing, len(self.origins)
+        size = f"differences are {self.difference:.2g} of a tensor at most"
+        equal = "values are equal" if self.difference <= ROUNDED else size
+        unused = f"; B has nothing of {shorten(self.unused)}" if self.unused else ""
+        unused += f"; B has only a part of {shorten(self.parted)}" if self.parted else ""
+        if missing:
+            done = f"{total - len(missing)} of {total} tensors of B"
+            return (
+                f"{done} are made of A's tensors; {shorten(missing)} {'is' if len(missing) == 1 else 'are'} not{unused}"
+            )
+        uneven = f", but {shorten([*self.uneven])} otherwise than in the other layers" if self.uneven else ""
+        return f"all {total} tensors of B are made of A's tensors{uneven}; {equal}{unused}"
+
+    def write_page(self, out: Output | str | Path | None) -> None:
+        """Write the page, a self-contained `.html` file; nothing for None.
+
+        Raises:
+            FileExistsError: It exists and may not be replaced.
+            ValueError: Its name does not end in `.html`.
+        """
+        page = require_page(out)
+        if page is not None:
+            names = dict(zip("ab", self.labels, strict=True))
+            write_tensor_map(page, self.facts | names | {"rows": self.rows, "notes": self.notes})
+
+    def apply(self, params: Mapping[str, Tensor]) -> Params:
+        """Write another network of A's implementation in that of B.
+
+        Args:
+            params: Its tensors, by A's names.
+
+        Returns:
+            Its tensors by B's names, in new memory, with the dtypes of what they are made of.
+
+        Raises:
+            KeyError: A tensor that is needed is missing.
+            ValueError: A tensor of B is not made of A's tensors, or one of A's tensors has another shape.
+        """
+        if self.missing:
+            raise ValueError(
+                f"{shorten(self.missing)} cannot be made of A's tensors, and so no other network can be converted; "
+                "compare two networks of equal weights"
+            )
+        made = {}
+        for name, one in self.origins.items():
+            for source in one.sources:
+                if source.name is not None and tuple(params[source.name].shape) != source.shape:
+                    raise ValueError(
+                        f"{source.name!r} has shape {tuple(params[source.name].shape)}, but the conversion is of "
+                        f"networks in which it has {source.shape}"
+                    )
+            used = [params[source.name] for source in one.sources if source.name is not None]
+            dtype = used[0].dtype if used else torch.get_default_dtype()
+            work = dtype if one.factor == 1.0 and one.offset == 0 else torch.float64
+            made[name] = one.shaped(one.make(params, work)).to(dtype)
+        return made
+
+
+def _pattern(name: str, text: str) -> tuple[str, str]:
+    """A name and a formula with `*` for the numbers of the name, where names in the formula have the same ones."""
+    numbers = re.findall(r"\d+", name)
+    inside = [re.findall(r"\d+", one) for one in re.findall(r'a\["([^"]*)"\]', text)]
+    if not numbers or any(one[:1] != numbers[:1] for one in inside if one):
+        return name, text
+    first = numbers[0]
+    star = re.compile(rf"(?<!\d){first}(?!\d)")
+    names = re.sub(r'a\["([^"]*)"\]', lambda one: f'a["{star.sub("*", one.group(1), count=1)}"]', text)
+    return star.sub("*", name, count=1), names
+
+
+def _uneven(origins: Mapping[str, MadeTensor]) -> dict[str, str]:
+    """Tensors that are made in another way than those of the other layers, each with one of the usual way."""
+    kinds: dict[str, dict[str, list[str]]] = {}
+    for name, one in origins.items():
+        key, text = _pattern(name, one.write(None))
+        if "*" in key and one.is_complete:
+            kinds.setdefault(key, {}).setdefault(text if "*" in text else re.sub(r"\d+", "#", text), []).append(name)
+    found: dict[str, str] = {}
+    for ways in kinds.values():
+        usual = max(ways.values(), key=len)
+        found |= {name: usual[0] for names in ways.values() if len(names) < len(usual) for name in names}
+    return found
