@@ -114,8 +114,18 @@ def test_chains_of_posteriors_become_particles() -> None:
     assert torch.equal(found.stack["layers.1.weight"][2], chain[2].params["layers.1.weight"])
 
 
+def test_one_state_that_was_stacked_of_a_chain_becomes_particles() -> None:
+    samples = [random_params(network(), seed) for seed in range(3)]
+    found = from_posteriors(SGHMCState(samples, {}), {"running_mean": torch.ones(2)})  # type: ignore[arg-type]
+    assert found.buffers == ("running_mean",)
+    assert torch.equal(found.stack["layers.1.weight"][2], samples[2]["layers.1.weight"])
+
+
 def test_refusals_of_posteriors() -> None:
     mean = random_params(network(), 1)
+    for several in ([VIDiagState(mean, mean)] * 2, VIDiagState([mean, mean], [mean, mean])):
+        with pytest.raises(ValueError, match="several states of VIDiagState are distributions, not samples"):
+            from_posteriors(several)
     with pytest.raises(ValueError, match="a VIDenseState has a full covariance"):
         from_posteriors(VIDenseState(mean))
     with pytest.raises(ValueError, match="a SGHMCState is one sample"):

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -78,8 +79,9 @@ DENSE = ("L_factor", "prec", "cov")
 def from_posteriors(state: Any, buffers: Mapping[str, Tensor] | None = None) -> GaussianPosterior | ParticlePosterior:
     """A state of the library `posteriors` as a posterior.
 
-    `VIDiagState`, `DiagLaplaceState` and `EKFDiagState` become diagonal Gaussians; a sequence of states of SGLD, SGHMC
-    or another Markov chain becomes particles.
+    `VIDiagState`, `DiagLaplaceState` and `EKFDiagState` become diagonal Gaussians; states of SGLD, SGHMC or another
+    Markov chain become particles: a sequence of them, or one that was stacked of them
+    (`tree_map(lambda *x: torch.stack(x), *states)`).
 
     Args:
         state: A state whose `params` are a dictionary from names to tensors; or several states of a chain.
@@ -93,7 +95,13 @@ def from_posteriors(state: Any, buffers: Mapping[str, Tensor] | None = None) -> 
         Duffield et al. (2024), Scalable Bayesian learning with posteriors.
     """
     rest = dict(buffers or {})
+    stacked = getattr(state, "params", None)
+    if isinstance(stacked, Sequence) and all(isinstance(one, Mapping) for one in stacked):
+        _require_samples(state)
+        state = [SimpleNamespace(params=one) for one in stacked]
     if isinstance(state, Sequence):
+        for one in state:
+            _require_samples(one)
         return from_samples([{**_params(one), **rest} for one in state], buffers=rest)
     mean = _params(state)
     kind = type(state).__name__
@@ -151,6 +159,15 @@ def log_posterior(
         return likelihood.log_likelihood(outputs, targets).mean() + prior / examples, outputs
 
     return evaluate
+
+
+def _require_samples(state: Any) -> None:
+    """Raise a ValueError for a state that is no sample but a distribution."""
+    if any(getattr(state, field, None) is not None for field in (*SPREADS, *DENSE)):
+        raise ValueError(
+            f"several states of {type(state).__name__} are distributions, not samples; read them one by one, or draw "
+            "samples with their module's `sample` and read those with `from_samples`"
+        )
 
 
 def _params(state: Any) -> dict[str, Tensor]:
