@@ -44,6 +44,7 @@ CASES: dict[str, tuple[str, tuple[int, ...], dict[str, Any]]] = {
     "clothes, both directions": ("fmnist_cls/scalegmn_bidir", (2, 8, 8, 1), {}),
     "CIFAR-10, forward": ("cifar_inr_cls/scalegmn", (2, 8, 8, 3), {}),
     "CIFAR-10, both directions": ("cifar_inr_cls/scalegmn_aug_bidir", (2, 8, 8, 3), {}),
+    "CIFAR-10, both directions, without norms": ("cifar_inr_cls/scalegmn_bidir", (2, 8, 8, 3), {"num_layers": 2}),
     "editing, forward": ("mnist_editing/scalegmn", (2, 8, 8, 1), {"num_layers": 3}),
     "editing, both directions": ("mnist_editing/scalegmn_bidir", (2, 8, 8, 1), {"num_layers": 3}),
     "scales, forward": ("mnist_cls/scalegmn", DEEP, {"symmetry": "scale"}),
@@ -103,6 +104,8 @@ def config_of(settings: dict[str, Any]) -> chains.ChainScaleConfig:
         are_weights_placed=settings["edge_pos_embed"],
         are_messages_placed=gnn["pos_embed_msg"],
         dropout=gnn["dropout"],
+        are_ends_added=settings["positional_encodings"]["sum_on_io"],
+        are_perceptrons_normalized=settings["mlp_args"]["layer_norm"],
     )
 
 

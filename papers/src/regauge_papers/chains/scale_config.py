@@ -24,9 +24,12 @@ class ChainScaleConfig:
         reads: What numbers are made of: the states of the `"outputs"` (with both directions those of the inputs, too),
             or of `"everything"`.
         is_skipping: Whether states are added to a linear map of those before.
+        are_ends_added: Whether the vectors of the places of inputs and outputs are added to their features, rather
+            than multiplied with them as those of hidden units are.
         are_weights_placed: Whether features of weights know their layer, and their input or output.
         are_messages_placed: Whether messages and states know the layer of the unit that they come from.
         dropout: Share of the states that are dropped after every layer, in training.
+        are_perceptrons_normalized: Whether layer normalization stands behind the first map of a perceptron.
         is_backward_inverted: Whether messages backward multiply by features of 1 / w, as the paper says: the published
             code does by those of w, so that scales are not respected in two directions. A weight of zero stays zero.
         are_classes_mixed: Fault of the published code: weights of the last layer know outputs in the order of the
@@ -44,9 +47,11 @@ class ChainScaleConfig:
     are_ends_shared: bool = True
     reads: Readout = "outputs"
     is_skipping: bool = True
+    are_ends_added: bool = True
     are_weights_placed: bool = True
     are_messages_placed: bool = False
     dropout: float = 0.0
+    are_perceptrons_normalized: bool = True
     is_backward_inverted: bool = False
     are_classes_mixed: bool = True
 

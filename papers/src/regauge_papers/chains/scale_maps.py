@@ -64,7 +64,7 @@ class Perceptron(nn.Module):
     def __init__(self, inputs: int, hidden: int, outputs: int, generator: torch.Generator | None) -> None:
         super().__init__()
         self.first = plain(inputs, hidden, generator)
-        self.norm = nn.LayerNorm(hidden)
+        self.norm: nn.Module = nn.LayerNorm(hidden)
         self.last = plain(hidden, outputs, generator)
 
     def forward(self, x: Tensor) -> Tensor:

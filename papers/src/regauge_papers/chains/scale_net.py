@@ -97,6 +97,7 @@ class ChainScaleGMN(nn.Module):
         if isinstance(head, Equivariant):
             self.weight_scales = nn.Parameter(torch.full((self.count,), head.scale))
             self.bias_scales = nn.Parameter(torch.full((self.count,), head.scale))
+            self._norm()
             return
         ends = sizes[-1]
         if config.reads == "everything":
@@ -108,6 +109,13 @@ class ChainScaleGMN(nn.Module):
             self.read_last = plain(sizes[-1] * width, width, generator)
             ends = 2
         self.classify = Perceptron(ends * width, width, head.outputs, generator)
+        self._norm()
+
+    def _norm(self) -> None:
+        """Take normalization out of perceptrons, if the settings have none."""
+        for module in self.modules():
+            if isinstance(module, Perceptron) and not self.config.are_perceptrons_normalized:
+                module.norm = nn.Identity()
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -191,10 +199,11 @@ class ChainScaleGMN(nn.Module):
         first, *hidden, last = self._places()
         one = self.unit.weight.squeeze(-1)
         models = len(biases[0]) if self.training and self.config.dropout else 1
-        states = {0: (one + first).expand(models, -1, -1)}
+        is_added = self.config.are_ends_added
+        states = {0: (one + first if is_added else one * first).expand(models, -1, -1)}
         for k, (bias, place) in enumerate(zip(biases[:-1], hidden, strict=True)):
             states[k + 1] = bias * (one * place)
-        states[self.count] = biases[-1] * one + last
+        states[self.count] = biases[-1] * one + last if is_added else biases[-1] * (one * last)
         return states
 
     def _weigh(self, weights: tuple[Tensor, ...] | list[Tensor]) -> dict[int, Signal]:
