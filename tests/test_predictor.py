@@ -33,6 +33,28 @@ def predictor() -> learn.Predictor:
     return learn.fit_predictor(networks, values[:, 5], symmetry, CONFIG, generator=generator())
 
 
+def test_networks_with_the_same_tensors_and_other_functions_are_read_by_their_own_symmetry() -> None:
+    modules = [nn.Sequential(nn.Linear(2, 5), one(), nn.Linear(5, 1)).double() for one in (nn.ReLU, nn.Tanh)]
+    found = [rg.discover(module, (torch.randn(2, 2, dtype=torch.float64),)) for module in modules]
+    shapes = modules[0].state_dict().items()
+    chance = generator(1)
+    both = [
+        {name: torch.randn(40, *t.shape, generator=chance, dtype=torch.float64) for name, t in shapes} for _ in modules
+    ]
+    values = torch.cat([one["2.bias"][:, 0] for one in both])
+    config = replace(CONFIG, epochs=1, statistics=False)
+    made = learn.fit_predictor(both, values, found, config, generator=generator())
+    for symmetry, params in zip(found, both, strict=True):
+        moved = symmetry.act(symmetry.random(generator(2), batch=(40,)), params)
+        before, after = (made.predict(Collection(one, symmetry)) for one in (params, moved))
+        np.testing.assert_allclose(after, before, rtol=1e-3, atol=1e-3)
+    with pytest.raises(ValueError, match="say which one it is"):
+        made.predict(both[0])
+    alone = learn.fit_predictor(both[0], values[:40], found[0], config, generator=generator())
+    with pytest.raises(ValueError, match="differ in more than the numbers of units"):
+        alone.predict(Collection(both[1], found[1]))
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     _, symmetry, networks, values = sirens()

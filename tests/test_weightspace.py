@@ -278,6 +278,29 @@ def test_one_net_reads_several_architectures() -> None:
         assert far(net(moved), net(networks)) < EXACT
 
 
+def test_architectures_with_the_same_tensors_are_told_apart_by_their_symmetry() -> None:
+    shapes = MLP((3, 6, 5, 2)).state_dict()
+    chance = generator(1)
+    params = {name: torch.randn(4, *t.shape, generator=chance, dtype=torch.float64) for name, t in shapes.items()}
+    found = [rg.discover(MLP((3, 6, 5, 2), one), (torch.randn(2, 3),)) for one in (torch.relu, torch.tanh)]
+    net = ws.Metanet(found, layer=ws.ScaleGMN(is_scaled=True), head=ws.Invariant(2), width=8, depth=2).double().eval()
+    for one in found:
+        net.standardize(params, one)
+    for own, other in (found, found[::-1]):
+        element = own.random(generator(2), batch=(4,))
+        made = net(params, symmetry=own)
+        assert far(net(own.act(element, params), symmetry=own), made) < 1e-8
+        assert far(net(own.act(element, params), symmetry=other), net(params, symmetry=other)) > 1e-4
+    assert far(net(params, symmetry=found[0]), net(params, symmetry=found[1])) > 1e-4
+    assert net.reads(params, found[1])
+    sigmoid = rg.discover(MLP((3, 6, 5, 2), torch.sigmoid), (torch.randn(2, 3),))
+    assert not net.reads(params, sigmoid)
+    with pytest.raises(ValueError, match="2 architectures that this net reads have the tensors of these networks"):
+        net(params)
+    with pytest.raises(ValueError, match="but another symmetry, because other functions stand between their layers"):
+        net(params, symmetry=sigmoid)
+
+
 def mlp(*widths: int) -> tuple[rg.Symmetry, Params]:
     """The symmetry of an MLP, and random networks."""
     module = MLP(widths)

@@ -30,8 +30,12 @@ def fit_start(
     for layout in np.unique(layouts).tolist():
         reader = net.linear_reader(layout)
         own = spread(train[layouts == layout], max(FEWEST, MOST_VALUES // reader.weight.shape[1]))
+        symmetry = collection.symmetry(layout)
         with torch.no_grad():
-            found = [net.statistics(to_net(params, net)).cpu() for _, params in read_blocks(collection, own)]
+            found = [
+                net.statistics(to_net(params, net), symmetry=symmetry).cpu()
+                for _, params in read_blocks(collection, own)
+            ]
         statistics = torch.cat(found)
         reader.standardize(statistics)
         features = reader.features(statistics.double().to(reader.weight.device)).cpu()

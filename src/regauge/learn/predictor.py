@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from regauge.checkpoints.described import DAMAGE, damage
 from regauge.core.arguments import check_arguments
 from regauge.core.params import Params
+from regauge.core.symmetry import Symmetry
 from regauge.learn.course import Trained
 from regauge.learn.populations import read_blocks, to_net
 from regauge.learn.targets import Target
@@ -157,8 +158,8 @@ class Predictor:
         collection = Collection(networks)
         outputs: Tensor | None = None
         for places, params in read_blocks(collection, np.arange(len(collection))):
-            self._adapt(collection, int(collection.layout_of(places)[0]), params)
-            made: Tensor = self.net(to_net(params, self.net))[:, : self.target.outputs]
+            symmetry = self._adapt(collection, int(collection.layout_of(places)[0]), params)
+            made: Tensor = self.net(to_net(params, self.net), symmetry=symmetry)[:, : self.target.outputs]
             if not bool(made.isfinite().all()):
                 bad = places[~made.isfinite().all(-1).cpu().numpy()]
                 raise ValueError(
@@ -171,14 +172,20 @@ class Predictor:
             raise ValueError("there are no networks to predict anything about; give some")
         return outputs
 
-    def _adapt(self, collection: Collection, layout: int, params: Params) -> None:
-        """Have the net read networks of another architecture, if that has the same layers with other widths."""
-        if self.net.reads(params) or collection.symmetries[collection.first(layout)] is None:
-            return
+    def _adapt(self, collection: Collection, layout: int, params: Params) -> Symmetry | None:
+        """Have the net read networks of another architecture, if that has the same layers with other widths.
+
+        Returns:
+            The symmetry of the networks, if it is known.
+        """
+        symmetry = collection.symmetries[collection.first(layout)]
+        if symmetry is None or self.net.reads(params, symmetry):
+            return symmetry
         member = collection.members[collection.first(layout)]
         has_probes = bool(len(self.net.probes)) and isinstance(member, Store)
         module = member.architecture.module() if has_probes and isinstance(member, Store) else None
-        self.net.adapt(collection.symmetry(layout), module)
+        self.net.adapt(symmetry, module)
+        return symmetry
 
 
 @check_arguments

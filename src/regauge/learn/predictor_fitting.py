@@ -120,8 +120,8 @@ class PredictorFitting(Fitting[Predictor]):
             probes=[_probes(one, inputs, config) for one in modules] if config.probes else None,
             generator=division.chance("net"),
         )
-        for sample in samples:
-            net.standardize(sample)
+        for sample, symmetry in zip(samples, symmetries, strict=True):
+            net.standardize(sample, symmetry)
         loader = division.loader(config.batch, augment=config.augment)
         layers = [InputLayer.find(*pair) for pair in zip(symmetries, modules, strict=True)] if is_moved else []
         used = np.concatenate(list(division.parts.values()))
@@ -182,7 +182,7 @@ class PredictorFitting(Fitting[Predictor]):
         layer = self.layers[batch.layout] if self.layers else None
         params = move_inputs(batch.params, changes, layer, chance)
         changed = change_values(params, changes, tuple(self.division.collection.symmetry(batch.layout).tied), chance)
-        outputs = self._answer(to_net(changed, self.net))
+        outputs = self._answer(to_net(changed, self.net), symmetry=self.division.collection.symmetry(batch.layout))
         encoded = target.encode(self.values[batch.indices]).to(outputs.device)
         loss = target.loss(_first(outputs, target), encoded)
         if self.renderings:
@@ -264,14 +264,16 @@ class PredictorFitting(Fitting[Predictor]):
         return Predictor(self.net.cpu().eval(), self.target, about, trained, tested)
 
     @property
-    def _answer(self) -> Callable[[Params], Tensor]:
+    def _answer(self) -> Callable[..., Tensor]:
         """The part of the net that is trained."""
         return self.net.read_probes if self.stage == "probes" else self.net.read_weights
 
-    def _read(self, indices: Indices, answer: Callable[[Params], Tensor]) -> Tensor:
+    def _read(self, indices: Indices, answer: Callable[..., Tensor]) -> Tensor:
         outputs = torch.empty(len(indices), self.target.outputs, device=self.config.device)
-        for places, params in read_blocks(self.division.collection, indices):
-            outputs[torch.from_numpy(places)] = _first(answer(to_net(params, self.net)), self.target)
+        collection = self.division.collection
+        for places, params in read_blocks(collection, indices):
+            symmetry = collection.symmetry(int(collection.layout_of(indices[places[:1]])[0]))
+            outputs[torch.from_numpy(places)] = _first(answer(to_net(params, self.net), symmetry=symmetry), self.target)
         return outputs
 
     def _read_plainly(self, fit: Indices, test: Indices) -> Iterator[tuple[str, NDArray[Any]]]:

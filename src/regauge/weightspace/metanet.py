@@ -265,9 +265,9 @@ class Metanet(nn.Module):
             "probes": [encoder.describe() for encoder in self.probes if isinstance(encoder, ProbeEncoder)],
         }
 
-    def reads(self, population: Mapping[str, Tensor]) -> bool:
-        """Whether a population has the tensors of an architecture that this net reads."""
-        return any(reader.fits(population) for reader in self._readers)
+    def reads(self, population: Mapping[str, Tensor], symmetry: Symmetry | None = None) -> bool:
+        """Whether a population has the tensors of an architecture that this net reads, and its symmetry if given."""
+        return any(reader.fits(population, symmetry) for reader in self._readers)
 
     def adapt(self, symmetry: Symmetry, module: nn.Module | None = None) -> None:
         """Read networks with other numbers of units, too, with the parameters that there are.
@@ -296,16 +296,16 @@ class Metanet(nn.Module):
         )
 
     @torch.no_grad()
-    def standardize(self, population: Mapping[str, Tensor]) -> None:
+    def standardize(self, population: Mapping[str, Tensor], symmetry: Symmetry | None = None) -> None:
         """Take the statistics by which values are standardized from some networks of one architecture.
 
         One mean and deviation for each block of values, and one root mean square for each tensor: single numbers, since
-        permutations exchange positions.
+        permutations exchange positions. `symmetry` is as for `forward`.
 
         Raises:
             ValueError: The networks are of an architecture that this net does not read.
         """
-        reader = self._find(population)
+        reader = self._find(population, symmetry)
         require_finite({name: population[name] for name in reader.layout.parameters}, "the population")
         canonical, _ = reader.canonicalize(population)
         if len(self.encoders):
@@ -319,7 +319,9 @@ class Metanet(nn.Module):
         sizes = [float(canonical[name].double().square().mean().sqrt()) or 1.0 for name in reader.layout.parameters]
         self.get_buffer(f"sizes_{reader.number}").copy_(torch.tensor(sizes))
 
-    def forward(self, population: Mapping[str, Tensor], conditions: Tensor | None = None) -> Any:
+    def forward(
+        self, population: Mapping[str, Tensor], conditions: Tensor | None = None, *, symmetry: Symmetry | None = None
+    ) -> Any:
         """The output of the head for each network of a population of one architecture.
 
         With probes and an `Invariant` head, this is the mean of `read_weights` and `read_probes`, in which the buffer
@@ -329,17 +331,26 @@ class Metanet(nn.Module):
         Args:
             population: Networks with a leading model axis.
             conditions: Numbers about each network, `[models, conditions]`.
+            symmetry: Symmetry of the networks, where the net reads several architectures with the same tensors, such
+                as two networks of one shape with other functions between their layers.
 
         Raises:
-            ValueError: The networks are of an architecture that this net does not read, or conditions are missing or
-                not as many as the net was made for.
+            ValueError: The networks are of an architecture that this net does not read, or of more than one; or
+                conditions are missing or not as many as the net was made for.
         """
-        made = self.read_probes(population) if self.head is None else self.read_weights(population, conditions)
-        if self.head is not None and len(self.probes) and isinstance(self.settings.head, Invariant):
-            made = torch.lerp(made, self.read_probes(population), self.share)
-        return torch.lerp(made, self.read_linear(population), self.linear_share) if self.settings.is_linear else made
+        if self.head is None:
+            made = self.read_probes(population, symmetry=symmetry)
+        else:
+            made = self.read_weights(population, conditions, symmetry=symmetry)
+            if len(self.probes) and isinstance(self.settings.head, Invariant):
+                made = torch.lerp(made, self.read_probes(population, symmetry=symmetry), self.share)
+        if not self.settings.is_linear:
+            return made
+        return torch.lerp(made, self.read_linear(population, symmetry=symmetry), self.linear_share)
 
-    def read_weights(self, population: Mapping[str, Tensor], conditions: Tensor | None = None) -> Any:
+    def read_weights(
+        self, population: Mapping[str, Tensor], conditions: Tensor | None = None, *, symmetry: Symmetry | None = None
+    ) -> Any:
         """The output of the head from weights; see `forward`.
 
         Raises:
@@ -347,7 +358,7 @@ class Metanet(nn.Module):
         """
         if self.head is None:
             raise ValueError("a net of depth 0 reads outputs at probes alone; give it a depth of at least 1")
-        reader = self._find(population)
+        reader = self._find(population, symmetry)
         wanted = self.settings.conditions
         given = 0 if conditions is None else conditions.shape[-1]
         if given != wanted:
@@ -361,13 +372,13 @@ class Metanet(nn.Module):
         told = [None if conditions is None else conditions[part] for part in parts]
         return _join([self._read(reader, select(population, p), c) for p, c in zip(parts, told, strict=True)])
 
-    def read_probes(self, population: Mapping[str, Tensor]) -> Tensor:
+    def read_probes(self, population: Mapping[str, Tensor], *, symmetry: Symmetry | None = None) -> Tensor:
         """Read the outputs of networks at probes, whatever their weights are.
 
         Raises:
             ValueError: The net has no probes or no `Invariant` head, or the networks are of another architecture.
         """
-        reader = self._find(population)
+        reader = self._find(population, symmetry)
         if reader.probed is None or not isinstance(self.settings.head, Invariant):
             raise ValueError("only a net with probes and an `Invariant` head reads outputs; give it probes")
         encoder = self.probes[reader.number]
@@ -380,21 +391,21 @@ class Metanet(nn.Module):
         assert isinstance(found, LinearReader)
         return found
 
-    def statistics(self, population: Mapping[str, Tensor]) -> Tensor:
+    def statistics(self, population: Mapping[str, Tensor], *, symmetry: Symmetry | None = None) -> Tensor:
         """The statistics of canonical networks that linear readers read, `[models, statistics]`.
 
         Raises:
             ValueError: The networks are of an architecture that this net does not read, or it has no linear reader.
         """
-        return statistics_of(self._plain_values(self._find(population), population))
+        return statistics_of(self._plain_values(self._find(population, symmetry), population))
 
-    def read_linear(self, population: Mapping[str, Tensor]) -> Tensor:
+    def read_linear(self, population: Mapping[str, Tensor], *, symmetry: Symmetry | None = None) -> Tensor:
         """The answer of the linear reader of statistics.
 
         Raises:
             ValueError: The networks are of an architecture that this net does not read, or it has no linear reader.
         """
-        reader = self._find(population)
+        reader = self._find(population, symmetry)
         values = self._plain_values(reader, population)
         return self.linear_reader(reader.number)(values)  # type: ignore[no-any-return]
 
@@ -493,12 +504,17 @@ class Metanet(nn.Module):
             )
         return probed
 
-    def _find(self, population: Mapping[str, Tensor]) -> Reader:
-        for reader in self._readers:
-            if reader.fits(population):
-                require_values(population, reader.layout)
-                return reader
-        raise ValueError(tell_difference(population, self.layout))
+    def _find(self, population: Mapping[str, Tensor], symmetry: Symmetry | None = None) -> Reader:
+        found = [reader for reader in self._readers if reader.fits(population, symmetry)]
+        if not found:
+            raise ValueError(tell_difference(population, self.layout))
+        if len({reader.number for reader in found}) > 1:
+            raise ValueError(
+                f"{len(found)} architectures that this net reads have the tensors of these networks, and differ in "
+                "their symmetry; say which one it is: `net(population, symmetry=...)`"
+            )
+        require_values(population, found[0].layout)
+        return found[0]
 
 
 def _join(made: list[Any]) -> Any:

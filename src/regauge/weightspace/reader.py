@@ -80,9 +80,11 @@ class Reader:
         is_translated = TRANSLATION in wanted and bool(symmetry.translations)
         return cls(layout, CanonicalFrame.of(layout, fixed, left), number, is_translated=is_translated)
 
-    def fits(self, population: Mapping[str, Tensor]) -> bool:
-        """Whether a population has the tensors of this architecture."""
+    def fits(self, population: Mapping[str, Tensor], symmetry: Symmetry | None = None) -> bool:
+        """Whether a population has the tensors of this architecture, and its symmetry if that is known."""
         shapes = self.layout.symmetry.shapes
+        if symmetry is not None and symmetry.groups != self.layout.symmetry.groups:
+            return False
         return all(
             name in population and tuple(population[name].shape[1:]) == tuple(shapes[name])
             for name in self.layout.parameters
@@ -188,7 +190,12 @@ def tell_difference(population: Mapping[str, Tensor], layout: Layout) -> str:
             f"the networks lack {missing[0]!r} ({len(missing)} tensors in all), which this net reads; they have "
             f"{list(population)[:5]}, ...; give networks of the architecture that it was made for"
         )
-    wrong = next(name for name in layout.parameters if tuple(population[name].shape[1:]) != tuple(shapes[name]))
+    wrong = next((n for n in layout.parameters if tuple(population[n].shape[1:]) != tuple(shapes[n])), None)
+    if wrong is None:
+        return (
+            "these networks have the tensors of those that this net reads, but another symmetry, because other "
+            "functions stand between their layers; make a net for both symmetries and train it on both"
+        )
     return (
         f"{wrong!r} has shape {tuple(population[wrong].shape)}, but this net reads populations in which it has one "
         f"model axis and then {tuple(shapes[wrong])}; stack the networks, or call `net.adapt(symmetry)` if they "

@@ -25,7 +25,8 @@ class DWS(Layer):
         pooling: `"max"` or `"mean"`.
         heads: The number of heads of the attention; they divide the width.
         is_diagonal: Whether tensors read only those with common units, as in Deep-Align: cost and parameters then grow
-            with the number of layers and not with its square.
+            with the number of layers and not with its square. What is pooled over all units of a tensor is read by that
+            tensor alone, while there its neighbors read it, too.
 
     References:
         Navon et al. (2023), "Equivariant architectures for learning in deep weight spaces", theorem 4.1 and section 5;
