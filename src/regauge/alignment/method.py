@@ -13,6 +13,7 @@ from regauge.alignment.joint import Role
 from regauge.alignment.problem import ManyProblem, Problem, batch_of_one
 from regauge.alignment.result import ManyResult, Results, join
 from regauge.core.element import Element
+from regauge.core.given import is_plain, require_plain
 from regauge.core.params import Params
 
 
@@ -20,7 +21,10 @@ class Method(ABC):
     """A way to align networks. Subclasses are frozen dataclasses of settings and define `match`."""
 
     def __post_init__(self) -> None:
-        """Refuse settings that are none of the choices in their types."""
+        """Refuse settings of other types, or none of the choices in them."""
+        for field in fields(self):  # type: ignore[arg-type]  # Methods are dataclasses.
+            if is_plain(field.type):
+                require_plain(field.name, getattr(self, field.name), field.type)
         for name, choices in _choices(type(self)).items():
             if getattr(self, name) not in choices:
                 *others, last = map(repr, choices)

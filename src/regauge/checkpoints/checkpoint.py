@@ -35,6 +35,7 @@ from regauge.checkpoints.location import (
 )
 from regauge.checkpoints.plain_files import read_json, require_plain
 from regauge.checkpoints.writing import SUFFIX, Shard, save
+from regauge.core.arguments import check_arguments
 from regauge.core.counted import shorten
 from regauge.core.params import Params, work_dtype
 from regauge.core.rounding import require_held, round_to
@@ -452,6 +453,7 @@ class Checkpoint(Mapping[str, Tensor]):
             self.read_so_far.seen(path, start, part)
 
 
+@check_arguments
 def load(path: str | Path, *, entry: str | None = None) -> Params:
     """Read all parameters and buffers of a checkpoint, on the CPU, with the dtypes of the file.
 

@@ -16,6 +16,7 @@ from regauge.checkpoints.disk import PARTIAL, full_disks_told, held, remove_left
 from regauge.checkpoints.formats.file_formats import is_single_file, weight_suffixes, writer_of
 from regauge.checkpoints.formats.headers import TensorSpec, encode_header, layout_of
 from regauge.checkpoints.plain_files import require_suffix
+from regauge.core.arguments import check_arguments
 from regauge.core.rounding import round_to
 
 SUFFIX = ".safetensors"
@@ -85,6 +86,7 @@ def _link(temporary: Path, path: Path) -> None:
         os.replace(temporary, path)
 
 
+@check_arguments
 def save(
     params: Mapping[str, Tensor],
     path: str | Path,

@@ -7,7 +7,7 @@ from typing import Any, ParamSpec, TypeVar, get_args, get_origin
 
 from torch import nn
 
-from regauge.core.given import describe, require_generator, require_module
+from regauge.core.given import describe, is_plain, require_generator, require_module, require_plain
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 
@@ -24,9 +24,9 @@ JUDGE = f"{TASK}, or a function of parameters that returns {{'loss': ...}}"
 def check_arguments(function: Callable[P, R]) -> Callable[P, R]:
     """Refuse typical mistakes in the arguments of a public function in one sentence each, before it is called.
 
-    The arguments that `CHECKS` names are checked for their class, one by one where the function takes a sequence of
-    them as well, and those that `NEEDED` names for being given. Networks come first: several of them as one list, and
-    a module behind them.
+    Plain types of annotations are checked: numbers, text, flags, paths, lists. Arguments that `CHECKS` names are
+    checked for their class, one by one where the function takes a sequence of them as well, and those that `NEEDED`
+    names for being given. Networks come first: several of them as one list, and a module behind them.
 
     Raises:
         TypeError: An argument is missing, is an object of another class, or stands at the place of another one.
@@ -36,6 +36,13 @@ def check_arguments(function: Callable[P, R]) -> Callable[P, R]:
     checked = {name: check for name, check in CHECKS.items() if name in parameters}
     several = {name for name in checked if _takes_several(parameters[name].annotation)}
     positional = [name for name, one in parameters.items() if one.kind is one.POSITIONAL_OR_KEYWORD]
+    plain = {
+        name: one.annotation
+        for name, one in parameters.items()
+        if name not in checked
+        and is_plain(one.annotation)
+        and not (name == "params" and _takes_several(one.annotation))
+    }
     needed = {
         name: way
         for name, way in NEEDED.items()
@@ -70,6 +77,9 @@ def check_arguments(function: Callable[P, R]) -> Callable[P, R]:
                 is_several = name in several and isinstance(given[name], list | tuple)
                 for one in given[name] if is_several else (given[name],):
                     check(one)
+        for name, annotation in plain.items():
+            if name in given:
+                require_plain(name, given[name], annotation)
         return function(*args, **kwargs)
 
     return call

@@ -19,6 +19,7 @@ from torch import Tensor
 from regauge.core.axis_products import Kronecker
 from regauge.core.classes import within_classes
 from regauge.core.counted import count
+from regauge.core.given import describe
 from regauge.core.groups import Group
 from regauge.core.rotations import keeping_ones, without_reflection
 
@@ -256,6 +257,16 @@ def random(
         drawn = {field: draw(part, known[field], group) for field, part in chosen.items()}
         values[group.name] = replace(blank[group.name], **drawn)
     return Element(values, batch)
+
+
+def require_elements(*elements: object) -> None:
+    """Raise a TypeError unless each of them is an element."""
+    for one in elements:
+        if not isinstance(one, Element):
+            way = "; write .element behind it" if isinstance(getattr(one, "element", None), Element) else ""
+            raise TypeError(
+                f"the element is {describe(one)}, but a regauge.Element is expected, as symmetry.random(generator){way}"
+            )
 
 
 def require_parts(parts: tuple[str, ...]) -> None:

@@ -1,14 +1,29 @@
-"""Checks of arguments at the front door: networks, settings, example inputs and batches."""
+"""Checks of arguments at the front door: networks, settings, example inputs, batches, plain types of annotations."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from numbers import Integral, Real
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
 from regauge.core.params import Params
 
 DICTIONARY = "a network is a dictionary from names to tensors, as `module.state_dict()` returns it"
+LISTS = (Sequence, Collection, Iterable)
+WORDS: dict[Any, str] = {
+    bool: "True or False",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    Mapping: "a mapping",
+    Callable: "a function",
+    NoneType: "None",
+    **dict.fromkeys(LISTS, "a list"),
+}
+"""Plain types in a sentence."""
 
 
 def as_params(network: Any, what: str = "the network") -> Params:
@@ -22,8 +37,10 @@ def require_tensors(network: object, what: str = "the network") -> None:
     if not isinstance(network, Mapping):
         raise TypeError(f"{what} is {describe(network)}, but {DICTIONARY}{_way_to_params(network)}")
     for name, value in network.items():
-        if isinstance(value, Tensor):
+        if isinstance(value, Tensor) and isinstance(name, str):
             continue
+        if isinstance(value, Tensor):
+            raise TypeError(f"the name {name!r} in {what} is {describe(name)}, but {DICTIONARY}")
         inner = next((key for key, one in network.items() if _holds_tensors(one)), None)
         way = "" if inner is None else f"; this looks like a training checkpoint: give its entry {inner!r}"
         raise TypeError(f"{name!r} of {what} is {describe(value)}, but {DICTIONARY}{way}")
@@ -172,3 +189,78 @@ def describe(value: object) -> str:
         return f"a {type(value).__name__} of {len(value)}"
     name = f"class {value.__name__}" if isinstance(value, type) else type(value).__name__
     return f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
+
+
+def is_plain(annotation: Any) -> bool:
+    """Whether an annotation says something of a value that `require_plain` can check."""
+    kinds = [_base(kind) for kind in _kinds(annotation)]
+    return any(kind in WORDS and kind is not NoneType for kind in kinds) and all(
+        kind in WORDS or kind is Literal or isinstance(kind, type) for kind in kinds
+    )
+
+
+def require_plain(name: str, value: object, annotation: Any) -> None:
+    """Raise a TypeError unless a value is of one of the plain types that an annotation allows.
+
+    Args:
+        name: The name of the argument.
+        value: What the caller gave for it.
+        annotation: An annotation for which `is_plain` holds.
+    """
+    kinds = _kinds(annotation)
+    is_network = any(get_args(kind) == (str, Tensor) for kind in kinds)
+    if any(_accepts(kind, value) for kind in kinds):
+        if is_network and isinstance(value, Mapping):
+            first = next(iter(value.values()), None)
+            if isinstance(value, dict) or not isinstance(first, Tensor):
+                require_tensors(value, name)
+        return
+    if is_network:
+        require_tensors(value, name)
+    words = [WORDS.get(_base(kind)) or _name(_base(kind)) for kind in kinds]
+    *others, last = dict.fromkeys(words)
+    expected = f"{', '.join(others)} or {last}" if others else last
+    raise TypeError(f"{name} is {'None' if value is None else describe(value)}, but {expected} is expected")
+
+
+def _kinds(annotation: Any) -> tuple[Any, ...]:
+    if get_origin(annotation) in (Union, UnionType):
+        return tuple(kind for one in get_args(annotation) for kind in _kinds(one))
+    return (NoneType,) if annotation is None else (annotation,)
+
+
+def _base(kind: Any) -> Any:
+    return get_origin(kind) or kind
+
+
+def _name(base: Any) -> str:
+    if hasattr(base, "__fspath__"):
+        return "a path"
+    return f"a {base.__name__}" if isinstance(base, type) else "one of its choices"
+
+
+def _accepts(kind: Any, value: object) -> bool:
+    base = _base(kind)
+    if base is Literal:  # Its choices are told where it is used.
+        return isinstance(value, tuple(type(choice) for choice in get_args(kind)))
+    if base is bool:
+        return isinstance(value, bool | np.bool_)
+    if base is int:
+        return isinstance(value, Integral)
+    if base is float:
+        return isinstance(value, Real) or (isinstance(value, Tensor) and value.ndim == 0)
+    if hasattr(base, "__fspath__"):
+        return hasattr(value, "__fspath__")
+    if base is Callable:
+        return callable(value)
+    if base in LISTS:
+        if isinstance(value, str | bytes | type | nn.Module | Generator) or not hasattr(value, "__iter__"):
+            return False
+        (entry,) = get_args(kind)[:1] or (Any,)
+        if isinstance(value, Tensor):
+            return value.ndim > 0 and entry is not str
+        is_known = isinstance(value, list | tuple | dict) and entry in (str, int, float)
+        return not is_known or all(_accepts(entry, one) for one in value)
+    if base is Mapping and isinstance(value, Mapping) and get_args(kind)[1:] in ((float,), (int,), (str,)):
+        return all(_accepts(get_args(kind)[1], one) for one in value.values())
+    return isinstance(value, base)

@@ -18,7 +18,7 @@ from regauge.core.behind_gains import carry_rotation, on_representatives, rotata
 from regauge.core.counted import count
 from regauge.core.element import ALL_PARTS, DeferredElement, Element, Make, materialize
 from regauge.core.exchangeable import classes_of
-from regauge.core.given import example_arguments, require_generator, require_module, require_tensors
+from regauge.core.given import example_arguments, require_generator, require_module, require_plain, require_tensors
 from regauge.core.groups import Frozen, Group, Kind, groups_from_axes, readers_from_axes, set_sizes
 from regauge.core.movable import require_movable
 from regauge.core.outputs import Outputs
@@ -189,6 +189,7 @@ class Symmetry:
             ValueError: A part is unknown.
         """
         require_generator(generator)
+        require_plain("parts", parts, Sequence | None)
         chosen = ALL_PARTS if parts is None else tuple(parts)
         _element.require_parts(chosen)
         if self.is_sized and not self._unmet:
@@ -207,6 +208,7 @@ class Symmetry:
 
     def compose(self, left: Element, right: Element) -> Element:
         """The product: `act(compose(left, right), p) == act(left, act(right, p))`."""
+        _element.require_elements(left, right)
         batch = np.broadcast_shapes(left.batch, right.batch)
         found = self._make(
             lambda groups: _element.compose(groups, materialize(left, groups), materialize(right, groups)),
@@ -222,6 +224,7 @@ class Symmetry:
 
     def inverse(self, element: Element) -> Element:
         """The element that undoes `element`."""
+        _element.require_elements(element)
         found = self._make(
             lambda groups: _element.inverse(groups, materialize(element, groups)), element.batch, element
         )
@@ -269,6 +272,7 @@ class Symmetry:
             KeyError: A group has no value in `element`, or a parameter that a group moves is missing.
             ValueError: A parameter does not have the shape that the symmetry expects, or holds no values.
         """
+        _element.require_elements(element)
         bound = self._fit(params)
         if isinstance(element, DeferredElement):
             element = materialize(element, bound.given(params).groups)
@@ -468,6 +472,8 @@ class Symmetry:
         shapes, leads = dict(self.shapes), set()
         for name in touched:
             known = self.shapes[name]
+            if not isinstance(params[name], Tensor):
+                require_tensors(params)  # tells what it is
             there = tuple(params[name].shape)
             lead = len(there) - len(known)
             here = there[max(lead, 0) :]
@@ -624,6 +630,7 @@ class Symmetry:
         Raises:
             ValueError: The text is not a symmetry, or is of a newer version.
         """
+        require_plain("the text", text, str)
         groups, rest = symmetry_text.read(text)
         rest["translations"] = read_translations(rest.get("translations", ()), rest.get("shapes", {}))
         require_fields({name: value for name, value in rest.items() if name != "groups"}, cls, "the symmetry")
@@ -663,6 +670,13 @@ class Symmetry:
         Raises:
             ValueError: A kind or a name is unknown, or an axis cannot be read.
         """
+        require_plain("axes", axes, Mapping)
+        for name, row in axes.items():
+            require_plain(f"the name {name!r} in axes", name, str)
+            require_plain(f"the entry {name!r} of axes", row, Sequence)
+            for entry in row:
+                require_plain(f"an entry of {name!r} in axes", entry, str | None)
+        require_plain("kinds", kinds, Mapping | None)
         shapes = {name: (0,) * len(row) for name, row in axes.items()}
         groups = groups_from_axes(axes, dict(kinds or {}), dict(omegas or {}))
         return cls(groups, shapes, buffers=tuple(buffers), readers=readers_from_axes(axes))

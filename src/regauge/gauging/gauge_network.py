@@ -14,6 +14,7 @@ from regauge.checkpoints.memory_limit import MemoryLimit
 from regauge.checkpoints.output import Output
 from regauge.core.arguments import check_arguments
 from regauge.core.chance import given_or_seed
+from regauge.core.given import require_instance
 from regauge.core.params import require_finite
 from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
@@ -98,6 +99,7 @@ def gauge(
         et al. (2024), QuaRot; Liu et al. (2024), SpinQuant.
     """
     method = BestGauge() if method is None else method
+    require_instance(method, GaugeMethod, "method", {"best": "regauge.BestGauge()"})
     settings = {"method": repr(method)}
     ways: Any = {"symmetry": symmetry, "generator": generator, "work": "choosing a gauge"}
     job = open_call("rg.gauge", settings, {"checkpoint": params}, out=out, memory=memory, **ways)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TypeAlias, Union
 
 from regauge.checkpoints.names.prefixes import LAYER
+from regauge.core.given import require_plain
 
 Number: TypeAlias = Union[float, "Setting"]
 """One number for all tensors, or a setting."""
@@ -138,6 +139,8 @@ def as_weights(weights: "Sequence[Number | str] | None") -> tuple[Number, ...] |
     """Weights of networks, each as it is or from its text form."""
     if weights is None:
         return None
+    for one in weights:
+        require_plain("a weight", one, float | str | Setting)
     return tuple(read_number(one) if isinstance(one, str) else one for one in weights)
 
 

@@ -14,6 +14,7 @@ from regauge.checkpoints.memory_limit import MemoryLimit
 from regauge.checkpoints.output import Output
 from regauge.core.arguments import check_arguments
 from regauge.core.balance import balance, has_balance
+from regauge.core.given import require_instance
 from regauge.core.groups import Group
 from regauge.core.params import Params, require_finite
 from regauge.core.rounding import round_to
@@ -98,6 +99,7 @@ def prune(
     has_data = task is not None and task.has_targets
     notes = (WITHOUT_DATA,) if criterion is None and not has_data and _is_any(share) else ()
     criterion = (OutputError() if has_data else Magnitude()) if criterion is None else criterion
+    require_instance(criterion, Criterion, "criterion", {"magnitude": "regauge.pruning.Magnitude()"})
     settings = {"share": share, "criterion": repr(criterion)}
     ways: Any = {"symmetry": symmetry, "generator": generator, "work": "pruning"}
     job = open_call("rg.prune", settings, {"checkpoint": params}, out=out, memory=memory, **ways)
