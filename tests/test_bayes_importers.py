@@ -404,6 +404,64 @@ def test_kronecker_laplace() -> None:
         assert torch.allclose(covariance @ torch.kron(*factors), torch.eye(len(exact), dtype=torch.float64), atol=1e-4)
 
 
+class FeatureExtractor(nn.Module):
+    """A model in the layout of laplace-torch's approximations of last layers."""
+
+    def __init__(self, model: nn.Module, last_layer: nn.Module) -> None:
+        super().__init__()
+        self.model, self.last_layer = model, last_layer
+
+
+class DiagSubnetLaplace(SimpleNamespace):
+    """An approximation of a subnetwork in the layout of laplace-torch."""
+
+
+def test_laplace_of_a_last_layer() -> None:
+    module = network()
+    names = list(module.state_dict())
+    wrapped = FeatureExtractor(module, module.get_submodule("layers.1"))
+    flat = torch.cat([parameter.detach().flatten() for parameter in wrapped.last_layer.parameters()]) + 1
+    precision = torch.rand(10, generator=generator(), dtype=torch.float64) + 1
+    # `params` are those of the model that the approximation was given, of which it has a copy.
+    last = SimpleNamespace(model=wrapped, params=list(network().parameters()), mean=flat, posterior_precision=precision)
+    found = from_laplace(last)
+    assert isinstance(found, GaussianPosterior)
+    assert list(found.mean) == names
+    assert list(found.std) == names[2:]
+    assert torch.equal(found.mean[names[0]], module.state_dict()[names[0]])
+    assert torch.equal(found.mean[names[3]], flat[8:])
+    assert torch.allclose(found.std[names[3]], precision[8:] ** -0.5)
+
+
+def test_laplace_of_a_subnetwork() -> None:
+    module = network()
+    chosen = torch.tensor([13, 2, 20])
+    given = laplace(module, torch.tensor([1.0, 4.0, 16.0], dtype=torch.float64))
+    backend = SimpleNamespace(subnetwork_indices=chosen)
+    found = from_laplace(DiagSubnetLaplace(**vars(given), backend=backend))
+    flat = torch.cat([found.std[name].flatten() for name in module.state_dict()])
+    wanted = torch.zeros(26, dtype=torch.float64).index_copy(0, chosen, torch.tensor([1.0, 0.5, 0.25]).double())
+    assert torch.equal(flat, wanted)
+
+
+def test_kronecker_laplace_with_damping_is_exact() -> None:
+    module = network()
+    curvature = kron(module, [0.5, 0.4, 0.3, 0.2])
+    curvature.damping = True
+    found = from_laplace(laplace(module, curvature))
+    assert isinstance(found, KroneckerPosterior)
+    for k, name in enumerate(module.state_dict()):
+        if name not in found.terms:
+            continue
+        damped = [
+            (q * (v + curvature.deltas[k].sqrt())) @ q.T
+            for q, v in zip(curvature.eigenvectors[k], curvature.eigenvalues[k], strict=True)
+        ]
+        (term,) = found.terms[name]
+        covariance = torch.kron(term.rows @ term.rows.T, term.columns @ term.columns.T)
+        assert torch.allclose(covariance @ torch.kron(*damped), torch.eye(len(covariance), dtype=torch.float64))
+
+
 def test_refusals_of_laplace() -> None:
     module = network()
     with pytest.raises(ValueError, match="is not fitted"):

@@ -222,7 +222,7 @@ def test_the_page_of_judges_is_drawn_from_their_records(monkeypatch: pytest.Monk
     passed = {path.stem: [row.passed for row in judge.read_rows(path)] for path in judge.RECORDS.glob("*.jsonl")}
     assert sum(passed["mergekit"]) >= 0.95 * len(passed["mergekit"])
     assert sum(passed["peft"]) >= 201
-    for peer in ("nfn", "DWSNets", "neural-graphs", "scalegmn", "posteriors"):
+    for peer in ("nfn", "DWSNets", "neural-graphs", "scalegmn", "posteriors", "Laplace"):
         assert sum(passed[peer]) >= 0.95 * len(passed[peer])
 
 

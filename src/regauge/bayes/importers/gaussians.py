@@ -87,18 +87,23 @@ def from_ivon(optimizer: Any, module: nn.Module) -> GaussianPosterior:
 
 
 def from_laplace(laplace: Any) -> GaussianPosterior | KroneckerPosterior:
-    """The posterior of a fitted `DiagLaplace` or `KronLaplace`, over all weights or those that required gradients.
+    """The posterior of a fitted diagonal or Kronecker-factored approximation, also of a last layer or a subnetwork.
+
+    Weights that it does not cover are certain: those that required no gradients, those before the last layer
+    (`DiagLLLaplace`, `KronLLLaplace`), and those outside of a subnetwork (`DiagSubnetLaplace`, where they have standard
+    deviations of zero).
 
     `KronLaplace` has the precision `G (x) A + delta I` for a weight, whose inverse is no Kronecker product; it becomes
     the posterior with precision `(G + c/pi I) (x) (A + c pi I)`, c^2 = delta (`KroneckerPosterior.from_kfac`), which is
-    a little narrower. Biases and other vectors keep their standard deviations and lose their correlations.
+    a little narrower. With `damping` it is one already, and stays as it is. Biases and other vectors keep their
+    standard deviations and lose their correlations.
 
     Args:
         laplace: A fitted `laplace.Laplace(...)`.
 
     Raises:
         ValueError: It is not fitted, its covariance is neither diagonal nor Kronecker-factored, or it covers something
-            else than parameters of its model (a last-layer approximation).
+            else than parameters of its model.
 
     References:
         Daxberger et al. (2021), Laplace redux, section 2; Ritter et al. (2018), section 3.
@@ -106,12 +111,19 @@ def from_laplace(laplace: Any) -> GaussianPosterior | KroneckerPosterior:
     source = f"the {type(laplace).__name__}"
     if not isinstance(laplace.mean, Tensor):
         raise ValueError(f"{source} is not fitted; call its `fit` with the training data first")
-    own = _name(laplace.params, laplace.model, source)
-    mean = detach({**laplace.model.state_dict(), **_split(laplace.mean, own, f"the mean of {source}")})
+    module, parameters = laplace.model, laplace.params
+    if type(module).__name__ == "FeatureExtractor":  # in which approximations of a last layer wrap their model
+        module, parameters = module.model, list(module.last_layer.parameters())
+    own = _name(parameters, module, source)
+    mean = detach({**module.state_dict(), **_split(laplace.mean, own, f"the mean of {source}")})
     require_finite(mean, f"the means of {source}")
     precision = laplace.posterior_precision
     if isinstance(precision, Tensor) and precision.ndim == 1:
-        return make_gaussian(mean, _split(precision.detach().rsqrt(), own, f"the precision of {source}"), source)
+        spread = precision.detach().rsqrt()
+        if type(laplace).__name__ == "DiagSubnetLaplace":
+            chosen = laplace.backend.subnetwork_indices
+            spread = spread.new_zeros(len(laplace.mean)).index_copy(0, chosen, spread)
+        return make_gaussian(mean, _split(spread, own, f"the precision of {source}"), source)
     blocks = getattr(precision, "eigenvalues", None)
     if blocks is None or isinstance(precision, Tensor):
         raise ValueError(
@@ -127,6 +139,12 @@ def from_laplace(laplace: Any) -> GaussianPosterior | KroneckerPosterior:
         if len(values) == 1:
             variance = vectors[0].detach().square() @ (values[0].detach() + delta).reciprocal()
             std[name] = variance.sqrt().view(mean[name].shape)
+        elif getattr(precision, "damping", False):
+            roots = (
+                ((q * (v + delta**0.5).rsqrt()) @ q.mT).detach().to(mean[name])
+                for q, v in zip(vectors, values, strict=True)
+            )
+            terms[name] = (KroneckerTerm(*roots),)
         else:
             rows, columns = (((q * v) @ q.mT).detach() for q, v in zip(vectors, values, strict=True))
             terms |= KroneckerPosterior.from_kfac(
