@@ -268,7 +268,8 @@ def fit_flows(case: Case) -> list[Row]:
         "normal distribution, shrunk": plain.draw_starts(DRAWN, chance()),
         "flow": plain.sample(DRAWN, generator=chance()),
         "flow, fitted with a task": told.sample(DRAWN, generator=chance()),
-        "flow, a tenth kept by training loss": told.sample(DRAWN, generator=chance(), task=case.seen),
+        "flow, a tenth kept by training loss": told.sample(DRAWN, generator=chance(), task=case.seen, moves=0),
+        "flow, kept and moved by training loss": told.sample(DRAWN, generator=chance(), task=case.seen),
     }
     judges = KnownNetworks.of(known, held_out, case.symmetry, case.test, DRAWN)
     scored = {kind: judges.judge(networks) for kind, networks in drawn.items()}

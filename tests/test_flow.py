@@ -19,6 +19,7 @@ from regauge.core.element import Value
 from regauge.core.params import Params, select
 from regauge.core.symmetry import Symmetry
 from regauge.flow.alignment import align_points
+from regauge.flow.choosing import ChosenNetworks
 from regauge.flow.components import find_classes
 from regauge.flow.design import build_velocity
 from regauge.flow.flow_config import Design
@@ -750,14 +751,45 @@ def test_a_task_chooses_the_best_of_many_draws() -> None:
     every = found.sample(320, generator=torch.Generator().manual_seed(1), steps=5)
     losses = task.evaluate_each(every)["loss"]
     kept = losses.argsort(stable=True)[:32].sort().values
-    best = found.sample(32, generator=torch.Generator().manual_seed(1), steps=5, task=task)
+    best = found.sample(32, generator=torch.Generator().manual_seed(1), steps=5, task=task, moves=0)
     assert all(torch.equal(best[name], every[name][kept]) for name in best)
+    chosen, before = losses[kept].double(), torch.inf
+    for moves in (1, 10, 50):
+        moved = found.sample(32, generator=torch.Generator().manual_seed(1), steps=5, task=task, moves=moves)
+        after = task.evaluate_each(moved)["loss"].double()
+        assert bool((after <= chosen + 1e-6).all())  # No move makes a network worse.
+        assert float(after.mean()) < min(before, float(chosen.mean()))
+        before = float(after.mean())
+    with pytest.raises(ValueError, match="moves=-1"):
+        found.sample(7, task=task, moves=-1)
     all_of_them = found.sample(7, generator=torch.Generator().manual_seed(1), steps=5, task=task, keep=1.0)
     assert all(len(tensor) == 7 for tensor in all_of_them.values())
     with pytest.raises(ValueError, match="keep=0"):
         found.sample(7, task=task, keep=0.0)
     with pytest.raises(ValueError, match="none of given starts"):
         found.sample(7, task=task, start=population)
+
+
+def test_moves_leave_the_distribution_of_starts_as_it_is() -> None:
+    """Where every move is kept, values stay standard normal; a plain step of the same size would spread them."""
+
+    class Falling(rg.Task):
+        """A task whose losses fall with every call, whatever the networks are."""
+
+        def evaluate_each(self, params: Params) -> dict[str, torch.Tensor]:
+            calls.append(len(next(iter(params.values()))))
+            return {"loss": torch.full((calls[-1],), -float(len(calls)), dtype=torch.float64)}
+
+    calls: list[int] = []
+    task = Falling(torch.nn.Linear(1, 1), [])
+    noise = torch.randn(256, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    chosen = ChosenNetworks.of(task, lambda values: {"w": values.clone()}, noise, 256)
+    chosen.move(60, torch.Generator().manual_seed(1))
+    assert len(calls) == 4 * 61  # 64 networks are run at a time.
+    assert torch.equal(chosen.networks["w"], chosen.noise)
+    assert float((chosen.noise * noise).mean().abs()) < 0.05  # Nothing of the first values is left.
+    assert abs(float(chosen.noise.square().mean()) - 1) < 4 * (2 / noise.numel()) ** 0.5
+    assert abs(float(chosen.noise.mean())) < 4 / noise.numel() ** 0.5
 
 
 def test_a_task_that_does_not_fit_is_refused_in_a_sentence() -> None:

@@ -94,7 +94,7 @@ class FlowSample(Sampling):
     like: Annotated[Path | None, arg(metavar="STORE")] = None
     """Draw networks of the widths of this store's."""
     data: Annotated[str | None, arg(metavar="DATA")] = None
-    """Data that choose: more networks are drawn, and those with the least loss are kept; not those for testing."""
+    """Data that choose: networks with the least loss are kept, and move where it falls; not those for testing."""
     keep: float = 0.1
     """The share of drawn networks that --data keeps."""
     loss: Loss = "cross-entropy"

@@ -1,13 +1,23 @@
 """Losses of drawn networks on a task, and the networks with the least."""
 
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
 import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from regauge.core.params import Params, select
+from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 from regauge.flow.answers import find_metrics
+
+LARGEST = torch.finfo(torch.float32).max
+"""The loss of networks whose loss is not finite."""
+MOVED_AT_ONCE = 256
+"""Networks that are made at a time."""
+FIRST_SIZE, SIZES, KEPT_MOVES = 0.3, (1e-3, 0.9), 0.25
+"""Sizes of the first moves and of all, and the share of moves that is kept where sizes stay."""
 
 
 def require_fit(task: Task, symmetry: Symmetry) -> None:
@@ -28,41 +38,84 @@ def finite_losses(task: Task, params: Params) -> Float64[Tensor, " models"]:
     Raises:
         ValueError: No loss is finite.
     """
-    losses, _ = find_metrics(task, params)
-    if not bool(losses.isfinite().any()):
+    losses = _losses(task, params)
+    if bool((losses == LARGEST).all()):
         raise ValueError("no drawn network has a finite loss on the task; look for NaN or Inf in its examples")
-    largest = torch.finfo(torch.float32).max
-    return losses.nan_to_num(nan=largest, posinf=largest)
+    return losses
 
 
-class Best:
-    """The networks with the least loss of all that are added; without a task all of them.
+def _losses(task: Task, params: Params) -> Float64[Tensor, " models"]:
+    """The losses of networks on a task, at most `LARGEST`."""
+    return find_metrics(task, params)[0].double().nan_to_num(nan=LARGEST, posinf=LARGEST).clamp_max(LARGEST)
 
-    Args:
-        count: The number of networks that are kept.
-        task: Tells their losses.
+
+@dataclass
+class ChosenNetworks:
+    """Networks with the least loss of all that were drawn, which move at random where that lowers their loss.
+
+    Attributes:
+        task: Tells losses.
+        make: Function from standard normal values, `[models, values]`, to networks.
+        noise: The values of the networks.
+        networks: The networks, in the order in which they were drawn.
+        losses: Their losses, on the CPU.
     """
 
-    def __init__(self, count: int, task: Task | None) -> None:
-        self._count, self._task = count, task
-        self._parts: list[Params] = []
-        self._losses = torch.zeros(0, dtype=torch.float64)
+    task: Task
+    make: Callable[[Float64[Tensor, "models values"]], Params]
+    noise: Float64[Tensor, "models values"]
+    networks: Params
+    losses: Float64[Tensor, " models"]
 
-    def add(self, params: Params) -> None:
-        """Take networks with a leading model axis into account."""
-        if self._task is None:
-            self._parts.append(params)
-            return
-        losses = finite_losses(self._task, params)
-        self._losses = torch.cat([self._losses.to(losses.device), losses])
-        kept = self._losses.argsort(stable=True)[: self._count].sort().values
-        self._losses = self._losses[kept]
-        self._parts = [select(_join([*self._parts, params]), kept)]
+    @classmethod
+    def of(
+        cls, task: Task, make: Callable[[Tensor], Params], noise: Float64[Tensor, "models values"], count: int
+    ) -> "ChosenNetworks":
+        """Make networks of all values, some at a time, and keep those with the least loss."""
+        made: ChosenNetworks | None = None
+        for part in torch.split(noise, MOVED_AT_ONCE):
+            networks = make(part)
+            own = cls(task, make, part, networks, finite_losses(task, networks).cpu())
+            made = own if made is None else made._join(own)
+            made = made._select(made.losses.argsort(stable=True)[:count].sort().values)
+        assert made is not None
+        return made
 
-    def networks(self) -> Params:
-        """The kept networks, in the order in which they were added."""
-        return _join(self._parts)
+    def move(self, moves: int, generator: torch.Generator) -> None:
+        """Try moves of each network, and keep those that lower its loss.
 
+        A move mixes the values with new ones, `sqrt(1 - b^2) z + b z'`, which leaves their distribution as it is. So no
+        network comes near another one, nor near one that the flow was fitted to, more than drawn ones do. The size b of
+        each network follows the share of its moves that are kept.
 
-def _join(parts: list[Params]) -> Params:
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        References:
+            Cotter et al. (2013), MCMC methods for functions, section 4: the preconditioned Crank-Nicolson proposal,
+            here without its acceptance of moves that raise the loss.
+        """
+        sizes = torch.full((len(self.noise), 1), FIRST_SIZE, dtype=torch.float64)
+        for _ in range(moves):
+            drawn = torch.randn(self.noise.shape, generator=generator, dtype=torch.float64)
+            noise = (1 - sizes.square()).sqrt() * self.noise + sizes * drawn
+            kept = torch.cat([self._try(noise, part) for part in torch.split(torch.arange(len(noise)), MOVED_AT_ONCE)])
+            sizes = (sizes * ((kept.double() - KEPT_MOVES) / 2).exp().unsqueeze(1)).clamp(*SIZES)
+
+    def _try(self, noise: Tensor, part: Tensor) -> Tensor:
+        """Move some networks where that lowers their loss; whether it did, bool `[models]`."""
+        networks = self.make(noise[part])
+        losses = _losses(self.task, networks).cpu()
+        kept = losses < self.losses[part]
+        rows = part[kept]
+        self.noise[rows], self.losses[rows] = noise[rows], losses[kept]
+        for name, tensor in self.networks.items():
+            tensor[rows.to(tensor.device)] = networks[name][kept.to(tensor.device)]
+        return kept
+
+    def _join(self, other: "ChosenNetworks") -> "ChosenNetworks":
+        networks = {name: torch.cat([tensor, other.networks[name]]) for name, tensor in self.networks.items()}
+        pairs = (self.noise, other.noise), (self.losses, other.losses)
+        noise, losses = map(torch.cat, pairs)
+        return replace(self, noise=noise, networks=networks, losses=losses)
+
+    def _select(self, rows: Tensor) -> "ChosenNetworks":
+        networks = {name: tensor[rows.to(tensor.device)] for name, tensor in self.networks.items()}
+        return replace(self, noise=self.noise[rows], networks=networks, losses=self.losses[rows])

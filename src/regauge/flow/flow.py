@@ -20,7 +20,7 @@ from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 from regauge.flow.alignment import align_points, sort_points
-from regauge.flow.choosing import Best, require_fit
+from regauge.flow.choosing import ChosenNetworks, require_fit
 from regauge.flow.components import Components
 from regauge.flow.design import describe_design
 from regauge.flow.flow_config import Design
@@ -160,13 +160,15 @@ class Flow:
         start: Mapping[str, Tensor] | None = None,
         task: Task | None = None,
         keep: float = 0.1,
+        moves: int = 50,
     ) -> Params:
         """Draw networks, on the device of `velocity`: `flow.velocity.cuda()` has them drawn there.
 
         All devices draw the same to rounding, for chance comes from the CPU.
 
-        With a task, `count / keep` networks are drawn. Those with the least loss on it are given, in the order in which
-        they were drawn. This costs no gradient, and little spread or novelty.
+        With a task, `count / keep` networks are drawn. Those with the least loss on it are kept, in the order in which
+        they were drawn. The random values in which they begin then move at random, where that lowers their loss; see
+        `ChosenNetworks.move`. This costs no gradient, and next to no spread or novelty.
 
         Args:
             count: The number of networks.
@@ -180,6 +182,7 @@ class Flow:
             start: Networks to begin with in place of random ones.
             task: Examples and the loss that choose networks: those that networks were trained on, not those that judge.
             keep: The share of networks that is kept.
+            moves: Moves that are tried of each network that is kept; each costs a sample and a loss. 0: none.
 
         Raises:
             TypeError: `task` is no task.
@@ -190,9 +193,10 @@ class Flow:
         generator = given_or_seed(generator)
         if count < 1:
             raise ValueError(f"count={count}: draw one network at least")
-        if not 0 < keep <= 1 or (task is not None and start is not None):
+        if not 0 < keep <= 1 or moves < 0 or (task is not None and start is not None):
             raise ValueError(
-                f"keep={keep} is a share of drawn networks, above 0 and at most 1, and none of given starts"
+                f"keep={keep} is a share of drawn networks, above 0 and at most 1, and none of given starts; "
+                f"moves={moves} are not negative"
             )
         if solver == "thesis" and (self.design.predicts != "end" or guidance is not None):
             raise ValueError(
@@ -204,15 +208,19 @@ class Flow:
                 "its starts and ends were coupled; choose noise=0, or fit a flow with independent ones"
             )
         number = self._number(label)
-        if task is not None:
-            require_fit(task, self.networks.symmetry)
-        drawn = count if task is None else math.ceil(count / keep)
-        x0 = self.prior.sample(drawn, generator) if start is None else self.space.enter(start)
-        x0 = x0.to(self._device)
-        best = Best(count, task)
-        for k in range(0, len(x0), SAMPLED_AT_ONCE):
-            best.add(self._carry(x0[k : k + SAMPLED_AT_ONCE], steps, solver, noise, guidance, number, generator))
-        return best.networks()
+
+        def make(x0: Points) -> Params:
+            return self._carry(x0.to(self._device), steps, solver, noise, guidance, number, generator)
+
+        if task is None:
+            x0 = self.prior.sample(count, generator) if start is None else self.space.enter(start)
+            parts = [make(part) for part in torch.split(x0, SAMPLED_AT_ONCE)]
+            return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        require_fit(task, self.networks.symmetry)
+        drawn = torch.randn(math.ceil(count / keep), self.space.dim, generator=generator, dtype=torch.float64)
+        chosen = ChosenNetworks.of(task, lambda values: make(self.prior.place(values).float()), drawn, count)
+        chosen.move(moves, generator)
+        return chosen.networks
 
     def draw_starts(self, count: int, generator: torch.Generator | None = None) -> Params:
         """Draw networks from the distribution in which samples begin, with a leading model axis."""

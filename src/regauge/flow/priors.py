@@ -128,10 +128,13 @@ class Prior:
     ) -> Points:
         """Draw points, on the CPU, so that all devices draw the same."""
         noise = torch.randn(count, self.space.dim, generator=generator, dtype=torch.float64)
+        return self.place(noise).to(device, dtype)
+
+    def place(self, noise: Float[Tensor, "models values"]) -> Points:
+        """The points that standard normal values stand for."""
         start = self.space.flat_start
         straight = self.mean[start:] + self.shake(noise)[:, start:]
-        drawn = torch.cat([self.root[:start] * noise[:, :start], straight], dim=1)
-        return self.space.project(drawn).to(device, dtype)
+        return self.space.project(torch.cat([self.root[:start] * noise[:, :start], straight], dim=1))
 
     def log_density(self, x: Points) -> Float[Tensor, " models"]:
         """The logarithm of the density, in nats, with respect to surface area on spheres and volume elsewhere.
