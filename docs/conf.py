@@ -21,7 +21,8 @@ sys.path.insert(0, str(DOCS))
 from generators.api import api_pages, write  # noqa: E402
 from generators.commands import command_pages  # noqa: E402
 from generators.formats import format_page  # noqa: E402
-from generators.public import public  # noqa: E402
+from generators.public import class_names, public  # noqa: E402
+from generators.types import TYPES, shorten, types_page  # noqa: E402
 
 project = "regauge"
 author = "The regauge developers"
@@ -120,6 +121,22 @@ def read_docstring(app: Sphinx, what: str, name: str, found: object, options: ob
     lines[:] = written
 
 
+KNOWN = class_names()
+
+
+def shorten_types(
+    app: Sphinx, what: str, name: str, found: object, options: object, signature: str | None, returned: str | None
+) -> tuple[str | None, str | None]:
+    """Write short names for the types of a signature."""
+    return signature and shorten(signature, KNOWN), returned and shorten(returned, KNOWN)
+
+
+def lead_to_types(app: Sphinx, env: BuildEnvironment, node: nodes.Element, content: nodes.Node) -> nodes.Node | None:
+    """Let a short name of a type lead to the page that explains it."""
+    target = node["reftarget"]
+    return make_refnode(app.builder, node["refdoc"], "reference/types", target, content) if target in TYPES else None
+
+
 def add_other_names(app: Sphinx, env: BuildEnvironment) -> None:
     """Let every further public name of an object lead to its page."""
     known = env.get_domain("py").objects
@@ -166,12 +183,14 @@ def write_pages(app: Sphinx) -> None:
     """Write the pages that are made from the library."""
     write(DOCS / "reference" / "api", api_pages())
     write(DOCS / "reference" / "commands", command_pages())
-    write(DOCS / "reference", {"formats": format_page()})
+    write(DOCS / "reference", {"formats": format_page(), "types": types_page()})
 
 
 def setup(app: Sphinx) -> None:
     app.connect("builder-inited", write_pages)
     app.connect("autodoc-process-docstring", read_docstring, priority=400)
+    app.connect("autodoc-process-signature", shorten_types)
+    app.connect("missing-reference", lead_to_types)
     app.add_autodocumenter(WholeFunction, override=True)
     app.connect("doctree-resolved", link_names)
     app.connect("env-updated", add_other_names)

@@ -18,6 +18,8 @@ sys.path.append(str(DOCS))
 from generators.api import api_pages  # noqa: E402
 from generators.commands import command_pages, commands  # noqa: E402
 from generators.formats import format_page  # noqa: E402
+from generators.public import class_names  # noqa: E402
+from generators.types import TYPES, shorten, types_page  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -63,3 +65,20 @@ def test_every_option_of_every_command_has_an_entry() -> None:
 def test_formats_are_those_that_are_read() -> None:
     text = format_page()
     assert all(f"``{ending}``" in text for one in FORMATS.values() for ending in one.suffixes)
+
+
+def test_signatures_have_short_names_of_types(pages: dict[str, str]) -> None:
+    signatures = re.findall(r"^\.\. auto(?:function|class):: [\w.]+(\(.*)", "\n".join(pages.values()), re.M)
+    assert len(signatures) > 200
+    text = "\n".join(signatures)
+    assert all(re.search(rf"\b{short}\b", text) for short in TYPES), "a short name that nothing uses"
+    assert all(f".. py:type:: {short}\n" in types_page() for short in TYPES)
+    assert not re.search(
+        r"\b(?:Union|Optional)\[|Mapping\[str, Tensor\]|/(?:root|home|usr|work)/|_Buffer|ndarray\[tuple", text
+    )
+    assert max(len(default) for default in re.findall(r" = ('[^']*'|\S+?)[,)]", text)) <= 42
+    # Written twice, a signature stays as it is; the path of the library keeps its name.
+    known = class_names()
+    assert all(shorten(one, known) == one for one in signatures)
+    given = "(a: ~typing.Optional[~pathlib.Path], b: regauge.connect.Path, c: ~typing.Union[str, ~pathlib.Path, None])"
+    assert shorten(given, known) == "(a: pathlib.Path | None, b: regauge.connect.Path, c: FilePath | None)"

@@ -5,9 +5,12 @@ import re
 from importlib import import_module
 from pathlib import Path
 
-from generators.public import Public, packages, public
+from generators.public import Public, class_names, packages, public
+from generators.types import shorten
 
 KINDS = {"function": "Functions", "class": "Classes", "data": "Tables and types", "package": "Packages"}
+LONGEST = 40
+"""Letters of a default; longer ones, such as the environment, are left out."""
 
 
 def page_of(one: Public, taken: set[str]) -> str:
@@ -30,12 +33,12 @@ def signature_of(one: Public, known: dict[str, str]) -> str:
     parts = []
     for parameter in signature.parameters.values():
         default = parameter.default
-        is_written = default is parameter.empty or not re.search("[<>]| at 0x", repr(default))
+        is_written = default is parameter.empty or (
+            len(repr(default)) <= LONGEST and not re.search("[<>]", repr(default))
+        )
         parts.append(parameter if is_written else parameter.replace(default=...))
-    text = str(signature.replace(parameters=parts))
-    text = re.sub(r"= ?(?:Ellipsis)", "= ...", text)
-    text = re.sub(r"\b(?:[a-zA-Z_]\w*\.)+([A-Za-z_]\w*\b)(?!\()", lambda whole: known.get(whole[0], whole[1]), text)
-    text = re.sub(r"<class '(\w+)'>|ForwardRef\('(\w+)'\)|'([A-Z]\w*)'", r"\1\2\3", text)
+    text = re.sub(r"= ?(?:Ellipsis)", "= ...", str(signature.replace(parameters=parts)))
+    text = shorten(text, known)
     return text.removesuffix(" -> None") if one.kind == "class" else text
 
 
@@ -78,7 +81,7 @@ def api_pages() -> dict[str, str]:
     found = public()
     taken = {one.name for one in found}
     pages = {one.name: one.name if one.kind == "package" else page_of(one, taken) for one in found}
-    known = {f"{one.value.__module__}.{one.value.__qualname__}": one.name for one in found if one.kind == "class"}
+    known = class_names()
     texts = {pages[one.name]: entry(one, known) for one in found if one.name not in packages()}
     for package in packages():
         listed = [one for one in found if package in {name.rpartition(".")[0] for name in (one.name, *one.others)}]

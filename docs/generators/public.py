@@ -101,3 +101,10 @@ def public() -> list[Public]:
             else:
                 found[key] = one
     return list(found.values())
+
+
+def class_names() -> dict[str, str]:
+    """The public name of a class by the module and name under which it is written, and by its public name."""
+    classes = [one for one in public() if one.kind == "class"]
+    written = {f"{one.value.__module__}.{one.value.__qualname__}": one.name for one in classes}
+    return written | {one.name: one.name for one in classes}
