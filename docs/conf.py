@@ -64,6 +64,10 @@ pygments_style, pygments_dark_style = "a11y-high-contrast-light", "a11y-dark"
 html_title = f"regauge {VERSION}"
 html_show_sphinx = False
 html_copy_source = False
+html_static_path = ["_static"]
+html_css_files = ["phone.css"]
+WIDE = 650
+"""Pixels from which on a picture scrolls on phones."""
 
 LOG = logging.getLogger("regauge")
 PAGES = {
@@ -179,6 +183,14 @@ def link_names(app: Sphinx, doctree: nodes.document, docname: str) -> None:
             node.replace_self(make_refnode(app.builder, docname, place.docname, place.node_id, node.deepcopy(), name))
 
 
+def mark_wide_pictures(app: Sphinx, doctree: nodes.document) -> None:
+    """Give a class to pictures whose letters would be too small on a phone; PNG keeps the width in bytes 16 to 20."""
+    for image in doctree.findall(nodes.image):
+        file = DOCS / image["uri"]
+        if file.suffix == ".png" and int.from_bytes(file.read_bytes()[16:20], "big") > WIDE:
+            image["classes"].append("wide")
+
+
 def write_pages(app: Sphinx) -> None:
     """Write the pages that are made from the library."""
     write(DOCS / "reference" / "api", api_pages())
@@ -192,6 +204,7 @@ def setup(app: Sphinx) -> None:
     app.connect("autodoc-process-signature", shorten_types)
     app.connect("missing-reference", lead_to_types)
     app.add_autodocumenter(WholeFunction, override=True)
+    app.connect("doctree-read", mark_wide_pictures)
     app.connect("doctree-resolved", link_names)
     app.connect("env-updated", add_other_names)
     app.connect("source-read", read_page)

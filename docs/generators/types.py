@@ -51,8 +51,8 @@ TYPES = {
     ),
     "ArrayLike": (
         (
-            "_Buffer | _SupportsArray[dtype[Any]] | _NestedSequence[_SupportsArray[dtype[Any]]] | complex | bytes | str "
-            "| _NestedSequence[complex | bytes | str]",
+            "_Buffer | _SupportsArray[dtype[Any]] | _NestedSequence[_SupportsArray[dtype[Any]]] | complex | bytes | "
+            "str | _NestedSequence[complex | bytes | str]",
         ),
         "What NumPy makes an array of: an array, a number, or lists of numbers.",
     ),

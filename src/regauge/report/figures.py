@@ -21,7 +21,7 @@ from matplotlib.ticker import FixedFormatter, Formatter, FuncFormatter, LogLocat
 from numpy.typing import NDArray
 
 from regauge.core.escaping import escape_lines
-from regauge.report.pictures import Chart, Images, Picture, Surface
+from regauge.report.pictures import Chart, Images, Panel, Picture, Surface
 
 Floats = NDArray[np.float64]
 
@@ -55,12 +55,16 @@ STYLE: Any = {
     "svg.fonttype": "path",
     "svg.hashsalt": "regauge",
 }
-PANELS = 4
-"""Most panels of a picture side by side; further ones stand below."""
+WIDTH = 10.7
+"""Most inches of a picture: panels that do not fit side by side stand below each other."""
 TITLE = 42
 """Most characters in a line of a panel's title."""
 LEGEND = 24
 """Longest name of a line that stands in a legend between the lines, in letters."""
+NAME, NAMES = 28, 2.5
+"""Most letters in a line of a name that stands at the end of its line, and the inches for such names."""
+NAME_SIZE = 9
+"""Size of such names, in points."""
 UNITS = 6
 """Units in one figure of weights."""
 LEVELS = 12
@@ -107,29 +111,22 @@ def plane_figure(
 ) -> Figure:
     """Contours of a loss over a plane, with networks marked.
 
-    Levels rise in equal ratios above the smallest value, so that both the floors of valleys and the heights between
-    them are told apart. What is not finite stays white. Values are `[rows, columns]` and low is good; points are
-    `[networks, 2]`.
+    Levels rise in equal ratios above the smallest value: they show the floors of valleys and the heights between them.
+    Values that are not finite stay white. Values are `[rows, columns]` and low is good; points are `[networks, 2]`.
     """
     marked = [(float(x), float(y)) for x, y in points]
     return picture_figure((Surface(title, xs.tolist(), ys.tolist(), values.tolist(), marked, tuple(labels), about),))
 
 
 def picture_figure(picture: Picture) -> Figure:
-    """Charts, surfaces or sheets of images side by side, in rows of equal length where there are many."""
+    """Draw charts, surfaces or sheets of images: as many side by side as fit, in rows of equal length."""
     if not picture:
         raise ValueError("a picture needs at least one panel")
-    planes = [_plane_size(np.array(p.xs), np.array(p.ys)) for p in picture if isinstance(p, Surface)]
-    sheets = [(2.2 + 0.62 * len(p.columns), 0.5 + 0.62 * len(p.rows)) for p in picture if isinstance(p, Images)]
-    names = [[series.label for series in panel.series if series.label] for panel in picture if isinstance(panel, Chart)]
-    longest, most = max((len(name) for own in names for name in own), default=0), max(map(len, names), default=0)
-    # Names of many series stand below each other.
-    charts = [(max(4.3, 1.0 + 0.075 * longest), 3.4 + 0.22 * max(0, most - 4))] * len(picture)
-    sizes = next((own for own in (planes, sheets) if len(own) == len(picture)), charts)
-    rows = -(-len(picture) // PANELS)
+    sizes = [_panel_size(panel) for panel in picture]
+    widest, highest = (max(size) for size in zip(*sizes, strict=True))
+    rows = -(-len(picture) // max(1, int(WIDTH // widest)))
     columns = -(-len(picture) // rows)
-    width = max(sum(width for width, _ in sizes[k : k + columns]) for k in range(0, len(sizes), columns))
-    with draw_figure(width, rows * max(height for _, height in sizes)) as figure:
+    with draw_figure(columns * widest, rows * highest) as figure:
         for k, panel in enumerate(picture):
             axes = figure.add_subplot(rows, columns, k + 1)
             if isinstance(panel, Surface):
@@ -137,8 +134,30 @@ def picture_figure(picture: Picture) -> Figure:
             elif isinstance(panel, Images):
                 _draw_images(axes, panel)
             else:
-                _draw_chart(axes, panel)
+                _draw_chart(axes, panel, 72 * (highest - 1))
         return figure
+
+
+def _panel_size(panel: Panel) -> tuple[float, float]:
+    """Inches of a panel."""
+    if isinstance(panel, Surface):
+        return _plane_size(np.array(panel.xs), np.array(panel.ys))
+    if isinstance(panel, Images):
+        return 2.2 + 0.62 * len(panel.columns), 0.5 + 0.62 * len(panel.rows)
+    names = _names_of(panel)
+    if not _is_named_at_ends(names):
+        return (4.3, 3.4) if names else (3.5, 3.0)
+    lines = sum(len(textwrap.wrap(name, NAME)) for name in names)
+    return 4.3 + NAMES, max(3.2, 1.1 + lines * 1.25 * NAME_SIZE / 72)
+
+
+def _names_of(chart: Chart) -> list[str]:
+    return [series.label for series in chart.series if series.label]
+
+
+def _is_named_at_ends(names: Sequence[str]) -> bool:
+    """Whether names stand at the ends of their lines: many names, or long ones, would cover the lines."""
+    return len(names) > 3 or max(map(len, names), default=0) > LEGEND
 
 
 def _draw_images(axes: Axes, images: Images) -> None:
@@ -199,12 +218,12 @@ def _weights_figure(rows: Mapping[str, NDArray[np.float32]], limit: float) -> Fi
 
 
 def abridge(name: str, most: int = 34) -> str:
-    """A name of at most so many letters, without its beginning: the end tells layers and files apart."""
+    """Shorten a long name to its last letters, which distinguish layers and files."""
     return name if len(name) <= most else f"…{name[1 - most :]}"
 
 
 def data_uri(figure: Figure, kind: Literal["svg", "png"]) -> str:
-    """A figure as a data URI, the same bytes every time; PNG for figures of many small images."""
+    """Write a figure as a data URI, with equal bytes for equal figures. Choose PNG for many small images."""
     buffer = io.BytesIO()
     metadata: Any = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}[kind]
     with matplotlib.rc_context(STYLE):
@@ -243,7 +262,8 @@ def _draw_surface(figure: Figure, axes: Axes, surface: Surface) -> None:
         halo = [Stroke(linewidth=3, foreground="white"), Normal()]
         style: Any = {"color": INK, "fontweight": "bold", "path_effects": halo}
         axes.annotate(label, (x, y), (6, 6), textcoords="offset points", **style)
-    bar = figure.colorbar(drawn, ax=axes, ticks=edges[::3], format=lambda value, _: f"{value:.3g}")
+    digits = next(n for n in itertools.count(2) if n > 5 or len({f"{edge:.{n}g}" for edge in edges[::3]}) == 5)
+    bar = figure.colorbar(drawn, ax=axes, ticks=edges[::3], format=lambda value, _: f"{value:.{digits}g}")
     bar.outline.set_visible(False)
     bar.set_label("brighter is lower; darkest: beyond the scale", fontsize=8.5)
     axes.set(aspect="equal", title=surface.title)
@@ -255,8 +275,10 @@ def _draw_surface(figure: Figure, axes: Axes, surface: Surface) -> None:
     axes.grid(False)
 
 
-def _draw_chart(axes: Axes, chart: Chart) -> None:
+def _draw_chart(axes: Axes, chart: Chart, height: float) -> None:
+    """Draw a chart into axes of about this height, in points."""
     colors = {True: itertools.cycle(COLORS), False: itertools.cycle(COLORS)}
+    ends: list[tuple[str, str, float, float]] = []
     for series in chart.series:
         x, y = np.array(series.x), np.array(series.y)
         if series.style == "points":
@@ -269,6 +291,8 @@ def _draw_chart(axes: Axes, chart: Chart) -> None:
             axes.plot(x, y, dashes, marker=marker, color=color, linewidth=width, markersize=4.5, label=series.label)
             if len(series.low):
                 axes.fill_between(x, np.array(series.low), np.array(series.high), color=color, alpha=0.18, linewidth=0)
+            if series.label:
+                ends.append((series.label, color, float(x[-1]), float(y[-1])))
     if chart.is_log_x:
         ticks = sorted({float(x) for series in chart.series for x in series.x})
         axes.set_xscale("log")
@@ -284,9 +308,35 @@ def _draw_chart(axes: Axes, chart: Chart) -> None:
     if chart.y_limits is not None:
         axes.set_ylim(*chart.y_limits)
     axes.set(title=textwrap.fill(chart.title, TITLE), xlabel=chart.x_label, ylabel=chart.y_label)
-    names = [series.label for series in chart.series if series.label]
-    if names:
-        # Many names, or long ones, would cover the lines.
-        is_below = len(names) > 3 or max(map(len, names)) > LEGEND
-        below: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.2)} if is_below else {}
-        axes.legend(frameon=False, fontsize=9, **below)
+    names = _names_of(chart)
+    if _is_named_at_ends(names):
+        _name_at_ends(axes, ends, height)
+    elif names:
+        axes.legend(frameon=False, fontsize=NAME_SIZE)
+
+
+def _name_at_ends(axes: Axes, ends: Sequence[tuple[str, str, float, float]], height: float) -> None:
+    """Write names to the right of the axes, each led to the end of its line, in the order of the ends."""
+    axes.autoscale_view()
+    to_share = axes.transData + axes.transAxes.inverted()
+    wanted = [float(np.clip(np.nan_to_num(to_share.transform((x, y))[1], nan=0.5), 0, 1)) for *_, x, y in ends]
+    texts = ["\n".join(textwrap.wrap(name, NAME)) for name, *_ in ends]
+    heights = [1.25 * NAME_SIZE * (1 + text.count("\n")) / height for text in texts]
+    for (_, color, x, y), text, place in zip(ends, texts, _spread(wanted, heights), strict=True):
+        line = {"arrowstyle": "-", "color": color, "linewidth": 1.4, "shrinkA": 1, "shrinkB": 0, "relpos": (0, 0.5)}
+        at: Any = {"textcoords": "axes fraction", "va": "center", "fontsize": NAME_SIZE, "color": INK}
+        axes.annotate(text, (x, y), (1.06, place), arrowprops=line, annotation_clip=False, **at)
+
+
+def _spread(wanted: Sequence[float], heights: Sequence[float]) -> list[float]:
+    """Middles of labels near where they are wanted, between 0 and 1, that do not overlap."""
+    order, places = sorted(range(len(wanted)), key=wanted.__getitem__), [0.0] * len(wanted)
+    bottom = 0.0
+    for k in order:
+        places[k] = max(wanted[k], bottom + heights[k] / 2)
+        bottom = places[k] + heights[k] / 2
+    top = max(1.0, sum(heights))
+    for k in reversed(order):
+        places[k] = min(places[k], top - heights[k] / 2)
+        top = places[k] - heights[k] / 2
+    return places

@@ -29,9 +29,9 @@ def units_figure(groups: Sequence[Mapping[str, Any]]) -> Figure:
 def losses_figure(losses: Mapping[str, Mapping[str, float]]) -> Figure:
     """Each metric as the network was, without what it does not need, and at the end."""
     metrics = list(next(iter(losses.values())))
-    with draw_figure(3.6 * len(metrics), 2.8) as figure:
+    with draw_figure(4.6, 2.4 * len(metrics)) as figure:
         for k, metric in enumerate(metrics):
-            axes = figure.add_subplot(1, len(metrics), k + 1)
+            axes = figure.add_subplot(len(metrics), 1, k + 1)
             bars = axes.bar(list(losses), [row[metric] for row in losses.values()], color=COLORS[0], width=0.6)
             axes.bar_label(bars, fmt="%.3g", fontsize=9)
             axes.set_title(metric)

@@ -23,8 +23,8 @@ QUANTITIES = (
     Quantity("loss halfway", of=halfway("loss")),
     Quantity("accuracy halfway", of=halfway("accuracy")),
 )
-CORNERS = ("q0", "q1", "P#q1")
-ABOUT = "q0 and q1: two posteriors, trained independently; P#q1: q1 aligned to q0"
+CORNERS = ("q0", "q1", "q1 aligned")
+ABOUT = "q0 and q1: two posteriors, trained independently; q1 aligned: the second, brought to q0"
 SIGN = "loss: negative log predictive likelihood per example, in nats; the paper draws the positive log likelihood"
 
 
@@ -132,8 +132,8 @@ def planes(config: Between, run: Run) -> Table:
         likelihood = -cut.per_example("log_likelihood")
         prior = -cut.plane.values["log_prior"] / family.examples
         parts = {"likelihood": likelihood, "prior": prior, "posterior": likelihood + prior}
-        ends = dict(zip(("q0", "q1", "P#q1"), networks, strict=True))
-        between = [("q0", "P#q1"), ("q0", "q1"), ("q1", "P#q1")]
+        ends = dict(zip(("q0", "q1", "q1 aligned"), networks, strict=True))
+        between = [("q0", "q1 aligned"), ("q0", "q1"), ("q1", "q1 aligned")]
         halfway = {f"{a}, {b}": interpolate(ends[a], ends[b], 0.5) for a, b in between}
         return {
             "xs": cut.plane.xs.tolist(),
@@ -154,8 +154,8 @@ def planes(config: Between, run: Run) -> Table:
         )
         rows += [Row(f"{name}: {label}", {"loss": [[value]]}) for label, value in found["losses"].items()]
     notes = (
-        "the paper: q0 and P#q1 are connected by regions of higher density than q0 and q1; the prior is drawn apart, "
-        "because it alone is better between networks, whose norms are smaller there",
+        "the paper: q0 and q1 aligned are connected by regions of higher density than q0 and q1; the prior is drawn "
+        "apart, because it alone is better between networks, whose norms are smaller there",
         "rows with two names: the network halfway between their means or samples; training images; pictures show how "
         "far everything is above the least value, in nats per training image",
         "posterior: log likelihood + log prior; the inference tempers this sum as a whole, to the power 1/T with "
