@@ -487,7 +487,7 @@ def test_what_normalizing_logits_refuses() -> None:
         rg.canonical.normalize_logits(params, symmetry, weight="head")
     with pytest.raises(ValueError, match="must be positive"):
         rg.canonical.normalize_logits(params, symmetry, weight="1.weight", norm=0)
-    with pytest.raises(ValueError, match="is zero, so that no factor"):
+    with pytest.raises(ValueError, match="is zero, and no factor"):
         rg.canonical.normalize_logits({**params, "1.weight": torch.zeros(3, 9)}, symmetry, weight="1.weight")
 
 

@@ -108,7 +108,7 @@ def test_entries_that_are_not_known_are_refused() -> None:
     with pytest.raises(ValueError, match="no network called 'ema'; it holds one network alone"):
         load("a.pt:ema")
     save(_net(0), "a.safetensors")
-    with pytest.raises(ValueError, match="holds one network alone, so that there is no entry 'ema'"):
+    with pytest.raises(ValueError, match="holds one network alone and has no entry 'ema'; leave out ':ema'"):
         load("a.safetensors", entry="ema")
     torch.save({"net": _net(3), "epoch": 1}, "one.pt")
     assert torch.equal(load("one.pt")["0.bias"], _net(3)["0.bias"])

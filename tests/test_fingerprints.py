@@ -110,7 +110,7 @@ def test_streamed_products_need_their_full_rank(tmp_path: Path) -> None:
     params = drawn(symmetry, 0)
     params["1.weight"][:, 0] = params["1.weight"][:, 1]
     path = save(params, tmp_path / "low.safetensors")
-    with pytest.raises(ValueError, match="has not its full rank, so that its fingerprint needs the network"):
+    with pytest.raises(ValueError, match="has less than full rank, and its fingerprint needs the network"):
         rg.comparison.fingerprint(path, symmetry, memory="2GB")
 
 

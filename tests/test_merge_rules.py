@@ -575,8 +575,8 @@ def test_what_does_not_fit_a_rule_is_refused() -> None:
     refused("combines what networks differ by from a base network and needs a base", [a, b], "della")
     refused("takes no base: it combines the networks themselves", [a, b], "sum", base=c)
     refused("drops entries at random; give a torch.Generator", [a, b], "della", base=c)
-    refused("ModelStock finds the share of the networks by itself", [a, b], "model-stock", base=c, weights=[1, 2])
-    refused("Sce finds the share of the networks by itself", [a, b], "sce", base=c, weights=[1, 2])
+    refused("ModelStock computes the shares of the networks", [a, b], "model-stock", base=c, weights=[1, 2])
+    refused("Sce computes the shares of the networks", [a, b], "sce", base=c, weights=[1, 2])
     refused(r"NearSwap\(reach=0.0001\) takes one network, but there are 2", [a, b], "nearswap", base=c)
     refused(r"ArceeFusion\(\) takes no base", [a, b], "arcee-fusion", base=c)
     refused("sum to 0.0 and cannot be normalized", [a, b], "task-arithmetic", base=c, weights=[1, -1],

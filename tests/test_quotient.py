@@ -192,7 +192,7 @@ def test_representatives_are_differentiated() -> None:
 def test_gaussians_are_not_rotated_behind_gains() -> None:
     _, _, symmetry, params = network("means")
     q = rg.bayes.GaussianPosterior(params, {key: torch.full_like(t, 0.1) for key, t in params.items()})
-    with pytest.raises(ValueError, match="a rotated Gaussian is not of its kind"):
+    with pytest.raises(ValueError, match="a rotated Gaussian is no Gaussian of this kind"):
         q.push(symmetry, symmetry.random(generator(3), ("rotation",)))
 
 
@@ -206,7 +206,7 @@ def test_gaussians_are_translated_where_all_networks_are_translated_alike() -> N
         noise, moved = q.draw(4, generator(0)), q.push(symmetry, keys)
         samples = moved.at(q.push_noise(symmetry, keys, noise))
         assert gap(samples, symmetry.act(keys, q.at(noise))) < 1e-12
-        with pytest.raises(ValueError, match="a translated Gaussian is not of its kind"):
+        with pytest.raises(ValueError, match="a translated Gaussian is no Gaussian of this kind"):
             q.push(symmetry, drawn)
     q = rg.bayes.GaussianPosterior(params, std)
     before, after = (rg.bayes.compare_with_prior(one, 2.0, 100).kl for one in (q, q.push(symmetry, keys)))

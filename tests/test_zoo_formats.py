@@ -396,7 +396,7 @@ def test_what_lies_beside_the_parameters(tmp_path: Path) -> None:
         store = import_zoo(source, tmp_path / "zoos" / suffix)
         assert [spec.name for spec in store.architecture.layout] == ["w"]
         assert store.rows["label"].tolist() == [3]
-    with pytest.raises(ValueError, match=r"\['step'\] cannot lie beside .* write \{id\} and \{step\}"):
+    with pytest.raises(ValueError, match=r"\['step'\] cannot be read from files next to .* write \{id\} and \{step\}"):
         read_folder(tmp_path, "{id}.pt", beside=["label", "step"])
 
 
@@ -492,7 +492,7 @@ def test_what_a_source_gained_is_imported(tmp_path: Path, monkeypatch: pytest.Mo
 def test_ids_that_stand_for_several_trajectories_are_refused(tmp_path: Path) -> None:
     saved(tmp_path / "raw", *(f"lr{lr}/{k}.pt" for lr in (0.1, 0.2) for k in range(3)))
     saved(tmp_path / "steps", *(f"{a}/run/step{k}.pt" for a in "xy" for k in (1, 2)))
-    message = r"'lr0.1/0.pt' and 'lr0.2/0.pt' of '.*raw' are both step 0 of trajectory 0, .* the trajectories are numb"
+    message = r"'lr0.1/0.pt' and 'lr0.2/0.pt' of '.*raw' are both step 0 of trajectory 0, .* are then numbered"
     with pytest.raises(ValueError, match=message):
         import_zoo(read_folder(tmp_path / "raw", "lr{lr}/{id}.pt"), tmp_path / "zoo")
     with pytest.raises(ValueError, match=r"'x/run/step1.pt' and 'y/run/step1.pt' .* are both step 1 of trajectory 0"):

@@ -101,7 +101,7 @@ def align(
         params_b: The network that moves, unchanged itself. Running statistics move with it; what is structure becomes
             that of the first network, bit by bit.
         symmetry: The symmetry of both networks.
-        method: `DataMatching()` unless given where there is a task, else `WeightMatching()`.
+        method: `DataMatching()` by default with a task, else `WeightMatching()`.
         task: Model, data and loss, for methods that use them.
         generator: The source of chance, for methods that use it. The same generator state gives the same result.
         rotate: Whether residual streams are rotated where they may be (groups that say so in `behind_gains`), or
@@ -256,7 +256,7 @@ def align_many(
             move with them. Tuples of dictionaries for methods that move several together (`GaussianMatching`,
             `JointMatching`).
         symmetry: The symmetry of all networks.
-        method: `DataMatching()` unless given where there is a task, else `MergeMany()`. A method for pairs aligns every
+        method: `DataMatching()` by default with a task, else `MergeMany()`. A method for pairs aligns every
             network to the first.
         task: Model, data and loss, for methods that use them.
         generator: The source of chance, for methods that use it. The same generator state gives the same result.

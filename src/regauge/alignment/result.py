@@ -132,10 +132,10 @@ class Result(Generic[Moved, Number, Numbers, Flag]):
         """The shares of units and signs that moved: a row for each group on which the element can act.
 
         "moved" is the share of units that come from another place. "flipped" is the share of negative signs and odd
-        half periods. "turned" is the distance of a matrix to the identity by the Frobenius norm, divided by that of a
-        random rotation, `sqrt(2 size)`, and at most 1. "low" and "high" are the quantiles 0.05 and 0.95 of the factors.
-        What a group lacks is None. Copies and networks of a batch are averaged. "group" and "units" name the group
-        and its size.
+        half periods. "turned" is the distance of a matrix to the identity by the Frobenius norm. It is divided by that
+        of a random rotation, `sqrt(2 size)`, and at most 1. "low" and "high" are the quantiles 0.05 and 0.95 of the
+        factors. What a group lacks is None. Copies and networks of a batch are averaged. "group" and "units" name the
+        group and its size.
         """
         return tuple(moves_of(self.symmetry, self.element))
 
@@ -148,7 +148,7 @@ class Result(Generic[Moved, Number, Numbers, Flag]):
         from regauge.report.alignment_figures import moves_figure
 
         if not self.moves:
-            raise ValueError("the symmetry has no groups, so that nothing can move; `print(symmetry)` says why")
+            raise ValueError("the symmetry has no groups, and nothing can move; `print(symmetry)` says why")
         return moves_figure(self.moves)
 
     @property

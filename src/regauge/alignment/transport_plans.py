@@ -26,7 +26,7 @@ def transport(
     """The plan T that maximizes `<T, profit> + regularization * entropy(T)`.
 
     Rows of T sum to 1/n and columns to 1/m, `entropy(T) = -sum T log T`. Without regularization the optimum is
-    exact: an assignment where n = m, so that n T is a permutation; an assignment of split units where n and m have
+    exact: an assignment where n = m (n T is then a permutation); an assignment of split units where n and m have
     a small common multiple; else a linear program. With it, Sinkhorn's iteration in logarithms at falling
     regularization, then the nearby plan whose marginals are right.
 

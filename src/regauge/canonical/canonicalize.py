@@ -341,7 +341,7 @@ def normalize_logits(
     lead = leading_axes(symmetry, params)
     norms = torch.linalg.vector_norm(params[weight].double().flatten(lead), dim=-1)
     if bool((norms == 0).any()):
-        raise ValueError(f"{weight!r} is zero, so that no factor gives it the norm {norm}")
+        raise ValueError(f"{weight!r} is zero, and no factor gives it the norm {norm}; name another weight")
     scaled = dict(params)
     for name in (weight, bias):
         if name is not None:

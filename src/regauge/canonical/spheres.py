@@ -219,7 +219,7 @@ class Manifold:
             bad = int((sphere.is_antipodal(x, y) & (_norms(x) > 0.5)).sum())
             if bad:
                 raise ValueError(
-                    f"{bad} units of {spheres.label} lie opposite each other on their sphere, so that no geodesic "
+                    f"{bad} units of {spheres.label} lie opposite each other on their sphere, and no geodesic "
                     "between them is the shortest; align the networks first (`regauge.canonicalize` with a reference)"
                 )
 

@@ -517,7 +517,7 @@ def _read(file: Path, entry: str | None) -> OpenedFile:
             "that holds one of them; convert it, or rename it if that is wrong"
         )
     if entry is not None and not known.has_entries:
-        raise ValueError(f"{str(file)!r} holds one network alone, so that there is no entry {entry!r} to choose")
+        raise ValueError(f"{str(file)!r} holds one network alone and has no entry {entry!r}; leave out ':{entry}'")
     opened: OpenedFile = load_named(known.opener)(file, entry)
     if SHARDING in opened.metadata:
         from regauge.checkpoints.formats.shards import gather_shards  # for such files alone

@@ -55,7 +55,7 @@ def run(options: Gauge) -> None:
         if options.untie:
             name, source = stack.enter_context(untie(name, job.source))
             if out.path.suffix:
-                raise UsageError("--untie changes config.json, so that the output must be a folder")
+                raise UsageError("--untie changes config.json, and the output must be a folder")
             job = job.of(source)
         found, task, test = _read(options, name, job.source, fits=job.fits)
         with show_work(work, is_streamed=found.checkpoints[0].is_lazy) as progress:

@@ -40,7 +40,7 @@ def run(options: Prune) -> None:
     configs = None
     if (Path(model.name) / CONFIG).is_file():
         if out.is_file:
-            raise UsageError(f"the smaller model needs another {CONFIG}, so that the output must be a folder")
+            raise UsageError(f"the smaller model needs another {CONFIG}, and the output must be a folder")
         configs = PrunedConfigs(model.module, Path(model.name), found.symmetry)
     with show_status(f"finding the numbers of {CONFIG}"):
         sets = [] if configs is None else configs.sets()

@@ -47,7 +47,7 @@ def read_job(
     with ExitStack() as stack:
         if options.untie:
             if out.is_file:
-                raise UsageError("--untie changes config.json, so that the output must be a folder")
+                raise UsageError("--untie changes config.json, and the output must be a folder")
             model, *untied = stack.enter_context(rg.hub.untie(model, *job.checkpoints))
             job = job.of(*untied)
         if tokenizer is not None or any(one.is_folder for one in job.checkpoints):

@@ -69,7 +69,7 @@ def training_output(options: LearnRun, *, beside: Sequence[str] = ()) -> Iterato
                 )
             if not StateFile(state).is_state:
                 raise FileExistsError(
-                    f"{str(state)!r} is in the place of an interrupted training but is none; move it away"
+                    f"{str(state)!r} is where an interrupted training is kept, but holds none of it; move it away"
                 )
             state.unlink()
         try:

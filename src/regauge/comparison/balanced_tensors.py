@@ -99,7 +99,7 @@ def balanced_tensors(job: FileJob, symmetry: Symmetry, progress: Progress) -> It
 def _balance(job: FileJob, symmetry: Symmetry, passes: Passes, nbytes: int) -> Element:
     if has_null_spaces(Moved(job.source, lambda _, tensor: tensor.double()), symmetry):
         raise ValueError(
-            f"a product of matrices in {job.source.label!r} has not its full rank, so that its fingerprint "
+            f"a product of matrices in {job.source.label!r} has less than full rank, and its fingerprint "
             f"{job.needs_memory}"
         )
     with passes.timed("balancing", nbytes):

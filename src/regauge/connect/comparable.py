@@ -25,8 +25,8 @@ def require_comparable(networks: Sequence[Mapping[str, Tensor]], judge: object) 
         structure = () if batch is None else find_structure(judge.module, *arguments(batch[0]), different)
         if structure:
             raise ValueError(
-                f"the networks differ in {structure[0]!r}, which is structure that no training changes, such as a "
-                "mask, and a network between them would have that of neither; align them first, give networks of one "
-                "structure, or judge them by a function instead of a task"
+                f"the networks differ in {structure[0]!r}, which is structure: no training changes it, and a network "
+                "between them would have neither value. Align them first, give networks with equal structure, or judge "
+                "by a function"
             )
     require_alike(*networks, structure=equal)

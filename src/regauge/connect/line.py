@@ -43,7 +43,7 @@ class Curve:
 
     @property
     def rows(self) -> tuple[dict[str, float], ...]:
-        """The rows of `table`; with the metrics before alignment as further columns, where there are two curves."""
+        """The rows of `table`; of two curves, the metrics before alignment are further columns."""
         if self.unaligned is None:
             return self.table
         return tuple(

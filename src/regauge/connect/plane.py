@@ -158,7 +158,7 @@ def _coordinates(networks: tuple[Params, Params, Params], buffers: frozenset[str
     y = math.sqrt(rest)
     if y <= 1e-6 * max(width, math.sqrt(vv)):
         raise ValueError(
-            "the three networks lie on one line (or two of them are the same), so that no plane is given by them; "
+            "the three networks lie on one line (or two of them are the same) and span no plane; "
             "choose another third network, or use `regauge.line`"
         )
     return torch.tensor([[0.0, 0.0], [width, 0.0], [x, y]], dtype=torch.float64)

@@ -119,8 +119,8 @@ class LayerStatistics:
             for name, samples in result.items():
                 if not bool(samples.isfinite().all()):
                     raise ValueError(
-                        f"the activation {name} (shape {tuple(found[name].shape)}) is NaN or Inf for some inputs, so "
-                        "that it has no statistics; leave these inputs out, or run the networks in a wider dtype"
+                        f"the activation {name} (shape {tuple(found[name].shape)}) is NaN or Inf for some inputs and "
+                        "has no statistics; leave these inputs out, or run the networks in a wider dtype"
                     )
             yield result
 
@@ -151,8 +151,8 @@ class LayerStatistics:
             layers = layers_of(program)
             if self._layers is not None and layers != self._layers:
                 raise ValueError(
-                    "the module takes another way for a batch of another shape, so that its activations cannot be "
-                    "measured over all batches; give batches of one shape"
+                    "the module takes another way for a batch of another shape, and its activations cannot be measured "
+                    "over all batches; give batches of one shape"
                 )
             self._layers = layers
             self._traces[key] = IntermediateValues(self.module, program)

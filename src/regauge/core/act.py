@@ -106,8 +106,8 @@ def covered(group: Group, placement: Placement, shape: tuple[int, ...]) -> tuple
     if last >= length:
         raise ValueError(
             f"group {group.name!r} has {group.size} units and needs indices up to {last} on axis {placement.axis} "
-            f"of {placement.parameter!r}, whose shape is {shape}; the parameters do not fit the symmetry: "
-            "discover it again from the module that they belong to, or correct the spec"
+            f"of {placement.parameter!r}, whose shape is {shape}. The parameters do not fit the symmetry: "
+            "discover it again from their module, or correct the spec"
         )
     units = torch.arange(group.size)
     positions = placement.start + units * placement.stride

@@ -104,7 +104,7 @@ def mean(
     center = (share * points).sum(-2)
     precision = torch.finfo(points.dtype).eps
     if bool((torch.linalg.vector_norm(center, dim=-1) <= 16 * precision).any()):
-        raise ValueError("the weighted points cancel, so that they have no single mean; move them closer together")
+        raise ValueError("the weighted points cancel and have no single mean; move them closer together")
     center = normalize(center)
     if points.shape[-2] == 1:
         return center

@@ -636,7 +636,9 @@ class Symmetry:
         require_fields({name: value for name, value in rest.items() if name != "groups"}, cls, "the symmetry")
         negative = [name for name, shape in rest.get("shapes", {}).items() if any(length < 0 for length in shape)]
         if negative:
-            raise ValueError(f"the shape of {negative[0]!r} is {rest['shapes'][negative[0]]}, which is none")
+            raise ValueError(
+                f"the shape of {negative[0]!r} is {rest['shapes'][negative[0]]}, but lengths are at least 0"
+            )
         rotated = {p.parameter for group in groups if group.matrix != "none" for p in group.placements}
         for name, number in rest.get("added", {}).items():
             if len(rest.get("shapes", {}).get(name, ())) != 1 or not math.isfinite(number) or name in rotated:

@@ -118,7 +118,7 @@ def read(text: str) -> tuple[tuple[Group, ...], dict[str, Any]]:
             if not group.name:
                 raise ValueError("a group has an empty name")
             if any(not 0 <= count <= LARGEST_EXPONENT for count in (group.scales, group.signs, group.shifts)):
-                raise ValueError(f"group {group.name!r} has a number of families that is none")
+                raise ValueError(f"group {group.name!r} has a negative number of families, or one that is not whole")
             if not group.placements and group.size > LARGEST_EXPONENT:
                 raise ValueError(f"group {group.name!r} has {group.size} units and acts on nothing")
             for place in group.placements:

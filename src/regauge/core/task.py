@@ -33,7 +33,7 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
         bounds = f", from {targets.min():g} to {targets.max():g}," if targets.numel() else ""
         raise ValueError(
             f"targets of shape {tuple(targets.shape)} and {targets.dtype}{bounds} do not fit the outputs of the task, "
-            f"whose shape is {tuple(outputs.shape)}: cross entropy needs one class for each row, an integer from 0 to "
+            f"whose shape is {tuple(outputs.shape)}. Cross entropy needs one class for each row, an integer from 0 to "
             f"{outputs.shape[-1] - 1}, or -100 for rows that are left out; for other targets give Task(..., criterion=)"
         ) from error
 

@@ -133,7 +133,7 @@ class Flow:
         net = self.velocity.net
         if self.design.is_aligned or not isinstance(net, OverNetworks) or isinstance(self.space, Components):
             raise ValueError(
-                "this flow was fitted to aligned networks, so that it knows units by their places; fit one without "
+                "this flow was fitted to aligned networks and knows units by their places; fit one without "
                 "alignment to draw networks with other numbers of units"
             )
         space = self.space.resize(symmetry)
@@ -186,9 +186,9 @@ class Flow:
 
         Raises:
             TypeError: `task` is no task.
-            ValueError: There is no such label, `keep` is no share, the task is of another architecture or given
-                together with starts, noise is asked of a flow whose starts and ends were coupled, or the thesis'
-                sampler of one that predicts velocities or is guided.
+            ValueError: There is no such label. Or `keep` is no share. Or the task is of another architecture, or given
+                together with starts. Or noise is asked of a flow with coupled starts and ends. Or the thesis' sampler
+                is asked of a flow that predicts velocities or is guided.
         """
         generator = given_or_seed(generator)
         if count < 1:

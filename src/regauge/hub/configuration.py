@@ -94,7 +94,7 @@ class Configuration:
                 return count, place
         raise ValueError(
             f"no single setting of {str(self.folder / CONFIG)!r} gives the number of layers of "
-            f"{layers.prefix.removesuffix('.')}, so that no other number can be written"
+            f"{layers.prefix.removesuffix('.')}, and another one cannot be written; take as many layers as it has"
         )
 
     def count_tokens(self, count: int) -> None:

@@ -72,7 +72,7 @@ def untie_job(job: FileJob | None) -> FileJob:
             "the symmetry of a module in which nothing is tied"
         )
     if job.output is not None and job.output.is_file:
-        raise ValueError("`untie=True` changes config.json, so that the output must be a folder")
+        raise ValueError("`untie=True` changes config.json, and the output must be a folder")
     with untie(None, *job.checkpoints) as (_, *checkpoints):
         return job.of(*checkpoints)
 

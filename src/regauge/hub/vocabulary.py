@@ -134,7 +134,7 @@ def read_choice(text: str, folders: Sequence[Path]) -> Any:
     """
     files = [str(folder) for folder in folders if not Path(str(folder).partition("+")[0]).is_dir()]
     if files:
-        raise ValueError(f"`tokenizer=` needs folders with a tokenizer, and {files[0]!r} is none; leave it out")
+        raise ValueError(f"`tokenizer=` needs folders with a tokenizer, but {files[0]!r} is a file; leave it out")
     if text in ("union", "base"):
         return text
     if Path(text) not in folders:
@@ -257,7 +257,9 @@ def _template(folder: Path) -> str | None:
 
 def _tokenizer(folder: Path) -> Any:
     if not has_tokenizer(folder):
-        raise ValueError(f"{str(folder)!r} has no tokenizer, so that its tokens are unknown; put its files there")
+        raise ValueError(
+            f"{str(folder)!r} has no tokenizer, and its tokens are unknown; put the files of the tokenizer there"
+        )
     return load_tokenizer(folder)
 
 

@@ -149,7 +149,7 @@ class MatchingFitting(Fitting[LearnedMatching]):
         net.standardize(samples[0])
         if not any(units.is_permuted for units in net.layout.units.values()):
             raise ValueError(
-                "no group of this symmetry permutes units, so that nothing can be learned about which belong together; "
+                "no group of this symmetry permutes units, and there is no order to learn; "
                 "align these networks by WeightMatching"
             )
         siamese = Siamese(net).to(config.device)

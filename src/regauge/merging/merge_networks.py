@@ -67,7 +67,7 @@ def merge(
         params: The networks, of one architecture: parameters by name, or paths of checkpoints. At least two, or one for
             rules that take a single task vector.
         symmetry: The symmetry of that architecture.
-        method: The method of alignment, as in `align_many`: `DataMatching()` unless given where there is a task, else
+        method: The method of alignment, as in `align_many`: `DataMatching()` by default with a task, else
             `MergeMany()`, and `WeightMatching()` with a base or where the networks are streamed. A method for pairs
             aligns every network to the first or to the base.
         weights: One for each network, numbers or settings that differ from tensor to tensor. For means they are shares,

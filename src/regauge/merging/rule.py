@@ -89,7 +89,7 @@ class Rule(ABC):
     ) -> Sequence[int]:
         """Indices of the networks that are combined, chosen by the task's loss; all of them unless overridden.
 
-        `soup` combines the networks with some indices, so that a choice can be evaluated.
+        `soup` combines the networks with some indices: it makes the network of a choice, to evaluate it.
         """
         return range(len(networks))
 
@@ -202,5 +202,5 @@ def as_given(weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
 def equal_shares(rule: Rule, weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
     """Equal shares of networks for a rule that takes no weights; a ValueError where there are some."""
     if weights is not None:
-        raise ValueError(f"{type(rule).__name__} finds the share of the networks by itself; leave out the weights")
+        raise ValueError(f"{type(rule).__name__} computes the shares of the networks; leave out the weights")
     return shares_of(None, count)

@@ -131,7 +131,7 @@ def _cut(entries: Entries, shape: Shape, masks: Mapping[int, Tensor]) -> _Cut:
             kept[k] = stays.movedim(number, 0).flatten(1).any(1) if len(own) > 1 else stays
             stays, new = (one.index_select(number, kept[k].nonzero().flatten()) for one in (stays, new))
         if not stays.numel() or not bool(stays.all()):
-            raise ValueError("what is left of the entries is no array")
+            raise ValueError("the remaining entries form no array")
         first = int(new.flatten()[0])
         again = torch.tensor(first)
         for number, k in enumerate(own):
@@ -140,7 +140,7 @@ def _cut(entries: Entries, shape: Shape, masks: Mapping[int, Tensor]) -> _Cut:
             strides[k] = step * new_steps[axis]
             again = again.unsqueeze(-1) + torch.arange(len(line)) * step
         if not torch.equal(again, new):
-            raise ValueError("what is left of the entries is in no regular order")
+            raise ValueError("the remaining entries are not evenly spaced")
         start += first * new_steps[axis]
     for k, (n, stride) in enumerate(zip(entries.sizes, entries.strides, strict=True)):
         strides[k] = strides[k] if n > 1 and stride else min(stride, 1)

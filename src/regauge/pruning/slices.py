@@ -125,7 +125,7 @@ def _placed(placement: Placement, rows: Int[Tensor, "units entries"], mask: Bool
     """A placement on an axis of which only the masked indices are left."""
     columns = mask[rows].all(0)
     if not torch.equal(mask[rows].any(0), columns):
-        raise ValueError(f"what is left of {_axis(placement)} is in no regular order; cut other groups")
+        raise ValueError(f"the remaining entries of {_axis(placement)} are not evenly spaced; cut other groups")
     return placed_on(placement, (mask.cumsum(0) - 1)[rows[:, columns]])
 
 
@@ -137,7 +137,7 @@ def placed_on(placement: Placement, rows: Int[Tensor, "units entries"]) -> Place
     repeats = _repeats(offsets)
     again = torch.tensor(offsets) + start + stride * torch.arange(len(places)).unsqueeze(1)
     if not torch.equal(again, places) or _written_out(repeats) != offsets:
-        raise ValueError(f"what is left of {_axis(placement)} is in no regular order; cut other groups")
+        raise ValueError(f"the remaining entries of {_axis(placement)} are not evenly spaced; cut other groups")
     return replace(placement, start=start, stride=stride, repeats=repeats)
 
 

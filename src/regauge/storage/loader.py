@@ -63,9 +63,9 @@ class Loader(IterableDataset[Batch]):
     and processes that take one share each (`rank`, `world`) give together what a single loader gives.
 
     It is a data set of torch, too: the workers of `torch.utils.data.DataLoader(loader, batch_size=None, num_workers=n)`
-    share the batches, and the order is that of a loader without workers. They work on copies, so that `set_epoch` says
-    which epoch comes next (unless they are persistent), `batch.state` says where they are, and the numbers of the
-    networks arrive as tensors.
+    share the batches, and the order is that of a loader without workers. They work on copies. Say
+    with `set_epoch` which epoch comes next (unless they are persistent). `batch.state` says where they are. The numbers
+    of the networks arrive as tensors.
 
     Args:
         networks: A store, or parameters with a leading model axis, or several. A store keeps the networks that it lists

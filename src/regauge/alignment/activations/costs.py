@@ -169,7 +169,7 @@ def activation_costs(
             parts, moments = here, [CrossMoments() for _ in here]
         elif [(p.name, p.groups) for p in parts] != [(p.name, p.groups) for p in here]:
             raise ValueError(
-                "the module computes other intermediate values for a batch of another shape, so that they cannot be "
+                "the module computes other intermediate values for a batch of another shape, and they cannot be "
                 "compared over all batches; give batches of one shape"
             )
         names = list(dict.fromkeys(part.name for part in here))
@@ -341,7 +341,7 @@ def _require_finite(values: Mapping[str, Tensor], which: str) -> None:
         if not bool(value.isfinite().all()):
             raise ValueError(
                 f"the activation {name} (shape {tuple(value.shape)}) of the {which} network is NaN or Inf for some "
-                "inputs, so that nothing can be compared; leave these inputs out, or run the network in a wider dtype"
+                "inputs and cannot be compared; leave these inputs out, or run the network in a wider dtype"
             )
 
 

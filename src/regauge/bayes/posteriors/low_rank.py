@@ -46,8 +46,8 @@ class LowRankPosterior:
         ranks = {tensor.shape[0] if tensor.ndim else 0 for tensor in self.deviations.values()}
         if len(ranks) != 1 or 0 in ranks:
             raise ValueError(
-                f"the deviations of the parameters have {sorted(ranks)} rows; give every tensor of them one leading "
-                "axis over the same directions, or a `GaussianPosterior` where there are none"
+                f"the deviations of the parameters have {sorted(ranks)} rows; give all of them the same leading axis "
+                "of directions, or use a `GaussianPosterior` if there are no directions"
             )
 
     @property

@@ -89,7 +89,7 @@ class ParticlePosterior:
         """See `Transportable`: particles are paired so that the summed squared distance is smallest."""
         if self.count != other.count:
             raise ValueError(
-                f"{self.count} particles cannot be paired with {other.count}; thin the longer chain, so that both "
+                f"{self.count} particles cannot be paired with {other.count}; thin the longer chain until both "
                 "have as many"
             )
         require_same_shapes(self.stack, other.stack)

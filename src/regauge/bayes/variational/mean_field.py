@@ -203,7 +203,7 @@ def _order(module: nn.Module, start: Mapping[str, Tensor], certain: Collection[s
         raise ValueError(f"the start lacks {missing[:4]}; give all parameters and buffers of the module")
     if len(set(certain)) == len(names):
         raise ValueError(
-            "all parameters are to be certain, so that nothing is left to fit; leave some out of `certain`"
+            "all parameters are named in `certain`, and none remains to be fitted; leave some out of `certain`"
         )
     kinds = {(start[name].dtype, start[name].device) for name in names}
     if len(kinds) > 1:

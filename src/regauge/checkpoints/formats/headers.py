@@ -155,7 +155,7 @@ def read_header(file: Path) -> Header:
                 raise ValueError(f"{name!r} has dtype {entry['dtype']}, and only {', '.join(DTYPES)} can be read")
             dtype, shape, begin = DTYPES[entry["dtype"]], tuple(entry["shape"]), end
             if not all(type(length) is int and 0 <= length < 1 << 63 for length in shape):
-                raise ValueError(f"{name!r} has shape {list(shape)}, which is none")
+                raise ValueError(f"{name!r} has shape {list(shape)}, but lengths must be whole numbers from 0 to 2^63")
             if math.prod(max(1, length) for length in shape) * dtype.itemsize >= 1 << 63:
                 raise ValueError(f"{name!r} has shape {list(shape)}, which is too large for a tensor")
             end += dtype.itemsize * math.prod(shape)

@@ -65,7 +65,10 @@ class Conversion:
                 raise ValueError(f"the files hold a part of {name!r} only; they are not complete")
         for source, count in used.items():
             if count != self.files[source].numel:
-                raise ValueError(f"the model takes over a part of {source!r} only, so that it could not be written")
+                raise ValueError(
+                    f"the model takes over only a part of {source!r}, which cannot be written again; load the folder "
+                    "with transformers, and save it again"
+                )
 
     @property
     def is_identity(self) -> bool:

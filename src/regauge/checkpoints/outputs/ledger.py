@@ -121,7 +121,7 @@ def require_lock(path: Path) -> None:
         FileExistsError: It is something else.
     """
     if os.path.lexists(path) and (path.is_symlink() or not path.is_file() or not _is_empty(path)):
-        raise FileExistsError(f"{str(path)!r} is in the place of regauge's lock and is none; move it away")
+        raise FileExistsError(f"{str(path)!r} is where regauge puts its lock, but is no lock; move it away")
 
 
 def _is_empty(path: Path) -> bool:

@@ -116,7 +116,7 @@ class Store:
 
     @classmethod
     def find(cls, folder: str | Path) -> "Store | None":
-        """The store in a folder, or None if there is none."""
+        """The store in a folder, or None without one."""
         if url_of(folder) is None:
             return cls.open(folder) if (Path(folder) / MANIFEST).exists() else None
         try:

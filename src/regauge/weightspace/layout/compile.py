@@ -171,7 +171,7 @@ class Layout:
         return repr((blocks, sets, pieces, self.contracted, self.signs, self.unit_signs, self.waves))
 
     def difference(self, other: "Layout") -> str | None:
-        """The first thing in which another layout needs other learned parameters; None if there is none."""
+        """The first thing in which another layout needs other learned parameters, or None."""
         ours, theirs = ({b.name: b.channels for b in layout.blocks} for layout in (self, other))
         for name in [*ours, *theirs]:
             if ours.get(name) != theirs.get(name):

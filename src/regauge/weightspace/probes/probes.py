@@ -269,7 +269,7 @@ class ProbeEncoder(nn.Module):
         has_places = all(along is not None for _, along in self.probed.outputs)
         if len(probes.sizes) > 1 and not has_places:
             raise ValueError(
-                f"the outputs of the module have no place for each of the {probes.count} probes, so that they make no "
+                f"the outputs of the module have no place for each of the {probes.count} probes and form no "
                 "sheet; give the number of probes alone"
             )
         channels, sizes = (numbers // probes.count, probes.sizes) if has_places else (1, (numbers,))

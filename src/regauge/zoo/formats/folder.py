@@ -62,8 +62,8 @@ def read_folder(
     taken = [name for name in ("id", "step", "file") if name in beside]
     if taken:
         raise ValueError(
-            f"{taken} cannot lie beside the parameters, because the files' names say which network is which; write "
-            "{id} and {step} into the template"
+            f"{taken} cannot be read from files next to the parameters, because the names of the files say which "
+            "network is which; write {id} and {step} into the template"
         )
     tree = Tree(path)
     rows = find_checkpoints(tree, template, f"file below {str(tree.path)!r} fits {template!r}")

@@ -161,8 +161,8 @@ class Source:
             if key in seen:
                 raise ValueError(
                     f"{seen[key]!r} and {name!r} of {str(self.path)!r} are both step {key[1]} of trajectory {key[0]}, "
-                    "but these two numbers name one network for good; where a template reads them from names, put all "
-                    "in which trajectories differ into braces, none of it as {id}, and the trajectories are numbered"
+                    "but these two numbers must name one network. In a template, put all parts in which trajectories "
+                    "differ into braces, none of them as {id}: the trajectories are then numbered"
                 )
             seen[key] = name
 

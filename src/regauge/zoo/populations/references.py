@@ -84,7 +84,7 @@ def sample(store: Store, count: int, *, seed: int = 0, among: NDArray[np.int64] 
         ValueError: No network is finite, or the count is not positive.
     """
     if count < 1:
-        raise ValueError(f"{count} networks are none; draw one at least")
+        raise ValueError(f"{count} networks are asked for; draw at least one")
     there = np.intersect1d(store.rows.where(is_finite=True), store.rows.final() if among is None else among)
     if "is_diverged" in store.rows.names:  # finite, but with an infinite loss
         there = np.setdiff1d(there, store.rows.where(is_diverged=True))

@@ -29,7 +29,7 @@ class Examples:
         validation_inputs: Kept from training, as the inputs. Test sets are not read at all.
         validation_targets: As the targets.
         is_signals: Whether each network learns a signal of its own, at points that all share.
-        labels: The class of each signal, `[signals]`, which rows tell and no network learns; None if there are none.
+        labels: The class of each signal, `[signals]`, which is in the rows and which no network learns, or None.
         is_test: Whether signals are of the data's test set, `[signals]`: the column "split" of a network is "test" or
             "train". None if they are not divided.
 
@@ -132,8 +132,8 @@ def require_trainable(module: nn.Module, examples: Examples) -> None:
     # Other sources of chance than torch's global generator are only seen in what comes out.
     if draws or not torch.allclose(first, second, rtol=1e-3, equal_nan=True):
         raise ValueError(
-            f"a {type(module).__name__} draws random numbers while it is trained, so that a network would depend on "
-            "its neighbors; set the p of its dropout to 0, or take the chance out of its forward pass"
+            f"a {type(module).__name__} draws random numbers in training, and networks would depend on their "
+            "neighbors; set the p of its dropout to 0, or take the chance out of its forward pass"
         )
     examples.require_outputs(first.shape[1])
 

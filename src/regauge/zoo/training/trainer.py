@@ -108,7 +108,7 @@ def train(
 def cut(config: PopulationConfig, ids: Sequence[int], size: int, *, is_one_group: bool) -> list[list[int]]:
     """Ids of each stack: at most `size`, and as many of each group where groups read their own batches."""
     if size < 1:
-        raise ValueError(f"a stack of {size} networks is none; give at least 1")
+        raise ValueError(f"a stack of {size} networks is asked for; give at least 1")
     if any(discard.worst is not None for discard in config.discards):
         size = max(size, config.group) // config.group * config.group
     if is_one_group:
@@ -213,7 +213,7 @@ def require_distinct(config: PopulationConfig, examples: Examples, ids: Iterable
         other = known.setdefault((signal, group, *member.settings.items()), network)
         if other != network:
             raise ValueError(
-                f"networks {other} and {network} begin with the same weights and see the same examples, so that they "
+                f"networks {other} and {network} begin with the same weights and see the same examples: they "
                 "would be equal; let each see its own batches (group=1 and a batch that is not all examples)"
             )
 
