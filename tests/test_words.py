@@ -22,13 +22,14 @@ ROOT = Path(__file__).parent.parent
 LONG = 40
 """Words; no sentence should have more."""
 
-MEAN = {"README": 10.7, "pages": 14.8, "docstrings": 13.2, "help": 14.4, "errors": 14.1}  # goal: 15 words
-LONG_SENTENCES = {"README": 0, "pages": 1, "docstrings": 0, "help": 0, "errors": 0}  # goal: 0
+MEAN = {"README": 10.7, "pages": 14.8, "docstrings": 13.3, "help": 14.5, "errors": 14.3}  # goal: 15 words
+LONG_SENTENCES = {"README": 0, "pages": 0, "docstrings": 0, "help": 0, "errors": 0}  # goal: 0
 IDIOMS = {"README": 0, "pages": 0, "docstrings": 0, "help": 0, "errors": 0}  # goal: 0
 
 IDIOM = re.compile(
     r"\b(?:beside|by (?:itself|themselves)|what (?:is left|counts|stays)|(?:is|are) (?:told|worth|(?-i:none)(?! of))|"
-    r"nobody|so many|goes? on|of whatever|whatever (?:is|it)|where there (?:is|are))\b|, so that\b",
+    r"nobody|so many|unless (?:it is )?given|goes? on|of whatever|whatever (?:is|it)|where there (?:is|are))\b|"
+    r", so that\b",
     re.IGNORECASE,
 )
 """Riddles and idioms of a translation: "by default", "next to", "remaining" and "therefore" are the usual words."""

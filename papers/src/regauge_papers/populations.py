@@ -57,7 +57,7 @@ class Examples:
 
     @classmethod
     def of(cls, data: ImageData, count: int | None = None) -> "Examples":
-        """The first `count` of the training images, all unless given, and all test images."""
+        """The first `count` of the training images, all by default, and all test images."""
         images, labels = data.train_images[:count], data.train_labels[:count]
         return cls(data.name, images, labels, data.test_images, data.test_labels)
 
@@ -67,7 +67,7 @@ class Examples:
         return (self.test_inputs[:4].cpu(),)
 
     def batches(self, count: int | None, size: int) -> list[tuple[Tensor, Tensor]]:
-        """The first `count` of the training examples, all unless given."""
+        """The first `count` of the training examples, all by default."""
         return split_batches(self.inputs[:count], self.targets[:count], size)
 
     def judge(self, module: nn.Module, count: int, size: int) -> rg.Task:
@@ -83,7 +83,7 @@ class Population:
     architecture: str  # in words; networks are stored under it
     make: Callable[[], Any] = field(compare=False)  # builds the module
     training: ClassifierConfig
-    examples: int | None = None  # training examples: the first of the data set; all unless given
+    examples: int | None = None  # training examples: the first of the data set; all by default
     normalization: tuple[float, float] = (0.0, 1.0)  # mean and standard deviation of pixels in [0, 1]
     load: Callable[[], Examples] | None = field(default=None, compare=False)  # reads others than the images `data`
     initialize: Callable[[Any, torch.Generator], Params] = field(default=initialize, compare=False)
@@ -172,7 +172,7 @@ class ClassifierWay(Way):
     """A row of a comparison of classifiers."""
 
     batch: int = 1000  # images per batch of what the method reads
-    examples: int | None = None  # training images that the method reads; all unless given
+    examples: int | None = None  # training images that the method reads; all by default
     paper: Mapping[str, str] = field(default_factory=dict)  # printed numbers of the paper, by quantity
 
 

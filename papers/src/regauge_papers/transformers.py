@@ -68,7 +68,7 @@ QUANTITIES = (
 class TransformerWay(Way):
     """One row of the table."""
 
-    after: str | None = None  # the row whose aligned network it starts from; the trained one unless given
+    after: str | None = None  # the row whose aligned network it starts from; the trained one by default
     is_folded: bool = False  # whether the gains of both networks are folded first, so that the stream can be rotated
 
 

@@ -113,7 +113,7 @@ def align(
             there `rg.open_model(untied).symmetry`. Networks in memory have a tensor under each name already.
         out: Place of the moved network, which has the names, dtypes and header of the second one: a path, or an
             `Output`. The alignment is written next to it. For networks on the disk only, as are the following.
-        memory: The limit on memory: bytes, or text such as "2GB"; half of the machine's memory unless given.
+        memory: The limit on memory: bytes, or text such as "2GB"; half of the machine's memory by default.
         progress: Shows each pass over streamed files.
 
     Raises:
@@ -186,7 +186,7 @@ def align_pairs(
         params_b: The networks that move, with one leading model axis on every tensor, unchanged themselves.
             Buffers move with them.
         symmetry: The symmetry of all networks.
-        method: `WeightMatching()` unless given.
+        method: `WeightMatching()` by default.
         task: Model, data and loss, for methods that use them.
         generator: The source of chance, for methods that use it.
         rotate: Whether residual streams are rotated where they may be (groups that say so in `behind_gains`), or
@@ -265,8 +265,8 @@ def align_many(
             networks from different seeds. Fine-tunes of one network are reordered.
         out: A path or an `Output` for each checkpoint, where it is written with its alignment next to it; None for
             those that are not written.
-        memory: The limit on memory for checkpoints: bytes, or text such as "2GB"; half of the machine's memory unless
-            given. All values must fit.
+        memory: The limit on memory for checkpoints: bytes, or text such as "2GB"; half of the machine's memory by
+            default. All values must fit.
 
     Raises:
         FileExistsError: An output exists, and may not be replaced.

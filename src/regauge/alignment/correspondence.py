@@ -134,7 +134,7 @@ def correspond(
             the norms of two units' weights: at 0.01, pairs whose cosine is 0.01 worse get e times less. An average of
             units that differ varies less than each of them. Softer plans therefore make the mapped network worse; exact
             plans average as little as the widths allow.
-        readers: The axes (parameter, axis) along which parameters sum over the units of a group. Unless given
+        readers: The axes (parameter, axis) along which parameters sum over the units of a group. By default
             those that discovery saw; where a symmetry does not say, axis 1 of linear and convolutional weights, axis 0
             of transposed convolutions, none of embeddings.
         max_sweeps: Most sweeps over the groups.

@@ -86,7 +86,7 @@ class DescentMethod(Method):
         steps: Number of steps, rounded up to a multiple of `every`.
         every: Number of steps after which the element is judged.
         kept: The share of the examples that choose, and from which nothing is learned; with 0 all do both.
-        seconds: Seconds of the clock after which the descent ends, when it is judged next; no limit unless given. All
+        seconds: Seconds of the clock after which the descent ends, when it is judged next; no limit by default. All
             pairs share them.
     """
 

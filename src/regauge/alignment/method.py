@@ -173,7 +173,7 @@ class Candidates:
     Args:
         problem: The pairs.
         start: The first element of each pair to be offered, preferred to an identity that is as good.
-        measure: The objective, to be maximized; unless given, minus the loss halfway between the networks, which needs
+        measure: The objective, to be maximized; by default, minus the loss halfway between the networks, which needs
             a task.
         notes: The notes of the start; those of later elements come with them.
 
@@ -214,7 +214,7 @@ class Candidates:
     ) -> Tensor:
         """Measure one element for each pair, which moves to `params`, and keep better ones; their objectives.
 
-        With `is_kept` it is kept even where it is worse. Its notes are those of the start unless given.
+        With `is_kept` it is kept even where it is worse. Its notes are those of the start by default.
         """
         reached = self._measure(self._problem.move(element) if params is None else params)
         is_better = torch.ones_like(self._kept, dtype=torch.bool) if is_kept else reached > self.objective

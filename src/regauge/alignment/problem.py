@@ -61,8 +61,8 @@ class Problem(_Setting):
         symmetry: The symmetry of all networks, with every size known.
         task: Model, data and loss, for methods that use them.
         generator: The source of chance, for methods that use it.
-        judge: The task that chooses between elements, on examples that `task` lacks (`divided`); `task` itself unless
-            given.
+        judge: The task that chooses between elements, on examples that `task` lacks (`divided`); `task` itself by
+            default.
     """
 
     a: Mapping[str, Tensor]

@@ -158,7 +158,7 @@ def diagnose(
         symmetry: The symmetry of the network.
         module: The module that runs the networks on `inputs`, in evaluation mode.
         inputs: One batch of inputs, as for `Task`. Predictions are what the module returns for it.
-        outputs: The output that is diagnosed; the first tensor unless given.
+        outputs: The output that is diagnosed; the first tensor by default.
 
     Raises:
         ImportError: ArviZ is missing.

@@ -82,17 +82,17 @@ def canonicalize(
         params: A network, or a population with one leading model axis. Unchanged itself. Or the path of a checkpoint.
         symmetry: The symmetry of the architecture.
         parts: The freedom that is fixed: some of "permutation", "sign", "scale", "shift", "linear", "translation" and
-            "rotation"; all unless given. The law then holds for the elements of these parts.
+            "rotation"; all by default. The law then holds for the elements of these parts.
         reference: A network of the same architecture. Alignment to it then fixes signs, half periods, rotations and
             order, in place of sums and sorting. The reference's own translations, gains, scales and invertible matrices
             are fixed for that.
-        method: Aligns the network to the reference; `WeightMatching(scales="keep")` unless given. Scales that a method
+        method: Aligns the network to the reference; `WeightMatching(scales="keep")` by default. Scales that a method
             chooses do not count.
         task: For methods that use one.
         generator: For methods that use chance.
         out: Where the canonical form of a checkpoint is written, with its element next to it: a path, or an `Output`.
-        memory: How much may be held for a checkpoint: bytes, or text such as "2GB"; half of the machine's memory unless
-            given. The values, in float64, must fit.
+        memory: How much may be held for a checkpoint: bytes, or text such as "2GB"; half of the machine's memory by
+            default. The values, in float64, must fit.
 
     Returns:
         `act(canonical_element(params, symmetry, ...), params)` where every product of matrices has full rank, with
@@ -291,7 +291,7 @@ def orbit_distance(
         params_a: One network.
         params_b: Another network of the same architecture.
         symmetry: The symmetry of the architecture.
-        method: The method that aligns the second; `WeightMatching(scales="keep")` unless given.
+        method: The method that aligns the second; `WeightMatching(scales="keep")` by default.
         task: For methods that use one.
         generator: For methods that use chance.
 

@@ -140,7 +140,7 @@ class Manifold:
 
         Args:
             networks: At least one; on each sphere within a half sphere, or the mean need not be the only one.
-            weights: One for each network, not negative; equal unless given.
+            weights: One for each network, not negative; equal by default.
 
         Raises:
             ValueError: There are no networks, they are not canonical or not of one architecture, the weights do

@@ -114,7 +114,7 @@ class Checkpoint(Mapping[str, Tensor]):
                 format, and `org/model` is read from the cache of the Hugging Face hub, where it lies there. What is
                 open already is returned as it is.
             entry: The entry of a dictionary that is read, such as "state_dict_ema"; `FILE:NAME` as the path says it,
-                too. Unless given the usual one, and a warning in the log names the others.
+                too. By default the usual one, and a warning in the log names the others.
 
         Raises:
             FileNotFoundError: The file, or a shard that its index names, is not there.

@@ -25,10 +25,10 @@ class Output:
         overwrite: Whether an output of that name may be replaced. In a folder, files that are not of a checkpoint stay.
         resume: Whether to continue what an interrupted run left; work in memory is done anew.
         dtype: The dtype to which floating-point tensors are rounded, once, or its name; values that it cannot hold are
-            refused. As in the network that the result takes over unless given.
-        shard_size: Bytes, or text such as "5GB", of the values in one file of a folder; as there unless given.
-        provenance: The provenance of the output; the call that writes it, unless given.
-        page: Draws the HTML page of a report from its JSON file, for verbs that write one; no page unless given.
+            refused. As in the network that the result takes over by default.
+        shard_size: Bytes, or text such as "5GB", of the values in one file of a folder; as there by default.
+        provenance: The provenance of the output; the call that writes it, by default.
+        page: Draws the HTML page of a report from its JSON file, for verbs that write one; no page by default.
         shared: Whether the other processes of torchrun or Slurm make the same call, and take a share of the work:
             `rg.align`, `rg.merge` and recipes of checkpoints that are read tensor by tensor, with a folder as output.
 

@@ -46,7 +46,7 @@ class Matching(JudgedOptions):
     """Settings of matching, and of streaming where networks do not fit in memory; for the commands that align."""
 
     method: MethodName = "auto"
-    """Method of matching; docs/alignment.md compares them. Unless given: data with --data, else weights. `merge`
+    """Method of matching; docs/alignment.md compares them. By default: data with --data, else weights. `merge`
     matches the weights of each network to the mean of the others, or to the base."""
     matcher: Annotated[Path | None, Existing("there is no matcher {path}; check the path"), arg(metavar="FILE")] = None
     """File that `regauge learn matching` wrote, for the method learned."""
@@ -110,7 +110,7 @@ class Transport(Matching):
     output: Output
     """The fine-tuned B: a .safetensors file, or a folder with the files of BASE_B."""
     scale: float | None = None
-    """Factor of the change; unless given, one, or what --data choose."""
+    """Factor of the change; by default, one, or what --data choose."""
     steps: int = 0
     """Steps of training from there on --data at most."""
 
@@ -133,20 +133,20 @@ class Merge(Matching):
     base: Annotated[Path | None, CHECKPOINT, arg(metavar="CHECKPOINT")] = None
     """The checkpoint that the others were trained from; needed for task vectors."""
     scale: Annotated[str, arg(metavar="SETTING")] = ""
-    """Factor of the sum of the task vectors, 1 unless given; of the checkpoint for passthrough."""
+    """Factor of the sum of the task vectors, 1 by default; of the checkpoint for passthrough."""
     density: Settings = ()
     """Share of the entries of each task vector that is kept: 0.2 by ties, all by dare-ties and sce, 0.5 by della, 0.1
-    by breadcrumbs, unless given. One for all checkpoints, or one for each; so are the following."""
+    by breadcrumbs, by default. One for all checkpoints, or one for each; so are the following."""
     drop: Settings = ()
-    """Probability of an entry to be dropped by dare; 0.5 unless given."""
+    """Probability of an entry to be dropped by dare; 0.5 by default."""
     epsilon: Settings = ()
-    """Range of della's probabilities to keep an entry around the density; 0.15 unless given."""
+    """Range of della's probabilities to keep an entry around the density; 0.15 by default."""
     gamma: Settings = ()
-    """Share of the largest entries that breadcrumbs drops as outliers; 0.01 unless given."""
+    """Share of the largest entries that breadcrumbs drops as outliers; 0.01 by default."""
     reach: Annotated[str, arg(metavar="SETTING")] = ""
-    """Largest move of an entry by nearswap; 0.0001 unless given."""
+    """Largest move of an entry by nearswap; 0.0001 by default."""
     normalize: Literal["auto", "yes", "no"] = "auto"
-    """Whether task vectors are averaged with the weights or summed: averaged where signs are elected, unless given."""
+    """Whether task vectors are averaged with the weights or summed: averaged where signs are elected, by default."""
     tokenizer: Tokenizer = None
     """The tokens of the result, where those of the folders differ: of all, of the first one, or of this one. Rows that
     a network lacks are taken from others; docs/recipes.md has the rules."""

@@ -35,7 +35,7 @@ class FlowFit(LearnRun):
     """
 
     stores: Annotated[
-        Positional[tuple[Path, ...]], arg(metavar="STORE [...]", help="Folders of stores of one architecture.")
+        Positional[tuple[Path, ...]], arg(metavar="STORE [...]", help="Folders of stores, all of one architecture.")
     ]
     output: Output
     """File of the flow, which ends in .safetensors."""
@@ -47,9 +47,9 @@ class FlowFit(LearnRun):
     layer_settings: Annotated[str, arg(metavar="JSON")] = "{}"
     """Settings of the layers as JSON."""
     width: int | None = None
-    """Length of the vectors of units, or width of a perceptron; the default of the net unless given."""
+    """Length of the vectors of units, or width of a perceptron; the default of the net by default."""
     depth: int | None = None
-    """Number of layers; the default of the net unless given."""
+    """Number of layers; the default of the net by default."""
     data: Annotated[str | None, arg(metavar="DATA")] = None
     """Data on which the drawn networks of the epoch that is kept have the least loss; not those for testing."""
     loss: Loss = "cross-entropy"
@@ -104,8 +104,8 @@ class FlowSample(Sampling):
 class FlowGuide(Sampling):
     """Draw networks from a flow, guided by the gradient of a loss on DATA, into a new store.
 
-    Prints their loss and accuracy, and for comparison those of networks drawn without guidance, of these after the same
-    number of gradient steps, and of random networks after the same number.
+    Prints their loss and accuracy next to those of three controls: networks drawn without guidance, the same after
+    equally many gradient steps, and random networks after equally many.
     """
 
     data: Annotated[str, arg(metavar="DATA", help=JUDGE_DATA_HELP)]

@@ -19,7 +19,7 @@ from regauge.report.shape_figures import View, shape_figure
 from regauge.training import Adam
 
 RESOLUTION = 128
-"""Points along each edge of the grid of a mesh unless given."""
+"""Points along each edge of the grid of a mesh by default."""
 
 
 def fit(options: InrFit) -> None:

@@ -17,7 +17,7 @@ CHECKPOINT_HELP = (
     f"{', '.join(FORMATS['safetensors'].suffixes)}, .index.json of a sharded checkpoint, "
     f"{'/'.join(FORMATS['torch'].suffixes)} with a state dict, or a folder with one of them or of torch.distributed. "
     "FILE:NAME is one of several networks in a file, such as b.pt:state_dict_ema. BASE+ADAPTER is a network with a "
-    "LoRA adapter in a folder of PEFT's format; such folders alone can be given, too."
+    "LoRA adapter in a folder of PEFT's format; a folder of an adapter can also be given alone."
 )
 BATCHES_HELP = (
     "package.module:factory or file.py:factory that returns batches (inputs, targets), or an .npz or .safetensors file "

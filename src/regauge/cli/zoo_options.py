@@ -69,7 +69,7 @@ class ZooImport:
     """Layout of the source: folder, dwsnets, deep-align, small-cnn-zoo, model-zoo-dataset or hdf5, or one that another
     package adds."""
     template: str | None = None
-    """Names below a folder, {id}.pt unless given, for example {id}/step{step}.pt: what stands in braces becomes a
+    """Names below a folder, {id}.pt by default, for example {id}/step{step}.pt: what stands in braces becomes a
     column, * is anything in a name and ** anything at all."""
     beside: tuple[str, ...] = ()
     """Entries of a folder's checkpoints that are no parameters, for example label; they become columns."""
@@ -82,7 +82,7 @@ class ZooImport:
     activation: str | None = None
     """Activation of the networks to take from the small CNN zoo, which has several."""
     dataset: str | None = None
-    """Name of the data set in an HDF5 file, "dataset" unless given."""
+    """Name of the data set in an HDF5 file, "dataset" by default."""
     storage: Storage = None
 
 

@@ -107,11 +107,11 @@ def compare_files(
 
     Args:
         paths: The checkpoints. Their names in the result are their paths without the folder that all are in.
-        model: Their model, or its name; found as by `rg.open_networks` unless given.
+        model: Their model, or its name; found as by `rg.open_networks` by default.
         symmetry: Their symmetry, instead of that of the model.
         tracing: Further settings of `rg.open_model`, for a model that is named.
         draws: Random elements of each test of independence.
-        generator: Their source, from whose state the test of each pair begins; one with seed 0 unless given.
+        generator: Their source, from whose state the test of each pair begins; one with seed 0 by default.
         out: The page of matrices and trees, as in `rg.compare`.
         memory: The limit on memory, as in `rg.compare`.
         progress: Counts pairs.

@@ -87,10 +87,10 @@ def compare(
             second one would be. `reference_p_value` is then the rank of the second network's fingerprint among theirs,
             by distance from the first one's. It is exact wherever on their orbits the networks are.
         draws: Random elements of the test of independence.
-        generator: Their source; one with seed 0 unless given: the outcome is always the same.
+        generator: Their source; one with seed 0 by default: the outcome is always the same.
         out: The page of the comparison, a self-contained `.html` file: a path, or an `Output`.
         memory: The limit on memory for networks in files: bytes, or text such as "2GB"; half of the machine's memory
-            unless given. Those that need more are streamed, without fingerprints.
+            by default. Those that need more are streamed, without fingerprints.
         exact: Whether all values are compared in any case. Otherwise networks of many values are compared by a sample
             first, which decides where the answer is clear; a note then says so. Values beyond the sample are not read,
             and so not checked for NaN or Inf.

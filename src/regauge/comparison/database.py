@@ -162,7 +162,7 @@ class Database:
 
         Args:
             paths: Checkpoints: files, folders, or BASE+ADAPTER.
-            model: Their model, or its name. Unless given it is found as by `rg.open_networks`, or the database knows an
+            model: Their model, or its name. By default it is found as by `rg.open_networks`, or the database knows an
                 architecture with their tensors.
             symmetry: Their symmetry, instead of that of the model.
             tracing: Further settings of `rg.open_model`, for a model that is named.
@@ -239,7 +239,7 @@ class Database:
             network: The path of the checkpoint, which is A in the comparisons.
             count: The number of networks at most.
             draws: Random elements of each test of independence.
-            generator: Their source, from whose state the test of each pair begins; one with seed 0 unless given.
+            generator: Their source, from whose state the test of each pair begins; one with seed 0 by default.
             memory: The limit on memory, as in `rg.compare`.
             exact: Whether all values are compared, as in `rg.compare`.
             progress: Counts comparisons.

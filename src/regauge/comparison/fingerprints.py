@@ -69,8 +69,8 @@ def fingerprint(
         params: A network, or a population with one leading model axis; or the path of a checkpoint. Buffers that move
             do not count.
         symmetry: The symmetry of the architecture.
-        memory: The limit on memory for a network in files: bytes, or text such as "2GB"; half of the machine's unless
-            given.
+        memory: The limit on memory for a network in files: bytes, or text such as "2GB"; half of the machine's by
+            default.
         progress: Shows each pass over files that are streamed.
 
     Returns:

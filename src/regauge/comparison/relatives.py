@@ -104,10 +104,10 @@ def open_relatives(
 
     Args:
         paths: Two checkpoints at least.
-        model: The model of the first network, or its name; found as by `rg.open_networks` unless given.
+        model: The model of the first network, or its name; found as by `rg.open_networks` by default.
         symmetry: The symmetry, instead of that of the model.
         tracing: Further settings of `rg.open_model`, for a model that is named.
-        memory: The limit on memory: bytes, or text such as "2GB"; half of the machine's memory unless given.
+        memory: The limit on memory: bytes, or text such as "2GB"; half of the machine's memory by default.
         data: Whether data will be run through the model, which needs all networks in memory and of one shape.
 
     Raises:

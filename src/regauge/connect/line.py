@@ -160,8 +160,8 @@ def line(
         points: Number of equally spaced values of t, both ends included.
         symmetry: Aligns the second network to the first one by its weights, as `rg.align` does by default. The curve
             before that is in `unaligned`, and `plot` draws both. For straight lines only.
-        path: `Straight()` unless given; `Geodesic`, `WassersteinGeodesic`, `Bezier`, `PolygonalChain`, `Repaired`.
-        prepare: Applied to every network on the path, the ends included; the task's unless given. A model with batch
+        path: `Straight()` by default; `Geodesic`, `WassersteinGeodesic`, `Bezier`, `PolygonalChain`, `Repaired`.
+        prepare: Applied to every network on the path, the ends included; the task's by default. A model with batch
             normalization needs its statistics recomputed: `lambda p: reset_batchnorm(p, module, batches)`. The curve
             says where an end has another loss as stored.
         progress: Shows how many of the networks were evaluated.

@@ -95,7 +95,7 @@ def plane(
         params_c: A network elsewhere. Align the second and the third to the first to see what symmetry does not hide.
         resolution: Points along the longer side of the grid; the shorter side has the same spacing, roughly.
         margin: The margin of the grid around the three networks, as a share of the longer side of their bounding box.
-        buffers: Names that do not count for distances; those of the task's module, or none, unless given.
+        buffers: Names that do not count for distances; those of the task's module, or none, by default.
         progress: Shows how many of the networks were evaluated.
 
     Raises:

@@ -142,11 +142,11 @@ def repair(
             recomputed.
         batches: As in a `Task`, whose targets are not read, or inputs alone: tensors or mappings of keyword inputs. A
             few thousand examples do; they are read many times.
-        weights: Share of every endpoint: `(1 - t, t)` at t; equal unless given.
+        weights: Share of every endpoint: `(1 - t, t)` at t; equal by default.
         task: Decides whether repairing helps: where its loss rises, the network is returned as it was, with a note.
         out: Where the repaired network of a checkpoint is written: a path, or an `Output`.
-        memory: The limit on memory for a checkpoint: bytes, or text such as "2GB"; half of the machine's memory unless
-            given.
+        memory: The limit on memory for a checkpoint: bytes, or text such as "2GB"; half of the machine's memory by
+            default.
 
     Returns:
         The repaired network. Where all endpoints are the network itself, so is the result, but for running statistics.
@@ -263,7 +263,7 @@ def variance_collapse(
         module: Runs the parameters; its own are not used.
         endpoints: The networks between which it lies.
         batches: As for `repair`.
-        weights: Share of every endpoint: `(1 - t, t)` at t; equal unless given.
+        weights: Share of every endpoint: `(1 - t, t)` at t; equal by default.
 
     Raises:
         TraceError: The module cannot be traced.
@@ -402,7 +402,7 @@ def prepare_statistics(task: Task, batches: Iterable[Any] | None = None) -> Task
 
     Args:
         task: The task; it is returned as it is if its model has no such statistics.
-        batches: Source of the statistics; the batches of the task unless given.
+        batches: Source of the statistics; the batches of the task by default.
     """
     if not any(name.endswith("running_mean") for name in task.module.state_dict()):
         return task

@@ -115,7 +115,7 @@ def straighten(
     Args:
         params_a: The network at the fixed end, unchanged.
         params_b: The start of training, unchanged.
-        generator: Draws examples and points on the line; one with seed 0 unless given.
+        generator: Draws examples and points on the line; one with seed 0 by default.
         on_step: Called after each step with its number, loss and rate, as a `regauge.training.State`.
 
     Raises:
@@ -275,9 +275,9 @@ def train_path(
         params_b: The network at t = 1, unchanged.
         task: Module, batches, loss. Batches come in their order, over and over.
         path: The start of training, such as `Bezier.between(a, b)`; unchanged.
-        generator: Draws t, on the CPU; one with seed 0 unless given.
-        optimizer: Adam with a learning rate of 0.01 unless given.
-        schedule: The schedule of the learning rate; half a cosine down to zero unless given.
+        generator: Draws t, on the CPU; one with seed 0 by default.
+        optimizer: Adam with a learning rate of 0.01 by default.
+        schedule: The schedule of the learning rate; half a cosine down to zero by default.
         on_step: Called after each step with its number, loss and rate, as a `regauge.training.State`.
 
     Returns:

@@ -83,8 +83,8 @@ def assign_many(
     Args:
         profits: float32 or float64.
         potentials: Potentials that similar problems returned.
-        current: Columns to keep where they are best; the identity unless given.
-        slack: Gains that are not worth a change; zero unless given.
+        current: Columns to keep where they are best; the identity by default.
+        slack: Gains that are not worth a change; zero by default.
         is_repeated: Whether similar problems will follow, so that potentials are worth their computation.
 
     Raises:

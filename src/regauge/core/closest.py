@@ -128,7 +128,7 @@ def closest(
         cost: The objective, or a single matrix `[..., n, n]` where all placements share one character.
         potentials: The potentials of similar problems solved before.
         current: Permutations to keep where they are best within `slack`.
-        slack: Gains that are not worth a change; zero unless given.
+        slack: Gains that are not worth a change; zero by default.
         is_repeated: Whether potentials should be returned.
 
     Raises:

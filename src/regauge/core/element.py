@@ -175,7 +175,7 @@ class Element(Mapping[str, Value]):
         return self.map(lambda tensor: tensor.expand(*batch, *tensor.shape), (*batch, *self.batch))
 
     def map(self, function: Callable[[Tensor], Tensor], batch: tuple[int, ...] | None = None) -> "Element":
-        """Apply a function to every tensor; `batch` is the new batch shape, today's unless given."""
+        """Apply a function to every tensor; `batch` is the new batch shape, today's by default."""
         values = {name: value.map(function) for name, value in self.items()}
         translation = {name: function(vector) for name, vector in self.translation.items()}
         rotation = {name: function(matrix) for name, matrix in self.rotation.items()}

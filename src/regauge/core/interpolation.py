@@ -50,13 +50,13 @@ def combine(networks: Sequence[Mapping[str, Tensor]], weights: Sequence[float | 
 
 
 def mean(networks: Sequence[Mapping[str, Tensor]], shares: Sequence[float] | None = None) -> Params:
-    """The mean of networks with these shares, which sum to one; equal unless given. It shares no memory with them."""
+    """The mean of networks with these shares, which sum to one; equal by default. It shares no memory with them."""
     result = combine(networks, shares_of(None, len(networks)) if shares is None else shares)
     return {name: t.clone() if any(t is n[name] for n in networks) else t for name, t in result.items()}
 
 
 def shares_of(weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
-    """Weights of `count` networks as shares that sum to one; equal unless given.
+    """Weights of `count` networks as shares that sum to one; equal by default.
 
     A ValueError says that they are not as many as networks, negative, not finite, or all zero.
     """

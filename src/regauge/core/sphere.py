@@ -85,7 +85,7 @@ def mean(
 
     Args:
         points: Points along the axis before the last.
-        weights: Not negative, for all means alike or for each; equal unless given.
+        weights: Not negative, for all means alike or for each; equal by default.
         tolerance: The iteration ends when no mean moves further than this angle; by default four times the
             precision of the dtype.
 

@@ -180,7 +180,7 @@ class Symmetry:
         Args:
             generator: Source of randomness.
             parts: Restricts the element to some of "permutation", "sign", "scale", "shift", "linear", "translation"
-                and "rotation"; all unless given. Networks in 16 bits lose digits to the last two, and single tensors
+                and "rotation"; all by default. Networks in 16 bits lose digits to the last two, and single tensors
                 and `compile` cannot do with them.
             batch: Leading batch shape of the element.
 

@@ -48,10 +48,10 @@ class Task:
             arguments. They are read several times, so give a list, a data loader, or another collection.
         criterion: The mean loss of a batch from the output and the targets, differentiable.
         outputs: The output that is compared with the targets: a field name, or a function of what the module returns;
-            its first tensor unless given.
+            its first tensor by default.
         prepare: Prepares an average of networks before it is evaluated, such as `reset_batchnorm`. It also prepares the
             networks that the average is compared with: the ends of a line, the merged networks. Nothing is prepared
-            unless given.
+            by default.
         name: The name of the data in cards and reports.
         has_targets: Whether the batches have targets; otherwise they show only whether outputs stay, and no loss is
             reported.
@@ -87,7 +87,7 @@ class Task:
 
         Args:
             share: The share of the examples in the first task, between 0 and 1; each task has one at least.
-            generator: Draws the examples; one with seed 0 unless given.
+            generator: Draws the examples; one with seed 0 by default.
 
         Raises:
             ValueError: The share is not between 0 and 1, or there is a single example.
@@ -205,8 +205,8 @@ def choose_and_judge(
 
     Args:
         task: Chooses: what is matched, computed or trained from data looks at these.
-        test: Judges what was chosen; half of the examples of `task`, which then do not choose, unless given.
-        generator: Draws the halves; one with seed 0 unless given.
+        test: Judges what was chosen; half of the examples of `task`, which then do not choose, by default.
+        generator: Draws the halves; one with seed 0 by default.
 
     Raises:
         ValueError: There is no test, and the task cannot be split.

@@ -69,14 +69,14 @@ def fit(
     Args:
         population: Parameters with a leading model axis, or a store, or several of one architecture. They are read
             once, and their points are kept in memory.
-        symmetry: The symmetry of the networks; that of the store unless given.
+        symmetry: The symmetry of the networks; that of the store by default.
         config: Settings; `seconds` limits the training alone, by the clock unless `is_cpu_time`.
         task: Examples and the loss by which drawn networks are judged. The epoch is then kept of which drawn networks
             have the least loss. Epochs count that are no worse than the normal distribution on held-out networks. Give
             examples that networks were trained on, or that were kept for this. Never give those for testing.
         starts: Networks such as the population began with; a prior of independent values is then matched to them
             instead of to those at which the flow ends.
-        generator: The source of all chance, from which one number is drawn; that of the seed 0 unless given.
+        generator: The source of all chance, from which one number is drawn; one with seed 0 by default.
         arguments: `indices`, `split`, `split_by`, `checkpoints`, `state` and `progress`; see
             `regauge.learn.division.FitArguments`. The networks for testing are not read.
 

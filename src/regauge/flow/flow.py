@@ -88,7 +88,7 @@ class Flow:
         return self.space.networks if isinstance(self.space, Components) else self.space
 
     def told(self, **facts: Any) -> "Flow":
-        """This flow with more that is known about it, as JSON."""
+        """Return this flow with further entries of `about`, which must be JSON values."""
         return replace(self, about={**self.about, **facts})
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
@@ -172,7 +172,7 @@ class Flow:
 
         Args:
             count: The number of networks.
-            generator: The source of all chance; one with seed 0 unless given.
+            generator: The source of all chance; one with seed 0 by default.
             steps: The number of steps of the solver.
             solver: See `integrate`; with noise it is Euler and Maruyama's. "thesis" is the sampler of
                 `follow_thesis`, which does not follow the flow, for flows that predict ends.
@@ -252,7 +252,7 @@ class Flow:
             probes: Random vectors by which divergences are estimated, the same for all networks; None: exact, at the
                 cost of one backward pass for each value.
             label: One of `classes`, for a flow with labels.
-            generator: Source of the probes; fixed ones unless given.
+            generator: Source of the probes; fixed ones by default.
         """
         own = next(self.velocity.parameters()).dtype
         dtypes = (t.dtype for t in population.values() if t.is_floating_point())

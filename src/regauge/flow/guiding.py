@@ -24,7 +24,7 @@ class BatchLoss:
         dropout: Share of the values of the inputs that are set to zero, others in each call and the same for all
             networks; the rest is divided by the share that is kept. So a strong pull fits the examples less closely.
             Inputs must be one tensor.
-        generator: Source of what is set to zero; a fixed one unless given.
+        generator: Source of what is set to zero; a fixed one by default.
 
     References:
         Srivastava et al. (2014) for dropout, of inputs here.

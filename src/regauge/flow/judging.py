@@ -55,7 +55,7 @@ def judge(
         held_out: Networks of the same kind that it never saw; two at least.
         symmetry: The symmetry of the networks.
         evaluate: A task, or a function from the parameters of one network to its metrics, with "loss" among them.
-        generator: Source of the controls; a fixed one unless given.
+        generator: Source of the controls; a fixed one by default.
 
     Raises:
         ValueError: There are fewer than two networks of a kind, or they are of different architectures.

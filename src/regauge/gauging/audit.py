@@ -94,7 +94,7 @@ def audit(
         module: The model, on a real device.
         example_inputs: As for `discover`.
         example_kwargs: Keyword inputs.
-        generator: Source of the factors; one with seed 0 unless given.
+        generator: Source of the factors; one with seed 0 by default.
         outputs: The outputs that are compared.
         convert: Function from `params` to the parameters under the names of the model; known for a checkpoint.
     """

@@ -73,15 +73,15 @@ def gauge(
     Args:
         params: One network, unchanged itself: parameters by name, or the path of a checkpoint. Buffers move with it.
         symmetry: The symmetry of its architecture.
-        method: `BestGauge()` unless given: with a task its loss decides, with weights rounded to four bits; without one
+        method: `BestGauge()` by default: with a task its loss decides, with weights rounded to four bits; without one
             the rounding error of weights. Other methods go by their own objectives.
         task: The model and data, on which methods choose and the result is certified. Only `BestGauge` uses the loss.
         test: A task with other data, which choose nothing; `BestGauge` judges what it kept on them. Half of the
-            examples of `task` where its loss decides, unless given (`Task.split`).
+            examples of `task` where its loss decides, by default (`Task.split`).
         generator: The source of chance. The same state gives the same result.
         out: Where the moved network is written, with a report next to it: a path, or an `Output`. For a checkpoint
             only, as are the following.
-        memory: The limit on memory: bytes, or text such as "2GB"; half of the machine's memory unless given.
+        memory: The limit on memory: bytes, or text such as "2GB"; half of the machine's memory by default.
         progress: Shows how much is written.
 
     Returns:

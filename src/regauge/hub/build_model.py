@@ -119,7 +119,7 @@ def describe_inputs(shapes: Sequence[str], dtypes: Sequence[str], device: str = 
 
     Args:
         shapes: Sizes with x between them, such as `2x3x32x32`.
-        dtypes: Names of dtypes of torch, one for each or one for all; float32 unless given.
+        dtypes: Names of dtypes of torch, one for each or one for all; float32 by default.
         device: Device of the inputs.
 
     Raises:

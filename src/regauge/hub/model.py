@@ -26,7 +26,7 @@ class Model:
         tracing: Settings with which it is traced.
         values: When it gets values, and when it is built on the meta device.
         retrace: Whether it is traced anew although its symmetry is known.
-        verify: Whether the symmetry is verified; unless given, where that takes little time.
+        verify: Whether the symmetry is verified; by default, where that takes little time.
     """
 
     def __init__(
@@ -222,13 +222,13 @@ def open_model(
             a module, (module, example_inputs) or (module, example_inputs, example_kwargs). Or a file of weights whose
             header describes its network, as `rg.inr.Inr.save` writes them.
         input_shape: Shapes of positional inputs, for example `["2x3x32x32"]`, instead of those that the model brings.
-        input_dtype: Their dtypes, for example `["int64"]`; float32 unless given.
-        outputs: Names of the outputs that must not change; all tensors unless given.
+        input_dtype: Their dtypes, for example `["int64"]`; float32 by default.
+        outputs: Names of the outputs that must not change; all tensors by default.
         keep: Frozen parameters that are structure, as masks are, by names or patterns; see `rg.discover`.
         move: Buffers that are moved like weights although no normalization fills them, by names or patterns.
         values: "always", "never" (the meta device), or "if small": below 150 million parameters. The values of a folder
             are drawn at random: its checkpoint is opened by `open_networks`.
-        verify: Whether the symmetry is verified numerically; unless given, where that takes little time.
+        verify: Whether the symmetry is verified numerically; by default, where that takes little time.
         retrace: Whether the model is traced anew, although its symmetry is known from an earlier run.
     """
     tracing = Tracing(tuple(input_shape), tuple(input_dtype), tuple(outputs), tuple(keep), tuple(move))

@@ -52,7 +52,7 @@ def open_networks(
 
     Args:
         paths: The checkpoints: files, folders, models of the hub in the cache on this machine, or BASE+ADAPTER.
-        model: Their model, or its name; that of the first checkpoint unless given, where it is a folder with
+        model: Their model, or its name; that of the first checkpoint by default, where it is a folder with
             config.json or its header describes its network.
         symmetry: Their symmetry, instead of that of the model.
         streamed: Whether the tensors stay on the disk until they are read one by one.

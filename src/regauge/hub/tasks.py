@@ -39,7 +39,7 @@ def open_task(
         data: The name of batches; see `open_batches`. For a model that is a signal also a signal.
         loss: The loss; accuracy is measured next to the cross entropy.
         batch: Examples in a batch, for data from a file.
-        outputs: The name of the output that is compared with the targets; the first one unless given.
+        outputs: The name of the output that is compared with the targets; the first one by default.
         dtype: Dtype of the parameters, to which floating-point inputs are converted.
 
     Raises:

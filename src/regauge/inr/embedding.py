@@ -148,7 +148,7 @@ def train_embedding(
         params: The networks, `[networks, ...]`.
         samples: Samples of each network's signal, the same number for all.
         generator: Draws the initialization, the order of networks and which samples a step reads.
-            One with seed 0 unless given.
+            One with seed 0 by default.
         on_step: Called after each step with its number, loss and rate, as a `regauge.training.State`.
 
     Raises:

@@ -13,7 +13,7 @@ LossName = Literal["bce", "mse", "focal"]
 Represented = Literal["unsigned", "signed", "occupancy"]
 """Signal of a shape that a network represents."""
 RATE = 1e-4
-"""Learning rate unless given."""
+"""Learning rate by default."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class FitConfig(DescentConfig):
     Attributes:
         steps: Steps of Adam.
         batch: Samples of a step, of 500,000 for shapes and of all pixels for images.
-        loss: Cross entropy of distances, squared error of images and the focal loss of occupancy unless given.
+        loss: Cross entropy of distances, squared error of images and the focal loss of occupancy by default.
 
     Raises:
         ValueError: A number is not positive, or there is no such loss.

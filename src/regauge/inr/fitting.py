@@ -70,7 +70,7 @@ def mse(outputs: Tensor, labels: Tensor) -> Tensor:
 LOSSES: dict[LossName, Callable[[Tensor, Tensor], Tensor]] = {"bce": bce, "mse": mse, "focal": Focal()}
 """Losses of outputs and labels `[n, out]`, entry by entry."""
 OWN_LOSSES: dict[str, LossName] = {"image": "mse", "occupancy": "focal"}
-"""Losses of signals unless given; of all distances it is "bce"."""
+"""Losses of signals by default; of all distances it is "bce"."""
 
 
 def loss_for(config: FitConfig, inr: Inr) -> Callable[[Tensor, Tensor], Tensor]:
@@ -93,7 +93,7 @@ def fit(
 
     Args:
         start: Initial parameters, unchanged; the result has their dtype.
-        generator: Draws the samples of each step; one with seed 0 unless given.
+        generator: Draws the samples of each step; one with seed 0 by default.
         on_step: Called after each step with its number, loss and rate, as a `regauge.training.State`.
 
     Raises:
@@ -210,7 +210,7 @@ IMAGES = FitConfig(steps=1000, batch=None, optimizer=Adam(5e-4))
 
 
 def image_inr(height: int, width: int, channels: int = 1, *, units: int = 32, depth: int = 2) -> Inr:
-    """A SIREN of the size that populations of images have, 2-32-32-1 unless given."""
+    """A SIREN of the size that populations of images have, 2-32-32-1 by default."""
     return Inr("siren", 2, channels, units, depth, "image", pixels=(height, width))
 
 
@@ -224,7 +224,7 @@ def fit_images(
 
     Args:
         images: In [0, 1], `[images, channels, height, width]`.
-        inr: Architecture of each network; `image_inr` of this size unless given.
+        inr: Architecture of each network; `image_inr` of this size by default.
         config: Steps, batch, optimizer and schedule; the loss is the squared error.
 
     Returns:
@@ -285,7 +285,7 @@ def fit_many(
     Args:
         starts: Initial parameters of each network; the same ones may be given several times.
         generators: Draw the samples of each network's steps.
-        workers: Number of networks that are fitted at the same time; the number of processors unless given.
+        workers: Number of networks that are fitted at the same time; the number of processors by default.
         progress: Shows the steps of all networks; it is called in the thread that fits each.
         on_step: Called there after each step with its number, loss, rate and network, as a `regauge.training.State`.
 

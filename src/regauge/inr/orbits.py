@@ -74,8 +74,8 @@ def orbit(
 
     Args:
         params: One network, unchanged.
-        parts: Some of "permutation", "sign", "scale", "shift", "linear", "translation" and "rotation"; all unless
-            given.
+        parts: Some of "permutation", "sign", "scale", "shift", "linear", "translation" and "rotation"; all by
+            default.
         noise: Standard deviation of the noise, as a share of each tensor's own.
         reach: Largest shift, in half periods of a sine.
 
@@ -209,7 +209,7 @@ def recovery(
     Args:
         symmetry: The symmetry that the copies were drawn from.
         method: The method of alignment; None leaves the copies as they are.
-        within: The symmetry that the method may use: the whole one unless given.
+        within: The symmetry that the method may use: the whole one by default.
         task: Model, data and loss of the curves, and for methods that use one.
         generator: Random generator, for methods that use chance.
 

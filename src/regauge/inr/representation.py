@@ -55,8 +55,8 @@ class Inr:
         width: Units of each hidden layer.
         depth: Number of hidden layers.
         signal: Meaning of the outputs.
-        omega: Frequency of every sine: 30 unless given, none for ReLU.
-        limit: Distance at which labels are clipped: 0.1 unless given for a field of distances, none for the others.
+        omega: Frequency of every sine: 30 by default, none for ReLU.
+        limit: Distance at which labels are clipped: 0.1 by default for a field of distances, none for the others.
         pixels: Height and width of an image, none for the others.
 
     Raises:

@@ -18,7 +18,7 @@ from regauge.nets.siren import Bias
 from regauge.training.descent import OnStep
 
 SHAPE_SIZES, IMAGE_SIZES = (512, 4), (256, 3)
-"""Width and depth unless given."""
+"""Width and depth by default."""
 
 
 @dataclass(frozen=True)

@@ -55,16 +55,16 @@ def fit_autoencoder(
 
     Args:
         population: Parameters with a leading model axis, or a store, which is streamed; or several of one architecture.
-        symmetry: The symmetry of the networks; that of the store unless given.
+        symmetry: The symmetry of the networks; that of the store by default.
         config: Settings; `seconds` limits the training alone, by the clock unless `is_cpu_time`.
-        module: Runs the networks; that of the store unless given.
+        module: Runs the networks; that of the store by default.
         inputs: The inputs on which networks are compared: a tensor, a tuple of positional or a mapping of keyword
             arguments of the module, examples first.
         task: In place of `module` and `inputs`: runs the networks on its batches. Unless `config.loss` is given,
             decoded networks are trained by its criterion on its targets, whatever the originals do there.
         encoder: Reads networks in place of the net that the settings describe: a module from populations to vectors
             `[models, latent]`. Such an autoencoder cannot be saved.
-        generator: The source of all chance, from which one number is drawn; that of the seed 0 unless given.
+        generator: The source of all chance, from which one number is drawn; one with seed 0 by default.
         arguments: `indices`, `split`, `split_by`, `checkpoints`, `state` and `progress`; see
             `regauge.learn.division.FitArguments`.
 

@@ -22,8 +22,8 @@ class FitArguments(TypedDict, total=False):
     """Arguments of every function that trains a net on networks, such as `learn.fit_predictor` and `flow.fit`.
 
     Attributes:
-        indices: Numbers of the networks to use, or a mask; all unless given. Those that are not finite are left out.
-        split: Numbers of the networks for "train", "validation" and "test". Unless given, a store is divided by run,
+        indices: Numbers of the networks to use, or a mask; all by default. Those that are not finite are left out.
+        split: Numbers of the networks for "train", "validation" and "test". By default, a store is divided by run,
             so that two checkpoints of one run are never in two parts, with its own test networks where it has a column
             "split" with some; of a population fixed random networks are taken: 80%, 10% and 10%.
         split_by: Column by which stores are divided instead of by run, such as one that names the image of which there
@@ -73,10 +73,10 @@ class Division:
         by: str | None = None,
         **arguments: Unpack[FitArguments],
     ) -> "Division":
-        """Divide networks, and draw one number from the generator; that of the seed 0 unless given.
+        """Divide networks, and draw one number from the generator; one with seed 0 by default.
 
         Args:
-            usable: Numbers of the networks that can be used; those that are finite unless given.
+            usable: Numbers of the networks that can be used; those that are finite by default.
             by: Column by which stores are divided where the arguments name none.
         """
         generator = given_or_seed(generator)

@@ -79,7 +79,7 @@ def hyper_match(
         params_a: The network at the fixed end of the line, unchanged.
         params_b: The network that the hypernetwork reads, unchanged.
         task: Module, batches, loss. The module is an MLP with hidden layers of one width.
-        generator: Draws the hypernetwork, examples and points on the line; one with seed 0 unless given.
+        generator: Draws the hypernetwork, examples and points on the line; one with seed 0 by default.
         on_step: Called after each step with its number, loss and rate, as a `regauge.training.State`.
 
     Raises:

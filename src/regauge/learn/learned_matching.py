@@ -69,7 +69,7 @@ class LearnedMatching(Method):
         share: The share of the vectors while sweeping, from 0 to below 1. 0: the net is not used.
         sweeps: Most sweeps; with none vectors decide alone.
         scales: As in `WeightMatching`.
-        steps: Steps of the descent on scales, where there is a task; 0: no descent.
+        steps: Steps of the descent on scales, if there is a task; 0: no descent.
         about: Facts about the training, as JSON.
         trained: The course of the training; None of one that was loaded.
 

@@ -63,15 +63,15 @@ def fit_matching(
     Args:
         population: Parameters with a leading model axis, or a store, which is streamed; or several, of one
             architecture with any numbers of units.
-        symmetry: The symmetry of the networks, or of each store and population; those of the stores unless given.
+        symmetry: The symmetry of the networks, or of each store and population; those of the stores by default.
         config: Settings; `seconds` limits the training alone, by the clock unless `is_cpu_time`.
         task: Model, data and loss, for the loss on the line and for the validation; for networks of several widths one
             for each layout.
         pair_by: Column of the stores that names what networks have in common: partners have the same value there, such
-            as several networks that were fitted to one signal. Any two networks are partners unless given.
-        module: Runs the networks, for `probes`, for each layout; that of the store unless given.
+            as several networks that were fitted to one signal. Any two networks are partners by default.
+        module: Runs the networks, for `probes`, for each layout; that of the store by default.
         inputs: The start of the probes: a tensor, a tuple of positional or a mapping of keyword arguments.
-        generator: The source of all chance, from which one number is drawn; that of the seed 0 unless given.
+        generator: The source of all chance, from which one number is drawn; one with seed 0 by default.
         arguments: `indices`, `split`, `split_by`, `checkpoints`, `state` and `progress`; see
             `regauge.learn.division.FitArguments`. Stores are divided by `pair_by` where `split_by` names no column.
 

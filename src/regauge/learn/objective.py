@@ -87,7 +87,7 @@ class Objective:
     def measure(
         self, decoded: Params | None, originals: Params, known: Sequence[Tensor] | None = None
     ) -> dict[str, Tensor]:
-        """Scores of every network, float64 `[models]`; the mean outputs stand for the decoded networks unless given.
+        """Scores of every network, float64 `[models]`; the mean outputs stand for the decoded networks by default.
 
         The loss, the squared error of the outputs, and for classifiers the share of examples with the same class. With
         classes as targets that the loss does not read, also the difference of both accuracies; the median accuracy of

@@ -39,13 +39,13 @@ def fit_predictor(
         population: Parameters with a leading model axis, or a store, which is streamed; or several, of one or several
             architectures, whose networks are numbered one after the other.
         targets: A value for each network, or the name of a column of the stores.
-        symmetry: The symmetry of the networks, or of each store and population; those of the stores unless given.
+        symmetry: The symmetry of the networks, or of each store and population; those of the stores by default.
         config: Settings; `seconds` limits the training alone, by the clock unless `is_cpu_time`.
         module: Runs the networks, where they are rendered, probed or their inputs moved, for each layout; that of the
-            store unless given.
+            store by default.
         inputs: Inputs at which networks are rendered, and the start of the probes: a tensor, a tuple of positional or a
             mapping of keyword arguments of the module.
-        generator: The source of all chance, from which one number is drawn; that of the seed 0 unless given.
+        generator: The source of all chance, from which one number is drawn; one with seed 0 by default.
         arguments: `indices`, `split`, `split_by`, `checkpoints`, `state` and `progress`; see
             `regauge.learn.division.FitArguments`.
 

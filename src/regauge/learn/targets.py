@@ -50,7 +50,7 @@ class Target:
             name: The name of the column.
             values: The values of all networks that are used.
             train: The values of the networks for training.
-            kind: Numbers, fractions or classes; numbers or classes, as the values are, unless given.
+            kind: Numbers, fractions or classes; numbers or classes, as the values are, by default.
 
         Raises:
             ValueError: All values are the same, they are no numbers, or fractions are not between 0 and 1.

@@ -36,7 +36,7 @@ class Blend:
         symmetry: With every size known.
         networks: Parameters by name, or checkpoints.
         base: The network that task vectors are relative to, where there is one.
-        weights: One for each network; what the rule takes for equal ones unless given.
+        weights: One for each network; what the rule takes for equal ones by default.
         elements: Move the networks; the identity for the one whose coordinates the result has. None moves nothing.
         seed: The seed of the random numbers of the rule.
     """

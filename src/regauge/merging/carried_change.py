@@ -95,7 +95,7 @@ def plan_transport(
     Args:
         job: The second base, the first base and its fine-tune, in this order.
         symmetry: The symmetry of all of them.
-        method: The method of alignment, `WeightMatching()` unless given.
+        method: The method of alignment, `WeightMatching()` by default.
         task: None: a task runs the model, which streamed networks cannot.
         rotate: Whether residual streams are rotated, as in `align`.
 

@@ -96,7 +96,7 @@ def extract_adapter(
         out: The folder of the adapter.
         rank: The largest rank.
         least: Singular values that are not above this are left out, too.
-        model: The name of the model that both are of; that of the base's folder unless given.
+        model: The name of the model that both are of; that of the base's folder by default.
         progress: Shows the tensors.
 
     Raises:

@@ -54,9 +54,9 @@ def merge_adapters(
     Args:
         adapters: Folders of adapters of the kind LoRA, of one base; two or more.
         out: The folder of the result, with the settings of the first.
-        rule: The rule; `Average()` unless given.
+        rule: The rule; `Average()` by default.
         weights: One for each adapter; see the rule.
-        rank: The largest rank; for every matrix the sum of the ranks unless given.
+        rank: The largest rank; for every matrix the sum of the ranks by default.
         generator: Source of randomness for rules that use one.
         progress: Shows the modules.
 

@@ -71,21 +71,21 @@ def merge(
             `MergeMany()`, and `WeightMatching()` with a base or where the networks are streamed. A method for pairs
             aligns every network to the first or to the base.
         weights: One for each network, numbers or settings that differ from tensor to tensor. For means they are shares,
-            normalized to sum to one, equal unless given; for task vectors see the rule. The alignment does not depend
+            normalized to sum to one, equal by default; for task vectors see the rule. The alignment does not depend
             on them.
-        rule: The rule that combines the aligned networks; `Average()` unless given.
+        rule: The rule that combines the aligned networks; `Average()` by default.
         base: The network that task vectors are relative to. The networks are aligned to it, and the result is in its
             coordinates; without a base in those of the first network.
         task: Model, data and loss, for methods and rules that use them.
-        test: The task that judges for the record; half of the examples of `task` unless given, which then choose
+        test: The task that judges for the record; half of the examples of `task` by default, which then choose
             nothing (`Task.split`).
         generator: Source of randomness for methods and rules that use one.
         rotate: Whether residual streams are rotated or reordered, as in `align`.
         untie: Whether tied heads of folders get a tensor of their own, as in `align`.
-        labels: Names of the networks in the record, the base last; numbers or paths unless given.
+        labels: Names of the networks in the record, the base last; numbers or paths by default.
         out: Place of the result, which has the names, dtypes and header of the base or the first network: a path, or
             an `Output`. The record is written next to it. For networks on the disk only, as are the following.
-        memory: The limit on memory: bytes, or text such as "2GB"; half of the machine's memory unless given.
+        memory: The limit on memory: bytes, or text such as "2GB"; half of the machine's memory by default.
         progress: Shows each pass over streamed files.
 
     Raises:

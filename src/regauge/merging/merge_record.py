@@ -128,7 +128,7 @@ class MergeResult:
 
 
 def require_labels(labels: Sequence[str] | None, count: int, has_base: bool) -> list[str]:
-    """Labels of `count` networks, and of the base last; numbers unless given.
+    """Labels of `count` networks, and of the base last; numbers by default.
 
     Raises:
         ValueError: They are not as many.

@@ -45,7 +45,7 @@ def merge_widths(
         regularization: The softness of the correspondences; see `correspond`.
         method: The method that aligns the mapped networks afterwards, as in `merge`.
         weights: One for each network.
-        rule: The rule for the aligned networks, a mean: `Average()` unless given.
+        rule: The rule for the aligned networks, a mean: `Average()` by default.
         task: A task of the first network's architecture, as in `merge`.
         test: The task that judges for the record, as in `merge`.
         generator: For methods that use chance.

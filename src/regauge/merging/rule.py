@@ -81,7 +81,7 @@ class Rule(ABC):
         return False
 
     def factors(self, weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
-        """The factor of each network in one tensor, or an error about the weights: shares, equal unless given."""
+        """The factor of each network in one tensor, or an error about the weights: shares, equal by default."""
         return shares_of(weights, count)
 
     def choose(
@@ -192,7 +192,7 @@ def draw_seed(rule: Rule, generator: torch.Generator | None) -> int | None:
 
 
 def as_given(weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
-    """Weights that are not normalized, one unless given; a ValueError if they are not as many, or not finite."""
+    """Weights that are not normalized, one by default; a ValueError if they are not as many, or not finite."""
     given = (1.0,) * count if weights is None else tuple(float(w) for w in weights)
     if len(given) != count or not all(math.isfinite(w) for w in given):
         raise ValueError(f"weights are {list(given)} for {count} networks; give one finite weight for each")

@@ -92,7 +92,7 @@ def merge_job(
         weights: One for each network; see the rules.
         has_base: Whether the first checkpoint is the base.
         seed: The seed of a random rule.
-        labels: Names of the networks in the record, the base last; the paths unless given.
+        labels: Names of the networks in the record, the base last; the paths by default.
         progress: Shows each pass over the checkpoints, in bytes.
 
     Raises:

@@ -123,18 +123,18 @@ def transport(
         base_b: The network that gets the change; unchanged itself. Its structure, counters and dtypes stay.
         symmetry: The symmetry of B. If A has other widths, maps alone carry its change: then `inputs` or a task and
             `module_a` are needed.
-        inputs: Batches of inputs without labels, as in `Task`, or one tensor; those of the task unless given.
+        inputs: Batches of inputs without labels, as in `Task`, or one tensor; those of the task by default.
         task: A few labels of the new task.
-        module: The model of B, for `inputs`; that of the task unless given.
+        module: The model of B, for `inputs`; that of the task by default.
         module_a: The model of A where that has other widths.
-        scale: The factor of the change; chosen as above unless given, and one without data.
+        scale: The factor of the change; chosen as above by default, and one without data.
         steps: Steps of training on the task at most.
-        method: The method of alignment, `WeightMatching()` unless given; it may look at the inputs, too.
+        method: The method of alignment, `WeightMatching()` by default; it may look at the inputs, too.
         rotate: Whether residual streams are rotated, as in `align`.
         generator: The source of chance, also of the split of the examples.
         out: Place of the result, which has the names, dtypes and header of base B: a path, or an `Output`. For networks
             on the disk only, as are the following.
-        memory: The limit on memory: bytes, or text such as "2GB"; half of the machine's memory unless given.
+        memory: The limit on memory: bytes, or text such as "2GB"; half of the machine's memory by default.
         progress: Shows each pass over streamed files.
 
     Raises:

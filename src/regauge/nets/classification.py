@@ -90,8 +90,8 @@ def train(
         inputs: `[n, ...]`.
         labels: Classes, `[n]`; for sequences `[n, ...]`, one for each output.
         training: Epochs, batch size, optimizer, schedule.
-        generator: Draws the order of the examples, and their changes; one with seed 0 unless given.
-        augmentation: Changes the images of every batch at random; none unless given.
+        generator: Draws the order of the examples, and their changes; one with seed 0 by default.
+        augmentation: Changes the images of every batch at random; none by default.
         state: A `.safetensors` file in which a training of minutes is kept while it runs. If it exists, the training
             continues from it, and ends with the bits of one that was not interrupted.
         progress: Shows the steps, with the loss of each batch in nats.

@@ -74,16 +74,16 @@ def prune(
         criterion: `OutputError()` by default, and `Magnitude()` without a task; see `regauge.pruning`.
         task: The model and data: removals are checked on the inputs of the first batch. Without one, nothing is run,
             nothing is checked, and no exact removals are made.
-        test: The task that judges: losses are measured on it. Unless given, and where a criterion looks at data, half
+        test: The task that judges: losses are measured on it. By default, and where a criterion looks at data, half
             of the examples of `task` judge and choose nothing (`Task.split`); all do if examples cannot be split.
         generator: The source of chance, for criteria that need it.
         alike: Sets of groups that keep equal numbers of units, because one number of a configuration says it for all.
         build: Makes a module of the smaller sizes, for models whose sizes are decided elsewhere, such as in a
-            configuration. Unless given, a copy of the task's module is resized. If it has methods `files` and
+            configuration. By default, a copy of the task's module is resized. If it has methods `files` and
             `changes`, the files and the changed numbers are written, too.
         out: Where the smaller network of a checkpoint is written, with a report next to it: a path, or an `Output`.
-        memory: How much may be held for a checkpoint: bytes, or text such as "2GB"; half of the machine's memory unless
-            given. The values, in float64, must fit.
+        memory: How much may be held for a checkpoint: bytes, or text such as "2GB"; half of the machine's memory by
+            default. The values, in float64, must fit.
 
     Returns:
         The smaller network, its symmetry, a module that runs it, what was removed, and the certificate.

@@ -44,7 +44,7 @@ class RelaxedAction:
     Args:
         symmetry: With every size known.
         names: Tensors that move; those that no group acts on pass through.
-        groups: Groups that have matrices; the others stay as they are. All, unless given.
+        groups: Groups that have matrices; the others stay as they are. All, by default.
 
     Attributes:
         keys: The matrices that are needed.

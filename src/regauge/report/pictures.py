@@ -34,7 +34,7 @@ class Chart:
     series: tuple[Series, ...]  # in the order of the legend
     is_log_x: bool = False
     is_log_y: bool = False
-    y_limits: tuple[float, float] | None = None  # the values that are shown; all unless given
+    y_limits: tuple[float, float] | None = None  # the values that are shown; all by default
 
 
 @dataclass(frozen=True)

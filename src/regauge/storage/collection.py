@@ -53,7 +53,7 @@ class Collection:
 
     Args:
         networks: A store or a population, or several.
-        symmetry: The symmetry of all of them, or one for each; that of each store unless given.
+        symmetry: The symmetry of all of them, or one for each; that of each store by default.
 
     Attributes:
         members: The stores and populations.
@@ -171,7 +171,7 @@ class Collection:
         return np.concatenate(pieces)
 
     def resolve(self, indices: Iterable[int] | slice | Array | None) -> Indices:
-        """Numbers of networks from numbers, a slice or a mask; all unless given.
+        """Numbers of networks from numbers, a slice or a mask; all by default.
 
         Raises:
             IndexError: There is no network of some number.

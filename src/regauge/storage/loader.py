@@ -71,19 +71,19 @@ class Loader(IterableDataset[Batch]):
         networks: A store, or parameters with a leading model axis, or several. A store keeps the networks that it lists
             now.
         batch: Networks of a batch; the last batch of an epoch, of each layout, may have fewer.
-        indices: Numbers of the networks to take, such as `store.split()["train"]`, or a mask; all unless given.
+        indices: Numbers of the networks to take, such as `store.split()["train"]`, or a mask; all by default.
         augment: Parts of the random element that moves each network: some of "permutation", "sign", "scale", "shift",
             "linear", "translation" and "rotation". The networks still compute the same functions. The elements of a
             batch are independent of one another; where batches are large and networks are small, up to 8 batches that
             follow one another have the same ones, since drawing them costs as much as moving several batches.
         symmetry: The symmetry of the networks, or of each store and population, for `augment`; those of the stores
-            unless given.
+            by default.
         statistics: Statistics by which the networks are standardized after they were moved, for each layout; see
             `Statistics.of`.
         is_last_dropped: Whether last batches with fewer networks are left out.
         rank: The share of the batches that this process takes: those whose number is `rank` modulo `world`.
         world: Number of processes that share the batches.
-        prefetch: Batches that a thread prepares meanwhile; none unless given.
+        prefetch: Batches that a thread prepares meanwhile; none by default.
         generator: The source of chance, from which one number is drawn.
 
     Raises:

@@ -52,7 +52,7 @@ class Statistics:
 
         Args:
             networks: A store or a population, or several of one layout.
-            indices: Numbers of the networks to take; all unless given.
+            indices: Numbers of the networks to take; all by default.
             is_centered: Whether means are subtracted; else they are zero, and deviations are root mean squares.
 
         Raises:

@@ -159,8 +159,8 @@ def descend(
         program: The program that is trained; it changes with every step.
         batches: One for each step, read when its turn comes.
         steps: Number of steps, if the time allows.
-        schedule: The schedule of the learning rate; constant unless given.
-        clock: When its time is over the step in progress is the last; no limit unless given. The schedule follows the
+        schedule: The schedule of the learning rate; constant by default.
+        clock: When its time is over the step in progress is the last; no limit by default. The schedule follows the
             steps or the time, whichever are nearer to their end.
         done: Steps that were taken before; their batches are not among those given.
         on_step: Called after each step with the state.

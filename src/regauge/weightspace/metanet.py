@@ -105,7 +105,7 @@ class Metanet(nn.Module):
         depth: Number of layers; 0 for a net that reads nothing but what networks compute at `probes`.
         values: The encoding of single values.
         parts: Respected parts of the symmetry: some of "permutation", "sign", "scale", "shift", "linear" and
-            "translation", always with "permutation"; all unless given. `net.parts` lists those that hold; rotations
+            "translation", always with "permutation"; all by default. `net.parts` lists those that hold; rotations
             behind gains ("rotation") are none of them.
         readers: Axes (parameter, axis) along which parameters sum over units, such as `find_readers` finds. Where they
             are given, a unit that is split in two, its outgoing weights divided among the copies, counts as one: units
@@ -460,7 +460,7 @@ class Metanet(nn.Module):
     def features(
         self, population: Mapping[str, Tensor], *, layers: int | None = None, conditions: Tensor | None = None
     ) -> Features:
-        """The features of networks after some layers, all unless given.
+        """The features of networks after some layers, all by default.
 
         Raises:
             ValueError: The networks are of an architecture that this net does not read, or it has no layers.

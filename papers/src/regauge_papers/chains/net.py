@@ -103,7 +103,7 @@ class ChainDWS(nn.Module):
         return self.classify(torch.cat(numbers, -1))
 
     def features(self, population: Mapping[str, Tensor], *, layers: int | None = None) -> list[Tensor]:
-        """The features after some layers, all unless given: of weights `[models, inputs, outputs, width]`, then biases.
+        """The features after some layers, all by default: of weights `[models, inputs, outputs, width]`, then biases.
 
         Tensors that neither a later layer nor the head reads are empty.
         """

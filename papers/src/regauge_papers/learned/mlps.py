@@ -22,7 +22,7 @@ REDUCED = (
 
 
 def population(scale: Scale, folder: str, config: PopulationConfig, *, count: int | None = None) -> Population:
-    """A population in a folder of that name, with as many networks as the scale allows unless given."""
+    """A population in a folder of that name, with as many networks as the scale allows by default."""
     config = replace(config, count=count or COUNTS[scale])
     if scale == "smoke":
         _, *hidden, classes = config.architecture.settings["widths"]

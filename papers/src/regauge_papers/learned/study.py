@@ -47,7 +47,7 @@ class Population:
     folder: str  # beginning of the name of its folder
     config: PopulationConfig
     pairs: int  # of networks, kept for the table; of signals one of each
-    judged: int | None = None  # examples kept from training that lines are judged on; all unless given
+    judged: int | None = None  # examples kept from training that lines are judged on; all by default
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Lessons:
     populations: tuple[Population, ...]
     matching: MatchingConfig
     examples: int  # for training, that the networks are run on; methods with data see as many
-    networks: int | None = None  # of each population that it learns from; all that are not kept unless given
+    networks: int | None = None  # of each population that it learns from; all that are not kept by default
 
 
 @dataclass(frozen=True, eq=False)

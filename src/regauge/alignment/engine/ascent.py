@@ -96,7 +96,7 @@ class Ascent:
         a: First networks.
         b: Second networks.
         solve: Solves a family in which something is nested.
-        start: The start, a batch of elements without positive scales; the identity unless given.
+        start: The start, a batch of elements without positive scales; the identity by default.
         tolerance: A step must gain more than this share of `sum |a| |b|` of its pair.
         searches: Families that are searched at the same time, where none of them depends on another.
 

@@ -124,7 +124,7 @@ def climb(
         symmetry: With every size known.
         a: Compared tensors of the first networks, `[pair, ...]`.
         b: Compared tensors of the second networks.
-        start: A batch of elements without positive scales; the identity unless given.
+        start: A batch of elements without positive scales; the identity by default.
         is_from_barycenter: Choose every family once with unknown ones averaged, before the sweeps.
         max_sweeps: Most sweeps.
         tolerance: A step must gain more than this share of `sum |a| |b|`.

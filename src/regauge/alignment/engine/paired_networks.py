@@ -30,7 +30,7 @@ class PairedNetworks:
         families: The families that are chosen; their sites are relative to the tensors without their leading axis.
         a: First networks, `[pair, ...]`.
         b: Second networks.
-        start: The start, a batch of elements without positive scales; the identity unless given.
+        start: The start, a batch of elements without positive scales; the identity by default.
 
     Attributes:
         pairs: Number of pairs.

@@ -53,7 +53,7 @@ class GaussianMatching(Method):
     Attributes:
         cost: The cost that is minimized.
         std_weight: The weight of standard deviations under the Wasserstein cost; that of means is 1.
-        method: The method that matches the Gaussians, by parameters, without data. Unless given, weight matching for
+        method: The method that matches the Gaussians, by parameters, without data. By default, weight matching for
             two and `MergeMany` for many, which bring each to the Wasserstein barycenter of the others. Both leave
             positive scales as they are: the distance itself is minimized. `WeightMatching()` makes the outcome
             independent of how the posteriors are scaled.

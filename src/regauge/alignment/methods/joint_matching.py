@@ -36,8 +36,8 @@ class JointMatching(Method):
 
     Attributes:
         roles: The role of each dictionary, in order; the first is "parameters".
-        weights: The weight of each dictionary, not negative, 1 unless given. A dictionary of weight 0 is moved only.
-        method: A method that compares parameters, without data. Unless given, weight matching for two networks and,
+        weights: The weight of each dictionary, not negative, 1 by default. A dictionary of weight 0 is moved only.
+        method: A method that compares parameters, without data. By default, weight matching for two networks and,
             for many, matching of each to the mean of the others (`MergeMany`), both leaving positive scales as they
             are. A method for pairs aligns many to the first.
 

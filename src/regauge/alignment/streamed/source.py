@@ -131,7 +131,7 @@ class Source:
     The second network is moved by the element that the state has when `refresh` is called.
 
     Attributes:
-        terms: Of everything that was loaded since `refresh`, the terms of `scale` and `identity`.
+        terms: The sums for `scale` and `identity` over all tensors that were loaded since `refresh`.
     """
 
     def __init__(self, a: Checkpoint, b: Checkpoint, symmetry: Symmetry, state: ClimbState) -> None:

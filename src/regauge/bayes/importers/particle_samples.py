@@ -142,7 +142,7 @@ def log_posterior(
         likelihood: Likelihood of a target given the outputs.
         prior_std: Standard deviation of the prior on every parameter that the transform is started with.
         examples: N, the number of training examples.
-        buffers: Buffers of the module, its own unless given; they stay as they are.
+        buffers: Buffers of the module, its own by default; they stay as they are.
 
     Raises:
         ValueError: The prior's standard deviation or the number of examples is not positive.

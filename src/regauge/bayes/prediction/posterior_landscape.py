@@ -88,7 +88,7 @@ def posterior_line(
     outputs: Outputs = None,
     chunk: int | None = None,
 ) -> PosteriorCurve:
-    """Predictive distributions along a path from one posterior to another: the Wasserstein geodesic unless given.
+    """Predictive distributions along a path from one posterior to another: the Wasserstein geodesic by default.
 
     Every point is sampled with the same noise. To compare a line to `q_b` with one to the aligned `q_b.push(s, g)`,
     give the first `noise` and the second `q_b.push_noise(s, g, noise)`: then both have the same samples of `q_b` as
@@ -186,9 +186,10 @@ def posterior_slice(
 ) -> PosteriorSlice:
     """The log posterior over the plane through the means of three posteriors, or through three networks.
 
-    With `q_0`, `q_1` and `q_1.push(s, g)`, the second moved to the first, it shows how deep the valleys between them
-    are. The prior alone is often *higher* between networks, whose norms are smaller there; that is why likelihood and
-    prior are apart. For the plane through samples give one network of each, `{n: t[0] for n, t in q.at(noise).items()}`
+    Give `q_0`, `q_1` and `q_1.push(s, g)`, which is the second one moved to the first. The picture then shows how deep
+    the valleys between them are. The prior alone is often *higher* between networks, whose norms are smaller there.
+    Likelihood and prior are therefore apart. For the plane through samples give one network of each,
+    `{n: t[0] for n, t in q.at(noise).items()}`
     (with `push_noise` for the moved one, which is then the same function).
 
     Args:
@@ -263,7 +264,7 @@ def posterior_collapse(
         module: The module that runs the parameters; its own are not used.
         batches: As for `repair`; they are held.
         noise: Noise of the samples of all posteriors.
-        weights: Share of every end: `(1 - t, t)` at t; equal unless given.
+        weights: Share of every end: `(1 - t, t)` at t; equal by default.
 
     Raises:
         TraceError: The module cannot be traced.

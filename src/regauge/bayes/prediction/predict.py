@@ -51,8 +51,8 @@ def predict(
         noise: Noise of the samples. The same noise for several posteriors makes their differences far more precise.
         samples: Number of samples to draw, instead of noise.
         generator: Draws the samples.
-        likelihood: `Categorical()` unless given.
-        outputs: The output that is compared with the targets; the first tensor unless given.
+        likelihood: `Categorical()` by default.
+        outputs: The output that is compared with the targets; the first tensor by default.
         chunk: Number of samples that run together.
 
     Raises:

@@ -78,7 +78,7 @@ class MixturePosterior:
         return _join(first, last, noise[POSITION])
 
     def moments(self) -> GaussianPosterior:
-        """Means in their shares; variances in their shares and `share (1 - share) (m_first - m_last)^2`.
+        """The weighted mean of the means; of variances the same and `share (1 - share) (m_first - m_last)^2`.
 
         Buffers, which are certain, are those of the likelier one.
         """

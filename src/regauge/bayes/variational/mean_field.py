@@ -99,11 +99,11 @@ def fit(
         inputs: `[n, ...]`.
         targets: `[n, ...]`, as the likelihood reads them.
         config: Prior, temperature, and how to train.
-        generator: Draws the order of examples, samples, and changes of images; one with seed 0 unless given.
-        likelihood: Likelihood of a target given the outputs; `Categorical()` unless given.
+        generator: Draws the order of examples, samples, and changes of images; one with seed 0 by default.
+        likelihood: Likelihood of a target given the outputs; `Categorical()` by default.
         certain: Names of parameters that are trained as points, without a prior.
-        augmentation: Changes the images of every batch at random, which still count once each in the bound; none unless
-            given.
+        augmentation: Changes the images of every batch at random, which still count once each in the bound; none by
+            default.
         state: A `.safetensors` file in which a fit of minutes is kept while it runs. If it exists, the fit continues
             from it, and ends with the bits of one that was not interrupted.
         progress: Shows the steps, with the mean negative log likelihood of each batch under the weights drawn.

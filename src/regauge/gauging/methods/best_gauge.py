@@ -47,11 +47,11 @@ class BestGauge(GaugeMethod):
 
     Attributes:
         scheme: The rounding scheme of weights.
-        methods: In the order in which they are tried; the first of equally good ones is kept. Unless given, scales are
+        methods: In the order in which they are tried; the first of equally good ones is kept. By default, scales are
             equalized, what can be rotated is turned by Hadamard matrices, and rotations are learned by the error of the
             weights, with a task by function, too.
-        by: Whether the loss of the task decides, or the rounding error of the weights; with a task the loss unless
-            given.
+        by: Whether the loss of the task decides, or the rounding error of the weights; with a task the loss by
+            default.
         steps: The number of steps of learned rotations, where no methods are given.
         is_kept_always: Whether the best network that a method moved is kept, even where the one as it is loses less.
     """

@@ -92,7 +92,7 @@ def extract_points(
 
     Args:
         inr: An INR with signal "unsigned".
-        projection: Settings; the defaults of `Projection` unless given.
+        projection: Settings; the defaults of `Projection` by default.
 
     Raises:
         ValueError: The signal is another, `near` is not below the distance at which labels are clipped, or the

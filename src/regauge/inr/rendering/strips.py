@@ -83,11 +83,11 @@ def render_strip(
         evaluate: Function from parameters to metrics, "loss" among them, as for `line`.
         label: Name of the row.
         points: Number of equally spaced values of t, both ends included.
-        path: The straight line unless given.
+        path: The straight line by default.
         queries: Points at which labels are counted, `[points, in]`; not for images.
         detail: Resolution of shapes.
         generator: Draws random points; it advances once, whatever the number of networks.
-            One with seed 0 unless given.
+            One with seed 0 by default.
 
     Raises:
         ImportError: scikit-image is not installed, and meshes are needed.
@@ -130,7 +130,7 @@ def render_networks(
         queries: Points at which labels are counted, `[points, in]`; not for images.
         detail: Resolution of shapes.
         generator: Draws random points; it advances once, whatever the number of networks.
-            One with seed 0 unless given.
+            One with seed 0 by default.
 
     Raises:
         ImportError: scikit-image is not installed, and meshes are needed.

@@ -59,7 +59,7 @@ class Request:
         plan: Makes the parts of the result.
         rule: Name of the rule on the card.
         provenance: Facts on the origin of the output, written with it.
-        vocabulary: The tokens of the result; those of all networks, which must be the same, unless given.
+        vocabulary: The tokens of the result; those of all networks, which must be the same, by default.
         align: Whether the networks are aligned; "auto" if it is needed.
         layers: By the stacks that are cut, the layers of the first network whose settings those of the result have.
         template: The chat template of the result.

@@ -56,7 +56,7 @@ def merge_recipe(path: str | Path, out: Output | str | Path, **setting: Unpack[A
         out: The folder, or `.safetensors` file, for the result, or an `Output`. The card is written next to it. A dtype
             of the output is for recipes without one.
         setting: `model`, `symmetry` and `method` are for models that are aligned: the model of the first folder and
-            `WeightMatching()` unless given. `generator` draws for random rules (seed 0 unless given).
+            `WeightMatching()` by default. `generator` draws for random rules (seed 0 by default).
             `memory` and `progress` are as in `rg.merge`.
 
     Returns:
@@ -96,7 +96,7 @@ def merge_folders(
         folders: Folders with config.json and a tokenizer.
         out: The output, as in `merge_recipe`.
         tokenizer: The tokens of the result: "union" (of all), "base" (of the base, or the first), or a folder.
-        rule: Rule that combines the aligned networks, one that needs no task; `Average()` unless given.
+        rule: Rule that combines the aligned networks, one that needs no task; `Average()` by default.
         weights: One for each network, as in `rg.merge`.
         base: The folder that task vectors are relative to.
         setting: Settings as in `merge_recipe`.

@@ -60,7 +60,7 @@ class Slice:
         sources: The layers that take part.
         parameters: Numbers for all of them.
         stack: A part of the name of the stack that the layers are of, such as "encoder", where a model has several.
-        base: The base of these layers; that of the recipe unless given.
+        base: The base of these layers; that of the recipe by default.
     """
 
     sources: tuple[Source, ...]
@@ -79,9 +79,9 @@ class Recipe:
         slices: One without ranges of layers where whole models are merged.
         base: The folder of the base.
         parameters: Numbers for all models.
-        dtype: The dtype of the result; that of the base or the first model unless given.
+        dtype: The dtype of the result; that of the base or the first model by default.
         vocabulary: None if all models must have the same one.
-        chat_template: A Jinja template, or "auto" for the most common one of the models; the base's unless given.
+        chat_template: A Jinja template, or "auto" for the most common one of the models; the base's by default.
         align: Whether models are aligned; "auto" if it is needed.
         notes: Sentences about settings of the recipe that change nothing here.
     """

@@ -17,7 +17,7 @@ LEAST_SUM = 1e-8
 class TaskArithmetic(VectorRule):
     """The base plus the weighted sum of the task vectors: `base + scale * sum_k w_k (network_k - base)`.
 
-    The weights are one unless given. Negative ones take away what a network has learned.
+    The weights are one by default. Negative ones take away what a network has learned.
 
     Attributes:
         scale: Factor of the sum.

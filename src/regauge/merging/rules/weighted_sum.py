@@ -10,7 +10,7 @@ from regauge.merging.rule import Rule, Target, as_given, weighted_sum
 
 @dataclass(frozen=True)
 class WeightedSum(Rule):
-    """The sum of all networks with weights as they are: one unless given, of any sign, and of any sum.
+    """The sum of all networks with weights as they are: one by default, of any sign, and of any sum.
 
     It is mergekit's `linear` without normalization.
     """

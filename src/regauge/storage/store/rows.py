@@ -12,7 +12,7 @@ from regauge.storage.store.columns import Array, Column, decode
 
 Indices = NDArray[np.int64]
 STANDARD = {"train": 0.8, "validation": 0.1, "test": 0.1}
-"""Shares of the trajectories in each part of a split unless given."""
+"""Shares of the trajectories in each part of a split by default."""
 
 
 class Rows:
@@ -64,7 +64,7 @@ class Rows:
         """The numbers of the rows with the last checkpoint of each trajectory that was not discarded, increasing.
 
         Args:
-            among: Numbers of the rows that are looked at; all unless given.
+            among: Numbers of the rows that are looked at; all by default.
         """
         rows = np.arange(len(self)) if among is None else np.unique(among)
         ids, steps = (self.column(name).values[rows] for name in ("id", "step"))

@@ -79,8 +79,8 @@ class Store:
             folder: Its folder, which is made if it does not exist.
             architecture: The architecture of all networks.
             symmetry: The symmetry of the architecture.
-            storage: "float16" or "bfloat16" keeps floating-point values in half the bytes, rounded; as they are unless
-                given.
+            storage: "float16" or "bfloat16" keeps floating-point values in half the bytes, rounded; as they are by
+                default.
             about: Anything else to keep, as plain JSON.
 
         Raises:
@@ -201,7 +201,7 @@ class Store:
             params: The networks, with one leading model axis on every tensor.
             rows: For each network plain JSON values by name, among them "id" (an integer: the trajectory) and
                 "step" (an integer: how far it was trained). The column "is_finite" is added.
-            name: Name of the shard; one that no other writer uses unless given.
+            name: Name of the shard; one that no other writer uses by default.
 
         Returns:
             The new file.
@@ -292,7 +292,7 @@ class Store:
 
         Args:
             fractions: Expected shares of the trajectories by name; 80% "train", 10% "validation" and 10% "test"
-                unless given.
+                by default.
             salt: Another salt gives another split.
 
         Raises:

@@ -96,7 +96,7 @@ MAXIMA: dict[str, Any] = {
     "ceil_mode": False,
     "return_indices": False,
 }
-"""Arguments of torch's maximum pooling, and what they are unless given."""
+"""Arguments of torch's maximum pooling, and what they are by default."""
 
 
 class Passed(NamedTuple):

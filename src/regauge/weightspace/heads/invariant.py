@@ -27,7 +27,7 @@ class Invariant:
 
     Attributes:
         outputs: The number of outputs for each network.
-        hidden: Width of the hidden layer; that of the net unless given.
+        hidden: Width of the hidden layer; that of the net by default.
         dropout: Share of the hidden units that are dropped in training.
     """
 

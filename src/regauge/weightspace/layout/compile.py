@@ -238,7 +238,7 @@ def compile_layout(
     Args:
         symmetry: With every size known.
         contracted: Names of the groups of matrices that enter by products over their axes; those whose products are
-            small enough, unless given.
+            small enough, by default.
         is_signed: Whether features are to know what signs multiply them by, since no canonical form fixes these before.
         has_shifts: Whether the same holds for half periods. Values that they add to are then read by sine and cosine,
             unless several of them add to one value: then the layout has no `waves`, and a canonical form is needed.

@@ -50,7 +50,7 @@ def read_folder(
     Args:
         path: Folder or zip file.
         template: The pattern of the names below it.
-        architecture: The architecture of all networks; known by its tensors only unless given.
+        architecture: The architecture of all networks; known by its tensors only by default.
         inputs: Example inputs of its module.
         beside: Entries of the checkpoints that are no parameters, such as "label"; they become columns.
 

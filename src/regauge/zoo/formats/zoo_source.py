@@ -221,7 +221,7 @@ def import_zoo(
     Args:
         source: The outcome of an importer.
         folder: Folder of the store.
-        symmetry: The symmetry of the architecture; it is discovered unless given, where the architecture has a module
+        symmetry: The symmetry of the architecture; it is discovered by default, where the architecture has a module
             and example inputs.
         storage: The dtype of `Store.create`.
         progress: Shows how many networks are imported now.

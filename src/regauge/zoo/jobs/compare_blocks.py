@@ -103,7 +103,7 @@ def plan_comparison(
         compare: The comparison of two blocks: a function of a module, or a picklable object.
         size: Networks of a block.
         what: Text that tells this matrix from others, such as a digest of all settings: parts of another matrix are
-            refused. The name of the function, or the `repr` of the object, unless given.
+            refused. The name of the function, or the `repr` of the object, by default.
 
     Raises:
         FileExistsError: The folder holds the parts of another matrix.

@@ -59,7 +59,7 @@ def run_jobs(
 
     Args:
         job: The jobs.
-        executor: Where; one after the other in this process unless given. If its pool breaks because a worker died,
+        executor: Where; one after the other in this process by default. If its pool breaks because a worker died,
             another one is opened for what is missing then.
         share: The part of all jobs that this process takes.
         rounds: Pools in a row that may break before a job succeeds. A round in which no job succeeded is the last where

@@ -63,8 +63,8 @@ def dask(address: str | None = None, *, workers: int | None = None) -> MakeExecu
 
     Args:
         address: Address of its scheduler, such as "tcp://10.0.0.1:8786"; a cluster of processes on this machine is
-            started unless given. The store's folder must have the same path on all its machines.
-        workers: Number of processes that are started on this machine; one for each processor unless given.
+            started by default. The store's folder must have the same path on all its machines.
+        workers: Number of processes that are started on this machine; one for each processor by default.
 
     Raises:
         ConnectionError: No scheduler answers at that address.

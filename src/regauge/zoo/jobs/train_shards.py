@@ -240,7 +240,7 @@ def plan_training(
     Args:
         config: The whole population.
         folder: Folder of the store.
-        size: Networks of a shard, in whole groups where the worst of a group are discarded; unless given, that of the
+        size: Networks of a shard, in whole groups where the worst of a group are discarded; by default, that of the
             store if there is one, or else at most 512 networks, and not more than are trained in some minutes.
         storage: The dtype of `Store.create`.
         device: The device of the training, which the store does not remember.

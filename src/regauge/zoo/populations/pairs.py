@@ -45,7 +45,7 @@ class OrbitDistances:
 
     Attributes:
         symmetry: The symmetry of the architecture.
-        method: The method that aligns networks; `WeightMatching(scales="keep")` unless given.
+        method: The method that aligns networks; `WeightMatching(scales="keep")` by default.
         seed: The seed of the method's generator.
     """
 
@@ -137,9 +137,9 @@ class Barriers:
 
     Attributes:
         task: Model, data and loss; its `prepare` is applied to every network on a line, the ends too.
-        symmetry: The symmetry of the architecture; the networks are taken as they are unless given.
+        symmetry: The symmetry of the architecture; the networks are taken as they are by default.
         points: Networks on each line, ends included; three are the midpoint alone, as in the paper's figure.
-        method: The method that aligns pairs; `WeightMatching()` unless given, with `scales="recompute"` if the task
+        method: The method that aligns pairs; `WeightMatching()` by default, with `scales="recompute"` if the task
             prepares networks.
         seed: The seed of the method's generator.
         at_once: Networks that are evaluated together; the activations of all are in memory.
