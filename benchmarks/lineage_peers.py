@@ -1,0 +1,193 @@
+"""What others compute of two networks, for `benchmarks/lineage_pairs.py`, as far as their papers describe it.
+
+`fingerprint_similarity` is AWM (Zeng et al., 2025, arXiv 2510.06738): an assignment of the columns of both embeddings
+with signs, and the unbiased linear CKA of query and key matrices behind it. `match_rows` and `match_blocks` are two
+tests of Zhu et al. (2025, arXiv 2502.12292): the order of rows that match best (algorithms 2 to 4), and for gated blocks
+whether gates and what they multiply are matched alike (MATCH). `kit_scores` calls cisco-ai-provenance-kit, if the
+variable `PROVENANCE_KIT` names a folder that it lies in:
+
+    pip install --target FOLDER --no-deps --ignore-requires-python cisco-ai-provenance-kit
+    pip install --target FOLDER --no-deps structlog pydantic-settings python-dotenv typing-inspection
+"""
+
+import importlib
+import math
+import os
+import sys
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from lineage_networks import Family, Params
+from scipy.optimize import linear_sum_assignment
+from scipy.stats import chi2, spearmanr
+from torch import Tensor
+from torch.func import functional_call
+from torch.nn.functional import normalize
+
+from regauge.data.packaged import help_topics
+
+FEED_FORWARD = (".up.weight", "feed_forward.gate.weight", "experts.gate_up_proj")
+NAMES = {
+    "embedding.weight": "model.embed_tokens.weight",
+    "blocks.": "model.layers.",
+    "attention.query": "self_attn.q_proj",
+    "attention.key": "self_attn.k_proj",
+    "attention.value": "self_attn.v_proj",
+    "attention.out": "self_attn.o_proj",
+    "feed_forward.gate": "mlp.gate_proj",
+    "feed_forward.up": "mlp.up_proj",
+    "feed_forward.down": "mlp.down_proj",
+    "attention_norm": "input_layernorm",
+    "feed_forward_norm": "post_attention_layernorm",
+    "head.weight": "lm_head.weight",
+}
+"""Parts of names, and what transformers calls them."""
+
+
+def find(params: Params, *endings: str) -> list[Tensor]:
+    """The tensors whose names end in one of these, in their order."""
+    return [tensor.float() for name, tensor in params.items() if name.endswith(endings)]
+
+
+def fingerprint_similarity(a: Params, b: Params) -> float | None:
+    """AWM's similarity of two language models; None for others."""
+    embeddings = [find(one, "embedding.weight", "embed_tokens.weight") for one in (a, b)]
+    if not all(embeddings):
+        return None
+    shared = min(len(one[0]) for one in embeddings)
+    x, y = (normalize(one[0][:shared], dim=0) for one in embeddings)
+    near = x.T @ y
+    _, order = linear_sum_assignment(-near.abs().numpy())
+    signs = near[torch.arange(len(order)), torch.from_numpy(order)].sign()
+    values = []
+    for kind in ("query.weight", "key.weight"), ("q_proj.weight", "k_proj.weight"):
+        for ending in kind:
+            first, second = find(a, ending), [one[:, order] * signs for one in find(b, ending)]
+            if first:
+                table = torch.tensor([[unbiased_cka(p.T, q.T) for q in second] for p in first])
+                rows, columns = linear_sum_assignment(-table.numpy())
+                values.append(float(table[rows, columns].mean()))
+    return sum(values) / len(values)
+
+
+def unbiased_cka(x: Tensor, y: Tensor) -> float:
+    """The linear CKA of two matrices of examples by features, by the unbiased estimate of Song et al. (2012)."""
+
+    def dependence(k: Tensor, m: Tensor) -> Tensor:
+        n = len(k)
+        k, m = (one - one.diagonal().diag() for one in (k, m))
+        middle = k.sum() * m.sum() / ((n - 1) * (n - 2)) - 2 * k.sum(0) @ m.sum(0) / (n - 2)
+        return ((k * m).sum() + middle) / (n * (n - 3))
+
+    left, right = x @ x.T, y @ y.T
+    scale = dependence(left, left) * dependence(right, right)
+    return float(dependence(left, right) / scale.clamp_min(1e-20).sqrt())
+
+
+def match(x: Tensor, y: Tensor) -> Tensor:
+    """The order of the rows of the second matrix that matches the first one's best, by cosine."""
+    near = normalize(x, dim=1) @ normalize(y, dim=1).T
+    return torch.from_numpy(linear_sum_assignment(-near.numpy())[1])
+
+
+def combine(p_values: list[float]) -> float:
+    """The negative decimal logarithm of Fisher's combined p-value."""
+    statistic = -2 * sum(math.log(max(p, 1e-300)) for p in p_values)
+    return -float(chi2.logsf(statistic, 2 * len(p_values))) / math.log(10)
+
+
+def match_rows(a: Params, b: Params) -> float:
+    """The test of rows as stored: do those that match best have the same numbers? -log10 of its p-value."""
+    found = []
+    for name, x in a.items():
+        is_hidden = name.endswith(FEED_FORWARD) or ("first" in name or "blocks" in name) and "feed" not in name
+        y = b.get(name)
+        if y is not None and x.shape == y.shape and x.ndim > 1 and is_hidden and "attention" not in name:
+            x, y = (one.float().flatten(0, 1) if name.endswith("gate_up_proj") else one.flatten(1) for one in (x, y))
+            order = match(x, y)
+            result = spearmanr(range(len(order)), order.numpy(), alternative="greater")
+            found.append(float(result.pvalue))
+    return combine(found)
+
+
+def match_blocks(first: tuple[Family, Params], second: tuple[Family, Params]) -> float:
+    """MATCH of gated blocks: are gates and what they multiply matched by the same order? -log10 of its p-value.
+
+    Both networks get the same text; of a mixture all tokens pass through all experts.
+    """
+    seen = [gated(*side) for side in (first, second)]
+    found = []
+    for (gate, up), (other_gate, other_up) in zip(*seen, strict=False):
+        one, two = match(gate, other_gate), match(up, other_up)
+        found.append(float(spearmanr(one.numpy(), two.numpy(), alternative="greater").pvalue))
+    return combine(found)
+
+
+def gated(family: Family, params: Params) -> list[tuple[Tensor, Tensor]]:
+    """Gates and what they multiply, `[unit, token]`, of each block."""
+    seen: list[Tensor] = []
+    parts = [m for n, m in family.module.named_modules() if n.endswith((".feed_forward", ".mlp"))]
+    hooks = [one.register_forward_pre_hook(lambda _m, given: seen.append(given[0].flatten(0, -2))) for one in parts]
+    with torch.no_grad():
+        functional_call(family.module, params, (family.test[0][:20],))
+    for hook in hooks:
+        hook.remove()
+    if fused := find(params, "experts.gate_up_proj"):
+        halves = [one.chunk(2, dim=1) for one in fused]
+        matrices = [(gate.flatten(0, 1), up.flatten(0, 1)) for gate, up in halves]
+    else:
+        matrices = list(zip(find(params, "ward.gate.weight"), find(params, "ward.up.weight"), strict=True))
+    return [(gate @ x.T, up @ x.T) for (gate, up), x in zip(matrices, seen, strict=True)]
+
+
+def kit_scores(first: tuple[Family, Params], second: tuple[Family, Params]) -> dict[str, float | None]:
+    """The kit's score of weights, and its final one: 1 for two configurations that are equal."""
+    kit = load_kit()
+    if kit is None:
+        return {"kit": None, "gate": None}
+    signals, scoring = kit
+    seen = [signals.extract_signals(renamed(params), configuration(params), vocab=vocabulary(params))
+            for _, params in (first, second)]  # fmt: skip
+    parts = [getattr(signals, f"{name}_similarity")(*seen) for name in ("eas", "nlf", "lep", "end", "wvc")]
+    score = float(scoring.compute_identity_score(*parts))
+    is_one = configuration(first[1]) == configuration(second[1])
+    return {"kit": score, "gate": 1.0 if is_one else score}
+
+
+def vocabulary(params: Params) -> list[str]:
+    """The symbols of the text."""
+    return list(map(str, help_topics().symbols))
+
+
+def configuration(params: Params) -> Any:
+    """What the kit reads of a configuration."""
+    embedding = find(params, "embedding.weight", "embed_tokens.weight")[0]
+    layers = {part for name in params for part in name.split(".") if part.isdigit()}
+    return SimpleNamespace(
+        hidden_size=embedding.shape[1], num_hidden_layers=len(layers), vocab_size=len(embedding), model_type="llama"
+    )
+
+
+def renamed(params: Params) -> Params:
+    """A network with the names of transformers."""
+    result = Params()
+    for name, tensor in params.items():
+        new = name.removeprefix("net.")
+        for old, other in NAMES.items() if new == name else ():
+            new = new.replace(old, other)
+        result[new] = tensor
+    return result
+
+
+@cache
+def load_kit() -> tuple[Any, Any] | None:
+    """The kit's modules for signals and scores; None without it."""
+    if "PROVENANCE_KIT" not in os.environ:
+        return None
+    sys.path.append(os.environ["PROVENANCE_KIT"])
+    logs = importlib.import_module("structlog")
+    logs.configure(wrapper_class=logs.make_filtering_bound_logger(50))
+    names = ("provenancekit.core.signals.weight_signals", "provenancekit.core.scoring")
+    return importlib.import_module(names[0]), importlib.import_module(names[1])
