@@ -69,10 +69,14 @@ class Mixture(nn.Module):
         config = MixtralConfig(
             vocab_size=symbols, hidden_size=WIDTH, intermediate_size=48, num_hidden_layers=blocks,
             num_attention_heads=HEADS, num_key_value_heads=KEYS, num_local_experts=EXPERTS, num_experts_per_tok=2,
-            max_position_embeddings=CONTEXT, attn_implementation="eager", experts_implementation="eager",
-            use_cache=False,
+            max_position_embeddings=CONTEXT, attn_implementation="eager", use_cache=False,
         )  # fmt: skip
         self.net = MixtralForCausalLM(config)
+
+    def train(self, mode: bool = True) -> "Mixture":
+        """Loop over experts in training, which is faster; else multiply with all at once, which can be traced."""
+        self.net.set_experts_implementation("eager" if mode else "batched_mm")
+        return super().train(mode)
 
     def reset_parameters(self) -> None:
         """Draw what no layer of torch draws: experts, routers and gains."""
@@ -210,12 +214,13 @@ def lora(
 ) -> Params:  # fmt: skip
     """Train products of a rank that are added to the matrices of all blocks, and merge them."""
     module, source = family.module, torch.Generator().manual_seed(order)
-    names = [n for n, t in params.items() if t.ndim == 2 and any(part.isdigit() for part in n.split("."))]
-    left = {n: torch.zeros(len(params[n]), rank, requires_grad=True) for n in names}
-    right = {n: (torch.randn(rank, params[n].shape[1], generator=source) / rank).requires_grad_() for n in names}
+    inside = [n for n in params if any(part.isdigit() for part in n.split("."))]
+    shapes = {n: params[n].flatten(1).shape for n in inside if params[n].ndim in (2, 4)}
+    left = {n: torch.zeros(rows, rank, requires_grad=True) for n, (rows, _) in shapes.items()}
+    right = {n: (torch.randn(rank, size, generator=source) / rank).requires_grad_() for n, (_, size) in shapes.items()}
 
     def merged() -> Params:
-        return params | {n: params[n] + left[n] @ right[n] for n in names}
+        return params | {n: params[n] + (left[n] @ right[n]).view_as(params[n]) for n in shapes}
 
     def objective(inputs: Tensor, targets: Tensor) -> Tensor:
         return loss(functional_call(module.eval(), merged(), (inputs,)), targets)
