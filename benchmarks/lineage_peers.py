@@ -93,9 +93,9 @@ def match(x: Tensor, y: Tensor) -> Tensor:
 
 
 def combine(p_values: list[float]) -> float:
-    """The negative decimal logarithm of Fisher's combined p-value."""
+    """The negative decimal logarithm of Fisher's combined p-value, at most 300."""
     statistic = -2 * sum(math.log(max(p, 1e-300)) for p in p_values)
-    return -float(chi2.logsf(statistic, 2 * len(p_values))) / math.log(10)
+    return min(300.0, -float(chi2.logsf(statistic, 2 * len(p_values))) / math.log(10))
 
 
 def match_rows(a: Params, b: Params) -> float:
@@ -148,17 +148,13 @@ def kit_scores(first: tuple[Family, Params], second: tuple[Family, Params]) -> d
     if kit is None:
         return {"kit": None, "gate": None}
     signals, scoring = kit
-    seen = [signals.extract_signals(renamed(params), configuration(params), vocab=vocabulary(params))
-            for _, params in (first, second)]  # fmt: skip
+    symbols = list(map(str, help_topics().symbols))
+    networks = [params for _, params in (first, second)]
+    seen = [signals.extract_signals(renamed(one), configuration(one), vocab=symbols) for one in networks]
     parts = [getattr(signals, f"{name}_similarity")(*seen) for name in ("eas", "nlf", "lep", "end", "wvc")]
     score = float(scoring.compute_identity_score(*parts))
     is_one = configuration(first[1]) == configuration(second[1])
     return {"kit": score, "gate": 1.0 if is_one else score}
-
-
-def vocabulary(params: Params) -> list[str]:
-    """The symbols of the text."""
-    return list(map(str, help_topics().symbols))
 
 
 def configuration(params: Params) -> Any:
@@ -175,8 +171,9 @@ def renamed(params: Params) -> Params:
     result = Params()
     for name, tensor in params.items():
         new = name.removeprefix("net.")
-        for old, other in NAMES.items() if new == name else ():
-            new = new.replace(old, other)
+        if new == name:  # No mixture, whose names are those of transformers.
+            for old, other in NAMES.items():
+                new = new.replace(old, other)
         result[new] = tensor
     return result
 

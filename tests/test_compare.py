@@ -210,6 +210,9 @@ NOTHING = Evidence(False, 1e-7, 1.4, 1.2, 1000, 0.2, 0.1, 0.5, 0.0)
         ({"free": 50}, "undecided"),
         ({}, "unrelated"),
         ({"p_value": None, "z_score": None}, "unrelated"),
+        ({"noise": 0.5}, "unrelated"),
+        ({"noise": 2.0}, "undecided"),
+        ({"noise": 2.0, "share": 0.9}, "descended"),
     ],
 )
 def test_verdicts_follow_the_evidence(change: dict[str, float], verdict: str) -> None:

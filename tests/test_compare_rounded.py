@@ -1,10 +1,13 @@
 """Copies that were moved by the whole group and rounded to a format are the same network; strangers are not."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from translation_nets import NETS, drawn, network, stranger
 
 import regauge as rg
+from regauge.checkpoints.writing import save
 from regauge.comparison.verdicts import Evidence, judge, needs_noise
 from regauge.nets.transformer import Llama, initialize_transformer
 
@@ -38,6 +41,32 @@ def test_rounding_is_measured_where_translations_enlarge_it(name: str) -> None:
     assert rg.compare(params, moved, symmetry).verdict == "same network in another gauge"
     tuned = rounded(symmetry.act(large, stranger(params, symmetry, 0.05)), torch.float16)
     assert rg.compare(params, tuned, symmetry).verdict == "descended"
+
+
+@pytest.mark.parametrize("name", ["decoder", "patches", "encoder"])
+def test_streamed_copies_have_the_same_tolerance(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, _, symmetry, params = network(name)
+    element = drawn(symmetry, 0)
+    large = element.translated({key: 10 * vector for key, vector in element.translation.items()})
+    save(params, tmp_path / "a.safetensors")
+    near = {"copy": params, "tuned": stranger(params, symmetry, 0.05)}
+    monkeypatch.setattr("regauge.checkpoints.job.FileJob.is_streamed", True)
+    for kind, network_b in near.items():
+        save(rounded(symmetry.act(large, network_b), torch.float16), tmp_path / f"{kind}.safetensors")
+        found = rg.compare(tmp_path / "a.safetensors", tmp_path / f"{kind}.safetensors", symmetry)
+        expected = "same network in another gauge" if kind == "copy" else "descended"
+        assert found.verdict == expected, found.reason
+
+
+def test_rounding_that_destroys_a_network_leaves_it_undecided() -> None:
+    _, _, symmetry, params = network("patches")
+    element = drawn(symmetry, 0)
+    for factor, kind, verdict in ((100, 0.0, "undecided"), (100, 1.0, "undecided"), (1, 1.0, "unrelated")):
+        large = element.translated({key: factor * vector for key, vector in element.translation.items()})
+        other = stranger(params, symmetry, kind) if kind else params
+        found = rg.compare(params, rounded(symmetry.act(large, other), torch.bfloat16), symmetry)
+        assert found.verdict == verdict
+        assert ("rounding of the stored values moves" in found.reason) == (verdict == "undecided")
 
 
 def test_noise_never_explains_what_is_no_copy() -> None:

@@ -15,6 +15,7 @@ from regauge.comparison.common import find_common
 from regauge.comparison.compare_sampled import compare_sampled
 from regauge.comparison.comparison import Comparison
 from regauge.comparison.comparison_report import require_page, write_page
+from regauge.comparison.depths import Depths, match_depths
 from regauge.comparison.find_tensor_map import find_reordered
 from regauge.comparison.independence import DRAWS
 from regauge.comparison.match_equal import match_equal
@@ -76,7 +77,8 @@ def compare(
     the same shape are compared whole. Those that are longer along an axis that nothing moves, such as that of tokens,
     are compared up to the shorter length. If one network has more units in a group that can be reordered, those units
     are compared that match the other network's best (`Comparison.units`), as in a network that `regauge.prune` made.
-    The notes name the rest. Such networks are never "identical", but "descended" if the common part is.
+    If one has more blocks (`layers.7`), those are compared that resemble each other most, in their order. The notes
+    name the rest. Such networks are never "identical", but "descended" if the common part is.
 
     Args:
         params_a: The network that stays: parameters by name, or the path of a checkpoint.
@@ -115,7 +117,9 @@ def compare(
         params_a, params_b = job.checkpoints
     assert isinstance(params_a, Mapping)
     assert isinstance(params_b, Mapping)
-    origins = Origins.read(params_a, params_b)
+    origins, depths = Origins.read(params_a, params_b), Depths()
+    if job is None or not job.is_streamed:
+        params_b, depths = match_depths(params_a, params_b, symmetry)
     common = find_common(params_a, params_b, symmetry)
     if common is not None and common.widths is not None and job is not None and job.is_streamed:
         common = without_widths(job, symmetry)
@@ -151,11 +155,10 @@ def compare(
     if found is None:
         assert matched is not None
         found = weigh(matched, common, origins, draws=draws, generator=generator)
-    if has_widths and found.p_value is None:
-        found = replace(found, notes=(*found.notes, NO_ORDER))
+    more = [NO_ORDER] if has_widths and found.p_value is None else []
     if found.verdict not in SAME and (common is None or common.is_whole) and not (job is not None and job.is_streamed):
-        reordered = find_reordered(params_a, params_b)
-        found = replace(found, notes=(*found.notes, reordered)) if reordered else found
+        more += [reordered] if (reordered := find_reordered(params_a, params_b)) else []
+    found = replace(found, notes=(*depths.notes, *map(depths.as_stored, found.notes), *more))
     if page is not None:
         write_page(page, found.facts | {"a": name_a, "b": name_b}, generator.initial_seed())
     return found

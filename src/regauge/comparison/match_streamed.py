@@ -10,11 +10,12 @@ from regauge.alignment.streamed.match import align_streamed
 from regauge.alignment.streamed.source import Moved, measure_distances
 from regauge.checkpoints.job import FileJob
 from regauge.checkpoints.memory_limit import size_text
-from regauge.checkpoints.representative_checkpoint import RepresentativeCheckpoint
+from regauge.checkpoints.representative_checkpoint import MovedCheckpoint, RepresentativeCheckpoint
 from regauge.comparison.common import Common, find_common
 from regauge.comparison.match_whole import ROTATED
 from regauge.comparison.matched import Matched
 from regauge.comparison.pair import Pair
+from regauge.comparison.rounding_noise import perturb
 from regauge.comparison.strangers import scramble
 from regauge.comparison.tensor_shares import mean_share, measure_shares
 from regauge.comparison.verdicts import MOVED, by_chance
@@ -61,10 +62,19 @@ def match_streamed(
         other = align_streamed(a, stranger, plan.plan, plan.method, progress=progress)
         return by_chance([mean_share(measure_shares(Pair(a, stranger, known.symmetry), other.element))])
 
+    def noise(precisions: Sequence[float]) -> float:
+        known, total = matched[1].symmetry, 0.0
+        movers = known.identity(), matched[1].element
+        for one, here, precision, mover in zip(stored, (a, b), precisions, movers, strict=True):
+            near = RepresentativeCheckpoint(Moved(one, partial(perturb, precision=precision)), bound)
+            pair = (MovedCheckpoint(network, known, mover) for network in (here, near))
+            total += measure_distances(*pair, known, known.identity())[0] ** 2
+        return total**0.5
+
     found = matched[1]
     pair, given = Pair(a, b, found.symmetry), Pair(stored[0], stored[1], bound)
     stored_pair = None if behind is bound else given
-    return Matched(pair, found.element, chance, tested=given, stored=stored_pair, notes=found.notes)
+    return Matched(pair, found.element, chance, tested=given, stored=stored_pair, noise=noise, notes=found.notes)
 
 
 def without_widths(job: FileJob, symmetry: Symmetry) -> Common:

@@ -103,10 +103,11 @@ def weigh(
         is_factorized=matched.is_factorized,
         parent=origins.parent,
     )
-    if given is not None and matched.noise is not None and needs_noise(evidence):
-        evidence = replace(evidence, noise=matched.noise(precisions) / here)
-    if needs_chance(evidence):
-        evidence = replace(evidence, chance=matched.chance())
+    for _ in range(2):  # Noise may make strangers needless, and what they explain may raise the question of noise.
+        if given is not None and matched.noise is not None and needs_noise(evidence):
+            evidence = replace(evidence, noise=matched.noise(precisions) / here)
+        if needs_chance(evidence):
+            evidence = replace(evidence, chance=matched.chance())
     verdict, reason = judge(evidence)
     moved = (MOVED_ORDER,) if verdict == "same network in another gauge" and p_value is not None else ()
     return Comparison(

@@ -1,5 +1,6 @@
 """The change of representatives that the rounding of stored values makes, which may be large."""
 
+import zlib
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -7,7 +8,6 @@ from torch import Tensor
 
 from regauge.core.element import Element
 from regauge.core.interpolation import distance
-from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 
 
@@ -39,17 +39,16 @@ def rounding_noise(
     blank, total = behind.identity(), 0.0
     for params, precision, mover in zip(networks, precisions, (blank, element), strict=True):
         wide = {n: t.double() if t.is_floating_point() else t for n, t in params.items()}
-        here, there = (behind.act(mover, symmetry.split(one)[0]) for one in (wide, _rounded(wide, precision)))
+        near = {n: perturb(n, t, precision) for n, t in wide.items()}
+        here, there = (behind.act(mover, symmetry.split(one)[0]) for one in (wide, near))
         total += distance(here, there, ignored) ** 2
     return float(total**0.5)
 
 
-def _rounded(params: Mapping[str, Tensor], precision: float) -> Params:
-    """A network with each value changed as rounding to a format of a precision does."""
-    source = torch.Generator().manual_seed(0)
-
-    def change(tensor: Tensor) -> Tensor:
-        part = torch.rand(tensor.shape, generator=source, dtype=torch.float64).to(tensor.device) - 0.5
-        return tensor * (1 + precision * part)
-
-    return {name: change(t) if t.is_floating_point() else t for name, t in params.items()}
+def perturb(name: str, tensor: Tensor, precision: float) -> Tensor:
+    """A tensor in float64 with each value changed as rounding to a format of a precision does."""
+    if not tensor.is_floating_point():
+        return tensor
+    source = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+    part = torch.rand(tensor.shape, generator=source, dtype=torch.float64).to(tensor.device) - 0.5
+    return tensor.double() * (1 + precision * part)

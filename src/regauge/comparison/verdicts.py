@@ -32,6 +32,8 @@ NOISE = 2.0
 """Distance modulo the group of a moved copy, in units of what rounding does to representatives."""
 LEGIBLE = 0.1
 """Relative distance by rounding from which on it leaves too little of a network to call another one the same."""
+BLURRED = 1.0
+"""Relative distance by rounding from which on nothing is called unrelated: rounding may have hidden a copy."""
 MOVED = 1e-5
 """Least relative distance modulo the group of a moved copy: in fine formats the alignment's own rounding decides."""
 CERTAIN = 6.0
@@ -88,14 +90,18 @@ class Evidence:
 
 
 def needs_noise(evidence: Evidence) -> bool:
-    """Whether what rounding does to representatives decides."""
+    """Whether what rounding does to representatives decides, and is not known."""
+    if evidence.noise:
+        return False
     same = replace(evidence, noise=LEGIBLE)
-    return _judge_same_gauge(same) is not None and _judge_same_gauge(evidence) is None
+    is_near = _judge_same_gauge(same) is not None and _judge_same_gauge(evidence) is None
+    return is_near or _judge_weights(evidence)[0] == "unrelated"
 
 
 def needs_chance(evidence: Evidence) -> bool:
-    """Whether what strangers explain decides."""
-    return _judge_weights(evidence)[0] == "undecided" and evidence.share is not None and evidence.free >= ENOUGH
+    """Whether what strangers explain decides, and is not known."""
+    is_open = evidence.chance is None and evidence.share is not None and evidence.free >= ENOUGH
+    return is_open and _judge_weights(evidence)[0] == "undecided"
 
 
 def judge(evidence: Evidence) -> tuple[Verdict, str]:
@@ -107,7 +113,17 @@ def judge(evidence: Evidence) -> tuple[Verdict, str]:
 
 
 def _judge_weights(evidence: Evidence) -> tuple[Verdict, str]:
-    e = evidence
+    verdict, reason = _judge_clear(evidence)
+    if verdict == "unrelated" and evidence.noise >= BLURRED:
+        return "undecided", (
+            f"{reason}. But rounding of the stored values moves what is compared by {evidence.noise:.2g} of A's norm, "
+            "because translations are large next to the weights: that may hide a copy"
+        )
+    return verdict, reason
+
+
+def _judge_clear(e: Evidence) -> tuple[Verdict, str]:
+    """The verdict by weights if rounding hides nothing."""
     if e.is_equal or e.stored <= IDENTICAL:
         how = "all values are equal" if e.is_equal else f"they differ by {e.stored:.1e} of the norm, which is rounding"
         return _judge_same("identical", how, e)

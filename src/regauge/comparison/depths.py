@@ -1,0 +1,134 @@
+"""Networks of one architecture with other numbers of blocks: which blocks of both are compared."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from regauge.alignment import align
+from regauge.alignment.methods.weight_matching import WeightMatching
+from regauge.alignment.representatives import has_representatives
+from regauge.comparison.common import numbered_parts, restrict
+from regauge.comparison.pair import Pair
+from regauge.comparison.tensor_shares import mean_share, measure_shares
+from regauge.core.params import Params
+from regauge.core.symmetry import Symmetry
+
+LARGE = 1 << 26
+"""Values from which on blocks are compared by their numbers: matching aligns many pairs of blocks."""
+Blocks = dict[int, dict[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class Depths:
+    """The names of matched blocks.
+
+    Attributes:
+        notes: Sentences about them.
+        single: The beginnings of names that blocks without a counterpart have, with those that they had.
+    """
+
+    notes: tuple[str, ...] = ()
+    single: Mapping[str, str] = field(default_factory=dict)
+
+    def as_stored(self, note: str) -> str:
+        """A sentence with the names that blocks without a counterpart had."""
+        for new, old in self.single.items():
+            note = note.replace(f"'{new}", f"'{old}")
+        return note
+
+
+def match_depths(
+    a: Mapping[str, Tensor], b: Mapping[str, Tensor], symmetry: Symmetry
+) -> tuple[Mapping[str, Tensor], Depths]:
+    """Give blocks of the second network the numbers of those of the first one that they resemble most.
+
+    Blocks are the outermost numbered parts of tensors' names, such as `layers.7`. If one network has more of them, some
+    were dropped or doubled anywhere, and numbers say nothing. Each pair of blocks of the same shapes is aligned, with
+    the tensors that are in no block. The sum of the shares that are explained is then maximized over all matches that
+    keep the order of blocks (Needleman and Wunsch, 1970).
+
+    Args:
+        a: The first network.
+        b: The second one.
+        symmetry: The symmetry of the first one.
+
+    Returns:
+        The second network with other names, and what is to say about them.
+    """
+    first, second = _stacks(a), _stacks(b)
+    names, notes, single = {name: name for name in b}, list[str](), dict[str, str]()
+    for stack in first.keys() & second.keys():
+        own, other = first[stack], second[stack]
+        if len(own) == len(other) or any(list(one) != list(range(len(one))) for one in (own, other)):
+            continue
+        if sum(tensor.numel() for tensor in a.values()) >= LARGE:
+            notes.append(f"{stack + '*'!r} are compared by their numbers: matching takes long in so large networks")
+            continue
+        scores = {
+            (i, j): _score(a, b, symmetry, (f"{stack}{i}.", own[i]), (f"{stack}{j}.", other[j]))
+            for i in own
+            for j in other
+            if _shapes(own[i]) == _shapes(other[j]) and 0 <= (i - j) * (1 if len(own) > len(other) else -1)
+        }
+        found = _match_in_order(scores, len(own), len(other))
+        if all(i == j for j, i in found.items()):
+            continue
+        for j, block in other.items():
+            number = found.get(j, len(own) + len(other) + j)
+            names |= {f"{stack}{j}.{rest}": f"{stack}{number}.{rest}" for rest in block}
+            single |= {} if j in found else {f"{stack}{number}.": f"{stack}{j}."}
+        pairs = ", ".join(f"{j} with {i}" for j, i in sorted(found.items()))
+        notes.append(f"{stack + '*'!r} of B are compared with those of A that they resemble most: {pairs}")
+    is_renamed = any(new != old for old, new in names.items())
+    return {names[n]: t for n, t in b.items()} if is_renamed else b, Depths(tuple(notes), single)
+
+
+def _stacks(params: Mapping[str, Tensor]) -> dict[str, Blocks]:
+    """The tensors of each stack of blocks, by what names begin with, the number of the block, and the rest of names."""
+    found: dict[str, Blocks] = {}
+    for name, tensor in params.items():
+        for part in numbered_parts(name)[:1]:
+            number = part.rpartition(".")[2]
+            found.setdefault(part.removesuffix(number), {}).setdefault(int(number), {})[name[len(part) + 1 :]] = tensor
+    return {stack: dict(sorted(blocks.items())) for stack, blocks in found.items()}
+
+
+def _shapes(block: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {rest: tuple(tensor.shape) for rest, tensor in block.items()}
+
+
+def _score(
+    a: Mapping[str, Tensor],
+    b: Mapping[str, Tensor],
+    symmetry: Symmetry,
+    own: tuple[str, Mapping[str, Tensor]],
+    other: tuple[str, Mapping[str, Tensor]],
+) -> float:
+    """The share of a block of the first network that one of the second network explains, once they are aligned."""
+    outside = [n for n, t in a.items() if not numbered_parts(n) and n in b and b[n].shape == t.shape]
+    pair: list[Params] = [
+        {n: params[n] for n in outside} | {own[0] + rest: tensor for rest, tensor in block.items()}
+        for params, block in ((a, own[1]), (b, other[1]))
+    ]
+    part = restrict(symmetry, {name: tuple(tensor.shape) for name, tensor in pair[0].items()}).bind(pair[0])
+    if has_representatives(part):
+        pair = [part.split(one)[0] for one in pair]
+    part = part.on_representatives(rotate=bool(part.rotatable))
+    element = align(pair[0], pair[1], part, method=WeightMatching()).element
+    shares = measure_shares(Pair(pair[0], pair[1], part), element)
+    return mean_share([share for share in shares if share.name.startswith(own[0])]) or 0.0
+
+
+def _match_in_order(scores: Mapping[tuple[int, int], float], rows: int, columns: int) -> dict[int, int]:
+    """The row of each column in the match of largest total score that keeps the order of both; some stay unmatched."""
+    best: dict[tuple[int, int], tuple[float, dict[int, int]]] = {}
+    nothing = (0.0, dict[int, int]())
+    for i in range(rows):
+        for j in range(columns):
+            options = [best.get((i - 1, j), nothing), best.get((i, j - 1), nothing)]
+            if (i, j) in scores:
+                total, pairs = best.get((i - 1, j - 1), nothing)
+                options.append((total + scores[i, j], pairs | {j: i}))
+            best[i, j] = max(options, key=lambda one: one[0])
+    return best[rows - 1, columns - 1][1]
