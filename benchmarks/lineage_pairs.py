@@ -35,11 +35,12 @@ from lineage_histories import FAMILIES, LANGUAGE, History, Workshop, blocks_of, 
 from lineage_networks import Family, Params
 from lineage_peers import fingerprint_similarity, kit_scores, match_blocks, match_rows
 from lineage_scores import matrices, verdicts
-from scipy.stats import binomtest
+from scipy.stats import binomtest, kstest
 from torch import Tensor
 from torch.func import functional_call
 
 import regauge as rg
+from regauge.comparison.verdicts import LINE, SIBLINGS
 
 RELATED = ("identical", "same network in another gauge", "descended")
 SAME = RELATED[:2]
@@ -113,7 +114,8 @@ def pairs(family: str, first: int) -> Iterator[dict[str, Any]]:
     moved = ["move", 300, "bfloat16", None]
     near = [*base(10), ["align", base(0), "weights", False]]
     yield line("noise of 30%, moved", "thief", base(0), [*base(0), ["noise", 0.3, 9], moved])
-    yield line("half of a merge with an aligned stranger, moved", "thief", base(0), [*base(0), ["mix", HALF, near], moved])
+    mixed = [*base(0), ["mix", HALF, near], moved]
+    yield line("half of a merge with an aligned stranger, moved", "thief", base(0), mixed)
     yield line("trained away, moved", "thief", base(1), [*base(1), ["tune away", 1.0, 1, 1010], moved])
     two, three = ([*base(seed), ["align", base(0), "weights", False]] for seed in (11, 12))
     yield line("mean of three aligned", "framer", base(0), [*near, ["mix", HALF, two], ["mix", 2 / 3, three]])
@@ -139,9 +141,7 @@ def strangers(base: Any, family: str) -> dict[str, Any]:
 
 def examine(pair: Mapping[str, Any], shop: Workshop) -> dict[str, Any]:
     """The verdict on a pair, and all scores."""
-    a, b = (
-        {n: t.float() if t.is_floating_point() else t for n, t in shop(pair[k]).items()} for k in ("a", "b")
-    )
+    a, b = ({n: t.float() if t.is_floating_point() else t for n, t in shop(pair[k]).items()} for k in ("a", "b"))
     sides = [(family_after(shop.name, pair[k]), own) for k, own in (("a", a), ("b", b))]
     began = time.process_time()
     found = rg.compare(a, b, sides[0][0].symmetry)
@@ -158,6 +158,7 @@ def examine(pair: Mapping[str, Any], shop: Workshop) -> dict[str, Any]:
         "compared": found.compared,
         "p_value": found.p_value,
         "z_score": found.z_score,
+        "lean": found.lean,
         "awm": fingerprint_similarity(a, b),
         "rows": rows,
         "blocks": match_blocks(*sides) if shop.name in ("Llama", "Mixture") else None,
@@ -242,8 +243,8 @@ def counts(rows: list[dict[str, Any]]) -> tuple[int, int, int, int]:
     """Related pairs that are found, all related ones, accused strangers, all strangers."""
     related, others = ([row for row in rows if is_positive(row) is flag] for flag in (True, False))
     # After a whole further training "undecided" is no error, but it finds nothing either.
-    spared = [r for r in related if r["verdict"] == "undecided" and r["kind"].startswith(("trained on 100", "trained on 200"))]
-    related = [row for row in related if row not in spared]
+    long = ("trained on 100", "trained on 200")
+    related = [row for row in related if row["verdict"] != "undecided" or not row["kind"].startswith(long)]
     found, accused = (sum(row["verdict"] in RELATED for row in some) for some in (related, others))
     return found, len(related), accused, len(others)
 
@@ -256,8 +257,8 @@ def area(related: list[float], others: list[float]) -> float:
 
 def score_table(rows: list[dict[str, Any]]) -> list[str]:
     """The lines of the table of scores: F1 at the threshold that is best on these pairs, and areas under curves."""
-    lines = ["| score | architectures | related | strangers | area | moved | not moved | best F1 | aligned strangers accused |"]
-    lines.append("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+    heads = ["score", "architectures", "related", "strangers", "area", "moved", "not moved", "best F1"]
+    lines = [f"| {' | '.join([*heads, 'aligned strangers accused'])} |", "| --- | --- |" + " ---: |" * 7]
     for score, name in SCORES.items():
         known = [row for row in rows if row.get(score) is not None]
         related, others = ([row for row in known if is_positive(row) is flag] for flag in (True, False))
@@ -298,9 +299,39 @@ def summary(rows: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
+def kinship_table(rows: list[dict[str, Any]]) -> list[str]:
+    """The lines of the table of what is said of siblings and of descendants of the same shapes."""
+    heads = ["pairs", "n", "one from the other", "both from a third", "open", "size of the lean"]
+    lines = [f"| {' | '.join(heads)} |", "| --- |" + " ---: |" * 5]
+    for group, kind in dict.fromkeys((row["class"], row["kind"].removesuffix(", moved")) for row in rows):
+        own = [r for r in rows if (r["class"], r["kind"].removesuffix(", moved")) == (group, kind)]
+        sizes = [abs(row["lean"]) for row in own if row["lean"] is not None and row["verdict"] == "descended"]
+        if group in ("descendant", "sibling") and sizes:
+            line, third = sum(x >= LINE for x in sizes), sum(x <= SIBLINGS for x in sizes)
+            span = f"{min(sizes):.2f} to {max(sizes):.2f}"
+            lines.append(f"| {kind} | {len(sizes)} | {line} | {third} | {len(sizes) - line - third} | {span} |")
+    return lines
+
+
+def p_value_lines(rows: list[dict[str, Any]]) -> list[str]:
+    """The lines of the table of p-values of strangers whose order nobody chose."""
+    lines = ["| strangers | n | p ≤ 0.05 | p ≤ 0.5 | D | p of D |", "| --- |" + " ---: |" * 5]
+    own = [r for r in rows if r["class"] == "stranger" and not r["kind"].startswith("aligned")]
+    for name, some in (
+        ("as stored", [r for r in own if r["kind"] != "moved"]),
+        ("moved", [r for r in own if r["kind"] == "moved"]),
+    ):
+        found = [row["p_value"] for row in some if row["p_value"] is not None]
+        test = kstest(found, "uniform")
+        shares = " | ".join(f"{sum(p <= level for p in found) / len(found):.2f}" for level in (0.05, 0.5))
+        lines.append(f"| {name} | {len(found)} | {shares} | {test.statistic:.2f} | {test.pvalue:.2f} |")
+    return lines
+
+
 def lines_of(rows: list[dict[str, Any]]) -> list[str]:
     """Tables of docs/measurements/comparison.md, line by line."""
-    return [*summary(rows), "", *class_table(rows), "", *score_table(rows)]
+    tables = (summary, class_table, score_table, kinship_table, p_value_lines)
+    return [line for table in tables for line in ("", *table(rows))][1:]
 
 
 def main() -> None:

@@ -2,9 +2,9 @@
 
 `fingerprint_similarity` is AWM (Zeng et al., 2025, arXiv 2510.06738): an assignment of the columns of both embeddings
 with signs, and the unbiased linear CKA of query and key matrices behind it. `match_rows` and `match_blocks` are two
-tests of Zhu et al. (2025, arXiv 2502.12292): the order of rows that match best (algorithms 2 to 4), and for gated blocks
-whether gates and what they multiply are matched alike (MATCH). `kit_scores` calls cisco-ai-provenance-kit, if the
-variable `PROVENANCE_KIT` names a folder that it lies in:
+tests of Zhu et al. (2025, arXiv 2502.12292): the order of rows that match best (algorithms 2 to 4), and for gated
+blocks whether gates and what they multiply are matched alike (MATCH). `kit_scores` calls cisco-ai-provenance-kit, if
+the variable `PROVENANCE_KIT` names a folder that it lies in:
 
     pip install --target FOLDER --no-deps --ignore-requires-python cisco-ai-provenance-kit
     pip install --target FOLDER --no-deps structlog pydantic-settings python-dotenv typing-inspection
@@ -102,7 +102,7 @@ def match_rows(a: Params, b: Params) -> float:
     """The test of rows as stored: do those that match best have the same numbers? -log10 of its p-value."""
     found = []
     for name, x in a.items():
-        is_hidden = name.endswith(FEED_FORWARD) or ("first" in name or "blocks" in name) and "feed" not in name
+        is_hidden = name.endswith(FEED_FORWARD) or (("first" in name or "blocks" in name) and "feed" not in name)
         y = b.get(name)
         if y is not None and x.shape == y.shape and x.ndim > 1 and is_hidden and "attention" not in name:
             x, y = (one.float().flatten(0, 1) if name.endswith("gate_up_proj") else one.flatten(1) for one in (x, y))

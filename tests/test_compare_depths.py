@@ -41,7 +41,9 @@ def case(request: pytest.FixtureRequest) -> tuple[rg.Symmetry, list[rg.Params], 
             networks.append(initialize_transformer(module, generator(seed)))
         else:
             source = generator(seed)
-            networks.append({n: torch.randn(t.shape, generator=source).double() / 4 for n, t in module.state_dict().items()})
+            networks.append(
+                {n: torch.randn(t.shape, generator=source).double() / 4 for n, t in module.state_dict().items()}
+            )
     return rg.discover(module, (inputs,)), networks, "" if request.param == "MLP" else "blocks."
 
 

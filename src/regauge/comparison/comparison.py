@@ -9,7 +9,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from regauge.comparison.tensor_shares import TensorShare, mean_share
-from regauge.comparison.verdicts import Verdict, beyond_chance
+from regauge.comparison.verdicts import Verdict, beyond_chance, lean_of
 from regauge.core.element import Element
 from regauge.core.symmetry import Symmetry
 
@@ -42,8 +42,8 @@ class Comparison:
         element: The element that aligns the second network to the first.
         symmetry: The symmetry that it belongs to, with every size known.
         balanced: The distance after alignment where the first network has its smallest norm under scales and matrices,
-            and that norm. Unlike `orbit_distance` it does not depend on where on its orbit the first network is. None
-            for networks that are streamed, sampled, equal or of different widths.
+            that norm, and the norm of the second network there. Unlike `orbit_distance` it does not depend on where on
+            its orbit the first network is. None for networks that are streamed, sampled, equal or of different widths.
         units: For networks of different widths: the units that are compared, for each group with other numbers of units
             in both, of the first network and of the second one, ascending, copy by copy of the group. All else is
             measured on both networks cut to these, in their order.
@@ -69,7 +69,7 @@ class Comparison:
     fingerprint_distance: float | None
     element: Element
     symmetry: Symmetry
-    balanced: tuple[float, float] | None = None
+    balanced: tuple[float, float, float] | None = None
     units: Mapping[str, tuple[Int[Tensor, "*bases units"], Int[Tensor, "*bases units"]]] = field(default_factory=dict)
     function: Mapping[str, float] | None = None
     is_sampled: bool = False
@@ -96,6 +96,16 @@ class Comparison:
         return beyond_chance(self.share_after, self.share_by_chance)
 
     @property
+    def lean(self) -> float | None:
+        """The change of the squared norm relative to the squared distance, which tells siblings from descendants.
+
+        Above one where the second network was trained on from the first, around minus one where it was pruned, and
+        around zero for siblings that were trained alike (`regauge.comparison.verdicts.kinship`). None without
+        `balanced`.
+        """
+        return lean_of(self.balanced)
+
+    @property
     def relative_distance(self) -> float:
         """The distance modulo the group, relative to the norm of the first network without translations."""
         norm = sqrt(sum(one.squares[2] for one in self.shares))
@@ -113,6 +123,7 @@ class Comparison:
             "share explained after alignment": self.share_after,
             "share explained by chance": self.share_by_chance,
             "share beyond chance": self.share_beyond_chance,
+            "lean": self.lean if self.verdict == "descended" else None,
             "p-value of independence, as stored": self.p_value,
             "z-score": self.z_score,
             "p-value among references": self.reference_p_value,

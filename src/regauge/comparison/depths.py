@@ -69,7 +69,7 @@ def match_depths(
             (i, j): _score(a, b, symmetry, (f"{stack}{i}.", own[i]), (f"{stack}{j}.", other[j]))
             for i in own
             for j in other
-            if _shapes(own[i]) == _shapes(other[j]) and 0 <= (i - j) * (1 if len(own) > len(other) else -1)
+            if _shapes(own[i]) == _shapes(other[j]) and (i - j) * (len(own) - len(other)) >= 0
         }
         found = _match_in_order(scores, len(own), len(other))
         if all(i == j for j, i in found.items()):

@@ -91,7 +91,7 @@ def compare_many(
             advance()
     squares = distances.clone()
     known = [_balanced(found) for found in pairs.values()]
-    norms = [norm for _, norm in filter(None, known) if norm]
+    norms = [norm for _, norm, _ in filter(None, known) if norm]
     size = sum(norms) / len(norms) if norms else 0.0
     for ((first, second), found), balanced in zip(pairs.items(), known, strict=True):
         i, j = names.index(first), names.index(second)
@@ -117,9 +117,9 @@ def compare_many(
     return Lineage(tuple(names), pairs, distances, tuple(families), averages, tuple(trees))
 
 
-def _balanced(found: Comparison) -> tuple[float, float] | None:
-    """The distance where the first network is balanced, and its norm; nothing is between equal networks."""
-    return (0.0, 0.0) if found.verdict == "identical" and found.balanced is None else found.balanced
+def _balanced(found: Comparison) -> tuple[float, float, float] | None:
+    """The distance where the first network is balanced, and norms there; nothing is between equal networks."""
+    return (0.0, 0.0, 0.0) if found.verdict == "identical" and found.balanced is None else found.balanced
 
 
 def _families(names: list[str], pairs: Sequence[tuple[str, str]]) -> list[tuple[str, ...]]:

@@ -91,14 +91,13 @@ def match_whole(
     )
 
 
-def _measure_balanced(first: Params, second: Params, behind: Symmetry, ignored: set[str]) -> tuple[float, float]:
-    """The distance of two aligned networks where the first one is balanced, and its norm there."""
+def _measure_balanced(first: Params, second: Params, behind: Symmetry, ignored: set[str]) -> tuple[float, float, float]:
+    """The distance of two aligned networks where the first one is balanced, and the norms of both there."""
     if has_balance(behind):
         element = balance(first, behind)
         first, second = behind.act(element, first), behind.act(element, second)
-    return distance(first, second, ignored), distance(
-        first, {n: t.new_zeros(t.shape) for n, t in first.items()}, ignored
-    )
+    blank = {n: t.new_zeros(t.shape) for n, t in first.items()}
+    return distance(first, second, ignored), distance(first, blank, ignored), distance(second, blank, ignored)
 
 
 def _align(first: Params, second: Params, behind: Symmetry, ignored: set[str]) -> tuple[Result[Params], float]:

@@ -14,7 +14,7 @@ from regauge.comparison.origins import Origins
 from regauge.comparison.pair import Pair
 from regauge.comparison.tensor_shares import FORMATS, TensorShare, mean_share, measure_shares
 from regauge.comparison.units import Units
-from regauge.comparison.verdicts import Evidence, judge, needs_chance, needs_noise, precision_of
+from regauge.comparison.verdicts import Evidence, judge, lean_of, needs_chance, needs_noise, precision_of
 from regauge.core.element import Element
 from regauge.core.symmetry import Symmetry
 
@@ -34,7 +34,7 @@ class Matched:
         noise: Measures how far rounding to formats of these precisions takes the networks of the pair apart.
         is_factorized: Whether the pair holds products of matrices without what they do not read.
         distances: Fingerprint distances of the second network and of the references from the first network.
-        balanced: The distance where the first network of the pair is balanced, and its norm there.
+        balanced: The distance where the first network of the pair is balanced, and the norms of both there.
         function: Agreement of outputs, losses and barriers on the data of a task.
         units: The compared units of each group that has other numbers of them in both networks.
         whole: The symmetry of the networks as they are stored, and what moves the second one under it, if the pair has
@@ -50,7 +50,7 @@ class Matched:
     noise: Callable[[Sequence[float]], float] | None = None
     is_factorized: bool = False
     distances: Sequence[float] = ()
-    balanced: tuple[float, float] | None = None
+    balanced: tuple[float, float, float] | None = None
     function: Mapping[str, float] | None = None
     units: Mapping[str, tuple[Units, Units]] = field(default_factory=dict)
     whole: tuple[Symmetry, Element] | None = None
@@ -101,6 +101,7 @@ def weigh(
         z_score=z_score if origins.is_order_free else None,
         is_whole=common is None or common.is_whole,
         is_factorized=matched.is_factorized,
+        lean=lean_of(matched.balanced),
         parent=origins.parent,
     )
     for _ in range(2):  # Noise may make strangers needless, and what they explain may raise the question of noise.

@@ -24,6 +24,9 @@ ALIGNED: Verdict = "aligned to A, or a distant descendant"
 UNKNOWN = "somebody aligned one to the other, or they have an ancestor in common; the order cannot tell which"
 """The reason where only the order of units corresponds."""
 
+BOTH = "both seem to descend from a third"
+"""The beginning of the sentence on networks that were trained apart."""
+
 IDENTICAL = 1e-6
 """Relative distance up to which networks are identical but for rounding, whatever their format."""
 REGAUGED = 1.0
@@ -46,6 +49,8 @@ STRANGE = 0.2
 """Share beyond chance that independent networks may explain, because they learned from the same data."""
 FAINT_SHARE = 0.02
 """Share beyond chance up to which the order of units decides nothing: no descendant is so far away."""
+LINE, SIBLINGS = 1.5, 0.25
+"""Sizes of the lean of a pair: one descends from the other from the first on, both from a third up to the second."""
 EVERYTHING = 0.85
 """A share that strangers explain from which on the explained share is no evidence."""
 ENOUGH = 200
@@ -71,6 +76,7 @@ class Evidence:
         is_whole: Whether all of both networks is compared.
         is_factorized: Whether distances modulo the group are those of products of matrices without full rank, so that
             there need be no element that leads from one network to the other.
+        lean: The change of the squared norm relative to the squared distance; see `kinship`. None if it is not known.
         parent: A sentence if one network's provenance names the other one as a parent; else empty.
     """
 
@@ -86,6 +92,7 @@ class Evidence:
     noise: float = 0.0
     is_whole: bool = True
     is_factorized: bool = False
+    lean: float | None = None
     parent: str = ""
 
 
@@ -145,7 +152,7 @@ def _judge_clear(e: Evidence) -> tuple[Verdict, str]:
         large = f"{explained}: the group is so large that nothing can be told from that"
         return ("undecided", large) if order is None else (ALIGNED, f"{large}. {_upper(order)}: {UNKNOWN}")
     if beyond >= RELATED:
-        return "descended", f"{explained}: one descends from the other, or both from a third"
+        return "descended", f"{explained}: {kinship(e.lean)}"
     if order is not None and beyond > FAINT_SHARE:
         return ALIGNED, f"{explained}, which is less than near descendants do. {_upper(order)}: {UNKNOWN}"
     if beyond > STRANGE:
@@ -204,6 +211,33 @@ def _judge_same(verdict: Verdict, reason: str, evidence: Evidence) -> tuple[Verd
     if evidence.is_whole:
         return verdict, reason
     return "descended", f"in what both have in common {reason}; the rest, which only one of them has, was added or cut"
+
+
+def kinship(lean: float | None) -> str:
+    """Say whether one of two related networks descends from the other, or both from a third, as far as that is known.
+
+    Training lengthens a network: its squared norm grows by more than the squared distance, where a step that is
+    orthogonal to the weights would make both equal. Two networks that were trained alike from a third have nearly equal
+    norms. In between nothing is known: pruning and rounding lie there, and siblings of which one was trained longer.
+
+    Args:
+        lean: The squared norm of the second network less that of the first, relative to their squared distance, where
+            both are balanced.
+    """
+    if lean is None or SIBLINGS < abs(lean) < LINE:
+        return "one descends from the other, or both from a third"
+    if abs(lean) >= LINE:
+        how = f"the squared norm changes by {abs(lean):.2g} of the squared distance"
+        return f"one seems to descend from the other, because {how}"
+    return f"{BOTH}, because their norms differ little (by {abs(lean):.2g} of the squared distance, in squares)"
+
+
+def lean_of(balanced: tuple[float, float, float] | None) -> float | None:
+    """The change of the squared norm relative to the squared distance, of a distance and both norms."""
+    if balanced is None or not balanced[0]:
+        return None
+    distance, first, second = balanced
+    return (second - first) * (second + first) / distance**2
 
 
 def by_chance(shares: Sequence[float | None]) -> float | None:
