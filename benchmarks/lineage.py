@@ -1,4 +1,6 @@
-"""Related and unrelated pairs of networks, told apart by `rg.compare` and by what people use instead.
+"""Pairs of networks on which thresholds of `rg.compare` were fixed, and measurements of its parts.
+
+`lineage_pairs.py` has the pairs by which verdicts are judged.
 
 Networks are trained here, on the digits of scikit-learn and on the text of Python's help: MLPs, CNNs with batch
 normalization, and small ViT, GPT and Llama style transformers. Related pairs are copies moved by a random element of
@@ -13,13 +15,13 @@ Each pair is written as it is done, so that an interrupted run continues with th
 `--part uniform` tests whether p-values are uniform, on pairs of which no two share a network: each of its networks has
 a start of its own and is trained for 60 steps. Every second pair learned from the same half of the data.
 
-    python benchmarks/lineage.py FOLDER [--part calibration|test|uniform|noise|widths] [--family MLP]
+    python benchmarks/lineage.py FOLDER [--part calibration|uniform|noise|widths] [--family MLP]
 
 `--part noise` adds noise to the CNN of seed 0 and moves it.
 
     python benchmarks/lineage.py FOLDER --part noise
 
-`--part widths` compares the networks of the test part with smaller ones: a quarter or half of the units of each group
+`--part widths` compares networks with smaller ones: a quarter or half of the units of each group
 removed by `rg.prune`, some of them trained on afterwards; see `lineage_widths.py`.
 
     python benchmarks/lineage.py FOLDER --part widths
@@ -38,7 +40,7 @@ from typing import Any
 
 import torch
 from lineage_networks import Family, Params, Shelf, families, mean, move, prune
-from lineage_scores import cka, cosine, span, spectral_distance, verdicts, weighted_area
+from lineage_scores import cka, cosine, span, spectral_distance
 from lineage_widths import narrow_rows, narrow_table
 from scipy.stats import kstest
 
@@ -47,19 +49,9 @@ from regauge.comparison.independence import measure_independence
 
 SEEDS = {
     "calibration": ((100,), (100, 101, 102, 103)),
-    "test": ((0, 1), (0, 1, 2, 3, 4, 5)),
     "widths": ((0, 1), (0, 1, 2, 3)),
 }
 """Seeds of the networks that have descendants, and of all."""
-SCORES = {
-    "share": "share explained",
-    "z_score": "z-score",
-    "fingerprint": "fingerprint",
-    "cosine": "cosine as stored",
-    "cka": "linear CKA",
-    "spectra": "spectra of matrices",
-}
-"""Scores of a pair, and the names of their columns in the table."""
 UNRELATED = ("other start, same data", "other start, other data")
 UNIFORM = {"MLP": 100, "CNN": 30, "ViT": 12, "GPT": 12, "Llama": 12}
 """Number of pairs, no two of which share a network, whose p-values are tested for uniformity."""
@@ -132,23 +124,8 @@ def examine(family: Family, pair: Pair) -> dict[str, Any]:
     }
 
 
-def table(rows: list[dict[str, Any]]) -> list[str]:
-    """The lines of the table: areas under the curve by kind, and verdicts."""
-    unrelated = [row for row in rows if row["is_related"] is False]
-    labels = dict.fromkeys((row["kind"], row["is_moved"]) for row in rows if row["is_related"] is not False)
-    lines = [f"| pairs | n | {' | '.join(SCORES.values())} | verdicts |", "| --- " * (3 + len(SCORES)) + "|"]
-    for kind, is_moved in labels:
-        own = [row for row in rows if row["kind"] == kind and row["is_moved"] == is_moved]
-        areas = " | ".join(f"{weighted_area(own, unrelated, score):.3f}" for score in SCORES)
-        lines.append(f"| {kind}{', moved' * is_moved} | {len(own)} | {areas} | {verdicts(own)} |")
-    for kind in UNRELATED:
-        own = [row for row in unrelated if row["kind"] == kind]
-        lines.append(f"| {kind} | {len(own)} | {'| ' * len(SCORES)}| {verdicts(own)} |")
-    return lines
-
-
 def ranges(rows: list[dict[str, Any]]) -> list[str]:
-    """The lines of a second table: for each architecture the scores that verdicts rest on, of all its pairs."""
+    """The lines of a table: for each architecture the scores that verdicts rest on, of all its pairs."""
     lines = [
         "| architecture | related | unrelated | beyond chance, moved | unrelated | z-score, as stored | unrelated |"
     ]
@@ -235,7 +212,7 @@ def main() -> None:
     """Examine the pairs that are not done yet, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--part", choices=[*SEEDS, "uniform", "noise"], default="test")
+    parser.add_argument("--part", choices=[*SEEDS, "uniform", "noise"], default="calibration")
     parser.add_argument("--family", choices=list(families()), default=None)
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
@@ -262,7 +239,7 @@ def lines_of(part: str, rows: list[dict[str, Any]]) -> list[str]:
         return narrow_table(rows)
     if part == "uniform":
         return uniform_table(rows)
-    return noise_table(rows) if part == "noise" else [*table(rows), "", *ranges(rows)]
+    return noise_table(rows) if part == "noise" else ranges(rows)
 
 
 def new_rows(family: Family, options: argparse.Namespace, known: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -57,6 +57,8 @@ SCORES = {
     "cka": "CKA",
 }
 """Scores of a pair, larger for related ones, and their names in the table."""
+OWN = {"beyond": 0.3, "rows": 3.0, "blocks": 3.0, "kit": 0.75, "gate": 0.75}
+"""Thresholds that scores come with: for tests a p-value of 0.001."""
 
 
 def pairs(family: str, first: int) -> Iterator[dict[str, Any]]:
@@ -256,23 +258,31 @@ def area(related: list[float], others: list[float]) -> float:
 
 
 def score_table(rows: list[dict[str, Any]]) -> list[str]:
-    """The lines of the table of scores: F1 at the threshold that is best on these pairs, and areas under curves."""
-    heads = ["score", "architectures", "related", "strangers", "area", "moved", "not moved", "best F1"]
-    lines = [f"| {' | '.join([*heads, 'aligned strangers accused'])} |", "| --- | --- |" + " ---: |" * 7]
+    """The lines of the table of scores: areas under curves, and F1 at their own threshold and at the best one here."""
+    heads = ["score", "architectures", "related", "strangers", "area", "moved", "not moved", "F1", "best F1"]
+    lines = [f"| {' | '.join([*heads, 'aligned strangers accused'])} |", "| --- | --- |" + " ---: |" * 8]
     for score, name in SCORES.items():
         known = [row for row in rows if row.get(score) is not None]
         related, others = ([row for row in known if is_positive(row) is flag] for flag in (True, False))
         strange = [row[score] for row in others]
         threshold, best = best_threshold([row[score] for row in related], strange)
+        own = f"{f1_at(OWN[score], related, others, score):.3f}" if score in OWN else ""
+        threshold = OWN.get(score, threshold)
         moved = [row[score] for row in related if row["class"] == "copy" or row["kind"].endswith("moved")]
         still = [row[score] for row in related if not (row["class"] == "copy" or row["kind"].endswith("moved"))]
         aligned = [row[score] >= threshold for row in others if row["kind"].startswith("aligned")]
         families = [family for family in FAMILIES if any(row["family"] == family for row in known)]
         areas = " | ".join(f"{area(some, strange):.3f}" for some in ([*moved, *still], moved, still))
         label = "all" if len(families) == len(FAMILIES) else ", ".join(families)
-        cells = f"{len(related)} | {len(others)} | {areas} | {best:.3f} | {sum(aligned)} of {len(aligned)}"
+        cells = f"{len(related)} | {len(others)} | {areas} | {own} | {best:.3f} | {sum(aligned)} of {len(aligned)}"
         lines.append(f"| {name} | {label} | {cells} |")
     return lines
+
+
+def f1_at(cut: float, related: list[dict[str, Any]], others: list[dict[str, Any]], score: str) -> float:
+    """F1 of a score at a threshold."""
+    hits, false = (sum(row[score] >= cut for row in some) for some in (related, others))
+    return f1(hits, len(related), false)
 
 
 def best_threshold(related: list[float], others: list[float]) -> tuple[float, float]:
@@ -317,10 +327,8 @@ def p_value_lines(rows: list[dict[str, Any]]) -> list[str]:
     """The lines of the table of p-values of strangers whose order nobody chose."""
     lines = ["| strangers | n | p ≤ 0.05 | p ≤ 0.5 | D | p of D |", "| --- |" + " ---: |" * 5]
     own = [r for r in rows if r["class"] == "stranger" and not r["kind"].startswith("aligned")]
-    for name, some in (
-        ("as stored", [r for r in own if r["kind"] != "moved"]),
-        ("moved", [r for r in own if r["kind"] == "moved"]),
-    ):
+    for name in ("as stored", "moved"):
+        some = [row for row in own if (row["kind"] == "moved") == (name == "moved")]
         found = [row["p_value"] for row in some if row["p_value"] is not None]
         test = kstest(found, "uniform")
         shares = " | ".join(f"{sum(p <= level for p in found) / len(found):.2f}" for level in (0.05, 0.5))

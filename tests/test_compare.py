@@ -15,7 +15,8 @@ from torch import Tensor, nn
 import regauge as rg
 from regauge.checkpoints.writing import save
 from regauge.comparison.independence import choose_groups, measure_independence
-from regauge.comparison.verdicts import ALIGNED, CERTAIN, RELATED, STRANGE, Evidence, judge
+from regauge.comparison.verdicts import ALIGNED, CERTAIN, RELATED, STRANGE, Evidence, judge, kinship
+from regauge.core.balance import balance
 from regauge.core.params import Params
 from regauge.nets.transformer import Llama
 
@@ -326,3 +327,28 @@ def test_a_part_is_compared_only_where_that_means_something(text_symmetry: rg.Sy
     task = rg.Task(nn.Linear(1, 1), [(torch.zeros(1, 1), torch.zeros(1, 1))])
     with pytest.raises(ValueError, match="a task runs both networks by one model, but they differ"):
         rg.compare(a, extended(a), text_symmetry, task=task)
+
+
+def test_norms_tell_siblings_from_descendants_wherever_they_are_on_their_orbits() -> None:
+    module = nn.Sequential(nn.Linear(6, 24), nn.ReLU(), nn.Linear(24, 5)).double()
+    symmetry = rg.discover(module, (torch.zeros(2, 6, dtype=torch.float64),))
+    ancestor = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
+    ancestor = symmetry.act(balance(ancestor, symmetry), ancestor)
+
+    def step(seed: int) -> rg.Params:
+        source = generator(seed)
+        return {n: 0.05 * (torch.randn(t.shape, generator=source).double() + 2 * t) for n, t in ancestor.items()}
+
+    one, other = ({n: t + step(seed)[n] for n, t in ancestor.items()} for seed in (1, 2))
+    for a, b, sentence in ((ancestor, one, "one seems to descend"), (one, other, "both seem to descend")):
+        found = rg.compare(a, b, symmetry)
+        assert found.verdict == "descended"
+        assert sentence in found.reason
+        assert found.lean is not None
+        assert abs(found.lean) > 1.5 if a is ancestor else abs(found.lean) < 0.25
+        assert rg.compare(b, a, symmetry).lean == pytest.approx(-found.lean, abs=0.05)
+        g, h = (symmetry.random(generator(seed)) for seed in (3, 4))
+        moved = rg.compare(symmetry.act(g, a), symmetry.act(h, b), symmetry)
+        assert moved.lean == pytest.approx(found.lean, abs=1e-6)
+    assert rg.compare(ancestor, dict(ancestor), symmetry).lean is None
+    assert kinship(None) == kinship(1.0) == kinship(-1.0) == "one descends from the other, or both from a third"

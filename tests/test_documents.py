@@ -148,7 +148,7 @@ def test_the_page_on_limits_agrees_with_its_records(monkeypatch: pytest.MonkeyPa
     assert "\n".join(study.table(records)) in page
 
 
-@pytest.mark.parametrize("part", ["test", "uniform", "noise", "widths"])
+@pytest.mark.parametrize("part", ["uniform", "noise", "widths"])
 def test_the_page_on_comparison_agrees_with_its_records(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     study = importlib.import_module("lineage")
@@ -158,6 +158,18 @@ def test_the_page_on_comparison_agrees_with_its_records(part: str, monkeypatch: 
     rows = study.read(ROOT / "docs" / "records" / f"lineage-{part}.jsonl")
     for table in "\n".join(study.lines_of(part, rows)).split("\n\n"):
         assert table.replace("\n", "\n  ") in page or table in page
+
+
+def test_the_page_on_comparison_agrees_with_the_pairs_of_known_history(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    study, records = importlib.import_module("lineage_pairs"), ROOT / "docs" / "records"
+    page = (ROOT / "docs" / "measurements" / "comparison.md").read_text("utf-8")
+    rows = study.read(records / "lineage-verdicts.jsonl")
+    for table in "\n".join(study.lines_of(rows)).split("\n\n"):
+        assert table in page
+    known = study.read(records / "lineage-pairs.jsonl")
+    assert known == [pair for family in study.FAMILIES for pair in study.pairs(family, 900)]
+    assert sorted(row["id"] for row in rows) == sorted(pair["id"] for pair in known)
 
 
 def test_the_page_on_comparison_agrees_with_its_families(monkeypatch: pytest.MonkeyPatch) -> None:

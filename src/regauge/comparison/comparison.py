@@ -123,7 +123,7 @@ class Comparison:
             "share explained after alignment": self.share_after,
             "share explained by chance": self.share_by_chance,
             "share beyond chance": self.share_beyond_chance,
-            "lean": self.lean if self.verdict == "descended" else None,
+            "change of squared norms over squared distance": self.lean if self.verdict == "descended" else None,
             "p-value of independence, as stored": self.p_value,
             "z-score": self.z_score,
             "p-value among references": self.reference_p_value,
