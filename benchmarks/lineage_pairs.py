@@ -45,6 +45,7 @@ from regauge.comparison.verdicts import LINE, SIBLINGS
 RELATED = ("identical", "same network in another gauge", "descended")
 SAME = RELATED[:2]
 HALF, WHOLE = 0.5, "whole group"
+CLASSES = ("copy", "descendant", "sibling", "student", "stranger", "thief", "framer")
 SCORES = {
     "beyond": "regauge, share beyond chance",
     "fingerprint": "regauge, fingerprint",
@@ -220,7 +221,8 @@ def is_right(row: Mapping[str, Any]) -> bool | None:
 def class_table(rows: list[dict[str, Any]]) -> list[str]:
     """The lines of the table of verdicts by class and kind."""
     lines = ["| class | pairs | n | right | verdicts |", "| --- | --- | ---: | ---: | --- |"]
-    for group, kind in dict.fromkeys((row["class"], row["kind"]) for row in rows):
+    kinds = dict.fromkeys((row["class"], row["kind"]) for row in rows)
+    for group, kind in sorted(kinds, key=lambda one: CLASSES.index(one[0])):
         own = [row for row in rows if (row["class"], row["kind"]) == (group, kind)]
         known = [right for row in own if (right := is_right(row)) is not None]
         lines.append(f"| {group} | {kind} | {len(own)} | {sum(known) if known else ''} | {verdicts(own)} |")
@@ -315,7 +317,7 @@ def kinship_table(rows: list[dict[str, Any]]) -> list[str]:
     lines = [f"| {' | '.join(heads)} |", "| --- |" + " ---: |" * 5]
     for group, kind in dict.fromkeys((row["class"], row["kind"].removesuffix(", moved")) for row in rows):
         own = [r for r in rows if (r["class"], r["kind"].removesuffix(", moved")) == (group, kind)]
-        sizes = [abs(row["lean"]) for row in own if row["lean"] is not None and row["verdict"] == "descended"]
+        sizes = [abs(row["lean"]) for row in own if row.get("lean") is not None and row["verdict"] == "descended"]
         if group in ("descendant", "sibling") and sizes:
             line, third = sum(x >= LINE for x in sizes), sum(x <= SIBLINGS for x in sizes)
             span = f"{min(sizes):.2f} to {max(sizes):.2f}"
@@ -337,9 +339,9 @@ def p_value_lines(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def lines_of(rows: list[dict[str, Any]]) -> list[str]:
-    """Tables of docs/measurements/comparison.md, line by line."""
-    tables = (summary, class_table, score_table, kinship_table, p_value_lines)
-    return [line for table in tables for line in ("", *table(rows))][1:]
+    """Tables of docs/measurements/comparison.md that have rows, line by line."""
+    tables = [make(rows) for make in (summary, class_table, score_table, kinship_table, p_value_lines)]
+    return [line for table in tables if len(table) > 2 for line in ("", *table)][1:]
 
 
 def main() -> None:

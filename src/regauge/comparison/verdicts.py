@@ -1,7 +1,8 @@
 """Verdicts of a comparison, by thresholds that were fixed on other networks than those that they are judged on.
 
 `benchmarks/aligned_strangers.py` has the hard negatives: independent networks that learned from the same data, aligned
-by one method or another, in part, or trained on afterwards. `benchmarks/lineage.py` has the others.
+by one method or another, in part, or trained on afterwards. `benchmarks/lineage.py` has the others, and
+`benchmarks/lineage_pairs.py` those by which verdicts are judged.
 """
 
 from collections.abc import Sequence
