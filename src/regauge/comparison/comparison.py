@@ -9,7 +9,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from regauge.comparison.tensor_shares import TensorShare, mean_share
-from regauge.comparison.verdicts import Verdict, beyond_chance, lean_of
+from regauge.comparison.verdicts import Verdict, beyond_chance
 from regauge.core.element import Element
 from regauge.core.symmetry import Symmetry
 
@@ -44,6 +44,10 @@ class Comparison:
         balanced: The distance after alignment where the first network has its smallest norm under scales and matrices,
             that norm, and the norm of the second network there. Unlike `orbit_distance` it does not depend on where on
             its orbit the first network is. None for networks that are streamed, sampled, equal or of different widths.
+        lean: The change of the squared norm from the first to the second network, relative to the squared distance,
+            where both are balanced: above one where one was trained on from the other, around minus one where it was
+            pruned, and around zero for siblings that were trained alike; see `kinship`. None without `balanced`, and
+            where a part is compared.
         units: For networks of different widths: the units that are compared, for each group with other numbers of units
             in both, of the first network and of the second one, ascending, copy by copy of the group. All else is
             measured on both networks cut to these, in their order.
@@ -70,6 +74,7 @@ class Comparison:
     element: Element
     symmetry: Symmetry
     balanced: tuple[float, float, float] | None = None
+    lean: float | None = None
     units: Mapping[str, tuple[Int[Tensor, "*bases units"], Int[Tensor, "*bases units"]]] = field(default_factory=dict)
     function: Mapping[str, float] | None = None
     is_sampled: bool = False
@@ -94,16 +99,6 @@ class Comparison:
     def share_beyond_chance(self) -> float | None:
         """The share beyond chance, (share - chance) / (1 - chance), on which verdicts rest."""
         return beyond_chance(self.share_after, self.share_by_chance)
-
-    @property
-    def lean(self) -> float | None:
-        """The change of the squared norm relative to the squared distance, which tells siblings from descendants.
-
-        Above one where the second network was trained on from the first, around minus one where it was pruned, and
-        around zero for siblings that were trained alike (`regauge.comparison.verdicts.kinship`). None without
-        `balanced`.
-        """
-        return lean_of(self.balanced)
 
     @property
     def relative_distance(self) -> float:

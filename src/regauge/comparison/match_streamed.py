@@ -1,5 +1,6 @@
 """Two networks that stay on the disk, because in memory they would need more than is allowed."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -67,9 +68,9 @@ def match_streamed(
         movers = known.identity(), matched[1].element
         for one, here, precision, mover in zip(stored, (a, b), precisions, movers, strict=True):
             near = RepresentativeCheckpoint(Moved(one, partial(perturb, precision=precision)), bound)
-            pair = (MovedCheckpoint(network, known, mover) for network in (here, near))
-            total += measure_distances(*pair, known, known.identity())[0] ** 2
-        return total**0.5
+            first, second = (MovedCheckpoint(network, known, mover) for network in (here, near))
+            total += measure_distances(first, second, known, known.identity())[0] ** 2
+        return math.sqrt(total)
 
     found = matched[1]
     pair, given = Pair(a, b, found.symmetry), Pair(stored[0], stored[1], bound)

@@ -101,7 +101,7 @@ def weigh(
         z_score=z_score if origins.is_order_free else None,
         is_whole=common is None or common.is_whole,
         is_factorized=matched.is_factorized,
-        lean=lean_of(matched.balanced),
+        lean=lean_of(matched.balanced) if common is None or common.is_whole else None,
         parent=origins.parent,
     )
     for _ in range(2):  # Noise may make strangers needless, and what they explain may raise the question of noise.
@@ -129,6 +129,7 @@ def weigh(
         element=element,
         symmetry=symmetry,
         balanced=matched.balanced,
+        lean=evidence.lean,
         units=matched.units,
         function=matched.function,
         notes=(*origins.notes, *moved, *matched.notes, *(() if common is None else common.notes)),
