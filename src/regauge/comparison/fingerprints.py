@@ -62,8 +62,8 @@ def fingerprint(
     Each feature changes by no more than its balanced tensor does: small noise changes the numbers little. An exception
     are units under scales of which everything that comes in, or everything that goes out, is exactly zero.
 
-    Of a checkpoint that does not fit in memory tensors are read one at a time, in float32 unless they are stored in
-    more. Its numbers are those of the network in memory up to rounding.
+    A checkpoint that does not fit in memory is read tensor by tensor, in float32 or, if it is stored in more, in
+    float64. Its numbers are those of the network in memory up to rounding.
 
     Args:
         params: A network, or a population with one leading model axis; or the path of a checkpoint. Buffers that move

@@ -49,7 +49,7 @@ class Plane:
         """The network at a point of the plane: an affine combination of the three.
 
         Buffers are combined with the same (barycentric) weights but never leave the range of the three, since a
-        variance that is extrapolated may be negative. What all three have in common stays bit by bit.
+        variance that is extrapolated may be negative. Values that all three have in common stay bit by bit.
         """
         networks = self._networks
         params = combine(networks, barycentric(self.points, torch.tensor([x, y], dtype=torch.float64)).tolist())

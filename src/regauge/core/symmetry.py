@@ -426,7 +426,7 @@ class Symmetry:
     def on_data(self) -> "Symmetry":
         """This symmetry without translations that hold with running statistics as stored only.
 
-        What it moves computes the same function also when the statistics are computed anew.
+        A network that it moves computes the same function, also if the statistics are computed anew.
         """
         kept = tuple(family for family in self.translations if not family.is_stored_only)
         return self if len(kept) == len(self.translations) else replace(self, translations=kept)

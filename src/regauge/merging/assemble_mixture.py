@@ -125,9 +125,9 @@ def assemble_mixture(
     - `random`: normal numbers, and `uniform_random`: those of a new linear layer, in [-1, 1] / sqrt(width). These rows
       are not scaled.
 
-    What prompts `against` an expert give is subtracted before rows are scaled. Tensors are read and written one at a
-    time. Experts must have residual streams in the coordinates of the base's, as its fine-tunes have; align others
-    first. The order of hidden units within an expert does not matter.
+    The values of the prompts `against` an expert are subtracted before rows are scaled. Tensors are read and written
+    one at a time. Experts must have residual streams in the coordinates of the base's, as its fine-tunes have; align
+    others first. The order of hidden units within an expert does not matter.
 
     Args:
         base: The folder of the network whose embeddings, attention, norms and tokenizer the result has.

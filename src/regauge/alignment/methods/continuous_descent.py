@@ -37,7 +37,7 @@ class ContinuousDescent(DescentMethod):
 
     Orders, signs and half periods stay where the initial element puts them: give a method that chooses these as
     `init`, and this method as `init` of `Sinkhorn` or `StraightThrough` for another turn. Mean X over the latest steps
-    are judged on kept examples (`DescentMethod`). What is maximized is the loss there with its sign turned: halfway, or
+    are judged on kept examples (`DescentMethod`). The objective is minus the loss there: halfway, or
     for random points the mean at t = 1/4, 1/2, 3/4. Every batch costs as much as its size, every judgement one or three
     passes over the kept examples.
 

@@ -37,7 +37,7 @@ class GaussianMatching(Method):
     | symmetric kl | `KL(g q_b, q_a) + KL(q_a, g q_b)` | that, and the same with the networks exchanged |
 
     where w is `std_weight`. Each is weight matching with two dictionaries or four: a `JointMatching` of "parameters"
-    and "magnitudes". What is maximized grows by as much as the divergence falls, and by half of what W2^2 falls.
+    and "magnitudes". The objective grows by as much as the divergence falls, and by half of what W2^2 falls.
 
     Departures from the paper. Its appendix B says that the divergence becomes a distance of means because nothing
     else depends on the permutation. That is not so: the trace `sum abs(g) s_b^2 / s_a^2` depends on it, and the

@@ -34,7 +34,7 @@ class MergeMany(ManyMethod):
     placed already: the mean of networks that are not aligned says little. They are then visited in a fixed order, and a
     network is visited again only if others moved.
 
-    Of more than `core` networks only the first `core` are treated so. All are matched to the mean of these at once,
+    If there are more networks, only the first `core` are treated so. All are matched to the mean of these at once,
     then to their own mean, in rounds that lower the mean squared distance from it (`gather`). For many networks their
     mean and that of the others are nearly the same, and rounds are many times faster than visits. The result is then
     close to a local optimum, but not one: the rounds end at `tolerance`.

@@ -25,8 +25,8 @@ class StraightThrough(DescentMethod):
 
     The target theta begins at the first network. At every step the second network is matched to theta, by
     coordinate ascent on `<theta, g b>` from the last element; the loss of `(a + g b) / 2` on the next batch is
-    differentiated, and theta takes the gradient as if it were g b. What is maximized is the midpoint loss over kept
-    examples with its sign turned (`DescentMethod`).
+    differentiated, and theta takes the gradient as if it were g b. The objective is minus the midpoint loss over
+    kept examples (`DescentMethod`).
 
     Departures from the paper. Theta is matched over every group of the symmetry. The learning rate is thirty times
     larger, and the last element is preferred to the one of the best single batch: on MNIST this ended at lower

@@ -50,8 +50,8 @@ class WeightMatching(Method):
             reported objective is that of the kept climb and never below the identity's; the loss is compared between
             climbs only.
         init: The start of the first climb in place of `start`: an element from another method or an earlier
-            result. What matching does not choose is left out of it: positive factors, and of an invertible
-            matrix all but its nearest rotation. For `align_pairs` a single element or one for each pair.
+            result. Parts that matching does not choose are left out: positive factors, and all of an invertible
+            matrix but its nearest rotation. For `align_pairs` a single element or one for each pair.
         max_sweeps: Most sweeps over the groups in each climb.
         tolerance: A step must gain more than this share of `sum |a| |b|`.
         scales: "balance" as described. The second network keeps its running statistics and the scales of filters before

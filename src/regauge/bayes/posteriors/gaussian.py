@@ -193,8 +193,8 @@ class Transportable(Posterior, Protocol):
     def couple(self, other: Self, skip: Collection[str] = ()) -> tuple[Self, Self]:
         """Both, written such that samples with the same noise are as close as they can be.
 
-        What only one of the two is uncertain of has zero standard deviations in the other; names in `skip` do not
-        count.
+        If only one of the two is uncertain of a parameter, the other has zero standard deviations there. Names in
+        `skip` do not count.
 
         Raises:
             ValueError: The posteriors are of different architectures, or have no coupling of this kind.

@@ -46,8 +46,8 @@ class Predictive:
 
     The loss is the negative log predictive likelihood per example, in nats,
     `-(1/N) sum_i log (1/S) sum_s p(y_i | x_i, theta_s)`. The average is inside the logarithm, over probabilities and
-    not over logits; it is evaluated by log-sum-exp. All numbers are float64. What exists for classes only raises a
-    ValueError for other targets, and the other way round.
+    not over logits; it is evaluated by log-sum-exp. All numbers are float64. Numbers that exist for classes only
+    raise a ValueError for other targets, and the other way round.
 
     Attributes:
         log_likelihoods: Log likelihood of every sample on every example, in nats, `[samples, examples]`.

@@ -29,7 +29,7 @@ class LearnedRotation(GaugeMethod):
 
     With `by="weights"` no data are used. Descent begins at the identity or where Hadamard matrices lead, whichever is
     better. Rotations are `C(A) R_0` with Cayley's map `C(A) = (1 - A)^-1 (1 + A)` of a skew matrix A for each copy of a
-    group. What descends is the expected rounding error, `sum over scales of range^2`, relative to the norm of each
+    group. The descent lowers the expected rounding error, `sum over scales of range^2`, relative to the norm of each
     layer, and the objective is the ratio of signal to rounding noise of the weights of all layers, in dB.
 
     With `by="function"` descent follows the outputs on the batches of the task: the distance of those of the rounded

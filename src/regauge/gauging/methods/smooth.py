@@ -32,8 +32,8 @@ class Smooth(GaugeMethod):
     Families of positive scales move the inputs of layers: behind gains of norms, values of attention, hidden units,
     channels. For each of them, activations are divided by `s = a^alpha / w^beta`, up to a common factor, and the
     weights that read them multiplied; a is the size of each unit's activations, and w the largest weight that reads it.
-    Of a grid of alphas that one is kept for which the layers, with their weights rounded, put out most nearly what they
-    did before; none where all make it worse. Routers, shared experts and whatever else reads the same values are found
+    Alphas of a grid are tried. The one is kept with which the outputs of the layers, with rounded weights, change
+    least. None is kept if all make it worse. Routers, shared experts and whatever else reads the same values are found
     by the symmetry, and nothing is scaled through what does not commute with scales.
 
     `Smooth()` searches as AWQ does; `Smooth(alpha=0.5, statistic="max", is_against_weights=True)` is SmoothQuant.

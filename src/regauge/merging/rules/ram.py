@@ -16,9 +16,9 @@ from regauge.merging.settings import Number, require_numbers
 class Ram(VectorRule):
     """The base plus, entry by entry, the mean of the task vectors of those networks that change it.
 
-    A network changes an entry where its task vector is larger than `least_change`. What it alone changes is multiplied
-    by `1 + gain * min(rho, most_overlap)`, where rho is how many entries of the tensor it changes with others, divided
-    by how many it changes alone.
+    A network changes an entry where its task vector is larger than `least_change`. Entries that it alone changes are
+    multiplied by `1 + gain * min(rho, most_overlap)`, where rho is how many entries of the tensor it changes with
+    others, divided by how many it changes alone.
 
     Attributes:
         least_change: Smaller entries of task vectors are left out.

@@ -27,8 +27,8 @@ class Probes:
     """Inputs that a net learns and runs the networks on, with gradients through them.
 
     Their activations, averaged over what is no unit and no probe (pixels, tokens), become features of units; their
-    outputs become features of the network. What belongs to which units is found by discovery and confirmed by a random
-    element, whatever the module; activations that belong to none, such as those inside of recurrent operators, are not
+    outputs become features of the network. For any module, discovery finds which activations belong to which units, and
+    a random element confirms it. Activations that belong to no unit, as those inside of recurrent operators, are not
     used. Networks are run in their canonical form, in the dtype of the module, and so scales are as canonical as they
     are in the weights; activations that signs change are features that signs change, where layers know these.
 
