@@ -10,7 +10,8 @@ from torch import Tensor
 
 import regauge as rg
 from regauge.checkpoints.checkpoint import load
-from regauge.merging import Expert, assemble_mixture
+from regauge.cli.main import main
+from regauge.merging import Expert, assemble_mixture, merge_recipe
 
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
@@ -25,12 +26,13 @@ DENSE = {
     "mistral": ("MistralConfig", "MistralForCausalLM", {"sliding_window": 3}),
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", {"tie_word_embeddings": True}),
 }
+SHARING = {"llama": DENSE["llama"], "mistral": DENSE["mistral"], "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", {})}
 PROMPTS = (("the doctor says no", "one two"), ("dragon flies home again the", "dragon"))
 
 
 def write(folder: Path, kind: str, seed: int, **own: Any) -> Any:
     """A dense network in float64, with a tokenizer of words."""
-    config, model, settings = DENSE[kind]
+    config, model, settings = (DENSE | SHARING)[kind]
     torch.manual_seed(seed)
     made = getattr(transformers, model)(getattr(transformers, config)(**SIZES | settings | own)).double().eval()
     for name, tensor in made.named_parameters():
@@ -170,3 +172,81 @@ def test_what_makes_no_mixture_is_refused(tmp_path: Path) -> None:
         (base / name).unlink()
     with pytest.raises(ValueError, match=r"it is needed because prompts are read by it: add tokenizer\.json"):
         assemble_mixture(base, [Expert(base, ("no",)), Expert(base, ("the",))], out)
+
+
+@pytest.mark.parametrize("kind", SHARING)
+def test_a_shared_expert_adds_its_share_of_every_token(tmp_path: Path, kind: str) -> None:
+    """Without its last matrix it adds nothing; whole it adds what its gate lets through."""
+    base = write(tmp_path / "base", kind, 1)
+    write(tmp_path / "other", kind, 2)
+    ways: Any = {"router": "random", "generator": torch.Generator().manual_seed(0)}
+    experts = [tmp_path / "base"] * 2
+    silent = Expert(tmp_path / "other", residual_scale=0.0)
+    made = assemble_mixture(tmp_path / "base", experts, tmp_path / "silent", shared=silent, **ways)
+    assert "and one that all share" in str(made)
+    expected = logits(tmp_path / "base")
+    torch.testing.assert_close(logits(tmp_path / "silent"), expected, rtol=0, atol=1e-7)
+    assemble_mixture(tmp_path / "base", experts, tmp_path / "loud", shared=tmp_path / "other", **ways)
+    settings: Any = {"dtype": torch.float64, "experts_implementation": "eager"}
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "loud", **settings).eval()
+    other = load(tmp_path / "other")
+    stream = torch.randn(1, 5, 16, dtype=torch.float64)
+    mlp, dense = model.model.layers[0].mlp, base.model.layers[0].mlp
+    gate = torch.sigmoid(stream @ load(tmp_path / "loud")["model.layers.0.mlp.shared_expert_gate.weight"].T)
+    up, down = (other[f"model.layers.0.mlp.{name}_proj.weight"] for name in ("up", "down"))
+    inner = torch.nn.functional.silu(stream @ other["model.layers.0.mlp.gate_proj.weight"].T) * (stream @ up.T)
+    with torch.no_grad():
+        found = mlp(stream)
+        found = found[0] if isinstance(found, tuple) else found
+        torch.testing.assert_close(found, dense(stream) + gate * (inner @ down.T), rtol=0, atol=1e-6)
+
+
+RECIPE = """
+base_model: base
+gate_mode: hidden
+experts_per_token: 1
+dtype: float32
+experts:
+  - source_model: base
+    positive_prompts: ["the doctor says no", "one two"]
+  - source_model: other
+    positive_prompts: ["dragon flies home again the"]
+    negative_prompts: ["one two"]
+    residual_scale: 0.5
+"""
+
+
+def test_a_recipe_of_mergekit_moe_makes_what_python_makes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, seed in (("base", 1), ("other", 2)):
+        write(tmp_path / name, "llama", seed)
+    (tmp_path / "mixture.yml").write_text(RECIPE)
+    main(["merge", "--recipe", str(tmp_path / "mixture.yml"), "-o", str(tmp_path / "out")])
+    assert "2 experts in every layer, 1 for every token" in capsys.readouterr().out
+    experts = [
+        Expert(tmp_path / "base", ("the doctor says no", "one two")),
+        Expert(tmp_path / "other", ("dragon flies home again the",), ("one two",), residual_scale=0.5),
+    ]
+    assemble_mixture(tmp_path / "base", experts, rg.Output(tmp_path / "python", dtype=torch.float32), chosen=1)
+    ours, theirs = load(tmp_path / "out"), load(tmp_path / "python")
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) and ours[name].dtype == torch.float32 for name in ours)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("gate_mode: loud", r"'gate_mode' is 'loud'; there are hidden_last, hidden"),
+        ("architecture: deepseek", r"'deepseek' is not written; there are mixtral, qwen, qwen3"),
+        ("architecture: qwen", r"needs one shared expert"),
+        ("experts_per_tokens: 1", r"line \d+: 'experts_per_tokens' is not understood"),
+        ("experts_per_token: 3", r"every token takes 3 of 2 experts"),
+    ],
+)
+def test_what_a_recipe_says_wrong_is_refused_by_its_line(tmp_path: Path, line: str, message: str) -> None:
+    for name, seed in (("base", 1), ("other", 2)):
+        write(tmp_path / name, "llama", seed)
+    text = RECIPE.replace("gate_mode: hidden\nexperts_per_token: 1\n", f"{line}\n")
+    (tmp_path / "mixture.yml").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        merge_recipe(tmp_path / "mixture.yml", tmp_path / "out")
+    assert not (tmp_path / "out").exists()

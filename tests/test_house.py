@@ -21,7 +21,7 @@ CLI = [path for path in FILES if path.parts[0] == "cli"]
 
 DEEP_IMPORTS = 55  # goal: 60
 PUBLIC_NAMES = 480  # goal: 480
-CLI_LINES = 5000  # goal: 5,000
+CLI_LINES = 4998  # goal: 5,000
 CLI_FILE_LINES = 196  # goal: 200
 REPEATED_CLASSES = 16  # goal: 20
 REPEATED_FILES = 9  # goal: 15

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 
 import regauge as rg
-from regauge.checkpoints.memory_limit import size_text
 from regauge.cli.align_options import Matching, Merge
 from regauge.cli.checkpoint_jobs import output_of, provenance_of
 from regauge.cli.options import UsageError
 from regauge.cli.output import tell, tell_written
-from regauge.cli.streaming import is_all_shown, method_of, read_job, show_plan, show_work, tell_merged
+from regauge.cli.streaming import is_all_shown, method_of, notes_of, read_job, show_output, show_plan, show_work
 from regauge.hub import open_model, read_symmetry
 from regauge.merging import RULES, Rule
+from regauge.merging.merge_record import card_path
 
 SHARED = ("output", "recipe", *(one.name for one in fields(Matching)))
 SAID = [one.name for one in fields(Merge) if one.name not in SHARED]
@@ -26,7 +26,7 @@ SAID = [one.name for one in fields(Merge) if one.name not in SHARED]
 def run(options: Merge) -> None:
     """Write the merged checkpoint and its card, and print the card."""
     if options.recipe is not None:
-        return _merge_recipe(options)
+        return _merge_recipe(options, options.recipe)
     if not options.checkpoints:
         raise UsageError("there is nothing to merge: name the checkpoints, or a recipe with --recipe")
     rule, bases = rule_of(options), [] if options.base is None else [options.base]
@@ -50,22 +50,21 @@ def run(options: Merge) -> None:
     base, networks = found.checkpoints[0] if bases else None, found.checkpoints[len(bases) :]
     with show_work("aligning and merging", is_streamed=job.is_streamed) as progress:
         result = rg.merge(networks, found.symmetry, base=base, memory=job.limit, progress=progress, **ways)
-    tell_merged(result.record, options.output)
+    _tell(result, options.output)
 
 
-def _merge_recipe(options: Merge) -> None:
+def _merge_recipe(options: Merge, recipe: Path) -> None:
     """Merge by a recipe."""
     blank = {one.name: one.default for one in fields(Merge)} | {"checkpoints": ()}
     given = [name for name in SAID if getattr(options, name) != blank[name]]
     if given:
         what = "checkpoints" if given[0] == "checkpoints" else f"--{given[0]}"
         raise UsageError(f"the recipe sets what is merged and how; leave {what} out, or merge without --recipe")
-    assert options.recipe is not None
     provenance = provenance_of(options)
     settings = {name: value for name, value in provenance.settings.items() if name.replace("-", "_") not in SAID}
     out = output_of(options, replace(provenance, settings=settings))
     make = rg.merging.plan_recipe if options.dry_run else rg.merging.merge_recipe
-    _assemble(options, partial(make, options.recipe, out))
+    _assemble(options, partial(make, recipe, out))
 
 
 def _are_adapters(options: Merge) -> bool:
@@ -76,8 +75,8 @@ def _merge_adapters(options: Merge, rule: Rule, weights: tuple[str, ...] | None)
     """Merge adapters without their base."""
     if options.base is not None or options.dry_run:
         raise UsageError("adapters are merged by their changes: leave out --base and --dry-run, or name BASE+ADAPTER")
-    ways, out = _setting(options), output_of(options, provenance_of(options))
-    ways = {"generator": ways["generator"], "rule": rule, "weights": weights}
+    out = output_of(options, provenance_of(options))
+    ways = {"generator": _setting(options)["generator"], "rule": rule, "weights": weights}
     with show_work("merging", is_streamed=True) as progress:
         made = rg.merging.merge_adapters(options.checkpoints, out, progress=progress, **ways)
     tell(made)
@@ -99,12 +98,10 @@ def _assemble(options: Merge, make: Callable[..., Any]) -> None:
     with show_work("merging", is_streamed=True) as progress:
         made = make(**_setting(options), progress=progress)
     if not options.dry_run:
-        return tell_merged(made.record, options.output)
+        return _tell(made, options.output)
     if made.alignment is not None:
         show_plan(made.alignment)
-    size, count = size_text(sum(one.nbytes for one in made.shards)), len(made.shards)
-    files = [{"file": one.file, "bytes": one.nbytes} for one in made.shards]
-    tell(f"to be written: {count} file{'s' * (count > 1)} of {size}: {options.output}", files=files)
+    show_output(made.shards, options.output)
 
 
 def _setting(options: Merge) -> dict[str, Any]:
@@ -129,8 +126,7 @@ def rule_of(options: Merge) -> Rule:
     given: dict[str, str | tuple[str, ...]] = {name: one for name in named if (one := getattr(options, name))}
     unused = [name for name in given if name not in row.settings]
     is_normalized = {} if options.normalize == "auto" else {"is_normalized": options.normalize == "yes"}
-    if is_normalized:
-        unused += ["normalize"] * ("is_normalized" not in row.settings)
+    unused += ["normalize"] * (bool(is_normalized) and "is_normalized" not in row.settings)
     if unused:
         setting = {"normalize": "is_normalized"}.get(unused[0], unused[0])
         able = ", ".join(name for name, other in RULES.items() if setting in other.settings)
@@ -148,3 +144,15 @@ def rule_of(options: Merge) -> Rule:
             "what it was trained from as --base with a rule for task vectors, such as task-arithmetic"
         )
     return rule
+
+
+def _tell(made: rg.merging.MergeResult | rg.merging.AssembledMixture, out: Path) -> None:
+    """Report a merge by its card, and its files; a mixture by its experts."""
+    if not isinstance(made, rg.merging.MergeResult):
+        tell(made)
+        return tell_written(out)
+    record = made.record
+    for line in record.reports:
+        tell(line, alignments=[line])
+    tell(record.card, record=record, **notes_of(record))
+    return tell_written(out, card_path(out))

@@ -14,10 +14,10 @@ from regauge.cli.align_options import Align, Matching, Merge, Transport
 from regauge.cli.checkpoint_jobs import output_of
 from regauge.cli.models import read_networks
 from regauge.cli.options import UsageError
-from regauge.cli.output import show_progress, show_status, tell, tell_table, tell_written
+from regauge.cli.output import show_progress, show_status, tell, tell_table
+from regauge.core.counted import count
 from regauge.core.progress import Progress, no_progress
 from regauge.hub import Networks, Values
-from regauge.merging.merge_record import MergeRecord, card_path
 
 if TYPE_CHECKING:
     from regauge.alignment.streamed.job import StreamedJob
@@ -90,7 +90,7 @@ def show_plan(streamed: "StreamedJob") -> None:
         memory_bytes=plan.peak,
         held_bytes=plan.held,
     )
-    show_output(streamed.job)
+    show_output(streamed.job.shards, streamed.job.out)
 
 
 def is_all_shown(options: Matching, job: FileJob, plan: "Callable[[], StreamedJob]") -> bool:
@@ -108,27 +108,17 @@ def show_memory(job: FileJob) -> None:
     tell(f"read, as a whole: {size_text(nbytes)}", read_bytes=nbytes)
     held = f"memory held at once, above the interpreter: about {size_text(job.nbytes)}; everything fits"
     tell(held, memory_bytes=job.nbytes)
-    show_output(job)
+    show_output(job.shards, job.out)
 
 
-def show_output(job: FileJob) -> None:
+def show_output(shards: Sequence[Any], out: Path | None) -> None:
     """Report what will be written."""
-    nbytes, count = sum(shard.nbytes for shard in job.shards), len(job.shards)
-    tell(
-        f"written: {count} file{'s' * (count > 1)} of {size_text(nbytes)} in all: {job.out}",
-        files=[{"file": shard.file, "bytes": shard.nbytes} for shard in job.shards],
-    )
+    told = [{"file": one.file, "bytes": one.nbytes} for one in shards]
+    size = size_text(sum(one.nbytes for one in shards))
+    tell(f"written: {count(shards, 'file')} of {size} in all: {out}", files=told)
 
 
-def tell_merged(record: MergeRecord, out: Path) -> None:
-    """Report a merge by its card, and its files."""
-    for line in record.reports:
-        tell(line, alignments=[line])
-    tell(record.card, record=record, **notes_of(record))
-    tell_written(out, card_path(out))
-
-
-def notes_of(told: rg.alignment.Result[Any] | MergeRecord) -> dict[str, list[str]]:
+def notes_of(told: Any) -> dict[str, list[str]]:
     """The notes of a result as an entry of the report; no entry without notes."""
     return {"notes": list(told.notes)} if told.notes else {}
 

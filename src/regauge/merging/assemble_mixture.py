@@ -41,6 +41,7 @@ class _Family:
         settings: Names of settings of the number of experts and of the width of one, and settings with values.
         block: The name of a layer's experts.
         parts: The names of an expert's three matrices, by those of the dense MLP.
+        has_shared: Whether one more expert sees every token.
     """
 
     model: str
@@ -48,6 +49,7 @@ class _Family:
     settings: tuple[str, str | None, Mapping[str, Any]]
     block: str
     parts: Mapping[str, str]
+    has_shared: bool = False
 
 
 MIXTRAL = _Family("mixtral", "MixtralForCausalLM", ("num_local_experts", None, {}), "block_sparse_moe", MLP)
@@ -58,7 +60,20 @@ QWEN = _Family(
     "mlp",
     {name: name for name in MLP},
 )
+QWEN2 = _Family(
+    "qwen2_moe",
+    "Qwen2MoeForCausalLM",
+    QWEN.settings,
+    "mlp",
+    QWEN.parts,
+    has_shared=True,
+)
 FAMILIES = {"llama": MIXTRAL, "mistral": MIXTRAL, "qwen3": QWEN}
+"""Mixtures without a shared expert, by the type of dense networks."""
+SHARING = {"llama": QWEN2, "mistral": QWEN2, "qwen2": QWEN2}
+"""Mixtures with a shared expert."""
+BIASES = ("q_proj", "k_proj", "v_proj")
+"""Layers of attention that have biases in Qwen2-MoE."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +84,21 @@ class Expert:
         path: Its folder.
         prompts: Texts that are sent to it.
         against: Texts that are not: their mean is subtracted.
+        noise_scale: The standard deviation of normal numbers that are added to its matrices.
+        residual_scale: The factor of its last matrix, and so of what it adds to the residual stream.
     """
 
     path: str | Path
     prompts: tuple[str, ...] = ()
     against: tuple[str, ...] = ()
+    noise_scale: float = 0.0
+    residual_scale: float = 1.0
+
+    def take(self, tensor: Tensor, part: str, generator: torch.Generator | None) -> Tensor:
+        """One of its matrices as it is in the mixture."""
+        if self.noise_scale:
+            tensor = tensor + self.noise_scale * torch.randn(tensor.shape, generator=generator).to(tensor.dtype)
+        return tensor * self.residual_scale if part == "down_proj" and self.residual_scale != 1 else tensor
 
 
 @dataclass(frozen=True)
@@ -85,12 +110,14 @@ class AssembledMixture:
         experts: The number of experts.
         chosen: The number of experts that every token takes.
         conditions: The condition number of the router of every layer.
+        shared: The expert that every token sees, if there is one.
     """
 
     path: Path
     experts: int
     chosen: int
     conditions: tuple[float, ...]
+    shared: Expert | None = None
 
     def __str__(self) -> str:
         alike = sum(not one <= ALIKE for one in self.conditions)
@@ -99,7 +126,8 @@ class AssembledMixture:
             if alike
             else ""
         )
-        return f"{self.experts} experts in every layer, {self.chosen} for every token{said}"
+        shared = "" if self.shared is None else " and one that all share"
+        return f"{self.experts} experts in every layer, {self.chosen} for every token{shared}{said}"
 
 
 @check_arguments
@@ -110,14 +138,16 @@ def assemble_mixture(
     *,
     router: Router = "hidden",
     chosen: int = 2,
+    shared: Expert | str | Path | None = None,
     generator: torch.Generator | None = None,
     progress: Progress = no_progress,
 ) -> AssembledMixture:
     """Make a mixture of experts of dense networks of one shape: all but the MLPs is that of the base.
 
-    Networks of Llama and Mistral become a Mixtral, those of Qwen3 a Qwen3-MoE. The weights of the chosen experts sum to
-    one, so a mixture of equal experts computes what the dense network does, whatever the routers are. The rows of a
-    router are unit vectors, one for each expert:
+    Networks of Llama and Mistral become a Mixtral, those of Qwen3 a Qwen3-MoE. With a shared expert those of Llama,
+    Mistral and Qwen2 become a Qwen2-MoE. The weights of the chosen experts sum to one, so a mixture of equal experts
+    computes what the dense network does, whatever the routers are. A shared expert adds its output, times a gate
+    between 0 and 1, for every token. The rows of a router are unit vectors, one for each expert:
 
     - `hidden`: the residual stream of the base before the layer, at the last token of a prompt, averaged over prompts;
     - `hidden_avg`: the same, averaged over the tokens of a prompt;
@@ -135,7 +165,8 @@ def assemble_mixture(
         out: The folder of the mixture.
         router: How routers are initialized.
         chosen: The number of experts for every token.
-        generator: Source of randomness for random routers.
+        shared: An expert that every token sees; its gate is made as the rows of a router are.
+        generator: Source of randomness for random routers and for noise.
         progress: Shows the tensors.
 
     Raises:
@@ -148,30 +179,40 @@ def assemble_mixture(
         (2024), mergekit, the documentation of mergekit-moe. Differently from there a prompt is read alone, without
         padding, and in the dtype of the base.
     """
-    rows = [one if isinstance(one, Expert) else Expert(one) for one in experts]
+    given = [*experts, *([] if shared is None else [shared])]
+    rows = [one if isinstance(one, Expert) else Expert(one) for one in given]
     place, config = Output.of(out), read_object(Path(base) / "config.json")
     if place.is_file:
         raise ValueError(f"{str(place.path)!r} is one file, but a mixture is a folder; give a folder as the output")
-    family = _family(base, config)
-    if not 1 <= chosen <= len(rows):
-        raise ValueError(f"every token takes {chosen} of {len(rows)} experts; give between one and all of them")
+    family = _family(base, config, has_shared=shared is not None)
+    if any(one.noise_scale for one in rows) and generator is None:
+        raise ValueError("noise on experts is drawn; give a torch.Generator as `generator`")
+    if not 1 <= chosen <= len(experts):
+        raise ValueError(f"every token takes {chosen} of {len(experts)} experts; give between one and all of them")
     first, others = Checkpoint.open(base), [Checkpoint.open(one.path) for one in rows]
     for other, row in zip(others, rows, strict=True):
         _require_alike(first, other, config, read_object(Path(row.path) / "config.json"))
     layers = int(config["num_hidden_layers"])
     routers = _make_routers(base, config, rows, router, generator)
     kept = first.stored[EMBEDDING].dtype
-    sources: dict[str, tuple[Checkpoint, str] | Tensor] = {}
+    sources: dict[str, tuple[Checkpoint, str, Expert | None] | Tensor] = {}
     for name in first.stored:
         owner, _, part = name.removesuffix(".weight").rpartition(".")
         if not owner.endswith(".mlp"):
-            sources[name] = first, name
+            sources[name] = first, name, None
+            if family.has_shared and part in BIASES and f"{owner}.{part}.bias" not in first.stored:
+                sources[f"{owner}.{part}.bias"] = torch.zeros(first.stored[name].shape[0], dtype=kept)
             continue
         block = f"{owner.removesuffix('.mlp')}.{family.block}"
         for k, other in enumerate(others):
-            sources[f"{block}.experts.{k}.{family.parts[part]}.weight"] = other, name
+            own = f"experts.{k}" if k < len(experts) else "shared_expert"
+            sources[f"{block}.{own}.{family.parts[part]}.weight"] = other, name, rows[k]
     for k in range(layers):
-        sources[f"model.layers.{k}.{family.block}.gate.weight"] = round_to(routers[k], kept, f"the router of layer {k}")
+        gates = {"gate": routers[k, : len(experts)], "shared_expert_gate": routers[k, len(experts) :]}
+        for gate, tensor in gates.items():
+            if len(tensor):
+                name = f"model.layers.{k}.{family.block}.{gate}.weight"
+                sources[name] = round_to(tensor, kept, f"the router of layer {k}")
     specs = []
     for name, source in sources.items():
         like = source if isinstance(source, Tensor) else first.stored[source[1]]
@@ -183,24 +224,29 @@ def assemble_mixture(
 
     def pieces(name: str) -> Any:
         source = sources[name]
-        yield source if isinstance(source, Tensor) else source[0].read(source[1])
+        if isinstance(source, Tensor):
+            yield source
+            return
+        tensor, expert = source[0].read(source[1]), source[2]
+        yield tensor if expert is None else expert.take(tensor, source[1].split(".")[-2], generator)
 
     with Staging(place.path, None, provenance=place.provenance or provenance, **settings) as staging:
         staging.write(shards, pieces, progress)
-        described = json.dumps(_describe(config, family, len(rows), chosen), indent=2, ensure_ascii=False) + "\n"
+        described = json.dumps(_describe(config, family, len(experts), chosen), indent=2, ensure_ascii=False) + "\n"
         staging.beside["config.json"] = place.form.describe(described.encode(), Path(base) / "config.json")
         staging.publish(shards, first)
-    conditions = tuple(float(torch.linalg.cond(one.double())) for one in routers)
-    return AssembledMixture(place.path, len(rows), chosen, conditions)
+    conditions = tuple(float(torch.linalg.cond(one.double())) for one in routers[:, : len(experts)])
+    return AssembledMixture(place.path, len(experts), chosen, conditions, None if shared is None else rows[-1])
 
 
-def _family(base: str | Path, config: Mapping[str, Any]) -> _Family:
+def _family(base: str | Path, config: Mapping[str, Any], *, has_shared: bool) -> _Family:
     """The family of mixtures that a network becomes."""
-    family = FAMILIES.get(str(config.get("model_type")))
+    known = SHARING if has_shared else FAMILIES
+    family = known.get(str(config.get("model_type")))
     if family is None:
-        raise ValueError(
-            f"{str(base)!r} is of type {config.get('model_type')!r}; mixtures are made of {', '.join(FAMILIES)}"
-        )
+        kind = "mixtures with a shared expert" if has_shared else "mixtures"
+        found = config.get("model_type")
+        raise ValueError(f"{str(base)!r} is of type {found!r}; {kind} are made of {', '.join(known)}")
     lacking = [key for key in NOT_IN_MIXTURES if config.get(key)]
     if lacking:
         raise ValueError(f"{str(base)!r} has {shorten(lacking)}, unlike any {family.model}; give networks without it")
@@ -234,7 +280,19 @@ def _describe(config: Mapping[str, Any], family: _Family, experts: int, chosen: 
         count: experts,
         "num_experts_per_tok": chosen,
         **({} if width is None else {width: config["intermediate_size"]}),
+        **(_describe_shared(config) if family.has_shared else {}),
         **others,
+    }
+
+
+def _describe_shared(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a mixture with a shared expert; all layers have the window of a Mistral, if it has one."""
+    window = config.get("sliding_window") if config["model_type"] == "mistral" else None
+    return {
+        "shared_expert_intermediate_size": config["intermediate_size"],
+        "use_sliding_window": window is not None,
+        "sliding_window": window,
+        "layer_types": [f"{'full' if window is None else 'sliding'}_attention"] * int(config["num_hidden_layers"]),
     }
 
 

@@ -15,14 +15,17 @@ from regauge.checkpoints.memory_limit import MemoryLimit
 from regauge.checkpoints.output import Output
 from regauge.checkpoints.outputs.provenance import Input, Provenance
 from regauge.core.arguments import check_arguments
-from regauge.core.progress import Progress
+from regauge.core.chance import given_or_seed
+from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
 from regauge.hub import Model
 from regauge.hub.tokens import Vocabulary
 from regauge.hub.vocabulary import read_choice
+from regauge.merging.assemble_mixture import AssembledMixture, assemble_mixture
 from regauge.merging.merge_record import MergeResult
 from regauge.merging.recipes.assemble import Assembled, Planner, Request, assemble
 from regauge.merging.recipes.plan_parts import choose_dtype, plan_parts, plan_rule
+from regauge.merging.recipes.read_mixture import MixtureRecipe, read_mixture
 from regauge.merging.recipes.read_recipe import read_recipe
 from regauge.merging.recipes.recipe import Recipe
 from regauge.merging.rule import Rule
@@ -45,8 +48,12 @@ class AssemblySetting(TypedDict, total=False):
     progress: Progress
 
 
-def merge_recipe(path: str | Path, out: Output | str | Path, **setting: Unpack[AssemblySetting]) -> MergeResult:
+def merge_recipe(
+    path: str | Path, out: Output | str | Path, **setting: Unpack[AssemblySetting]
+) -> MergeResult | AssembledMixture:
     """Merge by a recipe: a YAML file as mergekit reads it, with models aligned where they differ.
+
+    A recipe with `experts`, as mergekit-moe reads it, makes a mixture by `assemble_mixture`.
 
     Tensors are read, combined and written one after the other: models may be larger than memory. Notes about the
     recipe, its models and their tokens are logged.
@@ -60,7 +67,8 @@ def merge_recipe(path: str | Path, out: Output | str | Path, **setting: Unpack[A
             `memory` and `progress` are as in `rg.merge`.
 
     Returns:
-        The result, whose `params` are read from `out` when they are asked for, with its record.
+        The result, whose `params` are read from `out` when they are asked for, with its record. For a mixture what
+        `assemble_mixture` returns.
 
     Raises:
         FileExistsError: The output exists, and may not be replaced.
@@ -71,11 +79,20 @@ def merge_recipe(path: str | Path, out: Output | str | Path, **setting: Unpack[A
     References:
         Goddard et al. (2024), mergekit.
     """
+    mixture = read_mixture(Path(path))
+    if mixture is not None:
+        return _mix(mixture, Output.of(out), setting)
     return _result(_by_recipe(Path(path), Output.of(out), setting))
 
 
 def plan_recipe(path: str | Path, out: Output | str | Path, **setting: Unpack[AssemblySetting]) -> Assembled:
-    """Plan what `merge_recipe` would read, hold and write, and write nothing."""
+    """Plan what `merge_recipe` would read, hold and write, and write nothing.
+
+    Raises:
+        ValueError: The recipe is one of a mixture.
+    """
+    if read_mixture(Path(path)) is not None:
+        raise ValueError(f"{str(path)!r} is a recipe of a mixture, of which no plan is shown; merge it without a plan")
     return _by_recipe(Path(path), Output.of(out), setting, dry_run=True)
 
 
@@ -125,6 +142,29 @@ def plan_folders(
 def _result(made: Assembled) -> MergeResult:
     assert made.result is not None
     return made.result
+
+
+def _mix(recipe: MixtureRecipe, out: Output, setting: AssemblySetting) -> AssembledMixture:
+    """Make a mixture by its recipe."""
+    given = [name for name in ("model", "symmetry", "method") if setting.get(name) is not None]
+    if given == ["method"] and setting.get("method") == WeightMatching():
+        given = []
+    if given:
+        raise ValueError(f"a mixture is made of experts as they are; leave {given[0]} out, and align experts first")
+    if recipe.dtype is not None and out.dtype is not None:
+        raise ValueError("the recipe sets the dtype of the result; leave `dtype=` out, or dtype in the recipe")
+    if recipe.dtype is not None:
+        out = replace(out, dtype=Form.of(recipe.dtype).dtype)
+    return assemble_mixture(
+        recipe.base,
+        recipe.experts,
+        out,
+        router=recipe.router,
+        chosen=recipe.chosen,
+        shared=recipe.shared,
+        generator=given_or_seed(setting.get("generator")),
+        progress=setting.get("progress", no_progress),
+    )
 
 
 def _by_recipe(path: Path, out: Output, setting: AssemblySetting, *, dry_run: bool = False) -> Assembled:

@@ -156,7 +156,7 @@ def _recipe(whole: Entry) -> Recipe:
         raise whole.refuse("a recipe has one of 'models', 'slices' and 'modules'")
     if "tokenizer" in top and "tokenizer_source" in top:
         raise top["tokenizer_source"].refuse("'tokenizer_source' and 'tokenizer' say the same; leave one of them out")
-    base = _folder(top["base_model"]) if "base_model" in top else None
+    base = read_folder(top["base_model"]) if "base_model" in top else None
     if "models" in top:
         slices: tuple[Slice, ...] = (
             Slice(tuple(_source(one, method, name) for one in top["models"].items), base=base),
@@ -182,7 +182,7 @@ def _recipe(whole: Entry) -> Recipe:
         slices=slices,
         base=base,
         parameters=parameters,
-        dtype=_dtype(top.get("out_dtype", top.get("dtype"))),
+        dtype=read_dtype(top.get("out_dtype", top.get("dtype"))),
         vocabulary=_vocabulary(top),
         chat_template=_template(top.get("chat_template")),
         align=_align(top.get("regauge")),
@@ -262,7 +262,7 @@ def _module(stack: str, entry: Entry, method: RecipeMethod, name: str, base: Pat
 def _slice(entry: Entry, method: RecipeMethod, name: str, base: Path | None) -> Slice:
     found = entry.mapping(("sources", "parameters", "base_model", "residual_weight"), ["sources"])
     sources = tuple(_source(one, method, name, is_slice=True) for one in found["sources"].items)
-    own = _folder(found["base_model"]) if "base_model" in found else base
+    own = read_folder(found["base_model"]) if "base_model" in found else base
     parameters = dict(_parameters(found.get("parameters"), method, name))
     if "residual_weight" in found:
         parameters["residual_weight"] = Parameter(((None, (found["residual_weight"].number,)),), entry.line)
@@ -281,20 +281,20 @@ def _source(entry: Entry, method: RecipeMethod, name: str, *, is_slice: bool = F
             )
         layers = (int(ends[0]), int(ends[1]))
     return Source(
-        _folder(found["model"]), layers, _parameters(found.get("parameters"), method, name, is_own=True), entry.line
+        read_folder(found["model"]), layers, _parameters(found.get("parameters"), method, name, is_own=True), entry.line
     )
 
 
-def _folder(entry: Entry) -> Path:
+def read_folder(entry: Entry) -> Path:
     """The folder of a model, relative to the recipe, or with `lora` that of a base and its adapter."""
     if entry.is_mapping:
         inner = entry.mapping(("model", "lora", "path"))
         if "path" in inner or "model" not in inner:
             if inner.keys() != {"path"}:
                 raise entry.refuse(f"{entry.key!r} must be the folder of a model")
-            return _folder(inner["path"])
-        base = _folder(inner["model"])
-        return Path(f"{base}+{_folder(inner['lora'])}") if "lora" in inner else base
+            return read_folder(inner["path"])
+        base = read_folder(inner["model"])
+        return Path(f"{base}+{read_folder(inner['lora'])}") if "lora" in inner else base
     text = entry.text
     try:
         folder = entry.path.parent / Path(text).expanduser()
@@ -360,7 +360,7 @@ def _conditional(entry: Entry) -> tuple[str | None, tuple[float, ...]]:
     return (None if piece in (None, "*") else str(piece)), numbers
 
 
-def _dtype(entry: Entry | None) -> str | None:
+def read_dtype(entry: Entry | None) -> str | None:
     if entry is None or entry.value is None:
         return None
     if entry.value not in DTYPES:
@@ -385,14 +385,14 @@ def _vocabulary(top: Mapping[str, Entry]) -> Vocabulary | None:
 
 
 def _token_source(entry: Entry) -> Any:
-    return entry.value if not entry.is_mapping and entry.value in ("union", "base") else _folder(entry)
+    return entry.value if not entry.is_mapping and entry.value in ("union", "base") else read_folder(entry)
 
 
 def _token(entry: Entry) -> TokenSource:
     found = entry.mapping(("source", "force"), ["source"])
     is_forced, source = found["force"].flag if "force" in found else False, found["source"]
     if not source.is_mapping or "kind" not in source.mapping():
-        return TokenSource(_folder(source), is_forced=is_forced)
+        return TokenSource(read_folder(source), is_forced=is_forced)
     inner = source.mapping(("kind", "model", "token", "token_id"))
     kind = inner["kind"].value
     if kind == "zero" and len(inner) == 1:
@@ -402,7 +402,7 @@ def _token(entry: Entry) -> TokenSource:
                             "either 'token' or 'token_id'")  # fmt: skip
     token = inner["token"].text if "token" in inner else None
     number = inner["token_id"].whole if "token_id" in inner else None
-    return TokenSource(_folder(inner["model"]), token, number, is_forced)
+    return TokenSource(read_folder(inner["model"]), token, number, is_forced)
 
 
 def _template(entry: Entry | None) -> str | None:

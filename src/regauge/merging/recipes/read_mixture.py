@@ -1,0 +1,93 @@
+"""Reading recipes of mixtures: YAML files as mergekit-moe reads them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+from regauge.checkpoints.yaml_files import compose_yaml
+from regauge.merging.assemble_mixture import FAMILIES, SHARING, Expert, Router
+from regauge.merging.recipes.read_recipe import Entry, read_dtype, read_folder
+
+KEYS = ("base_model", "experts", "gate_mode", "dtype", "experts_per_token", "shared_experts", "architecture")
+EXPERT = ("source_model", "positive_prompts", "negative_prompts", "noise_scale", "residual_scale")
+MODES: dict[str, Router] = {"hidden_last": "hidden", **{one: one for one in get_args(Router)}}
+"""Ways to initialize routers, by the names in recipes."""
+ARCHITECTURES = {"mixtral": (FAMILIES, "mixtral"), "qwen": (SHARING, "qwen2_moe"), "qwen3": (FAMILIES, "qwen3_moe")}
+"""Architectures that a recipe may ask for: what they are made of, and the type of the model."""
+
+
+@dataclass(frozen=True)
+class MixtureRecipe:
+    """The content of a recipe of a mixture.
+
+    Attributes:
+        path: The file of the recipe.
+        base: The folder of the base.
+        experts: The experts.
+        shared: The expert that every token sees, if there is one.
+        router: How routers are initialized.
+        chosen: The number of experts for every token.
+        dtype: The dtype of the result; that of the base unless given.
+    """
+
+    path: Path
+    base: Path
+    experts: tuple[Expert, ...]
+    shared: Expert | None
+    router: Router
+    chosen: int
+    dtype: str | None
+
+
+def read_mixture(path: Path) -> MixtureRecipe | None:
+    """Read a recipe of a mixture; None if the file is a recipe of something else, or cannot be read.
+
+    Raises:
+        RecipeError: It says something that is not understood.
+    """
+    try:
+        node = compose_yaml(path) if path.is_file() else None
+    except ValueError:
+        return None
+    whole = None if node is None else Entry(path, "the recipe", node)
+    if whole is None or not whole.is_mapping or "experts" not in whole.mapping():
+        return None
+    top = whole.mapping(KEYS, ["base_model"])
+    mode = top["gate_mode"].text if "gate_mode" in top else "hidden"
+    if mode not in MODES:
+        raise top["gate_mode"].refuse(f"'gate_mode' is {mode!r}; there are {', '.join(MODES)}")
+    shared = [_expert(one) for one in top["shared_experts"].items] if "shared_experts" in top else []
+    if len(shared) > 1:
+        raise top["shared_experts"].refuse(f"there are {len(shared)} shared experts; a mixture has at most one")
+    if "architecture" in top:
+        _require_architecture(top["architecture"], has_shared=bool(shared))
+    return MixtureRecipe(
+        path,
+        read_folder(top["base_model"]),
+        tuple(_expert(one) for one in top["experts"].items),
+        shared[0] if shared else None,
+        MODES[mode],
+        top["experts_per_token"].whole if "experts_per_token" in top else 2,
+        read_dtype(top.get("dtype")),
+    )
+
+
+def _expert(entry: Entry) -> Expert:
+    found = entry.mapping(EXPERT, ["source_model"])
+    prompts, against = (
+        tuple(one.text for one in found[key].items) if key in found else ()
+        for key in ("positive_prompts", "negative_prompts")
+    )
+    scales = {key: found[key].number for key in ("noise_scale", "residual_scale") if key in found}
+    return Expert(read_folder(found["source_model"]), prompts, against, **scales)
+
+
+def _require_architecture(entry: Entry, *, has_shared: bool) -> None:
+    """Refuse an architecture that mixtures with or without a shared expert do not have."""
+    name = entry.text
+    if name not in ARCHITECTURES:
+        raise entry.refuse(f"the architecture {name!r} is not written; there are {', '.join(ARCHITECTURES)}")
+    families, kind = ARCHITECTURES[name]
+    if (families is SHARING) != has_shared:
+        needs = "has no shared expert" if has_shared else "needs one shared expert: name it under 'shared_experts'"
+        raise entry.refuse(f"a mixture of the architecture {name!r} ({kind}) {needs}")
