@@ -88,6 +88,10 @@ def without_key_bias(own: Params) -> Params:
     return packed(own) | {"attn.bias": bias}
 
 
+def scaled_queries(own: Params) -> Params:
+    return packed(own | {f"q.{kind}": 0.25 * own[f"q.{kind}"] for kind in ("weight", "bias")})
+
+
 CONVERSIONS: dict[str, Callable[[Params], Params]] = {
     "renamed": layered(lambda own: others(own)),
     "transposed": layered(lambda own: {n: x.T if x.ndim == 2 else x for n, x in others(own).items()}),
@@ -112,6 +116,13 @@ CONVERSIONS: dict[str, Callable[[Params], Params]] = {
     "convolutions turned around": layered(lambda own: {"conv": own["conv.weight"].flip(2, 3)} | others(own, "conv")),
     "convolutions as matrices": layered(lambda own: {"conv": own["conv.weight"].flatten(1)} | others(own, "conv")),
     "axes of one entry": layered(lambda own: {"down": own["down.weight"][:, :, None, None]} | others(own, "down")),
+    "gates in another order": layered(
+        lambda own: (
+            {"up.weight": torch.cat([own["up.weight"][at : at + WIDE // 4] for at in (0, 20, 60, 40)])}
+            | others(own, "up")
+        )
+    ),
+    "packed with scaled queries": layered(lambda own: scaled_queries(own) | others(own, *QKV)),
     "half as large": layered(lambda own: {"down": own["down.weight"] * 0.5} | others(own, "down")),
     "negative": layered(lambda own: {"down": own["down.weight"] * -1} | others(own, "down")),
     "one plus": layered(lambda own: others(own) | {"m.ln.weight": 1 + own["ln.weight"]}),

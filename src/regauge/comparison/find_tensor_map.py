@@ -388,6 +388,7 @@ class _Finder:
                 continue
             sources: list[SourceTensor] = []
             owner = np.full(len(vector), -1)
+            factor = torch.as_tensor(made.factor, dtype=torch.float64).expand(len(vector))
             for place, source in enumerate(made.sources):
                 if source.name is None:
                     continue
@@ -401,12 +402,12 @@ class _Finder:
                 there.sort(key=lambda one: one.rpartition(".")[2] != last)
                 at = made.owner == place
                 for one in there:
-                    taken = self.vectors[one][torch.from_numpy(made.index[at])]
+                    taken = factor[torch.from_numpy(at)] * self.vectors[one][torch.from_numpy(made.index[at])]
                     if _is_close(vector[torch.from_numpy(at)], taken, precision):
                         owner[at] = len(sources)
                         sources.append(SourceTensor(one, None, self.shapes[one]))
                         break
-            origin = MadeTensor(name, shape, tuple(sources), None, owner, made.index)
+            origin = MadeTensor(name, shape, tuple(sources), None, owner, made.index, factor=made.factor)
             if sources and _completed(origin, vector[:, None]).is_complete:
                 return origin
         return None
@@ -509,7 +510,9 @@ def _one_factor(factors: Floats, owner: Ints, precision: float) -> float | Float
     """One number, if all fibers that were found have the same factor."""
     found = factors[owner >= 0]
     middle = float(np.median(found))
-    return middle if (np.abs(found - middle) <= TIGHT * precision * abs(middle)).all() else factors
+    if (np.abs(found - middle) <= TIGHT * precision * abs(middle)).all():
+        return middle
+    return np.where(np.abs(factors - 1) <= TIGHT * precision, 1.0, factors)
 
 
 def _completed(origin: MadeTensor, rows: Tensor) -> MadeTensor:

@@ -9,6 +9,9 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 
+RUNS = 6
+"""Slices that an order may be put together of, such as the gates of a recurrent cell."""
+
 
 @dataclass(frozen=True)
 class Strided:
@@ -116,7 +119,10 @@ def write_places(source: str, index: Ints, size: int, tail: Sequence[int]) -> st
         return source if count == size else f"{source}[{start if start else ''}:{'' if end == size else end}]"
     found = Strided.of(index, size)
     if found is None:
-        return None
+        runs = np.split(index, np.flatnonzero(np.diff(index) != 1) + 1)
+        if len(runs) > RUNS:
+            return None
+        return f"torch.cat([{', '.join(str(write_places(source, one, size, tail)) for one in runs)}])"
     return f"{found.write(source, tail)}.reshape({', '.join(map(str, (count, *tail)))})"
 
 

@@ -26,6 +26,8 @@ SHOWN = 4
 """Tensors of a concatenation that a table shows."""
 TELLING = 0.5
 """Share of B's values that A has from which on both are implementations of one model."""
+ALIKE = 1e-2
+"""Relative difference of factors of fibers that are the same number, but for rounding."""
 ROUNDED = 1e-12
 """Relative difference up to which values are called equal."""
 
@@ -135,6 +137,19 @@ class MadeTensor:
         return rows.reshape(*others, rows.shape[1]).movedim(-1, self.axis).reshape(self.shape)
 
     @property
+    def has_factors(self) -> bool:
+        """Whether all fibers of a source have the same factor."""
+        return all(self._factor(place) is not None for place in range(len(self.sources)))
+
+    def _factor(self, place: int) -> float | None:
+        """The factor of the fibers of one source, if it is one number."""
+        if isinstance(self.factor, float):
+            return self.factor
+        own = self.factor[self.owner == place]
+        middle = float(np.median(own))
+        return middle if bool((np.abs(own - middle) <= ALIKE * abs(middle)).all()) else None
+
+    @property
     def formula(self) -> str:
         """The tensor as an expression of torch over the state dict `a`; the name `order` stands for an order.
 
@@ -147,9 +162,9 @@ class MadeTensor:
         if not self.sources:
             return ""
         text = self._copied() or self._gathered(shown)
-        if not isinstance(self.factor, float):
+        if not self.has_factors:
             return f"{text}, each fiber by a factor of its own"
-        if self.factor != 1:
+        if isinstance(self.factor, float) and self.factor != 1:
             text += f" * {self.factor:.9g}"
         return text if self.offset == 0 else f"{text} {'-' if self.offset < 0 else '+'} {abs(self.offset):.9g}"
 
@@ -215,6 +230,8 @@ class MadeTensor:
                 rows = source.write()
                 size = prod(source.squeezed) // prod(tail)
                 text = write_places(rows, index, size, tail) or f"{rows}[{NO_ORDER}]"
+            if not isinstance(self.factor, float) and (factor := self._factor(place)) not in (None, 1.0):
+                text = f"({text} * {factor:.9g})"
             parts.append(text if groups in {1, None} else f"{text}.reshape{_tuple((groups, -1, *tail))}")
         if len(used) == 1:
             text = parts[0]
@@ -298,7 +315,7 @@ class TensorMap:
     @property
     def is_layout(self) -> bool:
         """Whether B is A in another layout: all of A, and nothing else, reshaped in the same way in all layers."""
-        is_plain = all(NO_ORDER not in one.formula and isinstance(one.factor, float) for one in self.origins.values())
+        is_plain = all(NO_ORDER not in one.formula and one.has_factors for one in self.origins.values())
         return is_plain and not (self.missing or self.unused or self.parted or self.uneven)
 
     @property
@@ -408,7 +425,8 @@ class TensorMap:
                     )
             used = [params[source.name] for source in one.sources if source.name is not None]
             dtype = used[0].dtype if used else torch.get_default_dtype()
-            work = dtype if one.factor == 1.0 and one.offset == 0 else torch.float64
+            is_copied = isinstance(one.factor, float) and (one.factor, one.offset) == (1.0, 0.0)
+            work = dtype if is_copied else torch.float64
             made[name] = one.shaped(one.make(params, work)).to(dtype)
         return made
 
