@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from regauge.discovery.builder import Builder
 from regauge.discovery.equal_entries import EqualEntries
-from regauge.discovery.largest_entries import may_tie_on_top
+from regauge.discovery.largest_entries import do_ties_vanish, may_tie_on_top
 from regauge.discovery.laws import Value
 from regauge.discovery.layout import leaf
 from regauge.discovery.movement import Stacked
@@ -265,7 +265,7 @@ class _Run:
             may_tie_on_top(self.ties, node.args[0], dim, call.get("k", 1))
             if is_top
             else self.ties.may_tie(node.args[0], dim)
-        ):
+        ) and not (is_top and call.name == "topk" and do_ties_vanish(self.ties, node, dim)):
             dims = range(x.ndim) if dim is None else [dim % x.ndim]
             self.b.freeze(x, dims, f"{call.name}: the order decides between equal entries")
 

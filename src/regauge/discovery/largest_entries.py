@@ -31,6 +31,32 @@ def may_tie_on_top(known: EqualEntries, node: Any, dim: int, count: int) -> bool
     return known.may_tie(node.args[0], dim)
 
 
+def do_ties_vanish(known: EqualEntries, top: Node, dim: int) -> bool:
+    """Whether equal entries among the largest are zeros of a ReLU that are written into zeros again.
+
+    It then does not matter which of them are chosen: sparse autoencoders keep the largest entries so.
+    """
+    source = top.args[0]
+    while isinstance(source, Node) and operator_name(source) in SAME:
+        source = source.args[0]
+    if not isinstance(source, Node) or operator_name(source) != "relu" or known.may_tie(source.args[0], dim):
+        return False
+    parts = [user for user in top.users if operator_name(user) == "getitem"]
+    values = {part for part in parts if part.args[1] == 0}
+    positions = [part for part in parts if part.args[1] == 1]
+    return all(_writes_back(user, part, values) for part in positions for user in part.users)
+
+
+def _writes_back(node: Node, positions: Node, values: set[Node]) -> bool:
+    """Whether a node puts values, or what is zero where they are, at their positions among zeros."""
+    if operator_name(node) != "scatter" or len(node.args) != 4 or node.args[2] is not positions:
+        return False
+    base, source = node.args[0], node.args[3]
+    while isinstance(source, Node) and operator_name(source) in SAME | {"relu"}:
+        source = source.args[0]
+    return isinstance(base, Node) and operator_name(base) in ZEROS and source in values
+
+
 def _filled(node: Node, dim: int) -> int | None:
     """An upper bound on the number of entries along an axis that are masked with the least value, or None."""
     name, args = operator_name(node), node.args

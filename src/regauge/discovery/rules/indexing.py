@@ -100,7 +100,7 @@ def scatter(b: Builder, call: Call) -> Value:
     layouts = list(positions.layouts)
     layouts[dim] = points
     result = Value(layouts, call.shape)
-    laws = [law.shared(result.axis(dim)), law.mixed(positions.axis(dim))]
+    laws, ranks = [law.shared(result.axis(dim))], [positions.axis(dim)]
     tensors = [positions]
     if isinstance(source, Value | Stacked):
         values = as_value(b, source)
@@ -109,11 +109,18 @@ def scatter(b: Builder, call: Call) -> Value:
             raise NoRuleError("a scatter that reads part of its source")
         for mine, theirs in zip(values.layouts, positions.layouts, strict=True):
             b.tie(mine, theirs)
-        laws.append(law.mixed(values.axis(dim)))
-        algebra.freeze(values.layouts[dim], f"{b.op}: ranks")
+        ranks.append(values.axis(dim))
+        if not _is_any_order_of_one(b, positions, dim):
+            algebra.freeze(values.layouts[dim], f"{b.op}: ranks")
         tensors.append(values)
-    b.record(*laws, *(law.fixed(*(t.axis(k) for t in tensors), result.axis(k)) for k in others))
+    b.record(*laws, law.fixed(*ranks), *(law.fixed(*(t.axis(k) for t in tensors), result.axis(k)) for k in others))
     return result
+
+
+def _is_any_order_of_one(b: Builder, positions: Value, dim: int) -> bool:
+    """Whether positions differ along an axis, and come in any order: values are put alike in another order of both."""
+    ranks = list(algebra.leaves(positions.layouts[dim]))
+    return any(list(algebra.leaves(order.value.layouts[order.dim])) == ranks for order in b.orders)
 
 
 def _overwrite(b: Builder, x: Value, positions: Value, dim: int) -> Value:
