@@ -167,6 +167,8 @@ def test_the_page_on_comparison_agrees_with_the_pairs_of_known_history(monkeypat
     rows = study.read(records / "lineage-verdicts.jsonl")
     for table in "\n".join(study.lines_of(rows)).split("\n\n"):
         assert table in page
+    fresh = study.read(records / "lineage-fresh.jsonl")
+    assert all("\n".join(make(fresh)) in page for make in (study.summary, study.kinship_table))
     known = study.read(records / "lineage-pairs.jsonl")
     first = known[0]["a"][0][1]  # The seed of the first network, from which the whole list follows.
     assert known == [pair for family in study.FAMILIES for pair in study.pairs(family, first)]
