@@ -123,6 +123,15 @@ CONVERSIONS: dict[str, Callable[[Params], Params]] = {
         )
     ),
     "packed with scaled queries": layered(lambda own: scaled_queries(own) | others(own, *QKV)),
+    "experts whose gates and ups alternate": lambda a: {
+        "experts": torch.stack(
+            [
+                torch.stack([a[f"layers.{k}.gate.weight"], a[f"layers.{k}.up.weight"]], 1).flatten(0, 1).T
+                for k in range(DEPTH)
+            ]
+        ),
+        **{name: one for name, one in a.items() if name.split(".")[-2] not in {"gate", "up"}},
+    },
     "half as large": layered(lambda own: {"down": own["down.weight"] * 0.5} | others(own, "down")),
     "negative": layered(lambda own: {"down": own["down.weight"] * -1} | others(own, "down")),
     "one plus": layered(lambda own: others(own) | {"m.ln.weight": 1 + own["ln.weight"]}),

@@ -136,3 +136,15 @@ def periods(owner: Ints) -> int | None:
     groups = owner.reshape(len(order) // count, -1)
     is_once = len(set(order[:count].tolist())) == count
     return len(groups) if is_once and (groups == groups[0]).all() else None
+
+
+def segments(owner: Ints) -> list[slice]:
+    """Places one after the other, cut where no owner has places on both sides."""
+    last = {one: at for at, one in enumerate(owner.tolist())}
+    found, start, end = [], 0, 0
+    for at, one in enumerate(owner.tolist()):
+        end = max(end, last[one])
+        if at == end:
+            found.append(slice(start, at + 1))
+            start = at + 1
+    return found

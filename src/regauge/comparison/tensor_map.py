@@ -16,7 +16,7 @@ from torch import Tensor
 from regauge.checkpoints.output import Output
 from regauge.comparison.comparison_report import require_page, write_tensor_map
 from regauge.comparison.fibers import Floats, Ints, fibers_of
-from regauge.comparison.orders import periods, write_places
+from regauge.comparison.orders import periods, segments, write_places
 from regauge.core.counted import count, shorten
 from regauge.core.params import Params
 
@@ -216,33 +216,35 @@ class MadeTensor:
                 return None
         return f"torch.stack([{_list(names, shown)}])"
 
-    def _gathered(self, shown: int | None) -> str:
-        """The formula of fibers that are sliced, reordered and put together."""
-        tail = [] if self.axis is None else [self.squeezed[self.axis]]
-        groups = periods(self.owner) if (self.owner >= 0).all() else 1
-        used = list(dict.fromkeys(one for one in self.owner.tolist() if one >= 0))
-        parts = []
-        for place in used:
-            source, index = self.sources[place], self.index[self.owner == place]
+    def _parts(self, owner: Ints, index: Ints, tail: Sequence[int], shown: int | None) -> list[str]:
+        """The formulas of fibers that are concatenated: of sources one after the other, or in equal groups."""
+        groups, parts = periods(owner), []
+        for place in dict.fromkeys(owner.tolist()):
+            source, own = self.sources[place], index[owner == place]
             if source.name is None:
-                text = f"torch.full({(len(index), *tail)}, {source.value:.9g})"
+                text = f"torch.full({(len(own), *tail)}, {source.value:.9g})"
             else:
-                rows = source.write()
-                size = prod(source.squeezed) // prod(tail)
-                text = write_places(rows, index, size, tail) or f"{rows}[{NO_ORDER}]"
+                rows, size = source.write(), prod(source.squeezed) // prod(tail)
+                text = write_places(rows, own, size, tail) or f"{rows}[{NO_ORDER}]"
             if not isinstance(self.factor, float) and (factor := self._factor(place)) not in (None, 1.0):
                 text = f"({text} * {factor:.9g})"
             parts.append(text if groups in {1, None} else f"{text}.reshape{_tuple((groups, -1, *tail))}")
-        if len(used) == 1:
-            text = parts[0]
-        elif stacked := self._stacked(used, shown):
+        if groups == 1 or len(parts) == 1:
+            return parts
+        if groups is None:
+            return [f"torch.cat([{_list(parts, shown)}])[{NO_ORDER}]"]
+        return [f"torch.cat([{_list(parts, shown)}], 1).flatten(0, 1)"]
+
+    def _gathered(self, shown: int | None) -> str:
+        """The formula of fibers that are sliced, reordered and put together."""
+        tail = [] if self.axis is None else [self.squeezed[self.axis]]
+        used = list(dict.fromkeys(one for one in self.owner.tolist() if one >= 0))
+        if len(used) > 1 and (stacked := self._stacked(used, shown)):
             return stacked
-        elif groups == 1:
-            text = f"torch.cat([{_list(parts, shown)}])"
-        elif groups is None:
-            text = f"torch.cat([{_list(parts, shown)}])[{NO_ORDER}]"
-        else:
-            text = f"torch.cat([{_list(parts, shown)}], 1).flatten(0, 1)"
+        is_found = self.owner >= 0
+        owner, index = self.owner[is_found], self.index[is_found]
+        parts = [part for at in segments(owner) for part in self._parts(owner[at], index[at], tail, shown)]
+        text = parts[0] if len(parts) == 1 else f"torch.cat([{_list(parts, shown)}])"
         if self.inner is not None:
             rows = _transposed(text)
             text = write_places(rows, self.inner, len(self.inner), [len(self.owner)]) or f"{rows}[{NO_ORDER}]"
