@@ -303,3 +303,13 @@ def test_names_that_all_begin_alike_are_told(prefix: str) -> None:
             rg.connect.interpolate(*networks, 0.5)
     with pytest.raises(ValueError, match="both must come from the same architecture"):
         rg.connect.interpolate(plain, {prefix + "0.weight": torch.ones(2, 2), "0.bias": torch.ones(2)}, 0.5)
+
+
+def test_batches_may_lack_targets_where_the_criterion_reads_none() -> None:
+    with pytest.raises(ValueError, match=r"the targets of a batch are None, .* a criterion that reads outputs alone"):
+        rg.Task(A, [(X, None)]).evaluate(a)
+    task = rg.Task(A, [(X, None), (X[:2], None)], lambda outputs, _: outputs.square().mean())
+    with torch.no_grad():
+        expected = (6 * A(X).square().mean() + 2 * A(X[:2]).square().mean()) / 8
+    assert task.evaluate(a)["loss"] == pytest.approx(float(expected), rel=1e-6)
+    assert rg.line(a, b, task, points=3).barrier >= 0

@@ -1,5 +1,6 @@
 """A task: the data and the loss by which methods judge networks of one architecture."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,6 +27,12 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     Raises:
         ValueError: The targets are no classes of these logits.
     """
+    if not isinstance(targets, Tensor):
+        raise ValueError(
+            f"the targets of a batch are {'None' if targets is None else describe(targets)}, but cross entropy needs a "
+            "tensor of classes: give batches [(inputs, classes), ...], or a criterion that reads outputs alone, as in "
+            "Task(module, batches, criterion=lambda outputs, _: ...)"
+        )
     logits = outputs.reshape(-1, outputs.shape[-1])
     try:
         return functional.cross_entropy(logits, targets.reshape(-1))
@@ -160,7 +167,7 @@ class Task:
         count = classified = 0
         for inputs, targets in map(as_pair, self.batches):
             losses, outputs = judge(inputs, targets)
-            counted = _count_targets(targets)
+            counted = math.prod(outputs.shape[lead : lead + 1]) if targets is None else _count_targets(targets)
             loss = loss + torch.as_tensor(losses).double() * counted
             count += counted
             is_class = isinstance(targets, Tensor) and not targets.is_floating_point()
