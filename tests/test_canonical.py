@@ -256,7 +256,7 @@ def test_queries_and_keys_become_balanced_singular_vectors() -> None:
         assert torch.allclose(gram, torch.diag_embed(values), atol=1e-10)
 
 
-def test_dead_units_keep_the_function_and_constant_ones_get_their_bias_scaled() -> None:
+def test_dead_units_keep_the_function_and_constant_ones_get_their_bias_or_readers_scaled() -> None:
     symmetry = mlp_symmetry(4, 5, 3, kind="scaled")
     params = drawn(symmetry, 0)
     params["0.weight"][1] = 0
@@ -264,7 +264,7 @@ def test_dead_units_keep_the_function_and_constant_ones_get_their_bias_scaled() 
     params["1.weight"][:, 4] = 0
     scaled = rg.canonicalize(params, symmetry, parts=["scale"])
     assert float(scaled["0.bias"][1].abs()) == pytest.approx(1)
-    assert torch.equal(scaled["1.weight"][:, 3], params["1.weight"][:, 3])
+    assert float(scaled["1.weight"][:, 3].norm()) == pytest.approx(1)
     assert float(scaled["0.weight"][4].norm()) == pytest.approx(1)
     canonical = rg.canonicalize(params, symmetry)
     assert all(bool(tensor.isfinite().all()) for tensor in canonical.values())
@@ -275,10 +275,39 @@ def test_dead_units_keep_the_function_and_constant_ones_get_their_bias_scaled() 
 
     assert torch.allclose(output(params), output(canonical))
     g = symmetry.random(generator(1))
-    scale = g["h1"].scale
-    assert scale is not None
-    scale[..., g["h1"].perm == 3] = 1
     assert largest_difference(canonical, rg.canonicalize(symmetry.act(g, params), symmetry)) < 1e-12
+
+
+class AttentionBeforeRelu(nn.Module):
+    """Units whose incoming weights the values' matrix mixes, and whose biases are zero at the start."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 1, batch_first=True)
+        self.read = nn.Linear(4, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed: Tensor = self.read(self.attention(x, x, x)[0].relu())
+        return mixed
+
+
+def test_units_whose_incoming_weights_are_mixed_and_biases_zero_have_one_form_too() -> None:
+    torch.manual_seed(0)
+    module = AttentionBeforeRelu().double().eval()
+    x = torch.randn(2, 5, 4, generator=generator(0), dtype=torch.float64)
+    symmetry = rg.discover(module, (x,))
+    params = dict(module.state_dict())
+    assert not bool(params["attention.out_proj.bias"].any())
+    canonical = rg.canonicalize(params, symmetry)
+    with torch.no_grad():
+        assert torch.allclose(module(x), torch.func.functional_call(module, canonical, (x,)), atol=1e-12)
+    for seed in range(3):
+        moved = symmetry.act(symmetry.random(generator(seed)), params)
+        assert largest_difference(canonical, rg.canonicalize(moved, symmetry)) < 1e-10
+        assert rg.canonical.orbit_distance(params, moved, symmetry) < 1e-10
+    # A column of what reads the units is not on the orbit.
+    other = {**params, "read.weight": params["read.weight"] * torch.linspace(1, 2, 6, dtype=torch.float64)[:, None]}
+    assert rg.canonical.orbit_distance(params, other, symmetry) > 0.1
 
 
 def test_ties_of_sums_are_broken_by_later_powers_and_by_entries() -> None:

@@ -67,8 +67,8 @@ def canonicalize(
     are fixed by the writers that no hidden unit feeds. Batch normalization counts in evaluation mode: running
     statistics move along, and computing them anew afterwards changes the function.
 
-    Limits. A unit without incoming weights has its bias scaled to one, and keeps its scale when that is zero too:
-    the scale of its outgoing weights then remains. Equal units keep their order, which is the same network.
+    Limits. A unit without incoming weights has its bias scaled to one, or its outgoing weights where that is zero too.
+    Equal units keep their order, which is the same network.
     Rotations need distinct eigenvalues; otherwise the result computes the same function but depends on where on
     the orbit the network was. The same holds, up to rounding, where a comparison is nearly a tie.
 

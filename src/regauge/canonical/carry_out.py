@@ -120,10 +120,10 @@ class _Work:
         return tuple(self.symmetry[base].size for base in group.within)
 
     def scale(self, step: ScaleStep) -> Value:
-        """Norm one for every unit; one that has nothing but zeros keeps its scale."""
-        norm, spare = (self._norms(places) for places in (step.places, step.spare))
+        """Norm one for every unit: of what comes in, or else of what goes out; one with nothing keeps its scale."""
+        norm, spare, opposite = (self._norms(places) for places in (step.places, step.spare, step.opposite))
         norm = torch.where(norm > 0, norm, spare)
-        factor = torch.where(norm > 0, 1 / norm, 1.0)
+        factor = torch.where(norm > 0, 1 / norm, torch.where(opposite > 0, opposite, 1.0))
         return Value(scale=torch.stack([factor**power for power in step.direction], dim=-2))
 
     def _norms(self, places: Sequence[GroupSite]) -> Float[Tensor, "*lead"]:
@@ -285,7 +285,7 @@ def _names_read(step: Step) -> frozenset[str]:
     """The parameters by whose values a step is taken."""
     match step:
         case ScaleStep():
-            places = (*step.places, *step.spare)
+            places = (*step.places, *step.spare, *step.opposite)
         case LinearStep():
             places = (*step.forward, *step.inverse)
         case ShiftStep():

@@ -21,13 +21,15 @@ from regauge.core.symmetry import Symmetry
 class ScaleStep:
     """Scale each unit such that its values at all places have norm one, or those at `spare` (biases) if all are zero.
 
-    The scale of each family is the unit's factor to the power of its entry in `direction`.
+    The scale of each family is the unit's factor to the power of its entry in `direction`. What the factor divides is
+    at `opposite` (weights that go out): it gets norm one if all else is zero.
     """
 
     group: str
     direction: tuple[float, ...]
     places: Places
     spare: Places
+    opposite: Places
 
 
 @dataclass(frozen=True)
@@ -156,8 +158,9 @@ class _Planner:
                 alike = [p for p in ready if span.is_same(p.scale, first.scale)]
                 places = tuple(filter(is_wanted, alike))
                 spare = tuple(p for p in alike if p not in places)
+                opposite = tuple(p for p in ready if span.is_same(p.scale, [-x for x in first.scale]))
                 direction = tuple(float(x) for x in span.settle(first.scale))
-                self.steps.append(ScaleStep(group.name, direction, places, spare))
+                self.steps.append(ScaleStep(group.name, direction, places, spare, opposite))
                 return True
         return False
 
