@@ -390,3 +390,63 @@ def test_data_that_judge_choose_nothing() -> None:
     assert by_default.data == (first.name, last.name)
     with pytest.raises(ValueError, match="test judges what is chosen by a task"):
         rg.prune(params, symmetry, share=0.5, test=task)
+
+
+class Bottleneck(nn.Module):
+    """Two layers with only a matrix between them, one before units of ReLU."""
+
+    def __init__(self, *, has_reader: bool) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(7, 4, bias=has_reader), nn.Linear(4, 6, bias=has_reader)
+        self.read = nn.Linear(6, 3) if has_reader else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed: Tensor = self.second(self.first(x))
+        result: Tensor = self.read(mixed.relu()) if isinstance(self.read, nn.Linear) else mixed
+        return result
+
+
+def test_a_share_for_a_linear_group_cuts_the_rank_of_its_product() -> None:
+    torch.manual_seed(0)
+    module = Bottleneck(has_reader=False).double()
+    x = torch.randn(5, 7, dtype=torch.float64)
+    symmetry = rg.discover(module, (x,))
+    (group,) = symmetry.groups
+    assert group.kind == "linear"
+    params = dict(module.state_dict())
+    left, values, right = torch.linalg.svd(params["second.weight"] @ params["first.weight"])
+    best = left[:, :2] * values[:2] @ right[:2]
+    for task in (None, rg.Task(module, [(x, None)], has_targets=False)):
+        result = rg.prune(params, symmetry, share={group.name: 0.5}, task=task)
+        assert result.sizes[group.name] == (4, 2)
+        assert result.params["first.weight"].shape == (2, 7)
+        assert torch.allclose(result.params["second.weight"] @ result.params["first.weight"], best, atol=1e-12)
+        if result.module is not None and result.certificate is not None:
+            assert result.certificate.ok
+            assert torch.allclose(result.module(x), x @ best.T, atol=1e-12)
+    # A rank that the product does not have is cut without a change.
+    flat = {**params, "second.weight": best @ torch.linalg.pinv(params["first.weight"])}
+    result = rg.prune(flat, symmetry, share={group.name: 0.5})
+    product = flat["second.weight"] @ flat["first.weight"]
+    assert torch.allclose(result.params["second.weight"] @ result.params["first.weight"], product, atol=1e-10)
+
+
+def test_cut_ranks_do_not_depend_on_the_gauge_and_are_cut_by_name_alone() -> None:
+    torch.manual_seed(1)
+    module = Bottleneck(has_reader=True).double()
+    x = torch.randn(5, 7, dtype=torch.float64)
+    symmetry = rg.discover(module, (x,))
+    name = next(group.name for group in symmetry.groups if group.kind == "linear")
+    params = dict(module.state_dict())
+    task = rg.Task(module, [(x, None)], has_targets=False)
+    first = rg.prune(params, symmetry, share={name: 0.5}, task=task)
+    moved = symmetry.act(symmetry.random(torch.Generator().manual_seed(2)), params)
+    second = rg.prune(moved, symmetry, share={name: 0.5}, task=task)
+    assert first.module is not None
+    assert second.module is not None
+    assert torch.allclose(first.module(x), second.module(x), atol=1e-10)
+    assert not torch.allclose(first.module(x), module(x), atol=1e-3)
+    left = rg.prune(params, symmetry, share=0.5, task=task)
+    assert name in dict(left.fixed)
+    assert "cuts its rank" in dict(left.fixed)[name]
+    assert left.params["first.weight"].shape == (4, 7)

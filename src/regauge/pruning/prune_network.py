@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regauge.canonical.canonicalize import canonicalize
 from regauge.checkpoints.job import Network as Given
 from regauge.checkpoints.job import open_call
 from regauge.checkpoints.memory_limit import MemoryLimit
@@ -31,7 +32,7 @@ from regauge.pruning.slices import cut_coordinates, cut_params, cut_symmetry
 
 ROUNDS = 8
 """Searches for units that are not needed: without some, others are not needed either."""
-MIXED = "a matrix mixes its units, so that none of them can be removed alone"
+MIXED = "a matrix mixes its units, so that none of them can be removed alone; a share for a linear group cuts its rank"
 NORMED = "a norm over its units, or a size that the model keeps: the rest would compute something else without some"
 
 WITHOUT_DATA = (
@@ -72,6 +73,9 @@ def prune(
         share: The share of each group's units that are removed in all, from 0 to below 1, or a share by group name.
             With one number, groups over whose units a norm is taken are left as they are; name them to cut them.
         criterion: `OutputError()` by default, and `Magnitude()` without a task; see `regauge.pruning`.
+            With one number, groups over whose units a norm is taken are left as they are, and so are linear groups;
+            name them to cut them. A linear group loses the directions with the smallest singular values.
+        criterion: `OutputError()` unless given, and `Magnitude()` where there is no task; see `regauge.pruning`.
         task: The model and data: removals are checked on the inputs of the first batch. Without one, nothing is run,
             nothing is checked, and no exact removals are made.
         test: The task that judges: losses are measured on it. By default, and where a criterion looks at data, half
@@ -214,9 +218,9 @@ class _Work:
             raise ValueError(f"group {refused[0]!r} cannot be cut: {dict(self.fixed)[refused[0]]}; leave it out")
 
     def _obstacle(self, group: Group) -> str:
-        if group.matrix != "none":
+        if group.matrix != "none" and not (group.matrix == "linear" and group.name in self.named):
             return MIXED
-        if not group.is_permuted:
+        if group.matrix == "none" and not group.is_permuted:
             return "its units have an order of their own"
         return "" if group.size > 1 else "it has a single unit"
 
@@ -278,6 +282,7 @@ class _Work:
         done: list[Removal] = []
         refused: set[tuple[str, int]] = set()
         groups = [self.symmetry[name] for names in self.free for name in names]
+        groups = [group for group in groups if group.matrix == "none"]
         for _ in range(ROUNDS):
             flat = {name: mask.flatten() for name, mask in self.gone.items()}
             found = [one for one in find_removals(self.network, groups, flat) if (one.group, one.unit) not in refused]
@@ -349,13 +354,23 @@ class _Work:
         params, symmetry = self.network.params, self.symmetry
         element = balance(params, symmetry, buffers="keep") if has_balance(symmetry) else None
         self.network.take(params if element is None else symmetry.act(element, params))
+        mixed = [name for name in chosen if symmetry[name].matrix != "none"]
+        if mixed:
+            needed = {*mixed, *(base for name in mixed for base in symmetry[name].within)}
+            own = tuple(group for group in symmetry.groups if group.name in needed)
+            alone = replace(symmetry, groups=own, translations=())
+            self.network.take(canonicalize(self.network.params, alone, parts=("linear",)))
         scores = criterion.scores(self.network, chosen, generator)
         before = dict(self.network.params)
         for name in chosen:
             self.gone[name] = criterion.remove(self.network, name, scores[name], self.gone[name], counts[name])
         if element is not None:
-            after = symmetry.act(symmetry.inverse(element), self.network.params)
+            inverse, blank = symmetry.inverse(element), symmetry.identity()
+            for name in mixed:  # What is cut keeps its directions.
+                inverse = inverse.replace(name, blank[name])
+            after = symmetry.act(inverse, self.network.params)
             changed = {name for name, tensor in self.network.params.items() if tensor is not before[name]}
+            changed |= {place.parameter for name in mixed for place in symmetry[name].placements}
             self.network.take({name: after[name] if name in changed else params[name] for name in params})
 
     def finish(

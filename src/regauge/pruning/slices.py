@@ -11,7 +11,7 @@ from regauge.core.act import take
 from regauge.core.arguments import check_arguments
 from regauge.core.chart import chart_gains
 from regauge.core.families import move_tensor
-from regauge.core.groups import Placement
+from regauge.core.groups import Group, Placement
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 from regauge.pruning.cut_translations import cut_translations
@@ -59,7 +59,7 @@ def cut_coordinates(coordinates: Mapping[str, Tensor], symmetry: Symmetry, kept:
 def _cut_tensors(tensors: Mapping[str, Tensor], symmetry: Symmetry, kept: Kept) -> Params:
     """Some tensors of a network without the units that are not kept."""
     needed = {*kept, *(base for name in kept for base in symmetry[name].within)}
-    small = replace(symmetry, groups=tuple(group for group in symmetry.groups if group.name in needed))
+    small = replace(symmetry, groups=tuple(_reordered(group) for group in symmetry.groups if group.name in needed))
     moved = dict(tensors)
     for depth in sorted({len(symmetry[name].within) for name in kept}, reverse=True):
         element = small.identity()
@@ -99,6 +99,11 @@ def cut_symmetry(symmetry: Symmetry, sizes: Mapping[str, int]) -> Symmetry:
     )
     left = tuple(cut_translations(symmetry.translations, symmetry.shapes, masks).values())
     return replace(symmetry, groups=tuple(groups), shapes=shapes, frozen=frozen, translations=left)
+
+
+def _reordered(group: Group) -> Group:
+    """A group of matrices as the group of orders that it contains."""
+    return group if group.matrix == "none" else replace(group, matrix="none", is_permuted=True)
 
 
 def _to_front(units: Int[Tensor, "*bases kept"], size: int) -> Int[Tensor, "*bases size"]:
