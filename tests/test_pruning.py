@@ -450,3 +450,66 @@ def test_cut_ranks_do_not_depend_on_the_gauge_and_are_cut_by_name_alone() -> Non
     assert name in dict(left.fixed)
     assert "cuts its rank" in dict(left.fixed)[name]
     assert left.params["first.weight"].shape == (4, 7)
+
+
+class Normed(nn.Module):
+    """Units of ReLU that are divided by their norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 9), nn.Linear(9, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        units = self.first(x).relu()
+        result: Tensor = self.second(units / units.norm(dim=1, keepdim=True))
+        return result
+
+
+def test_a_silent_last_unit_does_not_hide_a_norm_over_its_group() -> None:
+    torch.manual_seed(0)
+    module = Normed().double()
+    with torch.no_grad():
+        module.first.bias[:-1] += 5.0
+        module.first.bias[-1] = -100.0
+    x = torch.randn(3, 4, dtype=torch.float64)
+    symmetry = rg.discover(module, (x,))
+    task = rg.Task(module, [(x, None)], has_targets=False)
+    result = rg.prune(dict(module.state_dict()), symmetry, share=0.3, task=task)
+    assert [name for name, reason in result.fixed if "a norm over its units" in reason] == ["first"]
+    named = rg.prune(dict(module.state_dict()), symmetry, share={"first": 0.3}, task=task)
+    assert named.sizes["first"] == (9, 6)
+    assert named.certificate is not None
+    assert named.certificate.cut is None
+
+
+class Versioned(nn.Module):
+    """Loads only tensors that say of which version they are, as MNASNet of torchvision does."""
+
+    _version = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.second(self.norm(self.first(x)).relu())
+        return result
+
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, *rest):  # type: ignore[no-untyped-def]
+        if local_metadata.get("version") is None:
+            raise ValueError("version should be set")
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
+
+
+def test_modules_that_load_by_version_are_cut_and_hold_the_result() -> None:
+    torch.manual_seed(0)
+    module = Versioned().double().eval()
+    module.first.bias.data += 1.0
+    x = torch.randn(5, 4, dtype=torch.float64)
+    symmetry = rg.discover(module, (x,))
+    task = rg.Task(module, [(x, None)], has_targets=False)
+    result = rg.prune(dict(module.state_dict()), symmetry, share=0.5, task=task)
+    assert result.module is not None
+    assert result.params["first.weight"].shape == (4, 4)
+    held = result.module.state_dict()
+    assert all(torch.equal(held[name], tensor) for name, tensor in result.params.items())
