@@ -71,11 +71,9 @@ def prune(
         params: One network, unchanged itself: parameters by name, or the path of a checkpoint.
         symmetry: The symmetry of its architecture.
         share: The share of each group's units that are removed in all, from 0 to below 1, or a share by group name.
-            With one number, groups over whose units a norm is taken are left as they are; name them to cut them.
-        criterion: `OutputError()` by default, and `Magnitude()` without a task; see `regauge.pruning`.
             With one number, groups over whose units a norm is taken are left as they are, and so are linear groups;
             name them to cut them. A linear group loses the directions with the smallest singular values.
-        criterion: `OutputError()` unless given, and `Magnitude()` where there is no task; see `regauge.pruning`.
+        criterion: `OutputError()` by default, and `Magnitude()` without a task; see `regauge.pruning`.
         task: The model and data: removals are checked on the inputs of the first batch. Without one, nothing is run,
             nothing is checked, and no exact removals are made.
         test: The task that judges: losses are measured on it. By default, and where a criterion looks at data, half
