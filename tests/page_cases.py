@@ -10,9 +10,10 @@ import numpy as np
 import torch
 
 from regauge import Symmetry
+from regauge.comparison import find_tensor_map
 from regauge.core.groups import Frozen
 from regauge.report.autoencoder_page import autoencoder_page
-from regauge.report.comparison_page import comparison_page, lineage_page
+from regauge.report.comparison_page import comparison_page, lineage_page, tensor_map_page
 from regauge.report.flow_page import GOOD, NEW, flow_page
 from regauge.report.gauge_page import gauge_page
 from regauge.report.predictor_page import predictor_page
@@ -118,6 +119,15 @@ def many_groups(count: int) -> Symmetry:
     return replace(found, frozen=frozen)
 
 
+def _mapped() -> dict[str, Any]:
+    """The facts of two implementations of a network, with a long name and a tensor that is not in A."""
+    chance = torch.Generator().manual_seed(0)
+    a = {f"layers.{k}.{LONG}": torch.randn(8, 4, generator=chance) for k in range(3)}
+    b = {f"{k}.packed": one.T for k, one in enumerate(a.values())} | {"new": torch.randn(4, 4, generator=chance)}
+    found = find_tensor_map(a, b)
+    return {**found.facts, "rows": found.rows, "notes": found.notes, "a": "a.pt", "b": LONG, "version": "0"}
+
+
 def make_pages(folder: Path) -> Iterator[tuple[str, str]]:
     """Every page but that of the demo, with the name of its template."""
     for name, (make, numbers) in PAGES.items():
@@ -127,3 +137,4 @@ def make_pages(folder: Path) -> Iterator[tuple[str, str]]:
     yield "comparison", comparison_page(COMPARED)
     yield "symmetry", symmetry_page(many_groups(12), LONG[0])
     yield "lineage", lineage_page(RELATED, {"3": np.ones((3, 3))})
+    yield "tensor_map", tensor_map_page(_mapped())

@@ -319,7 +319,7 @@ def test_bad_input_is_refused() -> None:
         with pytest.raises(ValueError, match="both must be positive"):
             KroneckerPosterior.from_kfac(mean, {"w": good}, examples=examples, prior_precision=precision)
     for rows in ({}, {"w": torch.ones(2, 3, 2), "b": torch.ones(1, 3)}):
-        with pytest.raises(ValueError, match="one leading axis"):
+        with pytest.raises(ValueError, match="the same leading axis"):
             LowRankPosterior(mean, {}, rows)
     with pytest.raises(ValueError, match="at least two of them"):
         from_swag(mean, {}, {"b": torch.ones(1, 3)})

@@ -167,7 +167,7 @@ def test_refusals_of_training() -> None:
         run(inputs=inputs[1:])
     with pytest.raises(ValueError, match=r"\['wieght'\] are to be certain but are no parameters"):
         run(certain=("wieght",))
-    with pytest.raises(ValueError, match="nothing is left to fit"):
+    with pytest.raises(ValueError, match="none remains to be fitted"):
         run(certain=("weight",))
     with pytest.raises(ValueError, match=r"the start lacks \['weight'\]"):
         run(start={})

@@ -329,17 +329,25 @@ def test_a_part_is_compared_only_where_that_means_something(text_symmetry: rg.Sy
         rg.compare(a, extended(a), text_symmetry, task=task)
 
 
+def norm(params: rg.Params) -> float:
+    return math.sqrt(sum(float(t.square().sum()) for t in params.values()))
+
+
 def test_norms_tell_siblings_from_descendants_wherever_they_are_on_their_orbits() -> None:
-    module = nn.Sequential(nn.Linear(6, 24), nn.ReLU(), nn.Linear(24, 5)).double()
-    symmetry = rg.discover(module, (torch.zeros(2, 6, dtype=torch.float64),))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Linear(40, 120), nn.ReLU(), nn.Linear(120, 30)).double()
+    symmetry = rg.discover(module, (torch.zeros(2, 40, dtype=torch.float64),))
     ancestor = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
     ancestor = symmetry.act(balance(ancestor, symmetry), ancestor)
 
     def step(seed: int) -> rg.Params:
         source = generator(seed)
-        return {n: 0.05 * (torch.randn(t.shape, generator=source).double() + 2 * t) for n, t in ancestor.items()}
+        return {n: 0.2 * (t.std() * torch.randn(t.shape, generator=source) + t / 2) for n, t in ancestor.items()}
 
     one, other = ({n: t + step(seed)[n] for n, t in ancestor.items()} for seed in (1, 2))
+    lengths = [norm(symmetry.act(balance(p, symmetry), p)) for p in (one, other)]
+    other = {n: t * (lengths[0] / lengths[1]) for n, t in other.items()}  # Trained for as long.
     for a, b, sentence in ((ancestor, one, "one seems to descend"), (one, other, "both seem to descend")):
         found = rg.compare(a, b, symmetry)
         assert found.verdict == "descended"

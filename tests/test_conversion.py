@@ -83,7 +83,7 @@ def test_computations_are_refused_by_name(compute: Any, why: str) -> None:
 
 def test_parts_that_are_lost_are_refused() -> None:
     boxes = whole("x", 24)
-    with pytest.raises(ValueError, match="takes over a part of 'x' only"):
+    with pytest.raises(ValueError, match="takes over only a part of 'x'"):
         conversion_of({"x": Blank((24,), torch.float32)}, {"z": ((12,), cut(boxes, 0, 12))}, (), ())
     with pytest.raises(ValueError, match="hold a part of 'z' only"):
         conversion_of({"x": Blank((24,), torch.float32)}, {"z": ((30,), boxes)}, (), ())

@@ -60,7 +60,10 @@ OTHERS: dict[str, tuple[Callable[[Path, Path], None], str]] = {
     "a folder": (lambda place, home: _into(place / "docs", "t", "mine"), "holds 'docs', which is not of regauge"),
     "an output": (lambda place, home: _into(place / "output", "t", "mine"), "no ledger 'run.json'"),
     "progress": (lambda place, home: _into(place, "progress.safetensors", "mine"), "no ledger 'run.json'"),
-    "a full lock": (lambda place, home: _into(place, "lock", "mine"), "in the place of regauge's lock"),
+    "a full lock": (
+        lambda place, home: _into(place, "lock", "mine"),
+        "puts its lock, but is no lock; move it away",
+    ),
     "no folder": (lambda place, home: _into(place.parent, place.name, "mine"), "is a symbolic link, or no folder"),
     "a link": (lambda place, home: _link(place, home), "is a symbolic link, or no folder"),
     "a link to nothing": (lambda place, home: _link(place, home / "none"), "is a symbolic link, or no folder"),

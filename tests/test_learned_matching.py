@@ -362,7 +362,7 @@ def test_what_cannot_be_matched_is_told() -> None:
     with pytest.raises(ValueError, match="recognized"):
         learn.MatchingConfig(changes=(learn.Translation(0.1),))
     plain, _, rotated = module_case("linear")
-    with pytest.raises(ValueError, match="nothing can be learned"):
+    with pytest.raises(ValueError, match="there is no order to learn"):
         learn.fit_matching(networks_like(plain, 9), rotated, config, generator=generator(0))
     deeper = mlp(6, 10, 10, 10, 3)
     other = rg.discover(deeper, (torch.zeros(1, 6),))

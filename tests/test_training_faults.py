@@ -237,7 +237,7 @@ def test_files_that_are_no_states_stay(command: str, place: Path, refused: Calla
     before = mine.read_bytes()
     arguments = [*COMMANDS[command], "-o", "out.safetensors"]
     assert "no state of a training" in refused(*arguments, "--resume")
-    assert "is none; move it away" in refused(*arguments, "--overwrite")
+    assert "training is kept, but holds none of it; move it away" in refused(*arguments, "--overwrite")
     assert "name of an interrupted training" in refused(*COMMANDS[command], "-o", mine.name, "--overwrite")
     assert mine.read_bytes() == before
 

@@ -308,7 +308,7 @@ NARROW = {**NETS.tuned, "4.bias": torch.zeros(2, dtype=torch.float64)}
         ({"inputs": NETS.x.float(), "module": NETS.module}, "the parameters are float64 and the inputs float32"),
         ({"rotate": "maybe"}, "rotate is 'maybe'; choose 'auto', 'always' or 'never'"),
         ({"out": "out.safetensors"}, "networks with `out` or `memory` must all be checkpoints"),
-        ({"base_a": NETS.module}, "base A is"),
+        ({"base_a": NETS.module}, "base_a is a Sequential"),
         ({"symmetry": NETS.module}, "but a regauge.Symmetry is expected"),
     ],
 )

@@ -587,7 +587,7 @@ def test_what_is_refused(make: Any, message: str) -> None:
 @pytest.mark.parametrize("backend", ["loop", "stacked"])
 def test_chance_is_refused(how: str, backend: Backend) -> None:
     chosen = config(Architecture("dropping", f"{__name__}:Dropping", {"how": how}))
-    with pytest.raises(ValueError, match="a Dropping draws random numbers while it is trained"):
+    with pytest.raises(ValueError, match="a Dropping draws random numbers in training"):
         next(train(chosen, data=IMAGES if how == "convolution" else BLOBS, backend=backend))
 
 

@@ -41,9 +41,9 @@ class Comparison:
         fingerprint_distance: Distance of both fingerprints; None for networks that are streamed.
         element: The element that aligns the second network to the first.
         symmetry: The symmetry that it belongs to, with every size known.
-        balanced: The distance after alignment where the first network has its smallest norm under scales and matrices,
-            that norm, and the norm of the second network there. Unlike `orbit_distance` it does not depend on where on
-            its orbit the first network is. None for networks that are streamed, sampled, equal or of different widths.
+        balanced: The distance after alignment where both networks have their smallest norms under scales and matrices,
+            and these norms. Unlike `orbit_distance` it does not depend on where on its orbit the first network is. None
+            for networks that are streamed, sampled, equal or of different widths.
         lean: The change of the squared norm from the first to the second network, relative to the squared distance,
             where both are balanced: above one where one was trained on from the other, around minus one where it was
             pruned, and around zero for siblings that were trained alike; see `kinship`. None without `balanced`, and

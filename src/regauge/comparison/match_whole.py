@@ -92,10 +92,12 @@ def match_whole(
 
 
 def _measure_balanced(first: Params, second: Params, behind: Symmetry, ignored: set[str]) -> tuple[float, float, float]:
-    """The distance of two aligned networks where the first one is balanced, and the norms of both there."""
+    """The distance of two aligned networks where both are balanced, and the norms of both there."""
     if has_balance(behind):
         element = balance(first, behind)
         first, second = behind.act(element, first), behind.act(element, second)
+        # Scales of the second were matched where the first one was, and not where it is balanced.
+        second = behind.act(balance(second, behind), second)
     blank = {n: t.new_zeros(t.shape) for n, t in first.items()}
     return distance(first, second, ignored), distance(first, blank, ignored), distance(second, blank, ignored)
 

@@ -34,7 +34,7 @@ class Matched:
         noise: Measures how far rounding to formats of these precisions takes the networks of the pair apart.
         is_factorized: Whether the pair holds products of matrices without what they do not read.
         distances: Fingerprint distances of the second network and of the references from the first network.
-        balanced: The distance where the first network of the pair is balanced, and the norms of both there.
+        balanced: The distance where both networks of the pair are balanced, and their norms there.
         function: Agreement of outputs, losses and barriers on the data of a task.
         units: The compared units of each group that has other numbers of them in both networks.
         whole: The symmetry of the networks as they are stored, and what moves the second one under it, if the pair has

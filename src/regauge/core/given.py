@@ -217,6 +217,8 @@ def require_plain(name: str, value: object, annotation: Any) -> None:
         return
     if is_network:
         require_tensors(value, name)
+    if isinstance(value, str) and any(_base(kind) in LISTS and get_args(kind)[:1] == (str,) for kind in kinds):
+        raise TypeError(f"{name} is {describe(value)}; give a list of names: {name}=[{value!r}]")
     words = [WORDS.get(_base(kind)) or _name(_base(kind)) for kind in kinds]
     *others, last = dict.fromkeys(words)
     expected = f"{', '.join(others)} or {last}" if others else last

@@ -102,9 +102,6 @@ def discover(
     References:
         Ainsworth et al. (2023), section 3; Godfrey et al. (2022), on the groups of activations.
     """
-    for name, value in {"keep": keep, "move": move}.items():
-        if isinstance(value, str):
-            raise TypeError(f"{name} is the text {value!r}; give a list of names: {name}=[{value!r}]")
 
     def structure(program: Program, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, ...]:
         return structure_of(program, module, inputs, kwargs, keep=keep, move=move)

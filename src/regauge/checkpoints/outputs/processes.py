@@ -1,5 +1,6 @@
 """Processes of torchrun or Slurm that make one output together."""
 
+import atexit
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
@@ -86,6 +87,11 @@ class Ranks(Crew):
             raise OSError(ENDED) from error
 
 
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
 @cache
 def join() -> Crew:
     """All processes that torchrun or Slurm started with this one; each calls this once.
@@ -114,5 +120,7 @@ def join() -> Crew:
                 "MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1) MASTER_PORT=29500"
             )
         dist.init_process_group("gloo", rank=rank, world_size=size, timeout=PATIENCE)
+        # A process that ends while threads of the group run is aborted.
+        atexit.register(_leave)
         group = dist.group.WORLD
     return Ranks(rank, size, group)
