@@ -244,6 +244,13 @@ def test_a_layer_that_is_made_otherwise_is_remarked() -> None:
     assert not find_tensor_map(a, CONVERSIONS["renamed"](a)).notes
 
 
+def test_names_with_quotes_are_written_as_they_are() -> None:
+    a = {'a "quoted" name': torch.randn(4, 6), "it's": torch.randn(5, 3)}
+    found = find_tensor_map(a, {"x": a['a "quoted" name'].T, "y": a["it's"]})
+    assert torch.equal(eval(found.origins["x"].formula, {"a": a}), a['a "quoted" name'].T)
+    assert torch.equal(eval(found.origins["y"].formula, {"a": a}), a["it's"])
+
+
 def test_a_tied_head_is_not_unused() -> None:
     a = implementation()
     a["head.weight"] = a["embed.weight"].clone()

@@ -1,5 +1,6 @@
 """The tensors of one implementation of a model, made of those of another one: renamed, packed, transposed."""
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -59,7 +60,7 @@ class SourceTensor:
 
     def write(self) -> str:
         """The expression of its fibers."""
-        text = f"a[{self.name!r}]".replace("'", '"') + (".squeeze()" if self.squeezed != self.shape else "")
+        text = _item(self.name) + (".squeeze()" if self.squeezed != self.shape else "")
         if self.axis is None:
             return text if len(self.squeezed) == 1 else f"{text}.flatten()"
         if len(self.squeezed) == 1:
@@ -175,7 +176,7 @@ class MadeTensor:
             return None
         if source.name is None:
             return f"torch.full({self.shape}, {source.value:.9g})"
-        text = f"a[{source.name!r}]".replace("'", '"')
+        text = _item(source.name)
         size = prod(source.shape)
         if size != prod(self.shape):
             return None
@@ -204,7 +205,7 @@ class MadeTensor:
         shape = self.shape[1:]
         if self.inner is not None or any(one.name is None or one.shape != shape for one in sources):
             return None
-        names = [f"a[{one.name!r}]".replace("'", '"') for one in sources]
+        names = [_item(one.name) for one in sources]
         size, axis = len(self.owner) // len(used), None if self.axis is None else self.axis - 1
         if axis is not None and axis < 0:
             return None
@@ -264,6 +265,10 @@ def _list(parts: Sequence[str], shown: int | None) -> str:
     if shown is not None and len(parts) > shown:
         parts = [*parts[: shown - 1], "...", parts[-1]]
     return ", ".join(parts)
+
+
+def _item(name: str | None) -> str:
+    return f"a[{json.dumps(name, ensure_ascii=False)}]"
 
 
 def _tuple(numbers: Sequence[int]) -> str:
