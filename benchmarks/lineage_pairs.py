@@ -126,7 +126,7 @@ def pairs(family: str, first: int) -> Iterator[dict[str, Any]]:
 
 
 def strangers(base: Any, family: str) -> dict[str, Any]:
-    """What is done to a network from another start, given the first network."""
+    """The steps that are done to a network from another start, given the first network."""
     return {
         "as trained": lambda _: [],
         "as trained, again": lambda _: [],

@@ -1,4 +1,4 @@
-"""What others compute of two networks, for `benchmarks/lineage_pairs.py`, as far as their papers describe it.
+"""Scores that others compute of two networks, for `benchmarks/lineage_pairs.py`, as far as their papers describe it.
 
 `fingerprint_similarity` is AWM (Zeng et al., 2025, arXiv 2510.06738): an assignment of the columns of both embeddings
 with signs, and the unbiased linear CKA of query and key matrices behind it. `match_rows` and `match_blocks` are two
@@ -158,7 +158,7 @@ def kit_scores(first: tuple[Family, Params], second: tuple[Family, Params]) -> d
 
 
 def configuration(params: Params) -> Any:
-    """What the kit reads of a configuration."""
+    """The part of a configuration that the kit reads."""
     embedding = find(params, "embedding.weight", "embed_tokens.weight")[0]
     layers = {part for name in params for part in name.split(".") if part.isdigit()}
     return SimpleNamespace(

@@ -133,7 +133,7 @@ def compare_spec(spec: Callable[[], Any], build: Callable[[], nn.Module], shape:
 
 
 def _effect(model: nn.Module, shape: tuple[int, ...], perm: str, axes: Iterable[tuple[str, int]]) -> str:
-    """What a random order of a permutation of the specification does to the outputs, in float64."""
+    """The change of the outputs by a random order of a permutation of the specification, in float64."""
     model = model.double()
     inputs = torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     params = {

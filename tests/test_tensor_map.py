@@ -279,11 +279,26 @@ def test_networks_without_tensors_are_refused(bad: object) -> None:
         find_tensor_map(bad, implementation())  # type: ignore[arg-type]
 
 
-def test_values_that_are_not_finite_are_refused_by_name() -> None:
+def test_values_that_are_no_numbers_are_refused_by_name() -> None:
     b = implementation()
-    b["layers.0.up.weight"][0, 0] = torch.inf
-    with pytest.raises(ValueError, match=r"'layers.0.up.weight' of B holds NaN or Inf"):
+    b["layers.0.up.weight"][0, 0] = torch.nan
+    with pytest.raises(ValueError, match=r"'layers.0.up.weight' of B holds NaN, and cannot be compared"):
         find_tensor_map(implementation(), b)
+    with pytest.raises(ValueError, match="'x' is no tensor with values"):
+        find_tensor_map(implementation(), {"x": torch.empty(3, 3, device="meta")})
+
+
+def test_masks_integers_and_complex_tensors_are_found_whole() -> None:
+    a = implementation()
+    a |= {
+        "mask": torch.full((6, 6), -torch.inf).triu(1),
+        "at": torch.arange(6),
+        "c": torch.randn(3, dtype=torch.complex64),
+    }
+    b = {f"own.{name}": one for name, one in a.items()}
+    found = find_tensor_map(a, b)
+    assert found.is_layout
+    assert find_tensor_map(a, b | {"own.mask": torch.full((6, 6), -torch.inf).tril(-1)}).missing == ("own.mask",)
 
 
 def test_the_command_says_that_files_are_layouts_of_one_network(

@@ -17,6 +17,7 @@ from regauge.checkpoints.output import Output
 from regauge.comparison.comparison_report import require_page
 from regauge.comparison.fibers import TIGHT, Floats, Ints, Marks, Owners, equal_fibers, fibers_of, nearest, unit
 from regauge.comparison.tensor_map import ROUNDED, MadeTensor, SourceTensor, TensorMap
+from regauge.core.arguments import check_arguments
 from regauge.core.counted import count
 from regauge.core.progress import Progress, no_progress
 
@@ -32,6 +33,7 @@ Found = tuple[list[SourceTensor], Ints, Ints, Ints | None, float | Floats]
 """Sources, and for each fiber its source and its number there; the order inside fibers, and their factor."""
 
 
+@check_arguments
 def find_tensor_map(
     a: Mapping[str, Tensor] | nn.Module | str | Path,
     b: Mapping[str, Tensor] | nn.Module | str | Path,
@@ -58,7 +60,7 @@ def find_tensor_map(
     Raises:
         FileExistsError: The page exists and may not be replaced.
         FileNotFoundError: A checkpoint does not exist.
-        ValueError: A network holds NaN or Inf, or no tensors.
+        ValueError: A network holds NaN, or no tensors with values.
     """
     require_page(out)
     one, two = _opened(a), _opened(b)
@@ -90,17 +92,19 @@ def find_reordered(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> str:
     names = [
         name
         for name in a
-        if name in b and a[name].ndim > 1 and a[name].shape == b[name].shape and not torch.equal(a[name], b[name])
+        if name in b
+        and a[name].ndim > 1
+        and a[name].shape == b[name].shape
+        and all(one[name].is_floating_point() and bool(one[name].isfinite().all()) for one in (a, b))
+        and not torch.equal(a[name], b[name])
     ]
     if not names:
         return ""
     few = sorted(names, key=lambda name: a[name].numel())[:FEW]
-    own = {name: a[name] for name in names}
-    if not all(one.is_complete for one in find_tensor_map(own, {name: b[name] for name in few}).origins.values()):
-        return ""
-    found = find_tensor_map(own, {name: b[name] for name in names})
-    if found.missing:
-        return ""
+    for some in (few, names):
+        found = find_tensor_map({name: a[name] for name in some}, {name: b[name] for name in some})
+        if found.missing:
+            return ""
     name, one = next(iter(found.origins.items()))
     return (
         f"B holds A's values of {count(names, 'tensor')} in another order, for example {name!r} as {one.formula}: "
@@ -114,7 +118,23 @@ def _opened(network: Mapping[str, Tensor] | nn.Module | str | Path) -> Mapping[s
     opened = Checkpoint.open(network) if isinstance(network, str | Path) else network
     if not isinstance(opened, Mapping) or not opened:
         raise ValueError("a network without tensors cannot be compared; give a state dict, a module or a checkpoint")
+    wrong = next((name for name, one in opened.items() if not isinstance(one, Tensor) or one.is_meta), None)
+    if wrong is not None:
+        raise ValueError(f"{wrong!r} is no tensor with values; give a state dict of tensors that are loaded")
     return opened
+
+
+def _is_measured(name: str, tensor: Tensor, label: str) -> bool:
+    """Whether a tensor is searched by its values; others, such as integers and masks with -Inf, are compared whole.
+
+    Raises:
+        ValueError: It holds NaN.
+    """
+    if not tensor.is_floating_point() or not tensor.numel():
+        return False
+    if bool(torch.isnan(tensor).any()):
+        raise ValueError(f"{name!r} of {label} holds NaN, and cannot be compared; repair the checkpoint first")
+    return bool(torch.isfinite(tensor).all())
 
 
 def _squeezed(tensor: Tensor) -> Tensor:
@@ -143,12 +163,9 @@ class _Finder:
     def _read(
         self, name: str, tensor: Tensor, label: str, marks: dict[int, list[tuple[tuple[str, int], Marks]]]
     ) -> None:
-        if not tensor.is_floating_point():
+        if not _is_measured(name, tensor, label):
             self.integers.append(name)
             return
-        if not tensor.numel():
-            return
-        _require_finite(name, tensor, label)
         self.precision = max(self.precision, torch.finfo(tensor.dtype).eps)
         flat = _squeezed(tensor)
         if bool((flat == flat.reshape(-1)[0]).all()):
@@ -173,8 +190,7 @@ class _Finder:
         flat = {}
         for name in params:
             tensor = params[name]
-            if tensor.is_floating_point() and tensor.numel():
-                _require_finite(name, tensor, "B")
+            if _is_measured(name, tensor, "B"):
                 squeezed = _squeezed(tensor)
                 if squeezed.ndim > 1 and bool((squeezed != squeezed.reshape(-1)[0]).any()):
                     origins[name] = self._matrix(name, tensor)
@@ -336,7 +352,7 @@ class _Finder:
         shape, values = tuple(tensor.shape), tensor.detach().reshape(-1)
         size, zeros, places = len(values), np.zeros(values.numel(), dtype=np.int64), np.arange(values.numel())
         likeness = self._likeness(name)
-        if not tensor.is_floating_point():
+        if not _is_measured(name, tensor, "B"):
             same = [
                 one
                 for one in self.integers
@@ -345,7 +361,7 @@ class _Finder:
             if not same:
                 is_one = bool((values == values[0]).all())
                 source = SourceTensor(None, value=float(values[0]))
-                reason = "" if is_one else "integers that A does not hold"
+                reason = "" if is_one else "values that A does not hold"
                 return MadeTensor(name, shape, (source,) if is_one else (), None, zeros, places, reason=reason)
             source = SourceTensor(min(same, key=likeness), None)
             return MadeTensor(name, shape, (replace(source, shape=self.shapes[str(source.name)]),), None, zeros, places)
@@ -470,11 +486,6 @@ class _Finder:
         places[used] = np.arange(len(used))
         sources = tuple(SourceTensor(names[one], None, self.shapes[names[one]]) for one in used)
         return MadeTensor(name, shape, sources, None, places[owner], index)
-
-
-def _require_finite(name: str, tensor: Tensor, label: str) -> None:
-    if not bool(torch.isfinite(tensor.detach().sum(dtype=torch.float64))):
-        raise ValueError(f"{name!r} of {label} holds NaN or Inf, and cannot be compared; repair the checkpoint first")
 
 
 def _looks_like(one: Floats, two: Floats, precision: float) -> bool:
