@@ -15,10 +15,8 @@ Its tests are of training, configuration and storage, with no network that is ma
 
 import importlib
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from importlib.machinery import ModuleSpec
 from itertools import permutations
 from pathlib import Path
 from types import ModuleType
@@ -26,7 +24,7 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import torch
-from judge import Case, Failed, Peer, judge
+from judge import Case, Failed, Peer, absent, judge
 from torch import Tensor, nn
 
 import regauge as rg
@@ -61,7 +59,7 @@ def cases(checkout: Path) -> Iterable[Case]:
     bare = ModuleType("ccmm")  # Its own beginning configures training.
     bare.__path__ = [str(checkout / "src" / "ccmm")]
     sys.modules["ccmm"] = bare
-    with _absent():
+    with absent(ABSENT, _stand_in):
         specs = importlib.import_module("ccmm.matching.permutation_spec")
         nets = {name: importlib.import_module(f"ccmm.models.{name}") for name in ("mlp", "cnn", "resnet", "vgg", "vit")}
         sync = importlib.import_module("ccmm.matching.frank_wolfe_sync_matching")
@@ -249,29 +247,9 @@ def _short(axes: Iterable[tuple[str, int]]) -> str:
     return ", ".join(f"axis {axis} of {name}" for name, axis in listed[:3]) + more if listed else "nothing"
 
 
-@contextmanager
-def _absent() -> Iterator[None]:
-    """Stand-ins for modules that only training and records need, while the peer is imported."""
-
-    class Stub(ModuleType):
-        __path__: tuple[str, ...] = ()
-
-        def __getattr__(self, name: str) -> Any:
-            if name.startswith("__"):
-                raise AttributeError(name)
-            return type(name, (), {}) if name[0].isupper() and not name.isupper() else MagicMock()
-
-    made = {}
-    for name in ABSENT:
-        if name not in sys.modules:
-            made[name] = Stub(name)
-            made[name].__spec__ = ModuleSpec(name, None)
-    sys.modules.update(made)
-    try:
-        yield
-    finally:
-        for name in made:
-            del sys.modules[name]
+def _stand_in(name: str) -> Any:
+    """A class for the name of one, from which the peer derives its own."""
+    return type(name, (), {}) if name[0].isupper() and not name.isupper() else MagicMock()
 
 
 if __name__ == "__main__":

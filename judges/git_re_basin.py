@@ -17,10 +17,8 @@ Tests without a network (`test_cosine_similarity`, three times) are no cases; sc
 
 import importlib
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,7 +26,7 @@ from unittest.mock import MagicMock
 from zlib import crc32
 
 import torch
-from judge import Case, Failed, Peer, judge
+from judge import Case, Failed, Peer, absent, judge
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -58,7 +56,8 @@ MNIST, CIFAR = (28, 28, 1), (32, 32, 3)
 def cases(checkout: Path) -> Iterable[Case]:
     """Every case, in the order of the record."""
     sys.path.insert(0, str(checkout / "src"))
-    with _absent():
+    importlib.import_module("flax.io")  # Before its own modules are absent.
+    with absent(ABSENT):
         import jax
 
         jax.tree_map = jax.tree.map
@@ -473,32 +472,6 @@ def _double(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _short(groups: Iterable[frozenset[tuple[str, int]]]) -> str:
     first = sorted(sorted(groups, key=sorted)[0])
     return f"{first[:4]} and {max(len(first) - 4, 0)} more axes as one group"
-
-
-@contextmanager
-def _absent() -> Iterator[None]:
-    """Stand-ins for modules that only training, records and plots need, while the peer is imported."""
-    importlib.import_module("flax.io")
-
-    class Stub(ModuleType):
-        __path__: tuple[str, ...] = ()
-
-        def __getattr__(self, name: str) -> Any:
-            if name.startswith("__"):
-                raise AttributeError(name)
-            return MagicMock()
-
-    made = {}
-    for name in ABSENT:
-        if name not in sys.modules:
-            made[name] = Stub(name)
-            made[name].__spec__ = ModuleSpec(name, None)
-    sys.modules.update(made)
-    try:
-        yield
-    finally:
-        for name in made:
-            del sys.modules[name]
 
 
 if __name__ == "__main__":

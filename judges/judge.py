@@ -19,8 +19,11 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
+from typing import Any
+from unittest.mock import MagicMock
 
 import torch
 
@@ -30,6 +33,36 @@ RECORDS = HERE / "records"
 
 class Failed(Exception):
     """A case that did not pass, with the reason as a sentence."""
+
+
+@contextmanager
+def absent(names: Iterable[str], make: Callable[[str], object] = lambda name: MagicMock()) -> Iterator[None]:
+    """Stand-ins for modules that a peer imports, and needs for training, records or plots only.
+
+    Args:
+        names: The modules; those that are imported already stay.
+        make: What an attribute of a stand-in is, by its name.
+    """
+
+    class Stub(ModuleType):
+        __path__: tuple[str, ...] = ()
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            return make(name)
+
+    made = {}
+    for name in names:
+        if name not in sys.modules:
+            made[name] = Stub(name)
+            made[name].__spec__ = ModuleSpec(name, None)
+    sys.modules.update(made)
+    try:
+        yield
+    finally:
+        for name in made:
+            del sys.modules[name]
 
 
 @dataclass(frozen=True)
