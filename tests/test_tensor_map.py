@@ -11,8 +11,8 @@ from torch import Tensor, nn
 import regauge as rg
 from regauge.cli.main import main
 from regauge.comparison import find_tensor_map
-from regauge.comparison.orders import Strided
-from regauge.comparison.tensor_map import NO_ORDER
+from regauge.comparison.conversion.orders import Strided
+from regauge.comparison.conversion.tensor_map import NO_ORDER
 
 HEADS, DEPTH, WIDTH, WIDE = 4, 3, 32, 80
 QKV = ("q", "k", "v")

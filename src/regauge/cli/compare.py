@@ -15,7 +15,7 @@ from regauge.cli.streaming import show_work
 from regauge.cli.tasks import matching_tasks
 from regauge.comparison import Database, TensorMap, compare_files, find_checkpoints, open_relatives
 from regauge.comparison.comparison_report import require_page
-from regauge.comparison.find_tensor_map import find_layout
+from regauge.comparison.conversion.find_tensor_map import find_layout
 from regauge.hub import read_symmetry
 
 

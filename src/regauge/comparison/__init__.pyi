@@ -4,14 +4,14 @@ from .compare_files import compare_files as compare_files
 from .compare_files import find_checkpoints as find_checkpoints
 from .compare_networks import compare as compare
 from .comparison import Comparison as Comparison
+from .conversion.find_tensor_map import find_tensor_map as find_tensor_map
+from .conversion.tensor_map import TensorMap as TensorMap
 from .database import Database as Database
 from .database import Neighbor as Neighbor
 from .database import Search as Search
-from .find_tensor_map import find_tensor_map as find_tensor_map
 from .fingerprints import fingerprint as fingerprint
 from .lineage import Lineage as Lineage
 from .lineage import compare_many as compare_many
 from .relatives import Relatives as Relatives
 from .relatives import open_relatives as open_relatives
-from .tensor_map import TensorMap as TensorMap
 from .trees import tree_lines as tree_lines

@@ -15,8 +15,8 @@ from regauge.comparison.common import find_common
 from regauge.comparison.compare_sampled import compare_sampled
 from regauge.comparison.comparison import Comparison
 from regauge.comparison.comparison_report import require_page, write_page
+from regauge.comparison.conversion.find_tensor_map import find_reordered
 from regauge.comparison.depths import Depths, match_depths
-from regauge.comparison.find_tensor_map import find_reordered
 from regauge.comparison.independence import DRAWS
 from regauge.comparison.match_equal import match_equal
 from regauge.comparison.match_streamed import match_streamed, without_widths

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from regauge.checkpoints.output import Output
 from regauge.comparison.comparison_report import require_page, write_tensor_map
-from regauge.comparison.fibers import Floats, Ints, fibers_of
-from regauge.comparison.orders import periods, segments, write_places
+from regauge.comparison.conversion.fibers import Floats, Ints, fibers_of
+from regauge.comparison.conversion.orders import periods, segments, write_places
 from regauge.core.counted import count, shorten
 from regauge.core.params import Params
 

@@ -1,0 +1,205 @@
+"""Fibers of a tensor of B among those of A's tensors: in their order, in another one, or times a number."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import numpy as np
+import torch
+from scipy.spatial import KDTree
+from torch import Tensor
+
+from regauge.comparison.conversion.fibers import (
+    TIGHT,
+    Floats,
+    Ints,
+    Marks,
+    Owners,
+    equal_fibers,
+    fibers_of,
+    nearest,
+    unit,
+)
+from regauge.comparison.conversion.given_tensors import GivenTensors, squeeze
+from regauge.comparison.conversion.tensor_map import ROUNDED, MadeTensor, SourceTensor
+
+SHORT = 4
+"""Fibers of fewer values than that are searched only where a tensor has no longer ones."""
+NEAR = 0.5
+"""Relative difference up to which another tensor is named as the nearest one."""
+Found = tuple[list[SourceTensor], Ints, Ints, Ints | None, float | Floats]
+"""Sources, and for each fiber its source and its number there; the order inside fibers, and their factor."""
+
+
+def match_matrix(given: GivenTensors, name: str, tensor: Tensor) -> MadeTensor:
+    """The origin of a tensor of two axes or more."""
+    flat, shape = squeeze(tensor), tuple(tensor.shape)
+    axes = sorted(range(flat.ndim), key=lambda axis: (-flat.shape[axis], -axis))
+    axes = [axis for axis in axes if flat.shape[axis] >= min(SHORT, flat.shape[axes[0]])]
+    best = MadeTensor(name, shape)
+    for kind in ("ordered", "unordered", "scaled"):
+        for axis in axes:
+            if flat.shape[axis] not in given.marks:
+                continue
+            found = _fibers(given, name, flat, axis, kind)
+            if found is None:
+                continue
+            sources, owner, index, inner, factor = found
+            origin = MadeTensor(name, shape, tuple(sources), axis, owner, index, inner, factor)
+            if origin.found > best.found:
+                best = origin
+            if best.is_complete:
+                return measure(best, tensor, given.params)
+    if best.sources:
+        best = complete(best, fibers_of(flat, best.axis or 0))
+        return measure(best, tensor, given.params)
+    return replace(best, reason=_nearest_reason(given, flat, axes))
+
+
+def match_row(given: GivenTensors, name: str, tensor: Tensor) -> MadeTensor | None:
+    """A vector that is a fiber of a tensor, such as one of stacked layers."""
+    flat = squeeze(tensor)
+    found = None if len(flat) not in given.marks else _fibers(given, name, flat, 0, "ordered")
+    return None if found is None else MadeTensor(name, tuple(tensor.shape), tuple(found[0]), 0, found[1], found[2])
+
+
+def _fibers(given: GivenTensors, name: str, flat: Tensor, axis: int, kind: str) -> Found | None:
+    """Fibers of A that the fibers along one axis equal; None if none do."""
+    rows, precision = fibers_of(flat, axis).double(), given.precision(flat)
+    own = Marks.of(flat, axis)
+    owners, tree = given.owners(flat.shape[axis], kind)
+    sources: list[SourceTensor] = []
+    owner, index = np.full(len(rows), -1), np.zeros(len(rows), dtype=np.int64)
+    inner: Ints | None = None
+    factors = np.ones(len(rows))
+    for key, at, taken in _candidates(given, name, own, owners, tree, kind, precision):
+        at, taken = at[owner[at] < 0], taken[owner[at] < 0]
+        if not len(at):
+            continue
+        source = SourceTensor(key[0], key[1], given.shapes[key[0]])
+        if kind != "unordered":
+            taken = _settled(own.ordered[at], at, taken, given.marks[flat.shape[axis]][key].ordered, precision)
+        made = source.rows(given.params[key[0]]).double()[torch.from_numpy(taken)]
+        these = rows[torch.from_numpy(at)]
+        if kind == "unordered":
+            order = inner if inner is not None else _order_of(made, these)
+            made = made[:, torch.from_numpy(order)]
+        factor = torch.ones(len(at), dtype=torch.float64)
+        if kind == "scaled":
+            factor = (these * made).sum(1) / made.square().sum(1).clamp(min=1e-300)
+            made = made * factor[:, None]
+        equal = equal_fibers(these, made, precision).numpy()
+        if not equal.any():
+            continue
+        if kind == "unordered":
+            inner = order
+        owner[at[equal]], index[at[equal]] = len(sources), taken[equal]
+        factors[at[equal]] = factor.numpy()[equal]
+        sources.append(source)
+        if (owner >= 0).all():
+            break
+    if not sources:
+        return None
+    return sources, owner, index, inner, _one_factor(factors, owner, precision) if kind == "scaled" else 1.0
+
+
+def _candidates(
+    given: GivenTensors, name: str, own: Marks, owners: Owners, tree: KDTree, kind: str, precision: float
+) -> Iterator[tuple[tuple[str, int], Ints, Ints]]:
+    """Tensors of A that may hold fibers: those that hold all in the same order first, then by the number."""
+    marks = own.unordered if kind == "unordered" else own.ordered
+    if kind != "scaled":
+        everything = np.arange(len(marks))
+        same = []
+        for place, key in enumerate(owners.keys):
+            mine = owners.marks[owners.key == place]
+            if len(mine) == len(marks) and _looks_like(marks[:1], mine[:1], precision):
+                same += [key] if _looks_like(marks, mine, precision) else []
+        likeness = given.likeness(name)
+        for key in sorted(same, key=lambda one: likeness(one[0])):
+            yield key, everything, everything
+        yield from nearest(marks, owners, tree, precision)
+        return
+    yield from nearest(unit(marks), owners, tree, precision)
+    negative = unit(marks)
+    negative[:, :-1] *= -1
+    yield from nearest(negative, owners, tree, precision)
+
+
+def _nearest_reason(given: GivenTensors, flat: Tensor, axes: list[int]) -> str:
+    """A sentence on the tensor of A that is nearest to one of which nothing was found."""
+    for axis in axes:
+        if flat.shape[axis] not in given.marks:
+            continue
+        owners, tree = given.owners(flat.shape[axis], "ordered")
+        own = Marks.of(flat, axis).ordered
+        found = np.asarray(tree.query(own, k=1)[1], dtype=np.int64)
+        key = np.bincount(owners.key[found]).argmax()
+        mine = owners.key[found] == key
+        name, along = owners.keys[key]
+        rows = fibers_of(flat, axis).double()[torch.from_numpy(mine)]
+        there = fibers_of(squeeze(given.params[name]), along).double()
+        made = there[torch.from_numpy(owners.index[found[mine]])]
+        difference = float((rows - made).norm() / rows.norm())
+        if difference < NEAR:
+            return f"nearest is {name!r}, which differs by {difference:.2g} of its norm: values were changed"
+    return "no tensor of A has these values"
+
+
+def _looks_like(one: Floats, two: Floats, precision: float) -> bool:
+    return bool((np.abs(one - two).max(1) <= 8 * precision * one[:, -1]).all())
+
+
+def _settled(own: Floats, at: Ints, taken: Ints, marks: Floats, precision: float) -> Ints:
+    """Numbers of fibers of which several are equal, such as rows of zeros, so that they go on where others end."""
+    result = taken.copy()
+    for place in range(1, len(at)):
+        wanted = result[place - 1] + 1
+        if at[place] != at[place - 1] + 1 or result[place] == wanted or wanted >= len(marks):
+            continue
+        if _looks_like(own[place : place + 1], marks[wanted : wanted + 1], precision * 1e-6):
+            result[place] = wanted
+    return result
+
+
+def _order_of(made: Tensor, rows: Tensor) -> Ints:
+    """The order of columns that takes one matrix to another one, if there is one."""
+    weights = torch.randn(len(rows), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    here, there = torch.argsort(weights @ rows, stable=True), torch.argsort(weights @ made, stable=True)
+    order = torch.empty_like(here)
+    order[here] = there
+    return order.numpy()
+
+
+def _one_factor(factors: Floats, owner: Ints, precision: float) -> float | Floats:
+    """One number, if all fibers that were found have the same factor."""
+    found = factors[owner >= 0]
+    middle = float(np.median(found))
+    if (np.abs(found - middle) <= TIGHT * precision * abs(middle)).all():
+        return middle
+    return np.where(np.abs(factors - 1) <= TIGHT * precision, 1.0, factors)
+
+
+def complete(origin: MadeTensor, rows: Tensor) -> MadeTensor:
+    """An origin whose fibers that were not found are a constant, if they are; or with the reason that they are not."""
+    missing = origin.owner < 0
+    if not missing.any():
+        return origin
+    rest = rows[torch.from_numpy(missing)]
+    value = float(rest.reshape(-1)[0])
+    if bool((rest == value).all()):
+        owner = np.where(missing, len(origin.sources), origin.owner)
+        index = np.where(missing, 0, origin.index)
+        return replace(origin, sources=(*origin.sources, SourceTensor(None, value=value)), owner=owner, index=index)
+    places = np.flatnonzero(missing)
+    what = "values" if origin.axis is None else "fibers along its longest axis"
+    return replace(origin, reason=f"{len(places)} of its {len(origin.owner)} {what} are not in A, from {places[0]} on")
+
+
+def measure(origin: MadeTensor, tensor: Tensor, params: Mapping[str, Tensor]) -> MadeTensor:
+    """An origin with the difference between the tensor and what is made so; of the fibers that were found."""
+    made = origin.make(params)
+    flat = squeeze(tensor).double()
+    rows = flat.reshape(-1, 1) if origin.axis is None else fibers_of(flat, origin.axis)
+    found = torch.from_numpy(origin.owner >= 0)
+    difference = float((made - rows)[found].norm() / rows[found].norm().clamp(min=1e-300))
+    return replace(origin, difference=0.0 if difference <= ROUNDED else difference)
