@@ -81,6 +81,7 @@ class Checkpoint(Mapping[str, Tensor]):
         replaced: Contents of files that such a result, in a folder, has in the place of those here; None for those that
             it leaves out.
         read_so_far: The bytes read from the disk.
+        adapter: The adapter by which it differs from its base, where the result is to be one, too.
     """
 
     notes: tuple[str, ...]
@@ -97,6 +98,7 @@ class Checkpoint(Mapping[str, Tensor]):
         self.read_so_far, self.form = Reading(), AS_STORED
         self.home, self.notes = label, ()
         self.replaced: Mapping[str, bytes | None] = {}
+        self.adapter: Checkpoint | None = None
         self._params = params
         self._changes: Mapping[str, tuple[Change, ...]] = {}
         self._adapters: tuple[Path, ...] = ()
@@ -126,7 +128,7 @@ class Checkpoint(Mapping[str, Tensor]):
         require_plain(path)
         parts = split_sum(str(path))
         if parts is not None:
-            return cls.open(parts[0])._changed_by(Path(parts[1]))
+            return cls.open(parts[0]).changed_by(Path(parts[1]))
         if entry is None:
             path, entry = split_entry(str(find_cached(str(path)) or path))
         file = locate(path)
@@ -271,7 +273,7 @@ class Checkpoint(Mapping[str, Tensor]):
     def _take_over(self, source: "Checkpoint") -> None:
         """Become another view of the files of a checkpoint: what is said and written about them stays."""
         self.read_so_far, self.form, self.home = source.read_so_far, source.form, source.home
-        self.notes, self.replaced = source.notes, source.replaced
+        self.notes, self.replaced, self.adapter = source.notes, source.replaced, source.adapter
 
     def with_params(self, params: Mapping[str, Tensor]) -> "Checkpoint":
         """A checkpoint of the same files with other values; further names, such as of tied tensors, are not written."""
@@ -414,8 +416,8 @@ class Checkpoint(Mapping[str, Tensor]):
             flat[done // size : (done + length) // size] = piece
             done += length
 
-    def _changed_by(self, folder: Path) -> "Checkpoint":
-        """The network with the changes of an adapter, which are computed when tensors are read."""
+    def changed_by(self, folder: Path) -> "Checkpoint":
+        """The network with the changes of an adapter in a folder, which are computed when tensors are read."""
         from regauge.checkpoints.formats.adapters import find_tied, place_changes, read_changes
         from regauge.checkpoints.names.adapted import changes_of_files, require_untied
 

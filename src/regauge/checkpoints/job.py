@@ -94,10 +94,15 @@ class FileJob:
         return None if self.output is None else self.output.path
 
     @property
+    def adapter(self) -> Checkpoint | None:
+        """The adapter of the last network, where the result is one, too."""
+        return self.checkpoints[-1].adapter
+
+    @property
     def shards(self) -> tuple[Shard, ...]:
         """The files of weights that are written."""
         file = self.output.path.name if self.output is not None and self.output.is_file else None
-        return tuple(self.source.layout(file))
+        return tuple((self.adapter or self.source).layout(file))
 
     @property
     def is_streamed(self) -> bool:
@@ -300,6 +305,8 @@ def open_job(
     output = None if out is None else Output.of(out)
     if output is not None and output.form != AS_STORED:
         checkpoints = tuple(one.written_as(output.form) for one in checkpoints)
+    if work == "transporting" and [one.is_adapter for one in checkpoints] == [False, False, True]:
+        checkpoints = (*checkpoints[:2], _add_adapter(checkpoints[1], checkpoints[2], output))
     require_same_kinds(checkpoints)
     adapters = [one for one in checkpoints if one.is_adapter]
     if adapters:
@@ -317,6 +324,18 @@ def open_job(
             f"{source.label!r} gets other ranks, which its {ADAPTER_CONFIG} has to say: give a folder as the output"
         )
     return FileJob(checkpoints, number, output, MemoryLimit.of(memory), work)
+
+
+def _add_adapter(base: Checkpoint, adapter: Checkpoint, output: Output | None) -> Checkpoint:
+    """A base with an adapter, of which the result is an adapter, too."""
+    if output is not None and (output.is_file or output.shard_size is not None):
+        raise ValueError(
+            f"{adapter.label!r} is an adapter, and what is made of it is one, in a folder with one file of weights: "
+            "give a folder as the output, without a shard size"
+        )
+    made = base.changed_by(adapter.path.parent)
+    made.adapter = adapter
+    return made
 
 
 def open_call(

@@ -101,7 +101,7 @@ class Align(Matching):
 class Transport(Matching):
     """Carry the change of a fine-tune, from BASE_A to TUNED_A, to another base: a later release, or another seed.
 
-    By weights alone, also streamed; with --data by activations and labels. docs/transport.md compares the modes.
+    By weights, also streamed, or with --data; docs/transport.md compares the modes. A LoRA adapter gives an adapter.
     """
 
     base_a: Checkpoint

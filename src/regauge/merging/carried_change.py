@@ -23,6 +23,8 @@ from regauge.core.progress import Progress, no_progress
 from regauge.core.rounding import round_to
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
+from regauge.merging.carried_adapter import GivenAdapter
+from regauge.merging.extract_adapter import publish_adapter
 from regauge.merging.rule import PIECE, small_piece
 
 COPIES = 8
@@ -114,7 +116,11 @@ def plan_transport(
 
 
 def transport_job(
-    job: FileJob, streamed: StreamedJob, scale: float, progress: Progress = no_progress
+    job: FileJob,
+    streamed: StreamedJob,
+    scale: float,
+    progress: Progress = no_progress,
+    adapter: GivenAdapter | None = None,
 ) -> tuple[Params, Element, tuple[str, ...]]:
     """Carry the change of a streamed fine-tune and write the result, tensor by tensor.
 
@@ -123,9 +129,10 @@ def transport_job(
         streamed: Their plan.
         scale: The factor of the change.
         progress: Shows each pass over the checkpoints, in bytes.
+        adapter: The adapter that the result is to be, too.
 
     Returns:
-        The result, which is read on demand, the element, and notes.
+        The result, which is read on demand, or the tensors of the adapter; the element, and notes.
     """
     base, *others = job.checkpoints
     symmetry = streamed.symmetry
@@ -134,22 +141,33 @@ def transport_job(
         (found,) = streamed.match(staging, progress)
         moved = [MovedCheckpoint(one, found.symmetry, found.element, is_wide=True) for one in others]
 
-        def pieces(name: str) -> Iterator[Tensor]:
-            is_kept = name in symmetry.structure or base.dtype_of(name) not in VALUES
+        def changes(name: str) -> Iterator[tuple[Tensor, CarriedChange]]:
+            """Ranges of a tensor of the second base with their changes."""
             for rows in _ranges(symmetry, name, base.stored[name].shape):
                 tensor = base.read(name, rows=rows)
-                if is_kept:
-                    yield tensor
+                if name in symmetry.structure or base.dtype_of(name) not in VALUES:
+                    yield tensor, CarriedChange({})
                     continue
                 with small_piece(rows):
                     own = [{name: one.read(name, rows=rows, dtype=torch.float64)} for one in moved]
-                    made = difference(symmetry, own[0], own[1], {name: tensor}).on({name: tensor}, scale)[name]
-                yield made
+                    made = difference(symmetry, own[0], own[1], {name: tensor})
+                yield tensor, made
+
+        notes = (*found.notes, *job.source.notes)
+        if adapter is not None:
+            free = [name for name in base.stored if name not in symmetry.structure and base.dtype_of(name) in VALUES]
+            tensors = adapter.carry(lambda name: (one.change[name] for _, one in changes(name)), base, scale, free)
+            publish_adapter(staging, tensors, adapter.describe(job.source.label, tensors), progress)
+            return tensors, found.element, notes
+
+        def pieces(name: str) -> Iterator[Tensor]:
+            for tensor, change in changes(name):
+                yield change.on({name: tensor}, scale)[name]
 
         with large_blocks_returned():
             staging.write(streamed.job.shards, pieces, progress, job.checkpoints)
         params = cast(Params, staging.publish(streamed.job.shards, job.source))
-    return params, found.element, (*found.notes, *job.source.notes)
+    return params, found.element, notes
 
 
 def _ranges(symmetry: Symmetry, name: str, shape: tuple[int, ...]) -> list[tuple[int, int] | None]:

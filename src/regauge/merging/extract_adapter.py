@@ -25,6 +25,8 @@ from regauge.hub import open_model
 from regauge.hub.build_model import name_model
 
 WEIGHTS = "adapter_model.safetensors"
+DUST = 1e-13
+"""Singular values below this share of a change's norm are rounding in float64."""
 MATRICES = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 """Modules whose weights PEFT changes by factors."""
 
@@ -169,12 +171,20 @@ def write_adapter(
     progress: Progress = no_progress,
 ) -> None:
     """Write the folder of an adapter, all of it or nothing."""
-    shard = Shard(WEIGHTS, tuple(TensorSpec(n, tuple(t.shape), t.dtype) for n, t in tensors.items()), {"format": "pt"})
-    settings: Any = {"resume": place.resume, "overwrite": place.overwrite, "nbytes": shard.nbytes}
+    nbytes = sum(tensor.numel() * tensor.itemsize for tensor in tensors.values())
+    settings: Any = {"resume": place.resume, "overwrite": place.overwrite, "nbytes": nbytes}
     with Staging(place.path, None, provenance=place.provenance or provenance, **settings) as staging:
-        staging.write([shard], lambda name: iter([tensors[name]]), progress)
-        save_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", staging.content / ADAPTER_CONFIG)
-        staging.publish([shard])
+        publish_adapter(staging, tensors, config, progress)
+
+
+def publish_adapter(
+    staging: Staging, tensors: Mapping[str, Tensor], config: Mapping[str, Any], progress: Progress = no_progress
+) -> None:
+    """Write the tensors and the configuration of an adapter into an output, and put it in its place."""
+    shard = Shard(WEIGHTS, tuple(TensorSpec(n, tuple(t.shape), t.dtype) for n, t in tensors.items()), {"format": "pt"})
+    staging.write([shard], lambda name: iter([tensors[name].detach()]), progress)
+    save_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", staging.content / ADAPTER_CONFIG)
+    staging.publish([shard])
 
 
 def _difference(base: Checkpoint, tuned: Checkpoint, name: str) -> Tensor | None:
@@ -198,6 +208,14 @@ def cut_off(change: Tensor, rank: int, least: float = 0.0) -> tuple[Tensor, Tens
     root, total = s[:count].sqrt(), float(s.square().sum())
     left = float(s[count:].square().sum()) / total if total else 0.0
     return (root[:, None] * v[:count]).contiguous(), (u[:, :count] * root).contiguous(), left
+
+
+def cut_off_product(up: Tensor, down: Tensor, rank: int) -> tuple[Tensor, Tensor, float]:
+    """The factors A and B of the closest matrix of a rank to `up @ down`, and the share that they leave out."""
+    left, right = torch.linalg.qr(up), torch.linalg.qr(down.T)
+    core = left.R @ right.R.T
+    a, b, rest = cut_off(core, rank, DUST * float(core.norm()))
+    return a @ right.Q.T, left.Q @ b, rest
 
 
 def _require_free(name: str, module: nn.Module) -> None:

@@ -9,16 +9,22 @@ import torch
 from torch import Tensor
 
 from regauge.checkpoints.checkpoint import Checkpoint
-from regauge.checkpoints.formats.adapters import ORIGINAL, Factors, read_factors
+from regauge.checkpoints.formats.adapters import ORIGINAL, Factors, read_factors, require_whole_change
 from regauge.checkpoints.location import ADAPTER_CONFIG
 from regauge.checkpoints.output import Output
 from regauge.checkpoints.outputs.provenance import Input, Provenance
 from regauge.checkpoints.plain_files import read_object
 from regauge.core.arguments import check_arguments
-from regauge.core.counted import shorten
 from regauge.core.progress import Progress, no_progress
 from regauge.core.rounding import round_to
-from regauge.merging.extract_adapter import ExtractedAdapter, ModuleChange, cut_off, write_adapter
+from regauge.merging.extract_adapter import (
+    DUST,
+    ExtractedAdapter,
+    ModuleChange,
+    cut_off,
+    cut_off_product,
+    write_adapter,
+)
 from regauge.merging.rule import Rule, Target, draw_seed
 from regauge.merging.rules.average import Average
 from regauge.merging.rules.task_arithmetic import TaskArithmetic
@@ -27,10 +33,8 @@ from regauge.merging.settings import Number, as_weights, find_depths
 
 SUMS = Average | TaskArithmetic | WeightedSum
 """Rules whose result is a sum of the changes with factors, which is of low rank, too."""
-DUST = 1e-13
-"""Singular values below this share of a change's norm are rounding in float64."""
-PARTIAL = re.compile(r".*\.(lora_magnitude_vector|trainable_tokens_delta)(\..+|)")
-"""Tensors that say nothing without the base."""
+APART = "merge each adapter into its base (BASE+ADAPTER) and combine the networks"
+"""The remedy where adapters need their base."""
 
 
 @check_arguments
@@ -129,12 +133,7 @@ def _require(rule: Rule, count: int, rank: int | None) -> None:
 def _read(adapter: Checkpoint, config: Mapping[str, Any]) -> dict[str, Factors]:
     """The factors of an adapter by the names of modules; an error about what needs the base."""
     factors = read_factors(adapter.path.parent, adapter.on_meta())
-    partial = [name for name in adapter if PARTIAL.fullmatch(name)]
-    if partial or config.get("use_dora"):
-        raise ValueError(
-            f"the adapter {adapter.label!r} holds {shorten(partial or ['use_dora'])}, which is a change only with its "
-            "base; merge each adapter into its base (BASE+ADAPTER) and combine the networks"
-        )
+    require_whole_change(adapter.label, adapter, config, APART)
     return {own.module: own for own in factors.values()}
 
 
@@ -170,10 +169,7 @@ def _merge_module(
         # A sum of the unit vectors has the rule's factors as its entries.
         scaled = rule.combine(iter(torch.eye(len(ups), dtype=torch.float64)), shares, target)
         up = torch.cat([own * scale for own, scale in zip(ups, scaled, strict=True)], 1)
-        left, right = torch.linalg.qr(up), torch.linalg.qr(torch.cat(downs).T)
-        core = left.R @ right.R.T
-        down, up, rest = cut_off(core, most, DUST * float(core.norm()))
-        return down @ right.Q.T, left.Q @ up, rest
+        return cut_off_product(up, torch.cat(downs), most)
     changes = (up @ down for up, down in zip(ups, downs, strict=True))
     change = rule.combine(changes, shares, target)
     return cut_off(change, most, DUST * float(change.norm()))
@@ -197,7 +193,7 @@ def _merge_whole(
         if lacking:
             raise ValueError(
                 f"{lacking[0]!r} does not store {name!r}, which another adapter stores as a whole: what it is there is "
-                "known with the base only; merge each adapter into its base (BASE+ADAPTER) and combine the networks"
+                f"known with the base only; {APART}"
             )
         values, target = [one.read(name, dtype=torch.float64) for one in adapters], Target(name)
         if any(not torch.equal(values[0], one) for one in values[1:]):

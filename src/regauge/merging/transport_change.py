@@ -3,19 +3,22 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from regauge.alignment import Method, align
 from regauge.alignment.representatives import Rotate
+from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.job import Network, open_call
 from regauge.checkpoints.memory_limit import MemoryLimit
+from regauge.checkpoints.names.from_transformers import name_by
 from regauge.checkpoints.output import Output
 from regauge.core.arguments import check_arguments
-from regauge.core.counted import shorten
+from regauge.core.counted import count, shorten
 from regauge.core.element import Element
 from regauge.core.given import as_params, require_batches, require_module
 from regauge.core.outputs import Outputs, evaluating, output_tensors
@@ -24,7 +27,9 @@ from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task, call
 from regauge.merging.activation_maps import carry_by_maps
+from regauge.merging.carried_adapter import GivenAdapter, loose_adapter
 from regauge.merging.carried_change import CarriedChange, carry_by, plan_transport, transport_job
+from regauge.merging.extract_adapter import publish_adapter
 
 SCALES = tuple(k / 8 for k in range(33))
 """Scales among which labels choose; zero is the second base itself."""
@@ -49,6 +54,7 @@ class TransportResult:
     Attributes:
         params: The second base with the change, in its coordinates and dtypes; of streamed networks a mapping that
             reads them when they are asked for.
+        adapter: The tensors of the adapter for base B, where the fine-tune is an adapter; else None.
         element: The element that moves the first base next to the second; None where linear maps carry the change.
         scale: The factor of the carried change.
         mode: The data that were looked at: "weights" for none, "inputs" for inputs without labels, or "task".
@@ -65,6 +71,7 @@ class TransportResult:
     cosine: float | None = None
     steps: int = 0
     notes: tuple[str, ...] = ()
+    adapter: Params | None = field(default=None, repr=False)
 
     def __str__(self) -> str:
         data = {"weights": "no data", "inputs": "inputs without labels", "task": "labels"}[self.mode]
@@ -74,6 +81,8 @@ class TransportResult:
             told.append(f"cosine of the change of the outputs with that of the fine-tune: {self.cosine:.4f}")
         if self.steps:
             told.append(f"then trained for {self.steps} steps")
+        if self.adapter is not None:
+            told.append(f"kept as an adapter of {count(self.adapter, 'tensor')}")
         return "\n".join([*told, *self.notes])
 
     def __repr__(self) -> str:
@@ -114,12 +123,17 @@ def transport(
     With a `task`, the loss on its labels chooses the change and its scale; zero is a choice. `steps` of Adam then
     train on two thirds of the examples. The others choose the rate and the number of steps, of which zero is one.
 
+    A LoRA adapter as the fine-tune is carried as an adapter: a change `B A` moves on both sides, `L B A R`, and keeps
+    its rank. Its names and ranks stay. Where a moved matrix reads shifted inputs, biases change, too, and the factors
+    get one (`lora_bias` of PEFT). Training changes the factors alone.
+
     Networks may be checkpoints on the disk. Those that need more than `memory` are streamed: weights are matched, and
     the result is made tensor by tensor.
 
     Args:
         base_a: The network that was fine-tuned: parameters by name, or the path of a checkpoint.
-        tuned_a: The fine-tune.
+        tuned_a: The fine-tune: a network, the folder of a LoRA adapter of PEFT's format, or the factors of one by
+            their names there, for `W + B A`. BASE+ADAPTER is a network.
         base_b: The network that gets the change; unchanged itself. Its structure, counters and dtypes stay.
         symmetry: The symmetry of B. If A has other widths, maps alone carry its change: then `inputs` or a task and
             `module_a` are needed.
@@ -132,8 +146,8 @@ def transport(
         method: The method of alignment, `WeightMatching()` by default; it may look at the inputs, too.
         rotate: Whether residual streams are rotated, as in `align`.
         generator: The source of chance, also of the split of the examples.
-        out: Place of the result, which has the names, dtypes and header of base B: a path, or an `Output`. For networks
-            on the disk only, as are the following.
+        out: Place of the result, which has the names, dtypes and header of base B: a path, or an `Output`. Of an
+            adapter it is the folder of one. For networks on the disk only, as are the following.
         memory: The limit on memory: bytes, or text such as "2GB"; half of the machine's memory by default.
         progress: Shows each pass over streamed files.
 
@@ -141,7 +155,9 @@ def transport(
         FileExistsError: The output exists, and may not be replaced.
         TypeError: A network is no dictionary of tensors.
         ValueError: The networks have different parameters, or hold NaN or Inf. The bases differ in widths, and there
-            are no inputs. Inputs come without a module, or steps without a task. Or the memory does not suffice.
+            are no inputs. Inputs come without a module, or steps without a task. An adapter is of another kind than
+            LoRA, holds what is a change only with its base, or has no place for all that changes. Or the memory does
+            not suffice.
 
     References:
         Ainsworth et al. (2023), Git Re-Basin, section 3, for the element; Ilharco et al. (2023), Editing models with
@@ -155,26 +171,40 @@ def transport(
     named = {"base_a": base_a, "tuned_a": tuned_a, "base_b": base_b}
     settings = {"method": repr(method), "scale": scale, "steps": steps}
     files: Any = {"work": "transporting", "symmetry": symmetry, "generator": generator}
-    order = [base_b, base_a, tuned_a]
+    loose = loose_adapter(tuned_a, base_a)
+    order = [base_b, base_a, *([] if loose is not None else [tuned_a])]
     job = open_call("rg.transport", settings, named, networks=order, out=out, memory=memory, **files)
+    given = loose if job is None else job.adapter
     if job is not None:
         if job.is_streamed:
             if inputs is not None or task is not None:
                 raise ValueError(f"running the model on data {job.needs_memory}")
             streamed = plan_transport(job, symmetry, method=method, rotate=rotate)
-            factor = 1.0 if scale is None else scale
-            params, element, notes = transport_job(job, streamed, factor, progress)
-            return TransportResult(params, element, factor, "weights", notes=notes)
-        base_b, base_a, tuned_a = (one.params for one in job.checkpoints)
-    networks = tuple(
-        as_params(one, what)
-        for one, what in ((base_a, "base A"), (tuned_a, "the fine-tune of base A"), (base_b, "base B"))
-    )
+            factor, kept = 1.0 if scale is None else scale, None
+            if given is not None:
+                kept = GivenAdapter.of(given, job.checkpoints[1].on_meta(), streamed.symmetry)
+            params, element, notes = transport_job(job, streamed, factor, progress, kept)
+            if kept is None:
+                return TransportResult(params, element, factor, "weights", notes=notes)
+            whole = name_by(Checkpoint.open(f"{job.source.label}+{job.out}"), symmetry)
+            return TransportResult(cast(Params, whole), element, factor, "weights", notes=notes, adapter=params)
+        base_b, base_a, *others = (one.params for one in job.checkpoints)
+        tuned_a = others[-1]
+    networks = tuple(as_params(one, what) for one, what in ((base_a, "base A"), (base_b, "base B")))
+    adapter = None if given is None else GivenAdapter.of(given, networks[0], symmetry)
+    if adapter is not None:
+        wide = {n: t.double() if n in adapter.touched else t for n, t in networks[0].items()}
+        tuned_a = adapter.network(wide, adapter.params)
+    tuned = as_params(tuned_a, "the fine-tune of base A")
     data = _Data.of(inputs, task, module, module_a)
-    made = _carry(networks, symmetry, data, scale, steps, method, rotate, generator)  # type: ignore[arg-type]
+    made = _carry((networks[0], tuned, networks[1]), symmetry, data, scale, steps, method, rotate, generator, adapter)
     if job is not None:
         made = replace(made, notes=(*made.notes, *job.source.notes))
-        if job.out is not None:
+        if job.out is not None and adapter is not None:
+            assert made.adapter is not None
+            with job.stage(None) as staging:
+                publish_adapter(staging, made.adapter, adapter.describe(job.source.label, made.adapter), progress)
+        elif job.out is not None:
             job.write(made.params, progress=progress)
     return made
 
@@ -241,6 +271,7 @@ def _carry(
     method: Method | None,
     rotate: Rotate,
     generator: torch.Generator | None,
+    adapter: GivenAdapter | None,
 ) -> TransportResult:
     """Carry the change of networks in memory."""
     base_a, tuned_a, base_b = networks
@@ -257,11 +288,17 @@ def _carry(
     same = all(torch.equal(tensor, tuned_a[name]) for name, tensor in base_a.items())
     told = ("the fine-tune equals its base: there is no change to carry",) if same else ()
     ways = [] if is_wider else [_by_element(networks, symmetry, data, method, rotate, generator)]
+
+    def result(way: CarriedChange, factor: float, mode: Mode, alike: float | None = None) -> TransportResult:
+        notes = (*told, *way.notes)
+        if adapter is None:
+            return TransportResult(way.on(base_b, factor), way.element, factor, mode, alike, notes=notes)
+        own = adapter.carry(lambda name: (way.change[name],), base_b, factor, way.change)
+        params = adapter.network(base_b, own)
+        return TransportResult(params, way.element, factor, mode, alike, notes=notes, adapter=own)
+
     if data.modules is None:
-        factor = 1.0 if scale is None else scale
-        return TransportResult(
-            ways[0].on(base_b, factor), ways[0].element, factor, "weights", notes=(*told, *ways[0].notes)
-        )
+        return result(ways[0], 1.0 if scale is None else scale, "weights")
     maps, left = carry_by_maps(networks, data.modules, data.batches, symmetry)
     if left and is_wider:
         maps = replace(maps, notes=(f"no map carries the change of {shorten(left)}: it stays in base A",))
@@ -271,7 +308,8 @@ def _carry(
         shrunk = {name: one for name, one in ways[0].shrunk.items() if name in rest}
         maps = CarriedChange({**maps.change, **rest}, None, {**maps.shrunk, **shrunk}, (told_left,))
     ways.append(maps)
-    wanted, start = data.run(tuned_a, 0) - data.run(base_a, 0), data.run(base_b, 1)
+    given = {name: tensor.to(base_a[name].dtype) for name, tensor in tuned_a.items()}
+    wanted, start = data.run(given, 0) - data.run(base_a, 0), data.run(base_b, 1)
 
     def changed(way: CarriedChange, factor: float) -> Tensor:
         return data.run(way.on(base_b, factor), 1) - start
@@ -287,15 +325,20 @@ def _carry(
     task = data.task
     if task is None:
         way, factor = max(tried, key=lambda one: cosine(*one))
-        alike = cosine(way, factor)
-        return TransportResult(way.on(base_b, factor), way.element, factor, "inputs", alike, notes=told + way.notes)
+        return result(way, factor, "inputs", cosine(way, factor))
     training, keeping = task.split(1 - KEPT, generator=generator) if steps else (task, task)
     factors = [(way, one) for way, own in tried for one in ((own, *SCALES) if scale is None else (own,))]
     way, factor = min(factors, key=lambda one: training.evaluate(one[0].on(base_b, one[1]))["loss"])
-    made, taken = way.on(base_b, factor), 0
-    if steps:
-        made, taken = _train(made, training, keeping, steps, symmetry)
-    return TransportResult(made, way.element, factor, "task", cosine(way, factor), taken, told + way.notes)
+    made = result(way, factor, "task", cosine(way, factor))
+    if not steps:
+        return made
+    if adapter is not None:
+        assert made.adapter is not None
+        own, taken = _train(made.adapter, partial(adapter.network, base_b), training, keeping, steps)
+        return replace(made, params=adapter.network(base_b, own), steps=taken, adapter=own)
+    free, network = _untied(made.params, symmetry)
+    own, taken = _train(free, network, training, keeping, steps)
+    return replace(made, params=network(own), steps=taken)
 
 
 def _by_element(
@@ -329,27 +372,37 @@ def _scale_by_size(size: Callable[[float], float], wanted: float) -> float:
     return high
 
 
-def _train(params: Params, training: Task, keeping: Task, steps: int, symmetry: Symmetry) -> tuple[Params, int]:
-    """Train with Adam, and keep the rate and the number of steps with the least loss on other examples."""
-    batches, fixed = list(training.batches), {*symmetry.buffers, *symmetry.structure}
+def _untied(params: Params, symmetry: Symmetry) -> tuple[Params, Callable[[Params], Params]]:
+    """The tensors of a network that are trained, and what makes a network of them: tied ones stay one."""
+    fixed = {*symmetry.buffers, *symmetry.structure}
     first = {name: names[0] for names in symmetry.tied for name in names if names[0] in params}
     names = {
         name: first.get(name, name)
         for name, tensor in params.items()
         if tensor.is_floating_point() and not {name, first.get(name, name)} & fixed
     }
-    best, least, taken = dict(params), keeping.evaluate(params)["loss"], 0
+    free = {name: params[name] for name in dict.fromkeys(names.values())}
+    return free, lambda now: {**params, **{name: now[own] for name, own in names.items()}}
+
+
+def _train(
+    start: Params, network: Callable[[Params], Params], training: Task, keeping: Task, steps: int
+) -> tuple[Params, int]:
+    """Train tensors of which a network is made with Adam, and keep the rate and the number of steps with the least loss
+    on other examples.
+    """
+    batches = list(training.batches)
+    best, least, taken = dict(start), keeping.evaluate(network(start))["loss"], 0
     for rate in RATES:
-        free = {name: params[name].detach().clone().requires_grad_() for name in dict.fromkeys(names.values())}
+        free = {name: tensor.detach().clone().requires_grad_() for name, tensor in start.items()}
         optimizer = torch.optim.Adam(free.values(), lr=rate)
         for step in range(1, steps + 1):
             optimizer.zero_grad()
-            now = {**params, **{name: free[own] for name, own in names.items()}}
-            training.loss(now, batches[step % len(batches)]).backward()  # type: ignore[no-untyped-call]
+            training.loss(network(free), batches[step % len(batches)]).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             if step % max(1, steps // LOOKS) == 0 or step == steps:
-                now = {**params, **{name: free[own].detach().clone() for name, own in names.items()}}
-                loss = keeping.evaluate(now)["loss"]
+                now = {name: tensor.detach().clone() for name, tensor in free.items()}
+                loss = keeping.evaluate(network(now))["loss"]
                 if loss < least:
                     best, least, taken = now, loss, step
     return best, taken

@@ -12,7 +12,7 @@ References:
 import json
 import math
 import re
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -33,11 +33,14 @@ from regauge.core.groups import Group, Placement
 from regauge.core.symmetry import Symmetry
 
 Result = TypeVar("Result")
+Value = TypeVar("Value")
 PREFIX = "base_model.model."
 FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<embedding>embedding_)?(?P<factor>[AB])(\.default)?(?P<end>\.weight|)")
 MAGNITUDE = re.compile(r"(?P<module>.+)\.lora_magnitude_vector(\.default)?(\.weight)?")
 DIAGONAL = re.compile(r"(?P<module>.+)\.lora_diag(\.default)?")
 OFFSET = re.compile(r"(?P<module>.+)\.lora_B(\.default)?\.bias")
+PARTIAL = re.compile(r".*\.(lora_magnitude_vector|trainable_tokens_delta)(\..+|)")
+"""Tensors that say nothing without the base."""
 TRAINING = re.compile(r".+\.lora_(velora|monteclora)_.+")
 """Names of values that are of use in training only."""
 TOKENS = re.compile(r"(?P<module>.+?)(\.token_adapter)?\.trainable_tokens_delta(\.default)?")
@@ -202,18 +205,16 @@ def place_changes(
     Raises:
         ValueError: A tensor has another shape.
     """
-    changes = _rename_attention(changes, expected)
-    start = _find_prefix(changes, expected)
+    names = names_in(changes, expected)
     changes = {
-        name: own
+        names[name]: own
         for name, own in changes.items()
-        if start + name in expected or not all(isinstance(one, Mapped | CarriedBias) and one.is_optional for one in own)
+        if names[name] in expected or not all(isinstance(one, Mapped | CarriedBias) and one.is_optional for one in own)
     }
-    if any(start + name not in expected for name in changes):
+    if any(name not in expected for name in changes):
         return None
     placed = {
-        start + name: tuple(_fit(one, start + name, tuple(expected[start + name]), folder) for one in own)
-        for name, own in changes.items()
+        name: tuple(_fit(one, name, tuple(expected[name]), folder) for one in own) for name, own in changes.items()
     }
     return {
         name: tuple(
@@ -224,6 +225,13 @@ def place_changes(
         )
         for name, own in placed.items()
     }
+
+
+def names_in(names: Iterable[str], expected: Mapping[str, object]) -> dict[str, str]:
+    """The names of tensors in a network by the names that they have for an adapter."""
+    renamed = _rename_attention({name: name for name in names}, expected)
+    start = _find_prefix(renamed, expected)
+    return {name: start + new for new, name in renamed.items()}
 
 
 def find_tied(base: Path, changed: Mapping[str, Sequence[int]]) -> list[str]:
@@ -380,13 +388,14 @@ class Factors(NamedTuple):
     scale: float
 
 
-def read_factors(folder: Path, params: Mapping[str, Tensor]) -> dict[str, Factors]:
-    """The factors of an adapter by their modules.
+def read_factors(folder: Path | None, params: Mapping[str, Tensor]) -> dict[str, Factors]:
+    """The factors of an adapter by their modules; without a folder the change is `B A`.
 
     Raises:
         ValueError: The configuration or the factors cannot be read, or there are none.
     """
-    config, settings, found = read_config(folder), _read_settings(folder), {}
+    config, settings = (None, {}) if folder is None else (read_config(folder), _read_settings(folder))
+    found = {}
     if unpaired := [key for key in UNPAIRED if settings.get(key)]:
         raise ValueError(
             f"the adapter {str(folder)!r} has {shorten(unpaired)}, and no factors B and A alone; merge it into its base"
@@ -395,8 +404,18 @@ def read_factors(folder: Path, params: Mapping[str, Tensor]) -> dict[str, Factor
     for module, (down, up) in _pair_factors(params).items():
         rank, own = params[down].shape[0], module.removeprefix(PREFIX)
         added = (offsets[module],) if module in offsets else ()
-        found[module] = Factors(own, down, up, added, rank, config.scale(own, rank))
+        found[module] = Factors(own, down, up, added, rank, 1.0 if config is None else config.scale(own, rank))
     return found
+
+
+def require_whole_change(label: str, names: Iterable[str], config: Mapping[str, Any], remedy: str) -> None:
+    """Raise if an adapter holds what is a change only with its base, such as magnitudes of DoRA."""
+    partial_ones = [name for name in names if PARTIAL.fullmatch(name)]
+    if partial_ones or config.get("use_dora"):
+        raise ValueError(
+            f"the adapter {label!r} holds {shorten(partial_ones or ['use_dora'])}, which is a change only with its "
+            f"base; {remedy}"
+        )
 
 
 def _pair_factors(
@@ -421,10 +440,8 @@ def _pair_factors(
     return pairs
 
 
-def _rename_attention(
-    changes: Mapping[str, tuple[Trained, ...]], expected: Mapping[str, Sequence[int]]
-) -> Mapping[str, tuple[Trained, ...]]:
-    """Changes of the packed projections of `torch.nn.MultiheadAttention` by the name of their tensor."""
+def _rename_attention(changes: Mapping[str, Value], expected: Iterable[str]) -> dict[str, Value]:
+    """Values for the packed projections of `torch.nn.MultiheadAttention` by the name of their tensor."""
     packed = {name.removesuffix(".in_proj_weight") for name in expected if name.endswith(".in_proj_weight")}
     attentions = {f".{one}" for one in packed}
     return {

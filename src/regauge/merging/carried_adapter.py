@@ -1,0 +1,251 @@
+"""A LoRA adapter carried to another base: its change keeps the rank, and becomes factors of the same names again."""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.formats.adapters import (
+    FACTOR,
+    ORIGINAL,
+    PREFIX,
+    TIED,
+    WRAPPED,
+    Factors,
+    names_in,
+    place_changes,
+    read_changes,
+    read_factors,
+    require_whole_change,
+)
+from regauge.checkpoints.formats.changes import LowRank, Replaced, Trained
+from regauge.checkpoints.location import ADAPTER_CONFIG
+from regauge.checkpoints.plain_files import read_object
+from regauge.core.counted import shorten
+from regauge.core.params import Params
+from regauge.core.rounding import round_to
+from regauge.core.symmetry import Symmetry
+from regauge.merging.extract_adapter import DUST, cut_off_product
+
+MORE = 8
+"""Random vectors beyond the rank with which a change is probed: they show whether its rank rose."""
+LOST = 1e-12
+"""Share of a change's squared norm that the factors may leave out."""
+UNTOUCHED = 1e-10
+"""Share of a tensor's norm up to which its change is rounding in float64."""
+REMEDY = "give the fine-tune as BASE+ADAPTER, and the change of a whole network is carried"
+
+Pieces = Callable[[str], Iterable[Tensor]]
+"""The change of a tensor in float64, in ranges of its first axis."""
+
+
+@dataclass(frozen=True)
+class GivenAdapter:
+    """An adapter of base A.
+
+    Attributes:
+        label: Its folder, or what it is in sentences.
+        params: Its tensors, by the names of its file.
+        factors: Its factors, by the tensors of the network that they change.
+        turned: Those tensors that are stored the other way around.
+        whole: The tensors that it stores as a whole: their names in its file, by those in the network.
+        config: Its configuration; empty for factors without one.
+    """
+
+    label: str
+    params: Params = field(repr=False)
+    factors: Mapping[str, Factors]
+    turned: frozenset[str]
+    whole: Mapping[str, str]
+    config: Mapping[str, Any]
+
+    @classmethod
+    def of(
+        cls, given: Checkpoint | Mapping[str, Tensor], base: Mapping[str, Tensor], symmetry: Symmetry
+    ) -> "GivenAdapter":
+        """An adapter from its folder, or from its factors alone, which change `W` to `W + B A`.
+
+        Raises:
+            ValueError: It is of another kind than LoRA, changes what the base lacks or a tensor that is tied to another
+                one, or is a change only with its base, as by DoRA.
+        """
+        folder = given.path.parent if isinstance(given, Checkpoint) else None
+        params = given.params if isinstance(given, Checkpoint) else dict(given)
+        label = "of factors" if folder is None else str(folder)
+        config = {} if folder is None else read_object(folder / ADAPTER_CONFIG)
+        require_whole_change(label, params, config, REMEDY)
+        own = {WRAPPED.sub("", one.module): one for one in read_factors(folder, params).values()}
+        used = {name for one in own.values() for name in (one.up, one.down, *one.offsets)}
+        rest = {n: WRAPPED.sub("", n).removeprefix(PREFIX) for n in params if n not in used and ORIGINAL not in n}
+        trained: Mapping[str, tuple[Trained, ...]] = {
+            f"{module}.weight": (LowRank(params[one.up].flatten(1), params[one.down].flatten(1), 1.0),)
+            for module, one in own.items()
+        }
+        trained = {**trained, **{new: (Replaced(params[name]),) for name, new in rest.items()}}
+        trained = trained if folder is None else read_changes(folder, params)
+        shapes = {name: tensor.shape for name, tensor in base.items()}
+        placed = place_changes(Path(label), trained, shapes, lambda name: base[name])
+        names = names_in(trained, shapes)
+        stored = {names.get(new, name): name for name, new in rest.items()}
+        lacking = [name for name in (*names.values(), *stored) if name not in shapes]
+        if placed is None or lacking:
+            raise ValueError(
+                f"the adapter {label!r} changes {shorten(lacking)}, which base A lacks; give the base that it was "
+                "trained on"
+            )
+        tied = {name: [one for one in group if one != name] for group in symmetry.tied for name in group}
+        for name in placed.keys() & tied.keys():
+            raise ValueError(TIED.format(label, name, repr(tied[name][0]), repr(tied[name][0])))
+        factors = {names[f"{module}.weight"]: one for module, one in own.items()}
+        turned = {n for n, every in placed.items() for one in every if isinstance(one, LowRank) and one.is_transposed}
+        return cls(label, params, factors, frozenset(turned), stored, config)
+
+    @property
+    def touched(self) -> frozenset[str]:
+        """The tensors of a network that it may change."""
+        return frozenset({*self.factors, *self.whole, *map(_bias, self.factors)})
+
+    def network(self, base: Mapping[str, Tensor], params: Mapping[str, Tensor]) -> Params:
+        """A base with the change of such an adapter, differentiable in its tensors; in the dtypes of the base."""
+        made = dict(base) | {name: params[stored].to(base[name]) for name, stored in self.whole.items()}
+        for name, own in self.factors.items():
+            up, down = (params[one].flatten(1).to(base[name]) for one in (own.up, own.down))
+            change = own.scale * (up @ down)
+            made[name] = base[name] + (change.T if name in self.turned else change).reshape(base[name].shape)
+            offset, bias = _offset(own.up), _bias(name)
+            if offset in params and bias in base:
+                made[bias] = made[bias] + own.scale * params[offset].to(base[bias])
+        return made
+
+    def carry(self, pieces: Pieces, base: Mapping[str, Tensor], scale: float, names: Iterable[str]) -> Params:
+        """The tensors of the adapter for another base, from the change of that base's tensors, times a scale.
+
+        A change moves on both sides of the matrix alone, `L B A R`, and keeps its rank; therefore its factors are
+        found exactly, from products with a few random vectors (drawn with seed 0).
+
+        Args:
+            pieces: The change of each tensor.
+            base: The second base.
+            scale: The factor of the change.
+            names: The tensors that may have changed.
+
+        Raises:
+            ValueError: The rank rises, or tensors change that the adapter has no place for.
+        """
+        made, offsets, homeless = dict(self.params), dict[str, Tensor](), []
+        biases = {_bias(name): own for name, own in self.factors.items() if _bias(name) in base}
+        for name in names:
+            if name in self.factors:
+                made |= self._factorize(name, pieces(name), base[name], scale)
+                continue
+            if name in self.whole:
+                stored = self.whole[name]
+                value = base[name].double() + scale * torch.cat([*map(torch.atleast_1d, pieces(name))]).view_as(
+                    base[name]
+                )
+                made[stored] = round_to(value, self.params[stored].dtype, stored)
+                continue
+            kept = list[Tensor]()
+            size = 0.0
+            for piece in pieces(name):
+                size += float(piece.square().sum())
+                kept += [piece] if name in biases else []
+            if size**0.5 <= UNTOUCHED * float(base[name].double().norm()):
+                continue
+            if name not in biases or not biases[name].scale:
+                homeless.append(name)
+                continue
+            offsets[name] = scale / biases[name].scale * torch.cat(kept)
+        if homeless:
+            raise ValueError(
+                f"carrying the adapter {self.label!r} also changes {shorten(homeless)}, for which it has no place; "
+                f"{REMEDY}"
+            )
+        if offsets or any(own.offsets for own in self.factors.values()):
+            for bias, own in biases.items():
+                kept_dtype = self.params[own.up].dtype
+                value = offsets.get(bias, torch.zeros(base[bias].shape, dtype=torch.float64))
+                made[_offset(own.up)] = round_to(value, kept_dtype, bias)
+        return made
+
+    def _factorize(self, name: str, pieces: Iterable[Tensor], base: Tensor, scale: float) -> Params:
+        """The factors of a matrix from its change."""
+        own = self.factors[name]
+        shapes = {stored: self.params[stored].shape for stored in (own.up, own.down)}
+        up, down, left = probe(pieces, own.rank)
+        if left > LOST:
+            raise ValueError(
+                f"the change of {name!r} has rank {own.rank} in base A and a larger one in base B: rotations, or what "
+                f"the adapter {self.label!r} stores as a whole, change its coordinates; {REMEDY}, or set "
+                "`rotate='never'`"
+            )
+        up = up * (scale / own.scale if own.scale else 0.0)
+        up, down = (down.T, up.T) if name in self.turned else (up, down)
+        return {
+            stored: round_to(value.reshape(shapes[stored]), self.params[stored].dtype, stored).contiguous()
+            for stored, value in ((own.up, up), (own.down, down))
+        }
+
+    def describe(self, label: str, params: Collection[str]) -> dict[str, Any]:
+        """The configuration of an adapter of another base with these tensors."""
+        has_offsets = any(_offset(own.up) in params for own in self.factors.values())
+        made = {**self.config, "base_model_name_or_path": label}
+        return made | {"lora_bias": True} if has_offsets else made
+
+
+def loose_adapter(tuned: object, base: object) -> Checkpoint | Mapping[str, Tensor] | None:
+    """The adapter that a caller gave for a base in memory: its folder, or a dictionary of factors; None for others."""
+    if isinstance(base, str | Path | Checkpoint):
+        return None
+    if isinstance(tuned, str | Path | Checkpoint):
+        opened = Checkpoint.open(tuned)
+        return opened if opened.is_adapter else None
+    is_factors = isinstance(tuned, Mapping) and any(isinstance(n, str) and FACTOR.fullmatch(n) for n in tuned)
+    is_network = isinstance(base, Mapping) and any(name in base for name in tuned) if is_factors else False  # type: ignore[attr-defined]
+    return tuned if is_factors and not is_network else None  # type: ignore[return-value]
+
+
+def probe(pieces: Iterable[Tensor], rank: int) -> tuple[Tensor, Tensor, float]:
+    """The factors of a matrix of a rank, `[rows, rank]` and `[rank, columns]`, which is seen in pieces of its rows.
+
+    With random `P` and `Q` it is `M = (M P) ((Q M P)^+ Q M)`. The last value is the share of its squared norm that the
+    rank leaves out; zero up to rounding, unless its rank is larger.
+
+    References:
+        Tropp, Yurtsever, Udell and Cevher (2017), Practical sketching algorithms for low-rank matrix approximation,
+        section 4.
+    """
+    generator = torch.Generator().manual_seed(0)
+    images, lefts = list[Tensor](), list[Tensor]()
+    sums, right, count = torch.zeros(()), None, rank + MORE
+    for piece in pieces:
+        rows = piece.flatten(1)
+        if right is None:
+            right = torch.randn(rows.shape[1], count, generator=generator, dtype=torch.float64).to(rows.device)
+            sums = rows.new_zeros(2 * count, rows.shape[1])
+        left = torch.randn(2 * count, len(rows), generator=generator, dtype=torch.float64).to(rows.device)
+        images.append(rows @ right)
+        lefts.append(left)
+        sums = sums + left @ rows
+    image, left = torch.cat(images), torch.cat(lefts, 1)
+    basis, values, _ = torch.linalg.svd(image, full_matrices=False)
+    basis = basis[:, values > DUST * values[:1]]
+    if not basis.shape[1]:
+        return image.new_zeros(len(image), rank), sums.new_zeros(rank, sums.shape[1]), 0.0
+    down, up, lost = cut_off_product(basis, torch.linalg.lstsq(left @ basis, sums).solution, rank)
+    absent = rank - len(down)
+    return torch.nn.functional.pad(up, (0, absent)), torch.nn.functional.pad(down, (0, 0, 0, absent)), lost
+
+
+def _offset(up: str) -> str:
+    """The name of the offset next to a factor B."""
+    return f"{up.removesuffix('.weight')}.bias"
+
+
+def _bias(weight: str) -> str:
+    """The name of the bias next to a weight."""
+    return f"{weight.removesuffix('weight')}bias"
