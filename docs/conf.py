@@ -7,6 +7,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from docutils import nodes
+from jupyter_client.manager import KernelManager
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.ext.autodoc import Documenter, FunctionDocumenter
@@ -42,6 +43,7 @@ nitpick_ignore_regex = [
     ("py:.*", ".*")
 ]  # types of torch and names within the library; `link_names` checks public names
 default_role = "literal"
+smartquotes = False  # options keep their two hyphens, and quoted values their quotes
 python_maximum_signature_line_length = 100
 python_display_short_literal_types = True
 autodoc_typehints_format = "short"
@@ -57,6 +59,8 @@ myst_heading_anchors = 4
 nb_execution_mode = "force"
 nb_execution_raise_on_error = True
 nb_execution_timeout = 300
+# Else each kernel prints a warning that it talks in the clear.
+KernelManager.transport_encryption.default_value = "auto"
 suppress_warnings = ["misc.highlighting_failure"]
 
 html_theme = "furo"

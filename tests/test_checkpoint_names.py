@@ -135,6 +135,17 @@ def test_prefixes_are_left_out_told_and_kept_in_the_output(
     assert list(load("other.safetensors")) == list(_net(0))
 
 
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_commands_that_judge_leave_prefixes_out(prefix: str) -> None:
+    save({"inputs": torch.randn(8, 4), "targets": torch.randint(3, (8,))}, "test.safetensors")
+    torch.save(_net(1), "b.pt")
+    torch.save({"state_dict": _net(1, prefix)}, "b.ckpt")
+    for other in ("b.pt", "b.ckpt"):
+        ends = ["a.pt", other, "--model", "net.py:mlp", "--data", "test.safetensors", "--points", "3"]
+        main(["line", *ends, "-o", f"{other}.svg"])
+    assert Path("b.pt.csv").read_text() == Path("b.ckpt.csv").read_text()
+
+
 def test_wrappers_within_names_are_left_out() -> None:
     params = {n.replace("0.", "0._checkpoint_wrapped_module."): t for n, t in _net(1).items()}
     save(params, "b.safetensors")

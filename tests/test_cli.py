@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -270,9 +271,13 @@ def test_hugging_face_folders(folder: Path, capsys: pytest.CaptureFixture[str]) 
     ("args", "sentence"),
     [
         (["discover", "whatever"], "MODEL 'whatever' is neither a folder nor a factory"),
+        (
+            ["discover", "mynets.py"],
+            "MODEL 'mynets.py' is a file: name the function or class in it that makes it, mynets.py:NAME",
+        ),
         (["discover", "absent.py:model"], "there is no file 'absent.py'"),
         (["discover", "absent_package:model"], "cannot be imported: ModuleNotFoundError"),
-        (["discover", "mynets.py:absent"], "has no function or class 'absent'"),
+        (["discover", "mynets.py:absent"], "has no function or class 'absent'; it has "),
         (["discover", "mynets.py:fails"], "failed: RuntimeError: broken on purpose"),
         (["discover", "mynets.py:number"], "returned a int; it must return a torch.nn.Module"),
         (["discover", "mynets.py:bare"], "gives no example inputs: let the factory return"),
@@ -359,8 +364,10 @@ def test_merge_writes_a_checkpoint_and_its_card(folder: Path, capsys: pytest.Cap
     main(["merge", *files, "--weights", "1", "3"])
     printed = capsys.readouterr().out
     card = (folder / "out.md").read_text()
-    assert card in printed
     assert "| a.safetensors | 0.25 |" in card
+    assert re.search(r"^a\.safetensors +0\.25 +0 +0$", printed, re.MULTILINE)
+    assert "rule: Average()\n" in printed
+    assert "|" not in printed
     a, b = load(folder / "a.safetensors"), load(folder / "b.safetensors")
     symmetry = rg.discover(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), (torch.ones(2, 4),))
     expected, merged = rg.merge([a, b], symmetry, weights=[1, 3]).params, load(folder / "out.safetensors")

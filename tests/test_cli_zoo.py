@@ -56,7 +56,7 @@ def test_a_population_is_trained_and_a_second_run_goes_on(
         patch.setenv("WORLD_SIZE", "2")
         main(command)
     assert "4 networks" in (said := capsys.readouterr()).out
-    assert "1 of 3 shards were trained now" in said.out
+    assert "trained now: 1 of 3 shards" in said.out
     assert "share 1 of 2" in said.err
     main(command)
     assert "10 networks of 'MLP 30-4-2'; 2 of 3 shards" in capsys.readouterr().out
@@ -87,7 +87,7 @@ def test_a_store_is_extended(tmp_path: Path, config: str, capsys: pytest.Capture
     main([*command, "6"])
     main([*command, "12"])
     assert "12 networks" in (said := capsys.readouterr().out)
-    assert "2 of 4 shards were trained now" in said
+    assert "trained now: 2 of 4 shards" in said
     with pytest.raises(SystemExit):
         main([*command, "6"])
     assert "is for 12 networks of this population already, and 6 are wanted" in capsys.readouterr().err
@@ -114,7 +114,7 @@ def test_no_networks_name_the_option(tmp_path: Path, refused: Callable[..., str]
 def test_a_preset_is_known_by_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["zoo", "train", "uci-mlps", "-o", str(tmp_path / "zoo"), "--networks", "2", "--seed", "3"])
     said = capsys.readouterr().out
-    assert "2 networks with 82 checkpoints each: 164 will be stored, about 0.5 MiB" in said
+    assert "2 networks, 82 of each stored: 164 checkpoints of about 0.5 MiB" in said
     assert "164 checkpoints of 2 networks of 'MLP 30-16-16-2'; 1 of 1 shards" in said
     assert Store.open(tmp_path / "zoo").about["training"]["seed"] == 3
 

@@ -52,6 +52,7 @@ def test_a_value_that_is_no_choice_is_told_the_closest_one(
     [
         (["learn", "predictor", "s", "--steps", "60"], "has no option --steps; it has --epochs and --seconds"),
         (["flow", "fit", "s", "--steps=60"], "has no option --steps; it has --epochs and --seconds"),
+        (["line", "a", "b", "--input-shape", "2x3"], "'regauge line' has no option --input-shape; it has --data"),
         (["align", "a", "b", "--outptu", "x"], "'regauge align' has no option --outptu; did you mean --output?"),
         (["line", "a", "b", "--zzz"], "has no option --zzz; regauge line --help-all lists those that it has"),
     ],

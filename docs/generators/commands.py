@@ -35,6 +35,7 @@ def rest(text: str) -> str:
     """A sentence of the command line in reStructuredText."""
     parts = text.split("`")
     parts[::2] = [re.sub(r"[|*]", r"\\\g<0>", part) for part in parts[::2]]
+    parts[::2] = [re.sub(r"(?<![\w`-])--[a-z][a-z-]*", r"``\g<0>``", part) for part in parts[::2]]
     text = "`".join(parts)
     text = re.sub(r"\b(file):", r"\1\\:", text, flags=re.IGNORECASE)  # no address
     return re.sub(r"docs/(\w+)\.md", r":doc:`/\1`", text)

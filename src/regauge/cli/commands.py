@@ -16,8 +16,8 @@ from regauge.cli.options import UsageError
 HELP, ALL = ("-h", "--help"), "--help-all"
 CONFIG = (conf.DisallowNone, conf.FlagCreatePairsOff, conf.OmitArgPrefixes, conf.PositionalMetavarFromFieldName)
 """The way in which options are made of classes, for parsing and for help."""
-INSTEAD = ("--steps", "--epochs", "--seconds")
-"""Options that say how long something is trained, of which commands have some."""
+INSTEAD = (("--steps", "--epochs", "--seconds"), ("--input-shape", "--data"))
+"""Options that say how long something is trained, or what a model is run on; commands have some of each."""
 ARGUMENT = re.compile(r"`([a-z_]+)=([^`]*)`")
 """An argument in a message of the library."""
 NAMES = {"out": "output"}
@@ -104,7 +104,7 @@ def _require_options(words: list[str], options: Any, typed: str) -> None:
         flag = word.partition("=")[0].replace("_", "-")
         if not re.fullmatch(r"--?[a-z][a-z-]*", flag) or flag in known:
             continue
-        others = [one for one in INSTEAD if flag in INSTEAD and one in known]
+        others = [one for group in INSTEAD if flag in group for one in group if one in known]
         close = others or get_close_matches(flag, known, n=1, cutoff=0.75)
         hint = f"it has {' and '.join(close)}" if others else f"did you mean {close[0]}?" if close else ""
         raise UsageError(f"{typed!r} has no option {flag}; {hint or f'{typed} {ALL}' + ' lists those that it has'}")

@@ -147,12 +147,12 @@ def rule_of(options: Merge) -> Rule:
 
 
 def _tell(made: rg.merging.MergeResult | rg.merging.AssembledMixture, out: Path) -> None:
-    """Report a merge by its card, and its files; a mixture by its experts."""
+    """Report a merge by its record, and its files; a mixture by its experts."""
     if not isinstance(made, rg.merging.MergeResult):
         tell(made)
         return tell_written(out)
     record = made.record
     for line in record.reports:
         tell(line, alignments=[line])
-    tell(record.card, record=record, **notes_of(record))
+    tell(record, record=record, **notes_of(record))
     return tell_written(out, card_path(out))

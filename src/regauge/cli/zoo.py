@@ -14,6 +14,7 @@ from regauge.cli.output import show_progress, show_status, tell, tell_table, war
 from regauge.cli.zoo_options import ZooCommand, ZooExport, ZooImport, ZooInfo, ZooTrain, ZooVerify
 from regauge.cli.zoo_population_options import ZooAlign, ZooCompare, ZooMap, ZooNearest
 from regauge.cli.zoo_populations import words
+from regauge.core.counted import brief, count
 from regauge.core.devices import find_device
 from regauge.hub import call_factory, describe_inputs
 from regauge.storage import Architecture, Collection, Store, verify
@@ -51,7 +52,7 @@ def train(options: ZooTrain) -> None:
         each = config.count_checkpoints(zoo.load_examples(config.data))
         size = each * config.count * store.architecture.size * (2 if options.storage else 4) / 2**20
         tell(
-            f"{config.count:,} networks with {each:,} checkpoints each: {each * config.count:,} will be stored, about "
+            f"{config.count:,} networks, {each:,} of each stored: {each * config.count:,} checkpoints of about "
             f"{size:,.1f} MiB"
         )
     if share.world > 1:
@@ -59,7 +60,7 @@ def train(options: ZooTrain) -> None:
     with show_progress() as progress:
         done = jobs.run(executor=executor, share=share, progress=progress)
     store.refresh()
-    tell(f"written: {options.output}: {words(store)}; {done} of {len(jobs.keys)} shards were trained now")
+    tell(f"written: {options.output}: {words(store)}; trained now: {done} of {len(jobs.keys)} shards")
 
 
 def info(options: ZooInfo) -> None:
@@ -74,10 +75,10 @@ def info(options: ZooInfo) -> None:
     tell(f"{options.store}: {words(store)}", store=str(options.store), **counts)
     size = sum(shard.size for shard in store.shards)
     kept = store.storage or "as they are"
-    shards = f"{len(store.shards)} shards, {size / 2**20:.1f} MiB"
+    shards = f"{count(store.shards, 'shard')}, {size / 2**20:.1f} MiB"
     tell(f"{shards}; {store.architecture.size} values each, kept {kept}", bytes=size, kept=kept)
     if store.about:
-        tell(f"about: {json.dumps(store.about)}", about=store.about)
+        tell(f"about: {brief(store.about)}", about=store.about)
     tell_table("columns", [{"column": name, "values": text} for name, text in store.rows.summary().items()])
     known = None if store.symmetry is None else json.loads(store.symmetry.to_json())
     tell("its symmetry is not known" if store.symmetry is None else store.symmetry, symmetry=known)

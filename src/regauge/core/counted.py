@@ -1,6 +1,8 @@
 """Numbers with their nouns, and lists of names, for sentences."""
 
-from collections.abc import Sequence, Sized
+import json
+from collections.abc import Mapping, Sequence, Sized
+from typing import Any
 
 
 def count(items: Sized, word: str, plural: str | None = None) -> str:
@@ -10,6 +12,18 @@ def count(items: Sized, word: str, plural: str | None = None) -> str:
     ('2 groups', '1 batch')
     """
     return f"1 {word}" if len(items) == 1 else f"{len(items)} {plural or word + 's'}"
+
+
+def brief(value: Any) -> str:
+    """A value of plain JSON on one line; objects with a kind as Python writes them, without what is null.
+
+    >>> print(brief({"kind": "Adam", "lr": {"kind": "Choice", "values": [0.1, 0.2]}, "clip": None}))
+    Adam(lr=Choice(values=[0.1, 0.2]))
+    """
+    if not isinstance(value, Mapping):
+        return json.dumps(value)
+    inner = (f"{name}={brief(one)}" for name, one in value.items() if name != "kind" and one is not None)
+    return f"{value.get('kind', '')}({', '.join(inner)})"
 
 
 def shorten(names: Sequence[str], limit: int = 4) -> str:

@@ -55,6 +55,21 @@ def escape_code(text: str) -> str:
     return "`" + escape_html(text).replace("`", "'") + "`"
 
 
+def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table for a terminal; the last column is as long as its cells are.
+
+    >>> print("\n".join(text_table(["group", "acts on"], [["a", "x"], ["longer", "y"]])))
+    group   acts on
+    ------  -------
+    a       x
+    longer  y
+    """
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)][:-1]
+    rule = ["-" * width for width in (*widths, len(header[-1]))]
+    cells = ([*map(str.ljust, row[:-1], widths), row[-1]] for row in (header, rule, *rows))
+    return ["  ".join(row).rstrip() for row in cells]
+
+
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, is_numeric: bool = False) -> list[str]:
     r"""The lines of a table, its cells escaped; columns of numbers behind the first are aligned to the right.
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from regauge.core.act import overlapping, span
 from regauge.core.counted import count
-from regauge.core.escaping import escape, escape_lines
+from regauge.core.escaping import escape, escape_lines, text_table
 from regauge.core.groups import Frozen, Group, Placement
 from regauge.core.translation_text import render_translations
 from regauge.core.translations import TranslationFamily
@@ -27,15 +27,13 @@ def render(
 ) -> str:
     """A readable table: groups and translations, sizes, where they act, what is frozen and kept; names are escaped."""
     sizes = {group.name: group.size for group in groups}
-    rows = [("group", "kind", "size", "families", "acts on")]
+    rows = []
     for group in groups:
         copies = math.prod(sizes[base] for base in group.within)
         size = f"{group.size or '?'}" + (f" x{copies}" if group.within else "")
         axes = dict.fromkeys(f"{p.parameter}[{p.axis}]" for p in group.placements)
         rows.append((escape(group.name), group.kind, size, name_families(group), _shorten(list(axes))))
-    widths = [max(len(row[k]) for row in rows) for k in range(4)]
-    lines = ["  ".join([*(row[k].ljust(widths[k]) for k in range(4)), row[4]]).rstrip() for row in rows]
-    lines.insert(1, "  ".join("-" * width for width in [*widths, 7]))
+    lines = text_table(("group", "kind", "size", "families", "acts on"), rows)
     order = sum(g.log10_order * math.prod(sizes[b] for b in g.within) for g in groups)
     known = f"10^{order:.1f} discrete elements" if all(sizes.values()) else "sizes as of the first parameters it meets"
     lines += ["", f"{count(groups, 'group')}, {known}"]

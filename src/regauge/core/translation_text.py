@@ -6,7 +6,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from regauge.core.counted import count
-from regauge.core.escaping import escape
+from regauge.core.escaping import escape, text_table
 from regauge.core.translations import Entries, Image, ImageStep, TranslationFamily
 from regauge.core.typed_json import require_fields
 
@@ -15,13 +15,11 @@ def render_translations(families: Sequence[TranslationFamily]) -> list[str]:
     """Lines that say what may be added where, and what is zero or centered in a representative."""
     if not families:
         return []
-    rows = [("translation", "size", "representative", "adds to")]
+    rows = []
     for family in families:
         told = family.condition + (" (statistics as stored)" if family.is_stored_only else "")
         rows.append((escape(family.name), str(family.size), escape(told), ", ".join(map(escape, family.parameters))))
-    widths = [max(len(row[k]) for row in rows) for k in range(3)]
-    lines = ["  ".join([*(row[k].ljust(widths[k]) for k in range(3)), row[3]]).rstrip() for row in rows]
-    lines.insert(1, "  ".join("-" * width for width in [*widths, 7]))
+    lines = text_table(("translation", "size", "representative", "adds to"), rows)
     total = sum(family.size for family in families)
     return ["", *lines, "", f"{count(families, 'translation')}, {total} {'dimension' if total == 1 else 'dimensions'}"]
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from regauge.core.arguments import check_arguments
+from regauge.core.counted import count
 from regauge.core.given import example_arguments
 from regauge.core.outputs import Outputs
 from regauge.core.params import Params
@@ -41,10 +42,10 @@ class Certificate:
 
     def __str__(self) -> str:
         verdict = "the same function" if self.ok else "NOT the same function"
-        rounded = "" if self.stored is None else f", {self.stored:.1e} as written in {self.dtype}"
-        count = f", by none of {len(self.per_group)} groups alone more" if self.per_group and self.ok else ""
-        exact = f"outputs changed by {self.exact:.1e} in float64 (tolerance {self.tolerance:.0e})"
-        return f"{verdict}: {exact}{count}{rounded}"
+        rounded = "" if self.stored is None else f"; as written in {self.dtype} they change by {self.stored:.1e}"
+        exact = f"outputs change by {self.exact:.1e} in float64, where {self.tolerance:.0e} is allowed"
+        each = f", and no more by any of {count(self.per_group, 'group')} alone" if self.per_group and self.ok else ""
+        return f"{verdict}: {exact}{each}{rounded}"
 
 
 @check_arguments

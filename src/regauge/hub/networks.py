@@ -82,8 +82,7 @@ def open_networks(
             found, state, notes = model.symmetry, model.traced.state, model.traced.notes
         else:
             state = model.module.state_dict()
-        bare = [one if one.stored.keys() == state.keys() else unwrap(one, state.keys()) for one in checkpoints]
-        named = _name_all(bare, model, state)
+        named = _name_all([_unwrap(one, state) for one in checkpoints], model, state)
     first, *others = _share(named, streamed=streamed)
     if streamed:
         match(first.on_meta(), named[0][1] or first.on_meta(), first.label)
@@ -119,8 +118,14 @@ def open_checkpoints(paths: Sequence[str | Path | Checkpoint], model: Model) -> 
         FileNotFoundError: A checkpoint does not exist.
         ValueError: A checkpoint is damaged, or is no network of this model.
     """
-    named = [name_for(Checkpoint.open(path), model.module) for path in paths]
+    state = model.module.state_dict()
+    named = [name_for(_unwrap(Checkpoint.open(path), state), model.module) for path in paths]
     return tuple(_share([(one, expected_of(model.module, one)) for one in named]))
+
+
+def _unwrap(checkpoint: Checkpoint, state: Params) -> Checkpoint:
+    """A checkpoint without the prefixes that training put before the names of its tensors."""
+    return checkpoint if checkpoint.stored.keys() == state.keys() else unwrap(checkpoint, state.keys())
 
 
 def _share(named: Sequence[Named], *, streamed: bool = False) -> Iterator[Checkpoint]:

@@ -9,6 +9,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
+from regauge.core.counted import shorten
+
 Values = Literal["never", "if small", "always"]
 """Whether a model gets values or is built on the meta device: tracing needs none, running needs them all."""
 
@@ -40,14 +42,20 @@ def call_factory(text: str, what: str, context: AbstractContextManager[Any] | No
         ValueError: There is no such factory, or it fails.
     """
     place, colon, name = text.rpartition(":")
+    if text.endswith(".py"):
+        raise ValueError(f"{what} {text!r} is a file: name the function or class in it that makes it, {text}:NAME")
     if not colon or not place or not name:
         raise ValueError(
             f"{what} {text!r} is neither a folder nor a factory; write package.module:factory or file.py:factory, or "
             f"fetch it if it is a model of the Hugging Face hub: hf download {text} --local-dir {Path(text).name}"
         )
-    factory = getattr(_import(place, text, what), name, None)
+    module = _import(place, text, what)
+    factory = getattr(module, name, None)
     if not callable(factory):
-        raise ValueError(f"{what} {text!r}: {place!r} has no function or class {name!r}")
+        known = [one for one, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+        raise ValueError(
+            f"{what} {text!r}: {place!r} has no function or class {name!r}; it has {shorten(known) or 'none'}"
+        )
     with users_code(f"{what} {text!r} failed"), context or nullcontext():
         return factory()
 

@@ -1,4 +1,4 @@
-"""A record of a merge: inputs, rule, distances and metrics. It prints as a model card."""
+"""A record of a merge: inputs, rule, distances and metrics; a model card."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from regauge.checkpoints.job import WORKS
 from regauge.checkpoints.plain_files import short_paths
 from regauge.checkpoints.writing import path_beside
 from regauge.core.element import Element
-from regauge.core.escaping import escape_code, escape_markdown, markdown_table
+from regauge.core.escaping import escape, escape_code, escape_markdown, markdown_table, text_table
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 from regauge.merging.settings import Number
@@ -63,16 +63,23 @@ class MergeRecord:
     @property
     def card(self) -> str:
         """The record as Markdown."""
+        return self._write(is_card=True)
+
+    def __str__(self) -> str:
+        return self._write(is_card=False)
+
+    def _write(self, *, is_card: bool) -> str:
+        """The record as Markdown, or as text for a terminal."""
+        quote, code = (escape_markdown, escape_code) if is_card else (escape, escape)
         own = self.networks if self.base is None else (*self.networks, self.base)
-        labels = [escape_markdown(one) for one in short_paths(own)]
-        reference = labels[0] if self.base is None else labels[-1]
+        labels = [quote(one) for one in short_paths(own)]
         facts = [
             ("networks", str(len(self.networks))),
             *([] if self.base is None else [("base", labels[-1])]),
-            ("rule", escape_code(self.rule)),
-            ("alignment", escape_code(self.alignment)),
+            ("rule", code(self.rule)),
+            ("alignment", code(self.alignment)),
             ("objective of the alignment", f"{self.initial:.6g} before, {self.objective:.6g} after"),
-            ("coordinates of", reference),
+            ("coordinates of", labels[0] if self.base is None else labels[-1]),
             *([] if self.data is None else zip(("chosen by", "judged by"), self.data, strict=True)),
         ]
         metrics: list[Metrics | None] = [*self.metrics] if self.metrics else [None] * len(self.networks)
@@ -84,26 +91,20 @@ class MergeRecord:
         if self.base is not None:
             rows.insert(0, ([labels[-1], "base", "0", "0"], self.base_metrics))
         if self.merged_metrics is not None:
-            rows.append((["**merged**", "", "", ""], self.merged_metrics))
+            rows.append((["**merged**" if is_card else "merged", "", "", ""], self.merged_metrics))
         if self.unaligned_metrics is not None:
             rows.append((["the same mean without alignment", "", "", ""], self.unaligned_metrics))
         table = [[*own, *(f"{of[name]:.6g}" if of and name in of else "" for name in names)] for own, of in rows]
-        lines = [
-            "# Merged network",
-            "",
-            *markdown_table(["what", "value"], [list(fact) for fact in facts]),
-            "",
-            *markdown_table(["network", "weight", "distance before", "distance after", *names], table),
-        ]
+        header, notes = ["network", "weight", "distance before", "distance after", *names], map(quote, self.notes)
+        origin = [(quote(what), hashes) for what, hashes in self.origin]
+        if not is_card:
+            return "\n".join([*map(": ".join, facts), "", *text_table(header, table), *notes])
+        lines = ["# Merged network", "", *markdown_table(["what", "value"], facts), "", *markdown_table(header, table)]
         if self.notes:
-            lines += ["", *(f"- {escape_markdown(note)}" for note in self.notes)]
-        if self.origin:
-            facts = [(escape_markdown(what), hashes) for what, hashes in self.origin]
-            lines += ["", *markdown_table(["where from", "SHA-256"], facts)]
+            lines += ["", *(f"- {note}" for note in notes)]
+        if origin:
+            lines += ["", *markdown_table(["where from", "SHA-256"], origin)]
         return "\n".join(lines) + "\n"
-
-    def __str__(self) -> str:
-        return self.card
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ class MergeResult:
             streamed networks a mapping that reads them when they are asked for.
         elements: The element that moved each network before they were combined.
         symmetry: The symmetry that the elements belong to, with every size known.
-        record: The record of the merge; it prints as a model card.
+        record: The record of the merge; its `card` is a model card.
     """
 
     params: Params = field(repr=False)
@@ -124,7 +125,7 @@ class MergeResult:
     record: MergeRecord = field(repr=False)
 
     def __str__(self) -> str:
-        return self.record.card
+        return str(self.record)
 
 
 def require_labels(labels: Sequence[str] | None, count: int, has_base: bool) -> list[str]:
