@@ -108,9 +108,10 @@ def align(
             reordered: "always", "never", or "auto", which rotates where orders do not explain nearly all, as for
             networks from different seeds. Fine-tunes of one network are reordered.
         untie: Whether tied heads of folders in Hugging Face style get a tensor of their own, in the folder written, too
-            (larger by that tensor; config.json says so). They then do not keep streams from rotating. `symmetry` is
-            then that of the untied model: `with rg.hub.untie(folder, rg.Checkpoint.open(folder)) as (untied, _)`, and
-            there `rg.open_model(untied).symmetry`. Networks in memory have a tensor under each name already.
+            (larger by that tensor; config.json says so). A tied head no longer keeps the stream from rotating then.
+            `symmetry` is then that of the untied model: `with rg.hub.untie(folder, rg.Checkpoint.open(folder)) as
+            (untied, _)`, and there `rg.open_model(untied).symmetry`. Networks in memory have a tensor under each name
+            already.
         out: Place of the moved network, which has the names, dtypes and header of the second one: a path, or an
             `Output`. The alignment is written next to it. For networks on the disk only, as are the following.
         memory: The limit on memory: bytes, or text such as "2GB"; half of the machine's memory by default.

@@ -23,7 +23,7 @@ def apply(
     """Write a checkpoint that is moved by an alignment, tensor by tensor: it may be larger than memory.
 
     Args:
-        alignment: What `load_alignment` read, or the path of its file.
+        alignment: The alignment that `load_alignment` read, or the path of its file.
         checkpoint: A checkpoint of the same architecture.
         out: Where the moved checkpoint is written, with the names, dtypes and header of the given one.
         inverse: Whether the alignment is undone instead.

@@ -113,8 +113,8 @@ class Problem(_Setting):
     def line_losses(self, params: Mapping[str, Tensor], points: Sequence[float] = (0.5,)) -> Tensor:
         """The mean loss at points of the lines from the first networks to the moved second ones, float64 `[pairs]`.
 
-        It is that of `judge`. Without targets it is the mean squared difference of the outputs from those that lie as
-        far between the outputs of both ends, `(1 - t) f(a) + t f(b)`.
+        The loss is that of `judge`. Without targets it is the mean squared difference of the outputs from those that
+        lie as far between the outputs of both ends, `(1 - t) f(a) + t f(b)`.
         """
         task = self.task if self.judge is None else self.judge
         assert task is not None

@@ -34,7 +34,7 @@ class Result(Generic[Moved, Number, Numbers, Flag]):
     | `align_pairs`, `Method.match` | a batch | a population | `[pairs]` | `[steps, pairs]` | `[pairs]` |
     | `align_many`, `Method.match_many` | one for each network | a tuple | floats | tuples of floats | a bool |
 
-    Numbers of batches are float64 tensors. What a method does not have is empty or None.
+    Numbers of batches are float64 tensors. Fields that a method does not fill are empty or None.
 
     Attributes:
         symmetry: The symmetry that the elements belong to, with every size known.
@@ -134,8 +134,8 @@ class Result(Generic[Moved, Number, Numbers, Flag]):
         "moved" is the share of units that come from another place. "flipped" is the share of negative signs and odd
         half periods. "turned" is the distance of a matrix to the identity by the Frobenius norm. It is divided by that
         of a random rotation, `sqrt(2 size)`, and at most 1. "low" and "high" are the quantiles 0.05 and 0.95 of the
-        factors. What a group lacks is None. Copies and networks of a batch are averaged. "group" and "units" name the
-        group and its size.
+        factors. Values that a group does not have are None. Copies and networks of a batch are averaged. "group" and
+        "units" name the group and its size.
         """
         return tuple(moves_of(self.symmetry, self.element))
 

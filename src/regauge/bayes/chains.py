@@ -110,7 +110,8 @@ class ChainDiagnosis:
         return "The chains differ in their parameters, aligned or not. Give a module and inputs to compare functions."
 
     def plot(self) -> "Figure":
-        """Draw how many entries of each group are below each R-hat, and above each effective sample size."""
+        """Plot the number of entries below each R-hat, and above each effective sample size, for each group of
+        entries."""
         from regauge.report.chain_figures import chains_figure
 
         rhat, bulk = ({KINDS[kind]: _moving(one) for kind, one in some.items()} for some in (self.rhat, self.ess_bulk))

@@ -30,7 +30,7 @@ class PosteriorAlignment(Generic[AnyPosterior]):
         posteriors: All of them in the universe, the first one as it was; of two only the second one, moved. Each has
             its predictive distribution.
         before: `W2^2` between the moments of two posteriors, as they were given; of many the mean of their distances
-            from the barycenter. Buffers do not count.
+            from the barycenter. Buffers are not compared.
         after: The value after they have moved.
         matching: The result of the alignment of the moments.
     """
@@ -157,7 +157,7 @@ def barycenter(posteriors: Sequence[Posterior], weights: Sequence[float] | None 
     (`align_many_posteriors`): the barycenter of posteriors in different copies of a mode lies in none.
 
     Args:
-        posteriors: One or more, of one architecture; of those that are no diagonal Gaussians the moments.
+        posteriors: One or more, of one architecture; posteriors that are no diagonal Gaussians enter by their moments.
         weights: One for each, not negative, made to sum to one; equal by default. Buffers are averaged alike.
 
     Raises:

@@ -156,8 +156,8 @@ def factorize(
     """A network of the same function whose products of matrices have factors of no more than their rank.
 
     Where a product has less than full rank, by its shapes or its values, one side has coordinates that the other one
-    never reads. They are gone here. No element of the group leads there: it is the same function, but not the same
-    orbit. `canonicalize` begins with this.
+    never reads. The result has none of them. No element of the group leads there: it is the same function, but not the
+    same orbit. `canonicalize` begins with this.
 
     Args:
         params: A network, or a population with one leading model axis.
@@ -165,7 +165,7 @@ def factorize(
         parts: The parts that `canonicalize` was given; nothing changes without "linear".
 
     Returns:
-        The given tensors where every product has full rank; others in float64, on the CPU.
+        The tensors as given if every product has full rank; else new ones in float64, on the CPU.
     """
     symmetry = symmetry.bind(params)
     is_asked = parts is None or "linear" in parts
@@ -321,7 +321,7 @@ def normalize_logits(
         params: A network, or a population with one leading model axis.
         symmetry: The symmetry of the architecture.
         weight: The last layer's weight.
-        bias: Its bias, if it has one: left out, the predicted class may change.
+        bias: The bias of that layer, if it has one. Without it the predicted class may change.
         norm: The norm of the weight: one, as in section 6.2 of the thesis, or the root of the number of classes, as in
             section 4.4.
 

@@ -66,7 +66,7 @@ class Reading:
 class Checkpoint(Mapping[str, Tensor]):
     """A network in a file, or in shards with their index, opened once.
 
-    It is a mapping from names to tensors. Those of safetensors files are read anew whenever they are asked for, until
+    It is a mapping from names to tensors. Tensors of safetensors files are read each time they are asked for, until
     `params` reads them all; torch files are read as a whole when they are opened, with `weights_only=True`. The formats
     are listed in `FORMATS`, to which other packages add theirs.
 
@@ -113,8 +113,8 @@ class Checkpoint(Mapping[str, Tensor]):
             path: `.safetensors`; `.index.json` of a sharded checkpoint; `.pt`, `.pth`, `.bin` or `.ckpt` with a state
                 dict, or with a dictionary that holds one, such as under "state_dict" or "model"; or a folder with such
                 a file. With `BASE+ADAPTER` the network is that of a base, changed by the adapter in a folder of PEFT's
-                format, and `org/model` is read from the cache of the Hugging Face hub, where it lies there. What is
-                open already is returned as it is.
+                format, and `org/model` is read from the cache of the Hugging Face hub, where it lies there. A
+                checkpoint that is open already is returned as it is.
             entry: The entry of a dictionary that is read, such as "state_dict_ema"; `FILE:NAME` as the path says it,
                 too. By default the usual one, and a warning in the log names the others.
 

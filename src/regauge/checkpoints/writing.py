@@ -110,7 +110,7 @@ def save(
 
     Raises:
         FileExistsError: The file exists, and `overwrite` is false.
-        FileNotFoundError: Its folder does not exist.
+        FileNotFoundError: The folder of `path` does not exist.
         OSError: The disk is full.
         ValueError: The name ends otherwise, or a tensor holds no values (meta device).
     """

@@ -23,7 +23,7 @@ SUM = 1e3
 
 @dataclass(frozen=True)
 class Average:
-    """A network that is an average of others.
+    """A network that is an average of other networks.
 
     Attributes:
         child: Its name.

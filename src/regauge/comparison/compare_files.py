@@ -102,8 +102,8 @@ def compare_files(
 
     All values are compared, because trees and averages rest on distances, which a sample only estimates.
 
-    Networks of the same shapes are opened together. Those of which no other one has the shapes join those with which
-    they have something in common: other widths, vocabularies or numbers of layers.
+    Networks of the same shapes are opened together. A network whose shapes no other one has joins the networks that
+    share a part with it, with other widths, vocabularies or numbers of layers.
 
     Args:
         paths: The checkpoints. Their names in the result are their paths without the folder that all are in.

@@ -85,8 +85,8 @@ class Search:
 
     Attributes:
         neighbors: The nearest networks, the nearest one first.
-        comparisons: The comparison of each with the network in question, which is A; None for those whose files are
-            gone or damaged.
+        comparisons: The comparison of each with the network that was asked about, which is A; None if the files of a
+            network are gone or damaged.
         notes: Sentences on files that are gone or damaged, or that changed since they were added.
     """
 
@@ -157,8 +157,8 @@ class Database:
     ) -> list[Exception]:
         """Add networks and write the file; those that are in it with the same files are not read again.
 
-        The file is written every minute, and at the end, also if that is an error or an interrupt. What another process
-        added meanwhile stays.
+        The file is written every minute, and at the end, also if that is an error or an interrupt. Networks that
+        another process added in the meantime stay.
 
         Args:
             paths: Checkpoints: files, folders, or BASE+ADAPTER.
@@ -170,7 +170,7 @@ class Database:
             progress: Counts networks.
 
         Returns:
-            Errors of networks that could not be added, with their names; the others are added.
+            Errors of networks that could not be added, with their names; all other networks are added.
 
         Raises:
             FileNotFoundError: The folder of the database does not exist.

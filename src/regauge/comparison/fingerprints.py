@@ -52,12 +52,12 @@ def fingerprint(
 
     Translations are taken out (`Symmetry.split`), and gains behind which a stream may be rotated. The representative is
     brought to the point of smallest norm on its orbit under scales and invertible matrices (`regauge.core.balance`),
-    which leaves reorderings, signs and rotations. What these keep is measured. For each tensor: its norm, the norms of
-    its Gram matrices, and the norms of its contractions with fixed random vectors along axes that nothing moves. For
-    each group: sorted norms of its units over all tensors, averaged in eight parts, for four mixtures of the tensors. A
-    periodic unit's bias enters by its sine. Entries that no element brings to one another have different fixed weights:
-    a reordering of the inputs changes the numbers. Tensors are divided by their norms, and a fixed random projection,
-    which keeps distances, makes 256 numbers of all features.
+    which leaves reorderings, signs and rotations. Measurements say how much of a network these keep. For each tensor:
+    its norm, the norms of its Gram matrices, and the norms of its contractions with fixed random vectors along axes
+    that nothing moves. For each group: sorted norms of its units over all tensors, averaged in eight parts, for four
+    mixtures of the tensors. A periodic unit's bias enters by its sine. Entries that no element brings to one another
+    have different fixed weights: a reordering of the inputs changes the numbers. Tensors are divided by their norms,
+    and a fixed random projection, which keeps distances, makes 256 numbers of all features.
 
     Each feature changes by no more than its balanced tensor does: small noise changes the numbers little. An exception
     are units under scales of which everything that comes in, or everything that goes out, is exactly zero.

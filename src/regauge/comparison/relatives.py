@@ -37,7 +37,7 @@ class Relatives:
             widths, vocabularies or numbers of layers.
         limit: The limit on their memory.
         is_streamed: Whether they stay on the disk, because in memory they would need more.
-        note: A sentence on the tokens that are compared, where the networks have different ones; empty otherwise.
+        note: A sentence that says which tokens are compared if the networks have different ones; else empty.
     """
 
     networks: Networks

@@ -149,7 +149,8 @@ def repair(
             default.
 
     Returns:
-        The repaired network. Where all endpoints are the network itself, so is the result, but for running statistics.
+        The repaired network. If all endpoints are the network itself, the result is that network with new running
+        statistics.
 
     Raises:
         TraceError: The module cannot be traced.

@@ -45,7 +45,7 @@ class Value:
         shift: Half periods of each family, int64.
         matrix: Rotation or invertible matrix, float64, for orthogonal and linear groups.
         product: The matrix by its factors, if the value was made by `of_product`: it then acts in fewer
-            operations. What `map`, `zip` or `replace` make of this value has none.
+            operations. Values that `map`, `zip` or `replace` make of this one have none.
     """
 
     perm: Int[Tensor, "*lead size"] | None = None

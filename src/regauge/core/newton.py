@@ -35,8 +35,8 @@ def minimize(
 
     Args:
         norm: The norm.
-        rigid: For each group of matrices the networks in which it keeps the identity; those are added where it is
-            singular in doubt, or where the norm has no smallest value.
+        rigid: For each group of matrices the networks in which it keeps the identity. Networks are added if the matrix
+            may be singular, or if the norm has no smallest value.
         tolerance: The logarithms of factors are found to about this.
         limits: Which eigenvalues of Gram matrices are zero, and which are not.
 

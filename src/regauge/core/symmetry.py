@@ -60,7 +60,7 @@ class Symmetry:
         buffers: Names that move with the network but are no parameters (running statistics): matching does
             not compare them.
         structure: Buffers that no training changes (masks, permutations, tables), and parameters that were named so.
-            Groups at most exchange units whose entries there are equal, and say so by `Group.classes`.
+            A group exchanges units only if their entries there are equal; `Group.classes` lists these units.
         tied: Names that are one tensor in the model; checkpoints may leave out all but one of them.
         ones: Gains that must be exactly one for the symmetry to hold (`rg.discovery.fold` makes them so). Nothing acts
             on them, and groups that other gains would forbid act.

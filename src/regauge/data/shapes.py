@@ -92,8 +92,8 @@ def shape(name: str, folder: str | Path | None = None) -> Shape:
 def voxels(category: Category, folder: str | Path | None = None) -> Tensor:
     """All grids of a category, true where a cell is occupied, `[shapes, 32, 32, 32]`: 889 chairs or 465 monitors.
 
-    About 50 chairs and 14 monitors repeat another grid exactly. Errors and `folder` are as for `shape`; the folder
-    within that of all is `modelnet10_voxels`.
+    About 50 chairs and 14 monitors repeat another grid exactly. Errors and `folder` are as for `shape`; the grids
+    lie in its folder `modelnet10_voxels`.
 
     References:
         Wu et al. (2015), 3D ShapeNets.

@@ -70,7 +70,7 @@ class Nullity:
 
     @property
     def unexplained(self) -> int:
-        """Missing dimensions that nothing listed accounts for."""
+        """Missing dimensions that no entry of the list explains."""
         return self.missing - sum(count for _, count in self.explained)
 
     def __str__(self) -> str:
@@ -101,11 +101,11 @@ def nullity(
 ) -> Nullity:
     """Compare the null space of the outputs' Jacobian with the Lie algebra of the discovered group.
 
-    The Jacobian is taken in float64 at parameters moved away from initialization. It is over many random inputs of the
-    shapes of the examples; integers are drawn between the smallest and the largest of the example. It is with respect
-    to parameters and floating-point buffers alike: buffers such as running statistics move with a symmetry, and can
-    trade with parameters. The symmetry is complete at this point if its tangent vectors span the null space; a point
-    may have local freedom (dead units) that is no symmetry.
+    The Jacobian is taken in float64 at parameters moved away from initialization. The inputs are many random ones with
+    the shapes of the examples. Integers are drawn between the smallest and the largest of the example. The Jacobian has
+    columns for parameters and for floating-point buffers: buffers such as running statistics move with a symmetry, and
+    can be traded for parameters. The symmetry is complete at this point if its tangent vectors span the null space; a
+    point may have local freedom (dead units) that is no symmetry.
 
     Args:
         module: A small model: the cost grows with the cube of its number of parameters.

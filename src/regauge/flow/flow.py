@@ -96,7 +96,7 @@ class Flow:
 
         Raises:
             FileExistsError: The file exists, and `overwrite` is false.
-            FileNotFoundError: Its folder does not exist.
+            FileNotFoundError: The folder of `path` does not exist.
             OSError: The disk is full.
             ValueError: The name does not end in `.safetensors`.
         """
@@ -182,13 +182,13 @@ class Flow:
             start: Networks to begin with in place of random ones.
             task: Examples and the loss that choose networks: those that networks were trained on, not those that judge.
             keep: The share of networks that is kept.
-            moves: Moves that are tried of each network that is kept; each costs a sample and a loss. 0: none.
+            moves: How many moves of each kept network are tried; each costs a sample and a loss. 0: none.
 
         Raises:
             TypeError: `task` is no task.
             ValueError: There is no such label. Or `keep` is no share. Or the task is of another architecture, or given
-                together with starts. Or noise is asked of a flow with coupled starts and ends. Or the thesis' sampler
-                is asked of a flow that predicts velocities or is guided.
+                together with starts. Or noise is requested, but starts and ends of the flow were coupled. Or the
+                thesis' sampler is requested for a flow that predicts velocities, or with guidance.
         """
         generator = given_or_seed(generator)
         if count < 1:
@@ -238,7 +238,7 @@ class Flow:
     ) -> Float[Tensor, " models"]:
         """The log density of networks, in nats: equal for all networks of an orbit; on the device of `velocity`.
 
-        It is the density of one point for each orbit, with respect to the surface area of spheres and the volume
+        The density belongs to one point for each orbit, with respect to the surface area of spheres and to volume
         elsewhere. The point is the network with the scales of the space, aligned to the reference of the fit as `fit`
         aligned its networks. Of a flow that was not fitted to aligned networks, it is that of the network in sorted
         order. So it is no density over functions, nor over all parameters, and depends on the representation; compare
@@ -247,7 +247,7 @@ class Flow:
         components is the density of the components alone.
 
         Args:
-            population: Networks with a leading model axis. What is computed has their precision.
+            population: Networks with a leading model axis. Results have the precision of the networks.
             steps: The number of steps of Runge and Kutta's method.
             probes: Random vectors by which divergences are estimated, the same for all networks; None: exact, at the
                 cost of one backward pass for each value.

@@ -29,7 +29,7 @@ def load_flow(path: str | Path) -> Flow:
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: It is damaged, no flow, or of another version.
+        ValueError: The file is damaged, of another version, or holds no flow.
     """
     header, tensors = read_described(
         path, kind=KIND, version=VERSION, earlier=(NO_REFERENCE, TRIANGULAR), name="flow", writer="regauge flow fit"

@@ -21,9 +21,9 @@ class BatchLoss:
 
     Attributes:
         task: The task whose loss guides the networks.
-        dropout: Share of the values of the inputs that are set to zero, others in each call and the same for all
-            networks; the rest is divided by the share that is kept. So a strong pull fits the examples less closely.
-            Inputs must be one tensor.
+        dropout: Share of the values of the inputs that are set to zero: others in each call, and the same for all
+            networks. The remaining values are divided by the share that is kept. So a strong pull fits the examples
+            less closely. Inputs must be one tensor.
         generator: Source of what is set to zero; a fixed one by default.
 
     References:

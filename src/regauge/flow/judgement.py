@@ -121,9 +121,9 @@ class Judgement:
     def is_copier(self) -> bool:
         """Whether the generated networks are copies, of training networks or of one another.
 
-        They are if more than a fifth of them are repeated, or copied and more than chance explains with few held-out
-        networks. They also are if their median distance to the nearest training network is less than 0.8 of that of
-        held-out networks.
+        They count as copies if more than a fifth of them are repeated, or if more are copied than chance explains with
+        few held-out networks. They also count as copies if their median distance to the nearest training network is
+        less than 0.8 of that of held-out networks.
         """
         return self._is_copied or self.is_collapsed
 

@@ -154,8 +154,8 @@ class Space(Manifold):
         """The points of networks; translations are taken out and scales brought to their canonical form first.
 
         Raises:
-            ValueError: A unit has no incoming weights and therefore no place on its sphere, values that were positive
-                in the population of the space are not, or the structure of a network is another one.
+            ValueError: A unit has no incoming weights and therefore no place on its sphere. Or values are not positive
+                that were positive in the population. Or a network has another structure.
         """
         for name in self.symmetry.structure:
             if name in self.constants and name in population:

@@ -46,7 +46,7 @@ def sample_store(
     about: Mapping[str, Any] | None = None,
     progress: Progress = no_progress,
 ) -> Store:
-    """Draw networks into a store, or those that a store of an interrupted call lacks.
+    """Draw networks into a store; after an interruption, those that it still lacks.
 
     Args:
         path: The file of the flow, which was fitted to networks of a store.

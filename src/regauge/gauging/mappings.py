@@ -32,8 +32,8 @@ class ScalePair:
     Of a layer that makes more than these read, such as a fused one of queries, keys and values, tools divide the last
     output channels.
 
-    Names are those of modules; in a table they may be patterns: `re:` and a regular expression for the beginning of a
-    name, or the end of one.
+    Names of modules. In a table they may be patterns: `re:` and a regular expression for the beginning of a name, or
+    the end of one.
     """
 
     smooth: str
@@ -44,8 +44,8 @@ class ScalePair:
 def scale_pairs(symmetry: Symmetry) -> tuple[list[ScalePair], list[tuple[str, str]]]:
     """The pairs that hold for a model, found by its symmetry alone, and the families of scales that are no such pairs.
 
-    A family is a pair if it divides one module and multiplies the inputs of others, and nothing else. Of the others
-    come the name of the group, and why.
+    A family is a pair if it divides one module and multiplies the inputs of others, and nothing else. The other
+    families are listed by the name of the group, with the reason.
     """
     pairs: dict[ScalePair, None] = {}
     others: list[tuple[str, str]] = []
@@ -146,7 +146,7 @@ def read_mappings(path: str | Path) -> list[ScalePair]:
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: It is no such table.
+        ValueError: The file holds no table of mappings.
     """
     path = Path(path)
     if not path.is_file():

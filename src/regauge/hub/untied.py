@@ -33,7 +33,7 @@ def untie(name: str | None, *checkpoints: Checkpoint) -> Iterator[tuple[Any, ...
         what was tied, and such a configuration.
 
     Raises:
-        ValueError: It is no folder with config.json, nothing in it is tied, or it stays so.
+        ValueError: This is no folder with config.json, nothing in it is tied, or its tensors cannot be untied.
     """
     name = name_model(checkpoints[0]) if name is None else name
     folder = Path(name or "")

@@ -73,14 +73,14 @@ def bring_together(
 
     Args:
         checkpoints: Networks in folders or files; what is no folder says nothing about tokens.
-        source: The number of the one whose files the output takes over.
+        source: The number of the checkpoint whose files the output takes over.
         tokenizer: "union", "base" (that of the first network), or one of the folders.
         remedy: Advice on different tokens, for the error.
         is_shared: Whether tokens that not all networks have are left out; otherwise they are an error.
 
     Raises:
-        ValueError: Tokens differ, and no vocabulary is asked for; or a network has no tokenizer, or names its
-            embeddings otherwise than its model.
+        ValueError: Tokens differ, and no vocabulary was chosen. Or a network has no tokenizer, or its embeddings have
+            other names than in its model.
     """
     first, networks = checkpoints[0].label, tuple(checkpoints)
     differences = {} if tokenizer is not None else compare_tokens(checkpoints)
@@ -152,7 +152,7 @@ def unite(
         wanted: The vocabulary.
         config: The configuration of the one whose files the output takes over; the number of tokens is set in it.
         base: The number of the base, where there is one.
-        source: The number of the one whose files the output takes over.
+        source: The number of the checkpoint whose files the output takes over.
 
     Raises:
         ValueError: A network has no tokenizer, or names its embeddings otherwise than its model.

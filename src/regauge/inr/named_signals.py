@@ -89,13 +89,13 @@ def read_signal(text: str) -> Signal:
 
     `spot` is one of the shapes of `regauge.data.shapes`, `chair:7` a grid of ModelNet10. Anything else is a file: an
     image; a mesh (`.ply`, `.obj`, `.stl`, or `.npz` with `vertices` and `faces`); points (`.ply`, `.xyz`, or `.npz`
-    with `points`). Shapes of files are moved and scaled into the unit ball, their centroid at the origin. What follows
-    a colon says what distances are to: `spot:points` or `spot:mesh`.
+    with `points`). Shapes of files are moved and scaled into the unit ball, their centroid at the origin. The word
+    behind a colon says from what distances are measured: `spot:points` or `spot:mesh`.
 
     Raises:
         FileNotFoundError: There is no such file.
         ImportError: A file of a mesh or of points needs trimesh.
-        ValueError: It is no signal, or its file is damaged.
+        ValueError: The text names no signal, or the file is damaged.
     """
     name, tail = _split_tail(text)
     if name in ("chair", "monitor") and tail.isdecimal():

@@ -176,7 +176,7 @@ class Inr:
 
         Raises:
             FileExistsError: The file exists, and `overwrite` is false.
-            FileNotFoundError: Its folder does not exist.
+            FileNotFoundError: The folder of `path` does not exist.
             ValueError: The parameters are not those of this architecture, or the name does not end in `.safetensors`.
         """
         named, header = match(params, blank(self), "this network"), {"kind": FORMAT, "inr": self.to_json()}

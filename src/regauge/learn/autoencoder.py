@@ -79,7 +79,7 @@ class Autoencoder:
             networks: Parameters with a leading model axis, or a store, which is streamed; or several.
 
         Raises:
-            ValueError: They are of an architecture that the encoder does not read, or not finite.
+            ValueError: The networks are of an architecture that the encoder does not read, or not finite.
         """
         collection = Collection(networks)
         latents: Tensor | None = None
@@ -198,7 +198,7 @@ def load_autoencoder(path: str | Path) -> Autoencoder:
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: It is damaged, no autoencoder, or of another version.
+        ValueError: The file is damaged, of another version, or holds no autoencoder.
     """
     header, tensors = read_described(
         path, kind=KIND, version=VERSION, name="autoencoder", writer="regauge learn autoencoder"

@@ -56,7 +56,7 @@ class Distillation:
 
 @dataclass(frozen=True)
 class Criterion:
-    """The loss of a task on its targets, whatever the original computes there.
+    """The loss of a task on its targets; what the original network computes there does not matter.
 
     Attributes:
         task: Its criterion is used.

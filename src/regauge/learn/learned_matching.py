@@ -109,7 +109,7 @@ class LearnedMatching(Method):
 
     @property
     def reads_representatives(self) -> bool:
-        """False, unless weights decide alone: the net was fitted to networks as they are, with their groups."""
+        """True only if weights decide alone: the net was fitted to networks as they are, with their groups."""
         return not self.share and self.weight_matching.reads_representatives
 
     def match(self, problem: Problem) -> Results:
@@ -224,7 +224,7 @@ def load_matching(
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: It is damaged, or no matcher.
+        ValueError: The file is damaged, or holds no matcher.
     """
     net, about = load_net(path, module=module, make_module=make_module)
     if about.get("kind") != KIND:

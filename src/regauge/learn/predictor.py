@@ -108,7 +108,7 @@ class Predictor:
                 other numbers of units than the networks that were learned from.
 
         Raises:
-            ValueError: They are of an architecture that the net does not read, or not finite.
+            ValueError: The networks are of an architecture that the net does not read, or not finite.
         """
         return self.target.decode(self._outputs(networks))
 
@@ -201,7 +201,7 @@ def load_predictor(
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: It is damaged, or no predictor.
+        ValueError: The file is damaged, or holds no predictor.
     """
     net, about = load_net(path, module=module, make_module=make_module)
     if about.get("kind") != KIND:

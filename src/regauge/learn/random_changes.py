@@ -102,7 +102,7 @@ class Noise:
 
 @dataclass(frozen=True)
 class Dropout:
-    """Every value is zero with a probability, without a factor for the others."""
+    """Every value is set to zero with a probability; the others are not enlarged."""
 
     share: float
     moves_inputs: ClassVar[bool] = False

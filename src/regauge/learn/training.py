@@ -47,8 +47,9 @@ def train(
         config: Settings.
         seed: The seed of all chance in `loss`.
         state: A `.safetensors` file in which the training is kept while it runs. If it exists, it is continued.
-        continues: Whether it is; else it is replaced once this training has a state.
-        inputs: Everything that the training depends on, as JSON; a state of others is refused.
+        continues: Whether the training continues from the file; else the file is replaced at the first state of this
+            training.
+        inputs: Everything that the training depends on, as JSON; a saved state with other settings is refused.
         on_step: Called after each step with the state.
 
     Raises:

@@ -97,7 +97,7 @@ def extract_adapter(
         tuned: A network that was trained from it.
         out: The folder of the adapter.
         rank: The largest rank.
-        least: Singular values that are not above this are left out, too.
+        least: Singular values up to this one are left out, too.
         model: The name of the model that both are of; that of the base's folder by default.
         progress: Shows the tensors.
 

@@ -56,8 +56,8 @@ def merge(
     with `reset_batchnorm`, or give a task that does (`prepare`): the result is prepared by it.
 
     Tensors are moved and combined in float64, those in half precision in float32, and rounded once. With a task, every
-    network and the result are prepared and evaluated for the record, on examples that chose nothing. Without a base, so
-    is the result that the same rule gives without alignment.
+    network and the result are prepared and evaluated for the record, on examples that chose nothing. Without a base,
+    the result of the same rule without alignment is judged, too.
 
     Networks may be checkpoints on the disk. Those that need more than `memory` are streamed. Weights are then matched
     to the first network or the base, the result is made tensor by tensor, and its `params` are read from `out` when

@@ -32,7 +32,7 @@ class MergeRecord:
         before: Euclidean distance of each network to the base, or else to the first network, over all parameters
             without running statistics.
         after: Distances of the aligned networks.
-        data: The names of the data that chose, and of those that judged, on which metrics are measured.
+        data: The names of the data that chose, and of the data that judged. Metrics are measured on the latter.
         metrics: Metrics of each network on the task, prepared as the result is; empty without a task.
         base_metrics: Metrics of the base.
         merged_metrics: Metrics of the result.

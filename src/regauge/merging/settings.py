@@ -48,7 +48,7 @@ class Setting:
         """Read the text form.
 
         Raises:
-            ValueError: It cannot be read, or lacks a value for tensors of no other name.
+            ValueError: The text cannot be read, or has no value for the tensors that it does not name.
         """
         where: list[tuple[str, tuple[float, ...]]] = []
         *named, last = text.split("/")

@@ -116,12 +116,12 @@ def transport(
     difference of two networks that were moved. If B is a copy of A in another gauge, this is exactly
     `act(g, tuned_a)`.
 
-    With `inputs`, ridge maps between the activations of both bases are tried, too. A map shrinks a change. Therefore
-    each change is enlarged, never reduced, until it changes the outputs as much as the fine-tune changes those of A.
-    The one that changes them most alike, by the cosine, is taken.
+    With `inputs`, ridge maps between the activations of both bases are tried, too. The map makes a change smaller.
+    Therefore each change is enlarged, never reduced, until it changes the outputs as much as the fine-tune changes
+    those of A. The one that changes them most alike, by the cosine, is taken.
 
-    With a `task`, the loss on its labels chooses the change and its scale; zero is a choice. `steps` of Adam then
-    train on two thirds of the examples. The others choose the rate and the number of steps, of which zero is one.
+    With a `task`, the loss on its labels chooses the change and its scale; zero is a choice. `steps` of Adam then train
+    on two thirds of the examples. The others choose the rate and the number of steps, which may be zero.
 
     A LoRA adapter as the fine-tune is carried as an adapter: a change `B A` moves on both sides, `L B A R`, and keeps
     its rank. Its names and ranks stay. Where a moved matrix reads shifted inputs, biases change, too, and the factors

@@ -47,7 +47,7 @@ class Criterion(ABC):
 
 @dataclass(frozen=True)
 class Magnitude(Criterion):
-    """The sum of squares of all that a unit has, in every tensor of a balanced network.
+    """The sum of squares of all values of a unit, over all tensors of a balanced network.
 
     References:
         Li et al. (2017), Pruning filters for efficient ConvNets, section 3.1, for the incoming weights alone.
@@ -102,7 +102,7 @@ class Taylor(Criterion):
 class OutputError(Criterion):
     """The change of what layers make of a group when a unit is removed and the rest is fitted to take its place.
 
-    What the removed unit sends on is replaced by its best linear approximation from the units that stay (and a constant
+    The output of the removed unit is replaced by its best linear approximation from the units that stay (and a constant
     where layers have biases), by the second moments of the values over the batches of the task. Units are removed one
     by one, the cheapest first; groups one after the other, each with the values that it has by then.
 
@@ -119,7 +119,7 @@ class OutputError(Criterion):
     needs_task = True
 
     def scores(self, network: Network, groups: tuple[str, ...], generator: torch.Generator | None) -> Scores:
-        """Magnitudes, for groups of which it is not known what reads them; others get theirs when it is their turn."""
+        """Magnitudes for groups whose readers are not known. The other groups are scored when it is their turn."""
         unknown = tuple(name for name in groups if not values_read(network, name))
         symmetry = network.symmetry
         zeros = {name: torch.zeros(symmetry.count_copies(name), symmetry[name].size) for name in groups}

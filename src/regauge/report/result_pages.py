@@ -22,7 +22,7 @@ def write_page(results: Mapping[str, Any], page: str | Path) -> Path:
     """Write results as a page that needs nothing but itself, and their numbers to the same name with `.json`.
 
     Args:
-        results: Such as `Predictor.results()`, whose "format" names the page.
+        results: Results such as `Predictor.results()`; their "format" names the page.
         page: The page, `.html`; files of both names are replaced.
 
     Returns:

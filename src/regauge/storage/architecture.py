@@ -85,7 +85,7 @@ class Architecture:
         return {spec.name: torch.empty(spec.shape, dtype=spec.dtype, device="meta") for spec in self.layout}
 
     def module(self) -> nn.Module:
-        """Build the module, with whatever values its factory gives it.
+        """Build the module, with the values that its factory gives it.
 
         Raises:
             ValueError: There is no factory, or it cannot be imported or called, or returns no module.

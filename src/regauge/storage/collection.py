@@ -131,7 +131,7 @@ class Collection:
         raise ValueError("the symmetry of a population in memory is not known; give `symmetry`")
 
     def choose(self, indices: Iterable[int] | slice | Array | None, checkpoints: Kept) -> Indices:
-        """Numbers of the networks that are given, or else of those that a run of a store is read by.
+        """Numbers of the networks: those of `indices`, or else the networks that stand for each run of a store.
 
         Args:
             indices: As for `resolve`.
@@ -207,7 +207,7 @@ class Collection:
         return {name: torch.cat([piece[name] for piece in pieces]).index_select(0, back) for name in pieces[0]}
 
     def column(self, name: str) -> Array:
-        """A column of all stores; masked where a network has no such value.
+        """A column of all stores as a masked array; networks without this value are masked.
 
         Raises:
             KeyError: A store has no such column.

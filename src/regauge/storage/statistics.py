@@ -47,8 +47,8 @@ class Statistics:
     ) -> "Statistics":
         """The statistics of networks, in float64; a store is read in blocks.
 
-        Those of a store are kept in the user's cache, for the store's key and the networks that are taken: shards never
-        change.
+        Statistics of a store are kept in the user's cache, by the store's key and the networks that are read: shards
+        never change.
 
         Args:
             networks: A store or a population, or several of one layout.

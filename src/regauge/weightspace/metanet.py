@@ -235,7 +235,7 @@ class Metanet(nn.Module):
 
         Raises:
             FileExistsError: The file exists, and `overwrite` is false.
-            FileNotFoundError: Its folder does not exist.
+            FileNotFoundError: The folder of `path` does not exist.
             OSError: The disk is full.
             ValueError: The name does not end in `.safetensors`, or a function chooses the outputs of probes.
         """
@@ -453,7 +453,7 @@ class Metanet(nn.Module):
         """The layout by which the networks of a population are read.
 
         Raises:
-            ValueError: They are of an architecture that this net does not read.
+            ValueError: The networks are of an architecture that this net does not read.
         """
         return self._find(population).layout
 

@@ -29,7 +29,7 @@ LOGARITHM_FLOOR = 1e-30
 def find_readers(symmetry: Symmetry | Sequence[Symmetry]) -> frozenset[Axis]:
     """The axes (parameter, axis) along which parameters sum over units, as discovery saw them.
 
-    For a symmetry that does not say, those of torch's layers: axis 1 of weights (out, in, ...), axis 0 of transposed
+    For a symmetry without readers, those of torch's layers: axis 1 of weights (out, in, ...), axis 0 of transposed
     convolutions, none of vectors and embeddings.
 
     Args:

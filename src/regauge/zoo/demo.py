@@ -164,7 +164,7 @@ def run_demo(
     Args:
         folder: For the checkpoints, alignments and symmetries; files of an earlier demo are replaced.
         data: Digits of scikit-learn, or MNIST, which "auto" takes where it is in the folder of data sets.
-        seed: Of the first network; the others have the next ones.
+        seed: Seed of the first network; the others have the next seeds.
         quick: Whether narrow networks are trained for a few steps.
         progress: Shows each training and each study.
 

@@ -20,8 +20,8 @@ class DataMatching(MixedMatching):
     methods and chooses between their elements. The objective is that of the chosen method, so objectives of different
     pairs may differ in their units.
 
-    Where the examples of a task cannot be split (`Task.split`), those that the methods have seen choose, and the result
-    says so.
+    Where the examples of a task cannot be split (`Task.split`), the methods choose on the examples that they have seen,
+    and the result says so.
 
     Attributes:
         kept: The share of the examples that choose; with 0 all do. Other settings are those of `MixedMatching`.

@@ -31,8 +31,8 @@ class JointMatching(Method):
     Orthogonal and linear groups therefore stay at the identity as soon as one dictionary has magnitudes: the
     standard deviations of a rotated diagonal Gaussian depend on its correlations, which are gone.
 
-    The first dictionary is complete, with buffers. The others may lack names of it; what they lack does not count.
-    A task is not used, since it runs networks and not tuples of dictionaries.
+    The first dictionary is complete, with buffers. The others may lack some of its names; these then do not enter the
+    cost. A task is not used, since it runs networks and not tuples of dictionaries.
 
     Attributes:
         roles: The role of each dictionary, in order; the first is "parameters".

@@ -38,9 +38,9 @@ class Sinkhorn(DescentMethod):
 
     After every `every` steps the plans are rounded to the closest permutations. The hard elements are judged on the
     same loss, that of a task over kept examples (`DescentMethod`; "random": the mean at t = 1/4, 1/2, 3/4). The best
-    one is returned, the initial element and the identity included, or the last one if `keeps` says so. What is
-    maximized is the loss with its sign turned. Every batch costs as much as its size, every judgement a pass over all
-    kept examples: give a task of a few thousand examples in batches of some hundred.
+    one is returned, the initial element and the identity included, or the last one if `keeps` says so. The objective is
+    minus the loss, and is maximized. Every batch costs as much as its size, every judgement a pass over all kept
+    examples: give a task of a few thousand examples in batches of some hundred.
 
     Departures from the paper. It begins near weight matching and with ten times the learning rate, which needs a
     quarter of the steps (from the identity, as published: `init=None, confidence=0.02, lr=0.3, steps=100,

@@ -55,11 +55,11 @@ class WeightMatching(Method):
         max_sweeps: Most sweeps over the groups in each climb.
         tolerance: A step must gain more than this share of `sum |a| |b|`.
         scales: "balance" as described. The second network keeps its running statistics and the scales of filters before
-            batch normalization. Taking over those of the first would move statistics against their own activations, and
-            statistics computed anew would undo part of the move. Only a copy of the first network whose statistics were
-            moved takes them over. With "recompute", or with a task that computes statistics anew (`prepare`), no
-            network does. "keep" compares the networks as they are, leaves all factors at one, and chooses an invertible
-            matrix among the orthogonal ones.
+            batch normalization. The scales of the first network would move statistics away from their own activations,
+            and new statistics would undo part of the move. Only a copy of the first network whose statistics were moved
+            takes them over. With "recompute", or with a task that computes statistics anew (`prepare`), no network
+            does. "keep" compares the networks as they are, leaves all factors at one, and chooses an invertible matrix
+            among the orthogonal ones.
 
     References:
         Ainsworth, Hayase and Srinivasa (2023), Git Re-Basin, section 3.2, algorithm 1.

@@ -164,7 +164,7 @@ class Source:
         self._state.element, self._total = place
 
     def compose(self, values: Mapping[str, Value]) -> None:
-        """Move on by values of some groups, without a look at any others."""
+        """Move further by the values of some groups; the other groups are not looked at."""
         element, total = self.place
         self.go_to((_move_on(self._symmetry, values, element), _move_on(self._symmetry, values, total)))
 
@@ -173,12 +173,13 @@ class Source:
         return work_dtype(*(one.stored[name].dtype for one in (self._a, self._b)))
 
     def pair(self, name: str, rows: tuple[int, int] | None = None) -> tuple[Tensor, Tensor]:
-        """Both tensors of a name, balanced, the second one moved; one of them is moved after the other."""
+        """Both tensors of a name, balanced; the second one is also moved."""
         y = move_tensor(self._symmetry, self._total, name, self._read(self._b, name, rows))
         return self._place(name, self._read(self._a, name, rows), self._state.left), y
 
     def load(self, name: str, rows: tuple[int, int] | None = None) -> tuple[Tensor, Tensor, float]:
-        """Both tensors of a name, balanced, the second one moved; the squared norm of the second before it is moved.
+        """Both tensors of a name, balanced, the second one also moved; and the squared norm of the second one before
+        that.
 
         Raises:
             ValueError: A tensor holds NaN or Inf; looked for in the first sweep.

@@ -89,9 +89,9 @@ def from_ivon(optimizer: Any, module: nn.Module) -> GaussianPosterior:
 def from_laplace(laplace: Any) -> GaussianPosterior | KroneckerPosterior:
     """The posterior of a fitted diagonal or Kronecker-factored approximation, also of a last layer or a subnetwork.
 
-    Weights that it does not cover are certain: those that required no gradients, those before the last layer
-    (`DiagLLLaplace`, `KronLLLaplace`), and those outside of a subnetwork (`DiagSubnetLaplace`, where they have standard
-    deviations of zero).
+    Weights that the approximation does not cover are certain. These are weights without gradients, weights before the
+    last layer (`DiagLLLaplace`, `KronLLLaplace`), and weights outside of a subnetwork (`DiagSubnetLaplace`, with
+    standard deviations of zero).
 
     `KronLaplace` has the precision `G (x) A + delta I` for a weight, whose inverse is no Kronecker product; it becomes
     the posterior with precision `(G + c/pi I) (x) (A + c pi I)`, c^2 = delta (`KroneckerPosterior.from_kfac`), which is

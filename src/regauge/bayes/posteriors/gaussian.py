@@ -70,8 +70,8 @@ class GaussianPosterior(NamedTuple):
         """Means move as parameters, standard deviations by the magnitudes of the factors.
 
         Raises:
-            ValueError: The element rotates: a rotated diagonal Gaussian is not diagonal. Or it adds products of what is
-                uncertain.
+            ValueError: The element rotates: a rotated diagonal Gaussian is not diagonal. Or the element adds products
+                of uncertain parameters.
         """
         symmetry, element, linear = bind(symmetry, element, self.mean)
         return GaussianPosterior(symmetry.act(element, self.mean), move_std(symmetry, linear, self.std))

@@ -106,8 +106,8 @@ class LowRankPosterior:
     ) -> "tuple[LowRankPosterior, LowRankPosterior]":
         """See `Transportable`: diagonal parts share their noise and deviations share theirs, rotated.
 
-        It is the best of those couplings that keep both parts apart, and the best of all where one of these vanishes;
-        in general the best one mixes them by a map as large as the network squared.
+        The coupling is the best of those that keep both parts apart, and the best of all if one part is zero. In
+        general the best one mixes them by a map as large as the network squared.
         """
         require_same_shapes(self.mean, other.mean)
         std, std_b = ({name: t for name, t in q.std.items() if name not in skip} for q in (self, other))

@@ -65,7 +65,7 @@ class Normal:
         std: Standard deviation of the noise, in the units of the targets.
 
     Raises:
-        ValueError: It is not positive.
+        ValueError: The standard deviation is not positive.
     """
 
     std: float

@@ -196,7 +196,7 @@ def posterior_slice(
         first: The origin: a posterior, for its mean, or parameters.
         second: A network on the positive x axis.
         third: A network off the x axis.
-        module: The module that runs the parameters; its own are not used.
+        module: The module that runs the parameters; its own parameters are not used.
         prior_std: Standard deviation of the prior of every parameter of the module; buffers have none.
         batches, likelihood, outputs: See `predict`.
         resolution, margin: See `rg.connect.plane`.
@@ -261,7 +261,7 @@ def posterior_collapse(
     Args:
         posterior: A posterior between the ends, such as `geodesic(a, b).at(0.5)`.
         ends: The ends, for the same noise: `geodesic(a, b).at(0.0)` and `.at(1.0)`.
-        module: The module that runs the parameters; its own are not used.
+        module: The module that runs the parameters; its own parameters are not used.
         batches: As for `repair`; they are held.
         noise: Noise of the samples of all posteriors.
         weights: Share of every end: `(1 - t, t)` at t; equal by default.

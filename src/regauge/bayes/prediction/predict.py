@@ -45,7 +45,7 @@ def predict(
 
     Args:
         posterior: Any posterior, an ensemble among them, or the parameters of one network.
-        module: The module that runs the parameters, in evaluation mode; its own are not used.
+        module: The module that runs the parameters, in evaluation mode; its own parameters are not used.
         batches: Pairs (inputs, targets), as for `Task`. They are read once and held. Integer targets may have any
             shape, one example each; negative ones (-100) do not count.
         noise: Noise of the samples. The same noise for several posteriors makes their differences far more precise.
@@ -56,8 +56,8 @@ def predict(
         chunk: Number of samples that run together.
 
     Raises:
-        ValueError: Noise and number of samples are both given or both missing, or given for one network; there are no
-            examples; parameters are NaN or Inf.
+        ValueError: Noise and a number of samples are both given, both missing, or given for a single network. Or there
+            are no examples, or parameters are NaN or Inf.
 
     References:
         Rossi et al. (2023), section 3, equation 5 and appendix C (128 samples).

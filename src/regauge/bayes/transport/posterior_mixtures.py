@@ -19,9 +19,9 @@ POSITION = "(position)"
 class MixturePosterior:
     """`(1 - share) first + share last`: each network is a sample of one of the two.
 
-    Noise is that of both, and for each sample a position, the `(k + 1/2) / count` in random order: those below the
-    share are samples of the last. So the numbers of samples are as close to the shares as they can be, and the same
-    noise fits all shares.
+    The noise is that of both posteriors, and a position for each sample, the `(k + 1/2) / count` in random order: those
+    below the share are samples of the last. The numbers of samples are therefore as close to the shares as possible,
+    and the same noise serves all shares.
 
     Attributes:
         first: A posterior.

@@ -27,7 +27,7 @@ def distance(a: Posterior, b: Posterior, *, skip: Collection[str] = ()) -> Squar
     Args:
         a: Any posterior.
         b: One of the same kind and architecture.
-        skip: Names that do not count: `symmetry.buffers`, if there are any. Integers never count.
+        skip: Names that are left out of distances: `symmetry.buffers`, if there are any. Integers never count.
 
     Raises:
         ValueError: The posteriors are of different kinds or architectures, or the exact distance is out of reach (low
@@ -92,8 +92,8 @@ def geodesic(a: Posterior, b: Posterior) -> Displacement:
     keeps both parts apart.
 
     The ends have the distributions of a and b. That of b is written with rotated roots or in another order of
-    particles. Noise drawn once then shows the whole path: a loss along it has the same Monte Carlo error everywhere.
-    What only one of the two is uncertain of has zero standard deviations in the other.
+    particles. Noise drawn once then shows the whole path: a loss along it has the same Monte Carlo error everywhere. A
+    parameter that is uncertain in one of the two only has standard deviation zero in the other.
 
     Raises:
         ValueError: The posteriors are of different kinds or architectures, Kronecker factors belong to different

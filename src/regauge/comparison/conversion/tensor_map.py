@@ -285,7 +285,7 @@ class TensorMap:
 
     Attributes:
         origins: For each tensor of B, by name, what it is made of.
-        unused: Tensors of A of which B has nothing; not those of which A has an equal one that B has.
+        unused: Tensors of A of which B has nothing, without copies of tensors that B has.
         parted: Tensors of A of which B has only a part.
         labels: The names of both networks.
     """
@@ -396,8 +396,8 @@ class TensorMap:
         """Write the page, a self-contained `.html` file; nothing for None.
 
         Raises:
-            FileExistsError: It exists and may not be replaced.
-            ValueError: Its name does not end in `.html`.
+            FileExistsError: The page exists and may not be replaced.
+            ValueError: The name of the page does not end in `.html`.
         """
         page = require_page(out)
         if page is not None:

@@ -68,7 +68,8 @@ def fold(
     - A gain moves into what reads it, by the scales and signs of the symmetry: the gain becomes one. Where it is zero
       its readers become zero, if nothing is added to it before they read it.
     - A bias moves to where another one takes it up: of LayerNorm to its readers, of values to the output projection,
-      of a recurrent state to its input. Or nothing sees it, as a bias of keys behind the softmax. It becomes zero.
+      of a recurrent state to its input. Or nothing depends on it, as on a bias of keys behind the softmax. The bias
+      becomes zero.
     - A mean that a LayerNorm or a softmax removes becomes zero in what writes to it, and in what reads from values
       that sum to zero.
 

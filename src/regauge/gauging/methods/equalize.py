@@ -36,7 +36,7 @@ class Equalize(GaugeMethod):
     attention) are scaled by diagonal matrices. Sweeps over all families go on until nothing
     moves: the largest imbalance falls, and the end does not depend on where on its orbit the network was.
 
-    The objective is the mean imbalance of all units, `|log2(range_out / range_in)|`, with its sign turned.
+    The objective is minus the mean imbalance of all units, `|log2(range_out / range_in)|`, with its sign turned.
 
     Attributes:
         sweeps: Over all families, at most.

@@ -33,8 +33,8 @@ class Smooth(GaugeMethod):
     channels. For each of them, activations are divided by `s = a^alpha / w^beta`, up to a common factor, and the
     weights that read them multiplied; a is the size of each unit's activations, and w the largest weight that reads it.
     Alphas of a grid are tried. The one is kept with which the outputs of the layers, with rounded weights, change
-    least. None is kept if all make it worse. Routers, shared experts and whatever else reads the same values are found
-    by the symmetry, and nothing is scaled through what does not commute with scales.
+    least. None is kept if all make it worse. The symmetry finds all that reads the same values, such as routers and
+    shared experts. Nothing is scaled through an operation that does not commute with scales.
 
     `Smooth()` searches as AWQ does; `Smooth(alpha=0.5, statistic="max", is_against_weights=True)` is SmoothQuant.
 

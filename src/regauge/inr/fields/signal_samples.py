@@ -199,7 +199,7 @@ def voxel_samples(grid: Tensor) -> Samples:
         grid: Booleans, `[x, y, z]`.
 
     Raises:
-        ValueError: It is no such grid.
+        ValueError: The tensor is no such grid.
 
     References:
         De Luigi et al. (2023), appendix A.
@@ -217,7 +217,7 @@ def image_samples(image: Tensor) -> Samples:
         image: `[channels, height, width]`.
 
     Raises:
-        ValueError: It is no such image.
+        ValueError: The tensor is no such image.
     """
     if image.ndim != 3 or not image.is_floating_point():
         raise ValueError(

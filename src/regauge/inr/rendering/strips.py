@@ -165,7 +165,7 @@ def save_strips(strips: Sequence[Strip], path: str | FilePath, *, overwrite: boo
 
     Raises:
         FileExistsError: The file exists, and `overwrite` is false.
-        FileNotFoundError: Its folder does not exist.
+        FileNotFoundError: The folder of `path` does not exist.
         ValueError: The name does not end in `.npz`.
     """
     path = FilePath(path)

@@ -15,9 +15,9 @@ from regauge.merging.rules.average import Average
 class GreedySoup(Average):
     """The mean of those networks that help one another, chosen by the loss of a task.
 
-    The networks are visited from the smallest loss to the largest. The first one is in; each other one joins if
-    the loss of the mean does not rise. So the result is never worse on the task than the best network, where the
-    task has no `prepare`: that is applied to means, and not to single networks.
+    The networks are visited from the smallest loss to the largest. The first one is in; each other one joins if the
+    loss of the mean does not rise. The result is therefore never worse on the task than the best network, if the task
+    has no `prepare`, which is applied to means and not to single networks.
 
     References:
         Wortsman et al. (2022), Model soups, algorithm 1.
@@ -28,7 +28,7 @@ class GreedySoup(Average):
     def choose(
         self, networks: Sequence[Mapping[str, Tensor]], soup: Callable[[Sequence[int]], Params], task: Task | None
     ) -> Sequence[int]:
-        """The numbers of those that are in.
+        """The numbers of the networks that are averaged.
 
         Raises:
             ValueError: There is no task, or a network whose loss is NaN.

@@ -18,13 +18,13 @@ class KarcherMean(Rule):
     The direction of each tensor is the one whose weighted sum of squared angles to the directions of all networks is
     smallest; its length is the weighted mean of their lengths. It begins at the weighted mean of the directions, and
     moves by the mean of the logarithms until that is zero. Tensors that are zero have no direction and count in the
-    length alone. Where directions cancel, no mean of them is defined: then it is the weighted mean of the tensors.
+    length alone. If directions cancel, they have no mean; the result is then the weighted mean of the tensors.
 
     Attributes:
         steps: The largest number of moves. Without any it is the normalized mean of the directions, which mergekit
             calls `multislerp`.
-        tolerance: Moves end with one that is shorter, in radians, or than rounding; directions that are closer to the
-            mean than that do not move it.
+        tolerance: Moves end with one that is shorter than this angle in radians, or than rounding. Directions closer to
+            the mean than this do not move it.
 
     References:
         Karcher (1977), Riemannian center of mass and mollifier smoothing; Buss and Fillmore (2001), Spherical averages,

@@ -19,7 +19,8 @@ class ModelStock(VectorRule):
         base + t * mean_k (network_k - base),  t = n cos / (1 + (n - 1) cos)
 
     Networks that agree are averaged (t is one for a cosine of one); those at right angles say nothing, and the base
-    stays. So it does at obtuse angles, where the formula would lead away from the networks: t is never below zero.
+    stays. The base also stays at obtuse angles, where the formula would lead away from the networks: t is never below
+    zero.
 
     Attributes:
         by_rows: Whether each row of a tensor, what has one index along its first axis, has an angle of its own.

@@ -76,7 +76,7 @@ class Store:
         """A new store, or the one that is there already if it was created with the same arguments.
 
         Args:
-            folder: Its folder, which is made if it does not exist.
+            folder: The folder of the store, which is made if it does not exist.
             architecture: The architecture of all networks.
             symmetry: The symmetry of the architecture.
             storage: "float16" or "bfloat16" keeps floating-point values in half the bytes, rounded; as they are by
@@ -128,7 +128,7 @@ class Store:
         """Replace `about`, for readers that open the store from now on.
 
         Raises:
-            ValueError: It is not plain JSON.
+            ValueError: The column holds values that are not plain JSON.
         """
         self._require_here()
         self._manifest.tell(self.folder, about)

@@ -19,7 +19,8 @@ VARIANCE = 1e-6
 
 @dataclass(frozen=True)
 class Invariant:
-    """Mean and largest features of every set of units and block of pairs, and those of the network, to numbers.
+    """Numbers from the mean and largest features of every set of units and block of pairs, and from the features of the
+    network.
 
     Where units count by shares, root mean squares take the place of the largest.
 

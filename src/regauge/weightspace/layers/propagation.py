@@ -18,14 +18,15 @@ from regauge.weightspace.shares import Terms, weigh
 
 @dataclass(frozen=True)
 class Propagation(Layer):
-    """Units hear sums of the features of others, each multiplied by a few functions of the weight between them.
+    """Units receive sums of the features of others, each multiplied by a few functions of the weight between them.
 
         message to unit i:   sum over c and j of E_ijc B_c x_j / sqrt(number of j)
 
     where `E_ijc` are `channels` linear functions of the encoded value of the weight between i and j, which no layer
-    changes. So a message is a product of matrices, and pairs of units have no vectors of their own: a layer costs what
-    the network's own pass with as many inputs costs, times `channels`. With one channel and the value itself it is one
-    layer of that pass, or of the one backward. `x <- x + MLP(x, messages, what x is repeated within, network)` follows.
+    changes. A message is therefore a product of matrices, and pairs of units have no vectors of their own. A layer
+    costs as much as a pass of the network itself with as many inputs, times `channels`. With one channel and the value
+    itself it is one layer of that pass, or of the one backward. `x <- x + MLP(x, messages, what x is repeated within,
+    network)` follows.
 
     Where signs act, those functions are of absolute values, and units have further features that signs multiply by the
     exponents of placements:

@@ -48,7 +48,7 @@ class Probes:
         examples: Positional arguments of the module, as for `discover`: a batch, the examples along the first axis.
         kwargs: Keyword arguments.
         inputs: Number of probes, or the lengths of the two or three axes of a sheet on which they lie.
-        outputs: The outputs that count, as it was given to `discover`.
+        outputs: The outputs that count, as they were given to `discover`.
         constant: Names of arguments (numbers of positional ones) that have no row for each example, although their
             first axis is as long.
         hidden: Width of the MLP on the outputs.

@@ -62,8 +62,8 @@ def run_jobs(
         executor: Where; one after the other in this process by default. If its pool breaks because a worker died,
             another one is opened for what is missing then.
         share: The part of all jobs that this process takes.
-        rounds: Pools in a row that may break before a job succeeds. A round in which no job succeeded is the last where
-            the pool did not break.
+        rounds: How many pools may break one after the other before a job succeeds. A round in which no job succeeded is
+            the last where the pool did not break.
         progress: Shows how many jobs are done.
 
     Returns:

@@ -130,10 +130,10 @@ class Barriers:
     """The barrier on the straight line between each network of one population and each of another.
 
     Entry (i, j) is what `rg.line` calls the barrier: the largest excess of the loss over the straight line between the
-    end losses, never negative. It is NaN where a loss is. With a symmetry, each pair is aligned first. A method with
-    other optima the other way round aligns in the better of both directions. Moving both ends of a line alike changes
-    no loss on it: the matrix of the exchanged populations is the transpose. For the barriers in a population that was
-    aligned as a whole, give that population and no symmetry.
+    end losses, never negative. A barrier is NaN where a loss is NaN. With a symmetry, each pair is aligned first. A
+    method with other optima the other way round aligns in the better of both directions. Moving both ends of a line
+    alike changes no loss on it: the matrix of the exchanged populations is the transpose. For the barriers in a
+    population that was aligned as a whole, give that population and no symmetry.
 
     Attributes:
         task: Model, data and loss; its `prepare` is applied to every network on a line, the ends too.

@@ -76,7 +76,7 @@ class AlignShards:
 
 
 def sample(store: Store, count: int, *, seed: int = 0, among: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
-    """Numbers of at most `count` networks of a store, drawn at random, increasing; those that diverged never are.
+    """Draw at most `count` networks of a store at random, none that diverged; their numbers, increasing.
 
     They are drawn from `among`, or else from the last checkpoints of all trajectories, `store.rows.final()`.
 

@@ -110,8 +110,9 @@ class Discard:
     """A rule that gives up the networks that do badly at some step: they are handed out then, marked in their rows.
 
     Attributes:
-        step: The number of steps after which that is.
-        worst: This share of every group, by validation loss; those already given up count.
+        step: The number of steps after which networks are given up.
+        worst: The share of every group that is given up, the worst by validation loss; networks given up before are
+            part of it.
         above: Give up networks with a validation loss above this, in nats or squared error.
     """
 
@@ -128,7 +129,7 @@ class Discard:
 
 @dataclass(frozen=True)
 class PopulationConfig(DescentConfig):
-    """A population: network i follows from this and from i, whichever others are trained with it.
+    """A population. Network i depends on these settings and on i, and not on the networks that are trained with it.
 
     Every step is the same to rounding; what rounding comes to in a long training is said at `train`.
 
