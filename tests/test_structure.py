@@ -418,7 +418,9 @@ def test_random_orders_within_classes_are_uniform() -> None:
 def test_a_network_with_a_mask_is_described() -> None:
     _, _, symmetry = case("made")
     assert "order in 3 classes" in str(symmetry)
-    assert "kept as it is, since no normalization fills it or it was named: 0.mask, 2.mask, 4.mask" in str(symmetry)
+    assert "which stays as it is (no normalization computes it, or `keep` names it): 0.mask, 2.mask, 4.mask" in str(
+        symmetry
+    )
     assert symmetry.log10_order < rg.discover(made(), (torch.zeros(2, 4),), move=["*"]).log10_order
 
 

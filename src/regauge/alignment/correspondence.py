@@ -329,24 +329,24 @@ def _require_same_architecture(
     if only_a or only_b:
         raise ValueError(
             f"the two networks have different parameters: only the first has {only_a[:5]}, only the second "
-            f"has {only_b[:5]}; they may differ in widths, not in layers"
+            f"has {only_b[:5]}; they may differ in widths, not in layers; give such networks"
         )
     names_a, names_b = ([group.name for group in s.groups] for s in (symmetry_a, symmetry_b))
     if names_a != names_b:
         raise ValueError(
             f"the groups of the first network are {names_a[:10]}, those of the second {names_b[:10]}; networks of one "
-            "architecture have the same groups in the same order"
+            "architecture have the same groups in the same order; discover both with the same settings"
         )
     for one, other in zip(symmetry_a.groups, symmetry_b.groups, strict=True):
         if (one.kind, one.scales, one.signs, one.shifts) != (other.kind, other.scales, other.signs, other.shifts):
             raise ValueError(
                 f"group {one.name!r} has kind {one.kind} in the first network and {other.kind} in the second, or other "
-                "families of scales, signs or shifts"
+                "families of scales, signs or shifts; give networks that differ in widths alone"
             )
         if [_action(p) for p in one.placements] != [_action(p) for p in other.placements]:
             raise ValueError(
                 f"group {one.name!r} does not act alike in both networks; they may differ in widths, not in layers or "
-                "kernel sizes"
+                "kernel sizes; give such networks"
             )
     for name, tensor in params_a.items():
         both = ((tensor.shape, symmetry_a), (params_b[name].shape, symmetry_b))
@@ -355,7 +355,7 @@ def _require_same_architecture(
             raise ValueError(
                 f"{name!r} has shape {tuple(tensor.shape)} in the first network and {tuple(params_b[name].shape)} in "
                 "the second, and that is more than groups of other widths: outside of groups its axes have "
-                f"{free[0]} and {free[1]} entries"
+                f"{free[0]} and {free[1]} entries; give networks that differ in widths alone"
             )
 
 

@@ -249,7 +249,10 @@ def canonical_manifold(symmetry: Symmetry, *, head: str | None = None) -> Manifo
                 f"there is no parameter {head!r} for a head; the symmetry knows {list(symmetry.shapes)[-5:]}"
             )
         if any(name == head for known in spheres for name, _ in known.pieces):
-            raise ValueError(f"{head!r} lies on spheres already, unit by unit; it cannot be the head")
+            raise ValueError(
+                f"{head!r} lies on spheres already, unit by unit; it cannot be the head, so name the weight of the "
+                "last layer"
+            )
         whole = torch.arange(torch.Size(symmetry.shapes[head]).numel()).unsqueeze(0)
         spheres.append(Spheres(((head, whole),)))
     # Canonical forms leave what they leave of representatives, whose streams are rotated.

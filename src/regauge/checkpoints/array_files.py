@@ -34,14 +34,14 @@ def read_arrays(path: str | Path) -> Params:
     path = Path(path)
     if not path.is_file():
         require_plain(path)
-        raise FileNotFoundError(f"there is no data file {str(path)!r}")
+        raise FileNotFoundError(f"there is no data file {str(path)!r}; check the path")
     if path.suffix == ".safetensors":
         return load(path)
     found = read_npz(path)
     try:
         return {name: torch.from_numpy(array) for name, array in found.items()}
     except TypeError as error:
-        raise ValueError(f"{str(path)!r} cannot be read as arrays: {error}") from error
+        raise ValueError(f"{str(path)!r} cannot be read as arrays: {error}; write it with numpy.savez") from error
 
 
 def read_npz(path: Path) -> dict[str, NDArray[Any]]:
@@ -56,7 +56,7 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
             return {name: np.asarray(arrays[name]) for name in arrays.files}
     except DAMAGE as error:
-        raise ValueError(f"{str(path)!r} cannot be read as arrays: {error}") from error
+        raise ValueError(f"{str(path)!r} cannot be read as arrays: {error}; write it with numpy.savez") from error
 
 
 def map_array(path: Path) -> NDArray[Any]:
@@ -67,7 +67,7 @@ def map_array(path: Path) -> NDArray[Any]:
         ValueError: It is damaged, or holds anything else than real numbers.
     """
     if not path.is_file():
-        raise FileNotFoundError(f"there is no file {str(path)!r}")
+        raise FileNotFoundError(f"there is no file {str(path)!r}; check the path")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about headers of old versions
@@ -75,5 +75,5 @@ def map_array(path: Path) -> NDArray[Any]:
         if not isinstance(found, np.ndarray) or found.dtype.kind not in "biuf":
             raise ValueError("it holds no array of numbers")
     except DAMAGE as error:
-        raise ValueError(f"{str(path)!r} cannot be read as an array: {error}") from error
+        raise ValueError(f"{str(path)!r} cannot be read as an array: {error}; write it with numpy.save") from error
     return found

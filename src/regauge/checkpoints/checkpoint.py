@@ -149,7 +149,7 @@ class Checkpoint(Mapping[str, Tensor]):
         if absent:
             raise ValueError(
                 f"{str(file)!r} says that {absent[0]!r} is in {index[absent[0]]!r}, but it is not; index and shards "
-                "are of different checkpoints"
+                "are of different checkpoints: fetch both again"
             )
         if index:
             _require_named(file, index, everywhere)

@@ -88,13 +88,16 @@ def shards_of(index: Path) -> dict[str, str]:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{str(index)!r} is not the index of a sharded checkpoint: it lacks a 'weight_map' from parameter names "
-            "to files"
+            "to files; fetch it again"
         ) from error
     if not shards:
-        raise ValueError(f"{str(index)!r} names no tensors; it was cut off, or is of an empty network")
+        raise ValueError(f"{str(index)!r} names no tensors; it was cut off, or is of an empty network: fetch it again")
     strange = [shard for shard in shards if not _is_name(shard)]
     if strange:
-        raise ValueError(f"{str(index)!r} names shards outside its own folder ({shorten(strange)}); they are not read")
+        raise ValueError(
+            f"{str(index)!r} names shards outside its own folder ({shorten(strange)}); they are not read: move them "
+            "into it"
+        )
     absent = [shard for shard in shards if (index.parent / shard).is_dir() or not (index.parent / shard).exists()]
     if absent:
         raise FileNotFoundError(
@@ -190,5 +193,6 @@ def _in_folder(folder: Path) -> Path:
             f"what it holds, and `regauge zoo export {folder} -o FOLDER` writes files"
         )
     raise FileNotFoundError(
-        f"the folder {str(folder)!r} holds no checkpoint ({', '.join(folder_files())} or one other .safetensors file)"
+        f"the folder {str(folder)!r} holds no checkpoint ({', '.join(folder_files())} or one other .safetensors file); "
+        "name the file, or the folder that holds it"
     )

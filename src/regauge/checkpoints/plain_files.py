@@ -79,7 +79,9 @@ def read_text(path: Path) -> str:
     try:
         return read_inside(path).decode()
     except UnicodeDecodeError as error:
-        raise ValueError(f"{str(path)!r} is no text in UTF-8: {error.reason} at byte {error.start}") from error
+        raise ValueError(
+            f"{str(path)!r} is no text in UTF-8: {error.reason} at byte {error.start}; save it as UTF-8"
+        ) from error
 
 
 def read_object(path: Path) -> dict[str, Any]:

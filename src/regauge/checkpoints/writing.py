@@ -79,10 +79,14 @@ def _link(temporary: Path, path: Path) -> None:
     try:
         os.link(temporary, path)
     except FileExistsError:
-        raise FileExistsError(f"{str(path)!r} was written by somebody else meanwhile, and stays as it is") from None
+        raise FileExistsError(
+            f"{str(path)!r} was written by somebody else meanwhile, and stays as it is; choose another name"
+        ) from None
     except OSError:  # a file system without hard links, on which two writers in the same instant are not told apart
         if path.exists():
-            raise FileExistsError(f"{str(path)!r} was written by somebody else meanwhile, and stays") from None
+            raise FileExistsError(
+                f"{str(path)!r} was written by somebody else meanwhile, and stays; choose another name"
+            ) from None
         os.replace(temporary, path)
 
 

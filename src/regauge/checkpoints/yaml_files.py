@@ -27,7 +27,7 @@ def compose_yaml(path: Path) -> yaml.Node | None:
     try:
         node: yaml.Node | None = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ValueError(f"{str(path)!r} is no YAML file: {' '.join(str(error).split())}") from error
+        raise ValueError(f"{str(path)!r} is no YAML file: {' '.join(str(error).split())}; correct it there") from error
     try:
         if node is not None and _count(node, {}) > MOST_ENTRIES:
             raise ValueError(

@@ -27,7 +27,7 @@ def run(options: Compare) -> None:
     if options.add and options.database is None:
         raise UsageError("--add needs --database FILE, to which the checkpoints are added")
     if options.database is None and len(paths) < 2:
-        raise UsageError(f"{len(paths)} checkpoints are given; two or more are compared")
+        raise UsageError(f"{len(paths)} checkpoints are given; two or more are compared, so name another one")
     settings: dict[str, Any] = {
         "model": options.model,
         "symmetry": None if options.symmetry is None else read_symmetry(options.symmetry),

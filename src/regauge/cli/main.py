@@ -80,7 +80,7 @@ def main(args: Sequence[str] | None = None) -> None:
         _refuse(sentence(error))
     except Exception as error:
         if _is_out_of_memory(error):
-            _refuse("there is not enough memory for that; allow less with --memory where there is it, or free some")
+            _refuse("there is not enough memory for that; free some, or allow less with --memory")
         if os.environ.get(DEBUG):
             raise
         place = traceback.extract_tb(error.__traceback__)[-1]

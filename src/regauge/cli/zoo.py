@@ -104,7 +104,10 @@ def export(options: ZooExport) -> None:
     store = Store.open(options.store)
     chosen = Collection(store).find(options.where, options.checkpoints)
     if not len(chosen):
-        raise UsageError(f"none of the {len(store)} networks fits {' '.join(options.where)!r}; nothing is written")
+        raise UsageError(
+            f"none of the {len(store)} networks fits {' '.join(options.where)!r}; nothing is written: `zoo info` shows "
+            "the columns"
+        )
     with show_progress() as progress:
         zoo.EXPORTERS[options.format](store, options.output, chosen.tolist(), progress=progress)
     tell(f"written: {options.output}: {len(chosen)} networks")

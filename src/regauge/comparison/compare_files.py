@@ -143,7 +143,10 @@ def compare_files(
         parents = named_parents({name: places[name].checkpoint for name in own})
         lineages.append(compare_many(own, compare, parents=parents, progress=progress))
     if not lineages:
-        raise ValueError(f"no two of the {len(names)} checkpoints have tensors of the same names and shapes")
+        raise ValueError(
+            f"no two of the {len(names)} checkpoints have tensors of the same names and shapes; compare them in pairs, "
+            "with the model of each"
+        )
     left_out = tuple(name for name in names if name not in places)
     notes = dict.fromkeys(note for place in places.values() for note in place.relatives.networks.notes)
     result = Lineages(tuple(lineages), left_out, tuple(failures), tuple(notes))
@@ -163,7 +166,10 @@ def find_checkpoints(paths: Sequence[str | Path]) -> list[Path]:
     for path in map(Path, paths):
         inside = [] if not path.is_dir() or _is_checkpoint(path) else sorted(path.iterdir())
         if path.is_dir() and inside and not any(map(_is_checkpoint, inside)):
-            raise ValueError(f"there is no checkpoint in the folder {str(path)!r}, nor in the folders in it")
+            raise ValueError(
+                f"there is no checkpoint in the folder {str(path)!r}, nor in the folders in it; name a folder with "
+                "checkpoints"
+            )
         found += [one for one in inside if _is_checkpoint(one)] or [path]
     return found
 

@@ -85,8 +85,8 @@ class Origin:
         if is_undone:
             return f"{made}; its element is stored with it: the p-value and the z-score are of the order before that"
         return (
-            f"{made}, and that the order of units was chosen, so that the p-value and the z-score of the order as "
-            "stored say nothing about descent; no verdict rests on them"
+            f"{made}, and that the order of units was chosen. The p-value and the z-score of the order as stored "
+            "therefore say nothing about descent; no verdict rests on them"
         )
 
 

@@ -144,7 +144,7 @@ def _judge_clear(e: Evidence) -> tuple[Verdict, str]:
         few = f"modulo the group {max(0, e.free)} numbers are left, which is too few to tell strangers apart"
         return ("undecided", few) if order is None else (ALIGNED, f"{order}, and {few}: {UNKNOWN}")
     if e.share is None or e.chance is None or beyond is None:  # Chance is measured only where that may decide.
-        return "undecided", "no matrix tells units apart, so that there is nothing to align"
+        return "undecided", "no matrix tells units apart, and nothing can be aligned"
     explained = (
         f"after alignment B explains {e.share:.0%} of A's matrices, where strangers explain up to {e.chance:.0%} "
         f"({beyond:.0%} beyond chance; descendants have {RELATED:.0%} or more)"
@@ -199,7 +199,7 @@ def _order(evidence: Evidence) -> str | None:
         return None
     return (
         f"units correspond in the order in which they are stored, {evidence.z_score:.1f} standard deviations beyond "
-        "networks whose order nobody chose"
+        "networks whose order was not chosen"
     )
 
 

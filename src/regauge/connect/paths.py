@@ -94,7 +94,7 @@ class WassersteinGeodesic:
             if not isinstance(gaussian, tuple) or len(gaussian) != 2:
                 raise ValueError(
                     f"the {label} end is a {type(gaussian).__name__}, but a Gaussian is a tuple of two dictionaries: "
-                    "means and standard deviations"
+                    "means and standard deviations; give such a tuple"
                 )
             for name, std in gaussian[1].items():
                 if bool((std < 0).any()):

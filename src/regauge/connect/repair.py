@@ -368,7 +368,9 @@ def require_endpoints(
         try:
             require_same_shapes(params, end)
         except ValueError as error:
-            raise ValueError(f"endpoint {k} does not fit the interpolated network: {error}") from None
+            raise ValueError(
+                f"endpoint {k} does not fit the interpolated network: {error}; give networks of its architecture"
+            ) from None
         require_finite(end, f"endpoint {k}", equal)
     return params, ends, shares_of(weights, len(ends))
 

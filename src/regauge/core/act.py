@@ -98,7 +98,8 @@ def covered(group: Group, placement: Placement, shape: tuple[int, ...]) -> tuple
     if placement.axis >= len(shape):
         raise ValueError(
             f"group {group.name!r} acts on axis {placement.axis} of {placement.parameter!r}, "
-            f"which has only {len(shape)} axes (shape {shape}); the symmetry is of another architecture"
+            f"which has only {len(shape)} axes (shape {shape}); the symmetry is of another architecture: discover that "
+            "of this model"
         )
     factors = [(group.size, placement.stride), *placement.repeats]
     last = placement.start + sum((size - 1) * stride for size, stride in factors)
@@ -138,7 +139,10 @@ def overlapping(
         spans = sorted(span(*one) for one in several)
         are_apart = all(end < start for (_, end), (start, _) in pairwise(spans)) and spans[-1][1] < shape[axis]
         if len(several) > 1 and not are_apart and shape[axis] > LONGEST_SHARED_AXIS:
-            raise ValueError(f"several groups share axis {axis} of {parameter!r}, which is too long to compare them")
+            raise ValueError(
+                f"several groups share axis {axis} of {parameter!r}, which is too long to compare them; leave one of "
+                "them out"
+            )
         found = [covered(*one, shape) for one in several] if len(several) > 1 and not are_apart else []
         for (one, (positions, _)), (other, (there, units)) in permutations(zip(several, found, strict=False), 2):
             owner = torch.full((shape[axis],), -1)

@@ -164,7 +164,8 @@ def _require_finite(profits: Tensor, which: str) -> None:
     if not math.isfinite(profits.sum()) and not bool(profits.isfinite().all()):
         raise ValueError(
             f"{int((~profits.isfinite()).sum())} of {profits.numel()} profits of {which} are NaN or Inf; "
-            "the weights or activations that they were computed from are not finite, or overflowed"
+            "the weights or activations that they were computed from are not finite, or overflowed: check the "
+            "networks, or use a wider dtype"
         )
 
 

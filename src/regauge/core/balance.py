@@ -166,7 +166,10 @@ def balance_but(
     flat = {name: t.reshape(batch, *symmetry.shapes[name]) for name, t in symmetry.sums(tensors).items()}
     norm = SquaredNorm(symmetry, buffers, flat)
     if not np.isfinite(norm.norm).all():
-        raise ValueError("the squares of the parameters are not finite, so no scales balance them")
+        raise ValueError(
+            "the squares of the parameters are not finite, so no scales balance them; check the network for NaN, Inf "
+            "and huge values"
+        )
     is_double = all(tensor.dtype == torch.float64 for tensor in tensors.values())
     kept = {name: rigid.get(name, torch.zeros(batch, dtype=torch.bool)).numpy().copy() for name in linear}
     minimize(norm, kept, *(EXACT if is_double else ROUNDED))

@@ -304,7 +304,7 @@ def require_parameters(symmetry: Charted, params: Mapping[str, Tensor]) -> None:
         if there[len(there) - len(shape) :] != shape:
             raise ValueError(
                 f"{name!r} has shape {there}, but the symmetry expects {shape} (after an optional model axis); the "
-                "parameters are of another architecture"
+                "parameters are of another architecture: discover the symmetry of their model"
             )
 
 
@@ -317,7 +317,9 @@ def require_coordinates(symmetry: Charted, coordinates: Coordinates) -> None:
             raise KeyError(f"the coordinates lack {name!r}; give all that `split` returned")
         there = tuple(coordinates[name].shape)
         if there[len(there) - len(shape) :] != shape:
-            raise ValueError(f"the coordinate {name!r} has shape {there}, but {shape} is expected")
+            raise ValueError(
+                f"the coordinate {name!r} has shape {there}, but {shape} is expected; give what `split` returned"
+            )
 
 
 def translate(symmetry: Charted, element: Element, params: Params, skip: Collection[str] = ()) -> Params:
@@ -360,14 +362,16 @@ def _require_shapes(symmetry: Charted, element: Element) -> None:
     for name in element.rotation:
         if name not in rotatable(symmetry):
             raise ValueError(
-                f"the element rotates {name!r}, which the symmetry does not; it belongs to another symmetry"
+                f"the element rotates {name!r}, which the symmetry does not; it belongs to another symmetry: draw it "
+                "from this one"
             )
         shapes["rotation", name] = (symmetry[name].size,) * 2
     for (part, name), shape in shapes.items():
         there = tuple((element.translation if part == "translation" else element.rotation)[name].shape)
         if there != (*element.batch, *shape):
             raise ValueError(
-                f"the {part} {name!r} of the element has shape {there}, but {(*element.batch, *shape)} is expected"
+                f"the {part} {name!r} of the element has shape {there}, but {(*element.batch, *shape)} is expected; "
+                "draw it from this symmetry"
             )
 
 

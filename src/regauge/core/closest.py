@@ -174,7 +174,7 @@ def _procrustes(group: Group, c: Float64[Tensor, "*lead n n"]) -> Closest:
     if not bool(c.isfinite().all()):
         raise ValueError(
             f"the cost of group {group.name!r} holds NaN or Inf; the weights or activations that it was computed "
-            "from are not finite, or overflowed"
+            "from are not finite, or overflowed: check the networks, or use a wider dtype"
         )
     if group.keeps_ones:
         # Every rotation that keeps the ones is 1 1^T / n + H^T R H, so <g, C> is a constant plus <R, H C H^T>.

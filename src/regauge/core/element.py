@@ -133,7 +133,7 @@ class Element(Mapping[str, Value]):
             ValueError: The group does not reorder its units.
         """
         if group not in self:
-            raise KeyError(f"there is no group {group!r}; the groups are {list(self)[:20]}")
+            raise KeyError(f"there is no group {group!r}; the groups are {list(self)[:20]}; name one of them")
         perm = self[group].perm
         if perm is None:
             raise ValueError(f"group {group!r} does not reorder its units; `element[{group!r}].matrix` is what it does")

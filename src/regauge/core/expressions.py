@@ -40,7 +40,7 @@ class Expression:
         try:
             whole = re.compile(text)
         except (re.error, RecursionError, OverflowError) as error:
-            raise ValueError(f"{text!r} is no regular expression: {error}") from error
+            raise ValueError(f"{text!r} is no regular expression: {error}; correct it") from error
         self._plain = whole if PLAIN.fullmatch(text) else None
         self._text, self._place = text, 0
         self._steps: list[list[tuple[Step, int]]] = []
@@ -48,7 +48,7 @@ class Expression:
         try:
             self._first, self._last = self._alternatives()
         except RecursionError as error:
-            raise ValueError(f"the pattern {text[:40]!r}... is nested too deeply") from error
+            raise ValueError(f"the pattern {text[:40]!r}... is nested too deeply; write it shorter") from error
         if self._place < len(text):
             raise self._refuse()
 

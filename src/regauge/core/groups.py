@@ -105,8 +105,8 @@ class Group:
             if lengths != (self.scales, self.signs, self.shifts, self.shifts):
                 raise ValueError(
                     f"placement of group {self.name!r} on axis {p.axis} of {p.parameter!r} has {lengths} exponents "
-                    f"for scale, sign, parity and shift; the group has "
-                    f"{(self.scales, self.signs, self.shifts, self.shifts)} families"
+                    "for scale, sign, parity and shift; the group has "
+                    f"{(self.scales, self.signs, self.shifts, self.shifts)} families, so write as many"
                 )
         if self.keeps_ones and self.matrix != "orthogonal":
             raise ValueError(
@@ -221,7 +221,7 @@ def groups_from_axes(
                 place = replace(place, is_inverse=is_inverse)
             found.setdefault(name, []).append(place)
     for name in {*kinds, *omegas} - found.keys():
-        raise ValueError(f"group {name!r} has a kind but no axis; the axes name {sorted(found)}")
+        raise ValueError(f"group {name!r} has a kind but no axis; the axes name {sorted(found)}; name its axes, too")
     carried = {name: _FAMILIES[kinds.get(name, "permutation")] for name in found}
     return tuple(Group(name, 0, tuple(places), **carried[name]) for name, places in found.items())
 

@@ -94,7 +94,8 @@ def require_same_shapes(params_a: Mapping[str, Tensor], params_b: Mapping[str, T
         if tensor.shape != params_b[name].shape:
             raise ValueError(
                 f"{name!r} has shape {tuple(tensor.shape)} in the first network and "
-                f"{tuple(params_b[name].shape)} in the second; both must come from the same architecture"
+                f"{tuple(params_b[name].shape)} in the second; both must come from the same architecture; give such "
+                "networks"
             )
 
 

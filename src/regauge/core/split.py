@@ -28,7 +28,9 @@ def split_batches(batches: Iterable[Any], share: float, generator: torch.Generat
         ValueError: The share is not between 0 and 1, or there is nothing to split.
     """
     if not 0 < share < 1:
-        raise ValueError(f"share is {share}, but a part of the examples has a share between 0 and 1")
+        raise ValueError(
+            f"share is {share}, but a part of the examples has a share between 0 and 1; choose such a share"
+        )
     given = [as_pair(batch) for batch in batches]
     found = [_count_examples(batch) for batch in given]
     counts = [size for size in found if size is not None]

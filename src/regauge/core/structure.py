@@ -77,8 +77,8 @@ def without_structure(symmetry: Symmetry) -> Symmetry:
 def _difference(name: str) -> str:
     return (
         f"the networks differ in {name!r}, which is structure that no training changes, such as a mask or a "
-        "permutation, and no order of units carries one into the other; give networks of one structure, or discover "
-        f"the symmetry with move=[{name!r}] if these are values like any others"
+        "permutation. No order of units carries one into the other. Give networks of one structure, or discover the "
+        f"symmetry with move=[{name!r}] if these are values like any others"
     )
 
 

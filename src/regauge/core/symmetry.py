@@ -96,7 +96,9 @@ class Symmetry:
         for group in self.groups:
             for base in group.within:
                 if base not in names:
-                    raise ValueError(f"group {group.name!r} is repeated within {base!r}, which is not a group")
+                    raise ValueError(
+                        f"group {group.name!r} is repeated within {base!r}, which is not a group; add that group"
+                    )
                 missing = set(self[base].within) - set(group.within)
                 if missing:
                     raise ValueError(
@@ -108,7 +110,9 @@ class Symmetry:
         for group in self.groups:
             if group.name == name:
                 return group
-        raise KeyError(f"there is no group {name!r}; the groups are {[g.name for g in self.groups][:20]}")
+        raise KeyError(
+            f"there is no group {name!r}; the groups are {[g.name for g in self.groups][:20]}; name one of them"
+        )
 
     def __repr__(self) -> str:
         listed = ", ".join(f"{group.name} ({group.kind}, {group.size or '?'})" for group in self.groups[:SHOWN])
@@ -134,7 +138,10 @@ class Symmetry:
         from regauge.report.thread_figures import threads_figure
 
         if not self.groups and not self.frozen:
-            raise ValueError("the symmetry has no groups and no frozen axes: there is nothing to draw")
+            raise ValueError(
+                "the symmetry has no groups and no frozen axes: there is nothing to draw; look at it with "
+                "`print(symmetry)`"
+            )
         return threads_figure(self.groups, self.shapes, self.frozen, self.readers)
 
     @property
@@ -278,7 +285,10 @@ class Symmetry:
             element = materialize(element, bound.given(params).groups)
         for group in bound.groups:
             if group.name not in element:
-                raise KeyError(f"the element has no value for group {group.name!r}; it belongs to another symmetry")
+                raise KeyError(
+                    f"the element has no value for group {group.name!r}; it belongs to another symmetry: draw it from "
+                    "this one"
+                )
         moved = {**params, **bound._act_on(element, {name: t for name, t in params.items() if name not in skip})}
         return chart.translate(bound, element, moved, skip) if element.translation or element.rotation else moved
 
@@ -480,7 +490,7 @@ class Symmetry:
             if lead < 0 or any(a not in (0, b) for a, b in zip(known, here, strict=True)):
                 raise ValueError(
                     f"{name!r} has shape {there}, but the symmetry expects {known} (after an optional model axis); "
-                    "the parameters are of another architecture"
+                    "the parameters are of another architecture: discover the symmetry of their model"
                 )
             leads.add(lead)
             shapes[name] = here

@@ -52,7 +52,7 @@ def render(
     if unused:
         lines += ["", f"parameters that do not influence the outputs: {_shorten(list(unused))}"]
     if structure:
-        told = "structure, kept as it is, since no normalization fills it or it was named"
+        told = "structure, which stays as it is (no normalization computes it, or `keep` names it)"
         lines += ["", f"{told}: {_shorten(list(structure), 12)}"]
     return "\n".join([*lines, *(line for note in notes for line in ("", escape_lines(note)))])
 

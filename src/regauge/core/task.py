@@ -175,7 +175,7 @@ class Task:
                 correct = correct + (outputs.argmax(-1) == targets).flatten(lead).sum(-1)
                 classified += counted
         if not count:
-            raise ValueError("the task has no batches to evaluate on")
+            raise ValueError("the task has no batches to evaluate on; give at least one")
         return {"loss": loss / count} | ({"accuracy": correct / classified} if classified else {})
 
 

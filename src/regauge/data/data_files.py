@@ -94,7 +94,7 @@ def read(file: DataFile, folder: str | Path | None = None) -> bytes:
     """
     path = locate(file) if folder is None else Path(folder) / file.name
     if not path.is_file():
-        raise FileNotFoundError(f"{str(path)!r} is not there")
+        raise FileNotFoundError(f"{str(path)!r} is not there; check the path")
     content = path.read_bytes()
     check(path, content, file.sha256, file.data)
     return content

@@ -123,6 +123,9 @@ def windows(numbers: Tensor, length: int) -> tuple[Tensor, Tensor]:
     """
     pieces = (len(numbers) - 1) // length
     if pieces < 1:
-        raise ValueError(f"the text has {len(numbers)} symbols, too few for one piece of {length} and the next symbol")
+        raise ValueError(
+            f"the text has {len(numbers)} symbols, too few for one piece of {length} and the next symbol; give a "
+            "longer text"
+        )
     used = pieces * length
     return numbers[:used].reshape(pieces, length), numbers[1 : used + 1].reshape(pieces, length)

@@ -170,7 +170,9 @@ def _at_point(
         jacobian = _jacobian(probe, params, names, generator, int(1.5 * total) + 64)
     columns = jacobian.norm(dim=0)
     if not float(columns.max()) > 0:
-        raise ValueError("the outputs do not depend on any parameter; there is nothing to compare")
+        raise ValueError(
+            "the outputs do not depend on any parameter; there is nothing to compare; check that the model uses them"
+        )
     is_active = columns > tolerance * columns.max()
     # Columns of very different norms would blur the gap between zero and not zero.
     columns = torch.where(is_active, columns, torch.ones_like(columns))

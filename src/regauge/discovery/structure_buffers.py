@@ -60,7 +60,8 @@ def structure_of(
         for one in patterns:
             if not any(fnmatchcase(name, one) for name in every):
                 raise ValueError(
-                    f"the model reads no {what} called {one!r}; it has {', '.join([*every][:5]) or 'none'}"
+                    f"the model reads no {what} called {one!r}; it has {', '.join([*every][:5]) or 'none'}; name one "
+                    "of these"
                 )
     moved = {name for name in tables if any(fnmatchcase(name, one) for one in move)}
     named = {owner[name] for name in program.shapes if any(fnmatchcase(name, one) for one in keep)}

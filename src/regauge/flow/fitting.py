@@ -335,6 +335,9 @@ def _labels(
     for name in ("train", "validation"):
         values = np.asarray(column)[parts[name]].tolist()
         if new := [value for value in values if value not in known]:
-            raise ValueError(f"{config.labels!r} is {new[0]!r} for a network for {name}, but for none for training")
+            raise ValueError(
+                f"{config.labels!r} is {new[0]!r} for a network for {name}, but for none for training; take more "
+                "networks"
+            )
         numbers[name] = torch.tensor([known[value] for value in values])
     return classes, numbers

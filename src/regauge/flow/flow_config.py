@@ -51,7 +51,7 @@ class Design:
         if self.prior is None:
             object.__setattr__(self, "prior", FullGaussian() if self.is_aligned else MatchedGaussian())
         if self.predicts not in ("velocity", "end"):
-            raise ValueError(f"predicts={self.predicts!r}: a net predicts the 'velocity' or the 'end'")
+            raise ValueError(f"predicts={self.predicts!r}: a net predicts the 'velocity' or the 'end'; choose one")
         if isinstance(self.prior, FullGaussian) and not self.is_aligned:
             raise ValueError(
                 "a prior with all covariances is for networks that are aligned; give is_aligned=True, or another prior"
@@ -93,4 +93,4 @@ class FlowConfig(Design, NetTrainingConfig):
         Design.__post_init__(self)
         NetTrainingConfig.__post_init__(self)
         if not 0 <= self.balance <= 1:
-            raise ValueError(f"balance={self.balance} is no power from 0 to 1")
+            raise ValueError(f"balance={self.balance} is no power from 0 to 1; choose one")

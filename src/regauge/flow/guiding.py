@@ -37,7 +37,7 @@ class BatchLoss:
 
     def __post_init__(self) -> None:
         if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout={self.dropout} is a share of the inputs, from 0 to below 1")
+            raise ValueError(f"dropout={self.dropout} is a share of the inputs, from 0 to below 1; choose such a share")
 
     def __call__(self, params: Mapping[str, Tensor]) -> Float[Tensor, " models"]:
         batch = next(self._rest, None)

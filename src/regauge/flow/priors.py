@@ -82,7 +82,9 @@ class FullGaussian:
 
     def __post_init__(self) -> None:
         if not 0 < self.shrink <= 1:
-            raise ValueError(f"shrink={self.shrink} is a share of independent values, above 0 and at most 1")
+            raise ValueError(
+                f"shrink={self.shrink} is a share of independent values, above 0 and at most 1; choose such a share"
+            )
 
     def build(self, space: Manifold, moments: Moments) -> "Prior":
         """The distribution."""

@@ -40,7 +40,7 @@ class Representation:
         if self.scales not in get_args(Scales) or self.head_form not in ("keep", "direction", "unit"):
             raise ValueError(
                 f"scales={self.scales!r} and head_form={self.head_form!r}: scales are 'balance', 'sphere', 'flat' or "
-                "'keep', the form of the head is 'keep', 'direction' or 'unit'"
+                "'keep', the form of the head is 'keep', 'direction' or 'unit'; choose among these"
             )
         if (self.head is None) != (self.head_form == "keep"):
             raise ValueError(

@@ -27,7 +27,10 @@ def find_places(before: Space, after: Space) -> Int[Tensor, " values"]:
         old, new = before.symmetry.shapes[name], after.symmetry.shapes[name]
         axes = [_matches(before.symmetry, after.symmetry, name, axis) for axis in range(len(new))]
         if len(old) != len(new):
-            raise ValueError(f"{name!r} has {len(new)} axes in these networks, but had {len(old)}")
+            raise ValueError(
+                f"{name!r} has {len(new)} axes in these networks, but had {len(old)}; give networks that differ in "
+                "widths alone"
+            )
         there = torch.cartesian_prod(*(one[0] for one in axes)).reshape(-1, len(new))
         here = torch.cartesian_prod(*(one[1] for one in axes)).reshape(-1, len(new))
         blank[start + _flat_index(here, new)] = numbers[name][_flat_index(there, old)]
@@ -36,7 +39,10 @@ def find_places(before: Space, after: Space) -> Int[Tensor, " values"]:
     found = torch.argsort(before.order)[places.clamp_min(0)]
     known[after.exchanged[places >= 0]] = found[places >= 0]
     if bool((known < 0).any()):
-        raise ValueError("these networks have values that no value of the former ones stands for")
+        raise ValueError(
+            "these networks have values that no value of the former ones stands for; give networks that differ in "
+            "widths alone"
+        )
     return known[after.exchanged]
 
 
@@ -57,12 +63,18 @@ def _matches(before: Symmetry, after: Symmetry, name: str, axis: int) -> tuple[T
     if not pairs:
         size = before.shapes[name][axis]
         if after.shapes[name][axis] != size:
-            raise ValueError(f"axis {axis} of {name!r} has {after.shapes[name][axis]} values, but had {size}")
+            raise ValueError(
+                f"axis {axis} of {name!r} has {after.shapes[name][axis]} values, but had {size}; give networks that "
+                "differ in widths alone"
+            )
         return torch.arange(size), torch.arange(size)
     sides: tuple[list[Tensor], list[Tensor]] = ([], [])
     for pair in pairs:
         if [size for size, _ in pair[0].repeats] != [size for size, _ in pair[1].repeats]:
-            raise ValueError(f"the units on axis {axis} of {name!r} have other sizes; only their number may differ")
+            raise ValueError(
+                f"the units on axis {axis} of {name!r} have other sizes; only their number may differ: give such "
+                "networks"
+            )
         for side, placement in zip(sides, pair[:2], strict=True):
             side.append(unit_indices(placement, pair[2]).flatten())
     return torch.cat(sides[0]), torch.cat(sides[1])

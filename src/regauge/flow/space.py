@@ -131,11 +131,17 @@ class Space(Manifold):
             ValueError: The other networks have other tensors.
         """
         if missing := [name for name in self.names if name not in {*symmetry.shapes, LOG_NORM}]:
-            raise ValueError(f"networks of that symmetry have no {missing[0]!r}; only numbers of units may differ")
+            raise ValueError(
+                f"networks of that symmetry have no {missing[0]!r}; only numbers of units may differ: give such "
+                "networks"
+            )
         symmetry = without_structure(symmetry) if symmetry.structure else symmetry
         wrong = [n for n, t in self.constants.items() if tuple(t.shape) != tuple(symmetry.shapes.get(n, t.shape))]
         if wrong:
-            raise ValueError(f"{wrong[0]!r} is the same in all networks and cannot have another shape")
+            raise ValueError(
+                f"{wrong[0]!r} is the same in all networks and cannot have another shape; give networks that differ in "
+                "widths alone"
+            )
         names = [name for name in self.names if name != LOG_NORM]
         return self.build(symmetry, self.representation, names, self.positive, self.constants)
 

@@ -49,7 +49,7 @@ class GaugeProblem:
         assert self.task is not None
         for inputs, _ in self.task.batches:
             return arguments(inputs)
-        raise ValueError("the task has no batches to run")
+        raise ValueError("the task has no batches to run; give at least one")
 
     @cached_property
     def uncovered(self) -> Uncovered:

@@ -117,7 +117,10 @@ def save_mappings(
     require_writable(path, overwrite=overwrite, suffixes=SUFFIXES)
     pairs, others = scale_pairs(symmetry)
     if not pairs:
-        raise ValueError("no scale pair of the model can be written as modules with a weight each")
+        raise ValueError(
+            "no scale pair of the model can be written as modules with a weight each; move the network with `rg.gauge` "
+            "instead"
+        )
     rows = write_table(pairs, tool)
     save_text(json.dumps(rows, indent=1) + "\n" if path.suffix == ".json" else yaml_text(rows), path)
     return rows, others
@@ -187,7 +190,7 @@ def _read_row(row: Any) -> ScalePair:
     smooth = smooth[0] if isinstance(smooth, list) and len(smooth) == 1 else smooth
     balance = [balance] if isinstance(balance, str) else balance
     if not isinstance(smooth, str) or not isinstance(balance, list) or not all(isinstance(one, str) for one in balance):
-        raise ValueError(f"the row {shorten(row)} does not name one smooth layer and some balance layers")
+        raise ValueError(f"the row {shorten(row)} does not name one smooth layer and some balance layers; write both")
     for pattern in (one for one in (smooth, *balance) if one.startswith(EXPRESSION)):
         try:
             _expression(pattern.removeprefix(EXPRESSION))

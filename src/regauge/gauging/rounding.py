@@ -37,7 +37,7 @@ class RoundToNearest:
 
     def __post_init__(self) -> None:
         if not 2 <= self.bits <= 16:
-            raise ValueError(f"bits is {self.bits}, but values are rounded to 2 to 16 bits")
+            raise ValueError(f"bits is {self.bits}, but values are rounded to 2 to 16 bits: choose one of these")
         if self.group is not None and (self.group < 1 or self.is_per_tensor):
             raise ValueError(
                 f"group is {self.group}: it counts the values that share a scale, at least one, and goes without "

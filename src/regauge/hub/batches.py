@@ -31,20 +31,24 @@ def open_batches(name: str | Path, batch: int = 512) -> list[Batch]:
     if not name.endswith(SUFFIXES):
         found = call_factory(name, "DATA")
         if not isinstance(found, Iterable):
-            raise ValueError(f"the factory {name!r} returned a {type(found).__name__}, but batches are needed")
+            raise ValueError(
+                f"the factory {name!r} returned a {type(found).__name__}, but batches are needed: return a list of them"
+            )
         batches = [_as_batch(item, name) for item in found]
         if not batches:
-            raise ValueError(f"the factory {name!r} returned no batches")
+            raise ValueError(f"the factory {name!r} returned no batches; return one at least")
         _require_values(batches, name)
         return batches
     arrays = read_arrays(name)
     if not {"inputs", "targets"} <= arrays.keys():
-        raise ValueError(f"{name!r} has the arrays {sorted(arrays)}, but needs 'inputs' and 'targets'")
+        raise ValueError(f"{name!r} has the arrays {sorted(arrays)}, but needs 'inputs' and 'targets'; write both")
     inputs, targets = arrays["inputs"], _signed(arrays["targets"])
     if not inputs.ndim or not targets.ndim:
         raise ValueError(f"the arrays of {name!r} are single numbers; their first axis must count the examples")
     if len(inputs) != len(targets) or len(inputs) == 0:
-        raise ValueError(f"{name!r} has {len(inputs)} inputs and {len(targets)} targets; it needs one for each")
+        raise ValueError(
+            f"{name!r} has {len(inputs)} inputs and {len(targets)} targets; it needs one for each: write as many"
+        )
     _require_values([(inputs, targets)], name)
     return list(zip(torch.split(inputs, batch), torch.split(targets, batch), strict=True))
 
@@ -54,7 +58,7 @@ def _require_values(batches: Sequence[Batch], name: str) -> None:
     for pair in batches:
         for tensor in pytree.tree_leaves(pair):
             if isinstance(tensor, Tensor) and tensor.numel() == 0:
-                raise ValueError(f"{name!r} has a batch without examples")
+                raise ValueError(f"{name!r} has a batch without examples; leave it out")
             if isinstance(tensor, Tensor) and tensor.is_floating_point() and not bool(tensor.isfinite().all()):
                 raise ValueError(f"{name!r} has examples with NaN or Inf; leave them out")
 
@@ -64,7 +68,7 @@ def _as_batch(item: Any, name: str) -> Batch:
         return item[0], _signed(item[1])
     raise ValueError(
         f"the factory {name!r} returned a {type(item).__name__} as a batch; a batch is (inputs, targets), where "
-        "targets is a tensor"
+        "targets is a tensor; return these"
     )
 
 

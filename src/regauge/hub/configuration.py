@@ -166,13 +166,18 @@ class Configuration:
             if differing:
                 axes[name] = differing[0]
         if not axes:
-            raise ValueError(f"no tensor of the model of {str(self.folder)!r} has an axis of tokens")
+            raise ValueError(
+                f"no tensor of the model of {str(self.folder)!r} has an axis of tokens; give a language model, or "
+                "leave tokens out"
+            )
         return axes
 
     def _count(self, name: str, what: str) -> int:
         found = getattr(self._text, name, None)
         if not isinstance(found, int):
-            raise ValueError(f"{str(self.folder / CONFIG)!r} does not set the number of {what} ({name!r})")
+            raise ValueError(
+                f"{str(self.folder / CONFIG)!r} does not set the number of {what} ({name!r}); add it there"
+            )
         return found
 
     def _set(self, name: str, value: int) -> None:

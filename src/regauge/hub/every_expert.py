@@ -59,7 +59,10 @@ class EveryExpert(TorchFunctionMode):
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         if error[0] is None and (self._chosen or self._counts):
-            raise ValueError("the model uses in another way which tokens chose an expert")
+            raise ValueError(
+                "the model uses in another way which tokens chose an expert; call its set_experts_implementation with "
+                "'batched_mm'"
+            )
 
 
 class _Number(list[int]):

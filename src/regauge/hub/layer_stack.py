@@ -34,7 +34,7 @@ class LayerStack:
         if len(chosen) != 1:
             listed = ", ".join(one.removesuffix(".") for one in chosen or stacks)
             if not stacks:
-                what = "has no layers with numbers, so that 'slices' cannot be cut; name whole 'models'"
+                what = "has no layers with numbers, and 'slices' cannot be cut; name whole 'models'"
             elif stack is None:
                 what = (
                     f"has several stacks of layers ({listed}): name the one that is cut under 'modules', such as "

@@ -124,5 +124,8 @@ def _cross_entropy(output: Tensor, targets: Tensor) -> Tensor:
         raise ValueError("the targets are no numbers of classes; for values give `loss=mse`")
     strange = chosen[((chosen < 0) & (chosen != IGNORED)) | (chosen >= classes)]
     if len(strange):
-        raise ValueError(f"a target is class {int(strange[0])}, but the model has {classes} outputs")
+        raise ValueError(
+            f"a target is class {int(strange[0])}, but the model has {classes} outputs; correct the targets, or give "
+            "another model"
+        )
     return cross_entropy(output.float(), chosen)

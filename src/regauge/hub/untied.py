@@ -48,7 +48,9 @@ def untie(name: str | None, *checkpoints: Checkpoint) -> Iterator[tuple[Any, ...
         (Path(place) / CONFIG).write_bytes(_untied_configuration(folder))
         left = _tied(build_folder(Path(place), "never")[0])
         if left == tied:
-            raise ValueError(f"{_named(tied)} are one tensor whatever config.json says, and cannot be untied")
+            raise ValueError(
+                f"{_named(tied)} are one tensor whatever config.json says, and cannot be untied; leave `untie=True` out"
+            )
         lost = [names for names in tied if names not in left]
         homes = [one.home if (Path(one.home) / CONFIG).is_file() else folder for one in checkpoints]
         yield (
@@ -101,7 +103,10 @@ def _with_copies(checkpoint: Checkpoint, tied: list[tuple[str, ...]]) -> Checkpo
     for names in tied:
         known = next((name for name in names if name in stored), None)
         if known is None:
-            raise ValueError(f"the checkpoint names tied tensors otherwise than its model ({_named([names])})")
+            raise ValueError(
+                f"the checkpoint names tied tensors otherwise than its model ({_named([names])}); save it again with "
+                "transformers"
+            )
         stored |= {name: stored[known]._replace(name=name) for name in names if name not in stored}
     result = copy(checkpoint)
     result.stored, result._files = stored, {}

@@ -25,7 +25,7 @@ def users_code(failure: str) -> Iterator[None]:
     try:
         yield
     except SystemExit as error:
-        raise ValueError(f"{failure}: it ended the program with {error.code!r}") from error
+        raise ValueError(f"{failure}: it ended the program with {error.code!r}; return instead") from error
     except Exception as error:
         raise ValueError(f"{failure}: {type(error).__name__}: {error}") from error
 
@@ -65,11 +65,11 @@ def _import(place: str, text: str, what: str) -> ModuleType:
     if place.endswith(".py"):
         path = Path(place).resolve()
         if not path.is_file():
-            raise ValueError(f"{what} {text!r}: there is no file {place!r}")
+            raise ValueError(f"{what} {text!r}: there is no file {place!r}; check the path")
         name = f"regauge_user_{path.stem}"
         spec = importlib.util.spec_from_file_location(name, path)
         if spec is None or spec.loader is None:
-            raise ValueError(f"{what} {text!r}: {place!r} cannot be imported")
+            raise ValueError(f"{what} {text!r}: {place!r} cannot be imported; check that it is a Python file")
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module  # dataclasses look their module up
         if str(path.parent) not in sys.path:

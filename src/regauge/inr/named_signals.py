@@ -136,7 +136,7 @@ def read_image(path: str | Path) -> Tensor:
                 is_gray = image.mode in ("1", "L", "LA")
                 pixels = np.array(image.convert("L" if is_gray else "RGB"))
     except (*UNREADABLE, SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise ValueError(f"{str(path)!r} is damaged or no image ({error})") from error
+        raise ValueError(f"{str(path)!r} is damaged or no image ({error}); save it again as PNG") from error
     values = torch.from_numpy(pixels).float() / 255
     return values.unsqueeze(0) if is_gray else values.permute(2, 0, 1).contiguous()
 
@@ -193,5 +193,7 @@ def _fit_unit_ball(found: ShapeSignal, name: str) -> ShapeSignal:
         center = ((a + b + c) / 3 * areas).sum(0) / areas.sum()
     radius = (vertices - center).norm(dim=1).max()
     if not radius > 0 or not bool(center.isfinite().all()):
-        raise ValueError(f"the shape in {name!r} has no extent: all its points are one, or its faces have no area")
+        raise ValueError(
+            f"the shape in {name!r} has no extent: all its points are one, or its faces have no area; give another file"
+        )
     return replace(found, vertices=((vertices - center) / radius).float())

@@ -99,7 +99,10 @@ def orbit(
     there |= {part for part, found in ((TRANSLATION, element.translation), (ROTATION, element.rotation)) if found}
     lacking = [part for part in parts or () if part not in there]
     if lacking:
-        raise ValueError(f"the symmetry of this network has no {', '.join(lacking)}, so no copy would move by it")
+        raise ValueError(
+            f"the symmetry of this network has no {', '.join(lacking)}, so no copy would move by it; leave that part "
+            "out"
+        )
     if reach > 1 and (parts is None or "shift" in parts):
         element = _draw_shifts(element, reach, generator)
     originals = {name: _add_noise(tensor, count, noise, generator) for name, tensor in params.items()}

@@ -85,7 +85,7 @@ class Inr:
         if min(self.in_features, self.out_features, self.width, self.depth) < 1:
             raise ValueError(
                 f"an INR from {self.in_features} to {self.out_features} numbers with {self.depth} hidden layers of "
-                f"{self.width} units has an empty layer or no hidden one"
+                f"{self.width} units has an empty layer or no hidden one; give one hidden layer at least"
             )
         if self.kind == "siren" and self.omega is None:
             object.__setattr__(self, "omega", OMEGA)
@@ -97,7 +97,8 @@ class Inr:
         _require(self.is_distance, "limit", self.limit, f"a signal {self.signal!r}")
         if (self.pixels is not None) != (self.signal == "image"):
             raise ValueError(
-                f"pixels={self.pixels} for the signal {self.signal!r}; exactly an image has (height, width)"
+                f"pixels={self.pixels} for the signal {self.signal!r}; exactly an image has (height, width); give them "
+                "for images alone"
             )
         if self.pixels is not None and (len(self.pixels) != 2 or min(self.pixels) < 1 or self.in_features != 2):
             raise ValueError(
@@ -146,7 +147,7 @@ class Inr:
         if self.kind == "siren":
             params: Params = Siren(**self._siren(bias), generator=generator).state_dict()
         elif bias == "siren":
-            raise ValueError('a ReLU network has no frequency; its biases are "torch" or "zero"')
+            raise ValueError('a ReLU network has no frequency to draw biases by; choose "torch" or "zero"')
         else:
             params = initialize(mlp(*self.widths), generator)
             if bias == "zero":
@@ -199,7 +200,9 @@ class Inr:
             require_fields({**settings, "pixels": _pair(settings.get("pixels"))}, cls, "an INR")
             return cls(**settings)
         except TypeError as error:
-            raise ValueError(f"this description of an INR is malformed: {error}") from error
+            raise ValueError(
+                f"this description of an INR is malformed: {error}; write it again with `Inr.save`"
+            ) from error
 
 
 def save_inr(params: Mapping[str, Tensor], inr: Inr, path: str | Path, *, overwrite: bool = False) -> Path:

@@ -107,7 +107,9 @@ class Autoencoder:
             ValueError: The vectors are of another length, or not finite.
         """
         if not bool(torch.isfinite(latents).all()):
-            raise ValueError("some latent vectors hold NaN or Inf; no network belongs to them")
+            raise ValueError(
+                "some latent vectors hold NaN or Inf; no network belongs to them: check how they were made"
+            )
         blocks = [self.decoder(part.double()) for part in torch.split(latents, DECODED_AT_ONCE)]
         made = {name: torch.cat([block[name] for block in blocks]).to(latents.dtype) for name in blocks[0]}
         for name, tensor in self.rest.items():

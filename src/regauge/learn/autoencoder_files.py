@@ -132,5 +132,7 @@ def _read_latents(path: Path) -> tuple[Tensor, list[dict[str, Any]]]:
     try:
         values = torch.tensor([[float(row[name] or "") for name in names] for row in rows])
     except ValueError as error:
-        raise ValueError(f"{str(path)!r} has a latent vector that is no row of numbers ({error})") from error
+        raise ValueError(
+            f"{str(path)!r} has a latent vector that is no row of numbers ({error}); write the table again"
+        ) from error
     return values, [{"id": k, "step": 0} for k in range(len(rows))]

@@ -46,7 +46,9 @@ def autoencoder_results(
     trained, tested, encoder = autoencoder.trained, autoencoder.tested, autoencoder.encoder
     head = encoder.settings.head if isinstance(encoder, Metanet) else None
     if trained is None or tested is None or not isinstance(encoder, Metanet) or not isinstance(head, Invariant):
-        raise ValueError("an autoencoder from a file has no results; those of its training were written next to it")
+        raise ValueError(
+            "an autoencoder from a file has no results; those of its training were written next to it: read that file"
+        )
     modules = {"encoder": encoder, "decoder": autoencoder.decoder}
     return {
         "format": "regauge.autoencoder",

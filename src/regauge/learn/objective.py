@@ -61,7 +61,7 @@ class Objective:
         else:
             batches = list(task.batches)
         if not batches:
-            raise ValueError("the task has no batches to compare networks on")
+            raise ValueError("the task has no batches to compare networks on; give at least one")
         task.module.to(device)
         like = next(t for t in sample.values() if t.is_floating_point())
         used = tuple((_to_dtype(to_device(x, device), like.dtype), to_device(y, device)) for x, y in batches)

@@ -161,7 +161,7 @@ def find_usable(
     chosen = collection.choose(indices, kept_unless(split, checkpoints))
     found = np.intersect1d(np.flatnonzero(are_finite(collection, reads_memory=reads_memory)), chosen)
     if not len(found):
-        raise ValueError("none of these networks is finite; there is nothing to learn from")
+        raise ValueError("none of these networks is finite; there is nothing to learn from: give others")
     return found
 
 

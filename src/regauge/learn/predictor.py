@@ -136,7 +136,9 @@ class Predictor:
             ValueError: The predictor was loaded from a file, which has no predictions.
         """
         if self.trained is None or self.tested is None:
-            raise ValueError("a predictor from a file has no results; those of its training were written next to it")
+            raise ValueError(
+                "a predictor from a file has no results; those of its training were written next to it: read that file"
+            )
         return {
             "format": "regauge.predictor",
             "version": VERSION,

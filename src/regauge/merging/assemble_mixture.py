@@ -246,7 +246,9 @@ def _family(base: str | Path, config: Mapping[str, Any], *, has_shared: bool) ->
     if family is None:
         kind = "mixtures with a shared expert" if has_shared else "mixtures"
         found = config.get("model_type")
-        raise ValueError(f"{str(base)!r} is of type {found!r}; {kind} are made of {', '.join(known)}")
+        raise ValueError(
+            f"{str(base)!r} is of type {found!r}; {kind} are made of {', '.join(known)}; give such networks"
+        )
     lacking = [key for key in NOT_IN_MIXTURES if config.get(key)]
     if lacking:
         raise ValueError(f"{str(base)!r} has {shorten(lacking)}, unlike any {family.model}; give networks without it")
@@ -266,7 +268,7 @@ def _require_alike(base: Checkpoint, expert: Checkpoint, config: Mapping[str, An
         if config.get(key) != other.get(key):
             raise ValueError(
                 f"{expert.label!r} has {key} {other.get(key)!r}, but {base.label!r} has {config.get(key)!r}; all "
-                "experts share it"
+                "experts share it: give networks of one shape"
             )
 
 

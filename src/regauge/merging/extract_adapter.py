@@ -124,7 +124,8 @@ def extract_adapter(
     first, second = (name_for(one, module) for one in opened)
     if first.stored.keys() != second.stored.keys():
         raise ValueError(
-            f"{first.label} and {second.label} have different tensors; an adapter changes one architecture"
+            f"{first.label} and {second.label} have different tensors; an adapter changes one architecture: give a "
+            "network and its fine-tune"
         )
     kinds = dict(module.named_modules())
     tensors: dict[str, Tensor] = {}
@@ -155,7 +156,9 @@ def extract_adapter(
             is_inside = part == "bias" and is_matrix  # PEFT has the layer inside of its own, and its bias with it
             tensors[f"{PREFIX}{owner}.base_layer.bias" if is_inside else f"{PREFIX}{name}"] = second.read(name)
     if not tensors:
-        raise ValueError(f"{first.label} and {second.label} are equal; there is nothing to extract")
+        raise ValueError(
+            f"{first.label} and {second.label} are equal; there is nothing to extract: give a network and its fine-tune"
+        )
     config = _configuration(base, modules, whole, kinds, is_turned=turned == {True})
     inputs = (Input("base", str(base)), Input("tuned", str(tuned)))
     provenance = Provenance("rg.merging.extract_adapter", {"rank": rank, "least": least}, inputs)

@@ -41,7 +41,9 @@ class Setting:
             if not values or not all(math.isfinite(x) for x in values):
                 raise ValueError(f"the values of a setting are {list(values)}; give one finite number at least")
         if not all(pattern for pattern, _ in self.where):
-            raise ValueError("a piece of a name in a setting is empty; what holds for all tensors comes last, alone")
+            raise ValueError(
+                "a piece of a name in a setting is empty; what holds for all tensors comes last, alone; write the piece"
+            )
 
     @classmethod
     def parse(cls, text: str) -> "Setting":

@@ -104,7 +104,9 @@ def _last_unit(group: Group, place: Placement) -> tuple[Tensor, Tensor]:
     """The indices of the last unit of a group, and for each the end of the block of units that it is in."""
     inner = [(n, step) for n, step in place.repeats if step < place.stride]
     if prod(n for n, _ in inner) != place.stride:
-        raise ValueError(f"group {group.name!r} does not fill axis {place.axis} of {place.parameter!r}")
+        raise ValueError(
+            f"group {group.name!r} does not fill axis {place.axis} of {place.parameter!r}; extend other groups"
+        )
     blocks = torch.tensor([place.start])
     for n, step in place.repeats:
         if step >= place.stride:
@@ -119,5 +121,7 @@ def _by_owner(owners: Tensor, places: Tensor, units: range) -> Tensor:
     order = owners[is_own].argsort(stable=True)
     counts = torch.bincount(owners[is_own] - units.start, minlength=len(units))
     if bool((counts != counts[0]).any()):
-        raise ValueError("more units would lie in no regular order on an axis that several groups share")
+        raise ValueError(
+            "more units would lie in no regular order on an axis that several groups share; extend other groups"
+        )
     return places[is_own][order].reshape(len(units), -1)

@@ -32,12 +32,12 @@ from regauge.pruning.slices import cut_coordinates, cut_params, cut_symmetry
 
 ROUNDS = 8
 """Searches for units that are not needed: without some, others are not needed either."""
-MIXED = "a matrix mixes its units, so that none of them can be removed alone; a share for a linear group cuts its rank"
+MIXED = "a matrix mixes its units, and none of them can be removed alone; a share for a linear group cuts its rank"
 NORMED = "a norm over its units, or a size that the model keeps: the rest would compute something else without some"
 
 WITHOUT_DATA = (
-    "units were removed by their magnitude: with data those go that others can stand in for, and the weights that read "
-    "the others are fitted, which mostly loses far less"
+    "units were removed by their magnitude. With data, units are removed that others can replace, and the weights that "
+    "read the others are fitted; this mostly loses far less"
 )
 
 Build = Callable[[Params, Symmetry, Accept], nn.Module]
@@ -129,7 +129,10 @@ def prune(
     sets = [tuple(names) for names in alike] or ([] if task is None else shared_sizes(task.module, bound))
     for names in sets:
         if len({bound[name].size for name in names}) > 1:
-            raise ValueError(f"groups {list(names)[:3]} are to keep equal numbers of units, but have different sizes")
+            raise ValueError(
+                f"groups {list(names)[:3]} are to keep equal numbers of units, but have different sizes; give each a "
+                "share of its own"
+            )
     sets += [(group.name,) for group in bound.groups if not any(group.name in names for names in sets)]
     reference = given = network.run(network.params) if task is not None else []
     coordinates = take_representative(network)

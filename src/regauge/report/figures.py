@@ -247,7 +247,9 @@ def _draw_surface(figure: Figure, axes: Axes, surface: Surface) -> None:
     values = np.array(surface.values)
     known = values[np.isfinite(values)]
     if not len(known):
-        raise ValueError(f"none of the {values.size} values is finite, so there is nothing to draw")
+        raise ValueError(
+            f"none of the {values.size} values is finite, so there is nothing to draw; look for NaN in the networks"
+        )
     low, span = float(known.min()), float(np.quantile(known, 0.98) - known.min()) or 1.0
     edges = [low, *(low + np.geomspace(0.01 * span, span, LEVELS))]
     shades = matplotlib.colormaps["viridis_r"].resampled(LEVELS + 1)

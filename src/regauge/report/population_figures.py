@@ -31,7 +31,10 @@ def matrices_figure(matrices: Mapping[str, NDArray[np.float64]], what: str) -> F
     known = {title: _between(matrix) for title, matrix in matrices.items()}
     everything = np.concatenate(list(known.values()))
     if not len(everything):
-        raise ValueError("no value between two different networks is finite, so there is nothing to draw")
+        raise ValueError(
+            "no value between two different networks is finite, so there is nothing to draw; look for NaN in the "
+            "networks"
+        )
     top = float(np.quantile(everything, 0.995)) or 1.0
     with draw_figure(3.3 * len(matrices) + 0.9, 3.7) as figure:
         shades = matplotlib.colormaps["viridis"].with_extremes(bad=MISSING)

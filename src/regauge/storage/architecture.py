@@ -160,7 +160,7 @@ def import_object(text: str) -> Any:
             'for the networks of a store as "factory" in its store.json'
         )
     if not hasattr(module, name):
-        raise ValueError(f"{place!r} has no {name!r}")
+        raise ValueError(f"{place!r} has no {name!r}; correct the name")
     return getattr(module, name)
 
 
@@ -190,5 +190,7 @@ def _spec(name: str, shape: list[int], text: str) -> TensorSpec:
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"{text!r} is not a dtype of torch, such as 'float32'")
     if not isinstance(name, str) or any(type(size) is not int for size in shape):
-        raise ValueError(f"{name!r} of shape {shape} is no tensor")
+        raise ValueError(
+            f"{name!r} of shape {shape} is no tensor; give floating-point or integer tensors of ordinary sizes"
+        )
     return TensorSpec(name, tuple(torch.empty(shape, dtype=dtype, device="meta").shape), dtype)

@@ -177,7 +177,10 @@ class Loader(IterableDataset[Batch]):
             )
         seed, epoch, number = (int(state[name]) for name in ("seed", "epoch", "number"))
         if epoch < 0 or not 0 <= number <= len(self):
-            raise ValueError(f"the state is of batch {number} of epoch {epoch}, and an epoch has {len(self)} batches")
+            raise ValueError(
+                f"the state is of batch {number} of epoch {epoch}, and an epoch has {len(self)} batches; give a state "
+                "of this loader"
+            )
         self.seed, self.epoch, self.number = seed, epoch, number
 
     def _share(self) -> list[int]:

@@ -55,7 +55,7 @@ def read_networks(path: str | Path, checkpoints: Kept = "last") -> NamedNetworks
             networks = {name: tensor.unsqueeze(0) for name, tensor in checkpoint.params.items()}
             return NamedNetworks(networks, ({"network": str(path)},))
     if not len(store):
-        raise ValueError(f"the store {str(path)!r} has no networks")
+        raise ValueError(f"the store {str(path)!r} has no networks; train or import some first")
     chosen = store.rows.final() if checkpoints == "last" else np.arange(len(store))
     if not len(chosen):
         raise ValueError(f"all networks of the store {str(path)!r} were discarded; `checkpoints=all` reads them")

@@ -250,7 +250,7 @@ def cycle(task: Task) -> Iterator[Batch]:
     batches = iter(task.batches)
     first = next(batches, None)
     if first is None:
-        raise ValueError("the task has no batches to optimize on")
+        raise ValueError("the task has no batches to optimize on; give at least one")
     yield from itertools.chain([first], batches)
     while True:
         yield from task.batches

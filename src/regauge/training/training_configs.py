@@ -108,6 +108,7 @@ class NetTrainingConfig(TrainingConfig):
             )
         if self.average is not None and not 0 <= self.average < 1:
             raise ValueError(
-                f"average={self.average} is no decay of a moving average; it is 0 or more, and less than 1"
+                f"average={self.average} is no decay of a moving average; it is 0 or more, and less than 1; choose "
+                "such a number"
             )
         find_device(self.device)

@@ -98,7 +98,8 @@ class Decoder(nn.Module):
         """The networks of vectors; tensors of `like` that are not made (one network's) are repeated for each."""
         if codes.ndim != 2 or codes.shape[1] != self.inputs:
             raise ValueError(
-                f"the vectors have shape {tuple(codes.shape)}, but this decoder takes [models, {self.inputs}]"
+                f"the vectors have shape {tuple(codes.shape)}, but this decoder takes [models, {self.inputs}]; give "
+                "vectors of that length"
             )
         x = codes
         for k, layer in enumerate(self.layers):

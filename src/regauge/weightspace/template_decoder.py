@@ -107,7 +107,7 @@ class Template(nn.Module):
             if new.size < old.size or old.within:
                 raise ValueError(
                     f"group {old.name!r} has {old.size} units, and {new.size} in the other networks; a template grows "
-                    "where every group keeps its units or gets more, and none is nested in another"
+                    "where every group keeps its units or gets more, and none is nested in another; give such networks"
                 )
             copies = torch.arange(new.size) * old.size // new.size
             mass = torch.eye(old.size, dtype=torch.float64)[copies]
@@ -125,7 +125,8 @@ class Template(nn.Module):
         """The networks of vectors."""
         if codes.ndim != 2 or codes.shape[1] != self.inputs:
             raise ValueError(
-                f"the vectors have shape {tuple(codes.shape)}, but this decoder takes [models, {self.inputs}]"
+                f"the vectors have shape {tuple(codes.shape)}, but this decoder takes [models, {self.inputs}]; give "
+                "vectors of that length"
             )
         template = {n: t.expand(len(codes), *t.shape) for n, t in zip(self.read, self.template, strict=True)}
         changes = self.net(template, codes)

@@ -153,7 +153,7 @@ def notes_on(rigid: Mapping[str, Tensor]) -> tuple[str, ...]:
         if bool(flags.any()):
             result.append(
                 f"group {name!r} was only rotated{where}: in one of the networks its values lack full rank within "
-                "rounding, so that they fix no matrix"
+                "rounding and fix no matrix"
             )
     return tuple(result)
 

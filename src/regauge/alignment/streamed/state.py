@@ -146,10 +146,15 @@ def _require_element(symmetry: Symmetry, element: Element, kind: str) -> None:
     for name, value in identity.items():
         own, expected = dict(element[name].items()), dict(value.items())
         if own.keys() != expected.keys() or any(own[field].shape != one.shape for field, one in expected.items()):
-            raise ValueError(f"the values of group {name!r} in {kind!r} have other names or shapes")
+            raise ValueError(
+                f"the values of group {name!r} in {kind!r} have other names or shapes; delete the state, and start "
+                "again"
+            )
         order = own["perm"].sort(-1).values if "perm" in own else torch.arange(0)
         if not torch.equal(order, torch.arange(order.shape[-1]).expand_as(order)):
-            raise ValueError(f"the order of group {name!r} in {kind!r} is no permutation")
+            raise ValueError(
+                f"the order of group {name!r} in {kind!r} is no permutation; delete the state, and start again"
+            )
 
 
 def _flat(element: Element) -> Iterator[tuple[str, Tensor]]:

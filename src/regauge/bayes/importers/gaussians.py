@@ -50,7 +50,10 @@ def from_bayesian_torch(state: Mapping[str, Tensor]) -> GaussianPosterior:
             raise ValueError(f"{name!r} and another tensor would both be {plain!r}; rename one of them")
         target[plain] = functional.softplus(tensor) if kind == "rho" and target is std else tensor
     if not std:
-        raise ValueError(f"no layer has `mu_` and `rho_` parameters; the names are {list(state)[:6]}, ...")
+        raise ValueError(
+            f"no layer has `mu_` and `rho_` parameters; the names are {list(state)[:6]}, ...; give a network of "
+            "bayesian-torch"
+        )
     return make_gaussian(mean, std, "the network")
 
 
@@ -80,7 +83,7 @@ def from_ivon(optimizer: Any, module: nn.Module) -> GaussianPosterior:
         if not bool((precision > 0).all()):
             raise ValueError(
                 f"{int((~(precision > 0)).sum())} precisions ess (hess + weight_decay) of the optimizer are not "
-                "positive; the training that made it failed"
+                "positive; the training that made it failed: train again with a smaller learning rate"
             )
         std |= _split(precision.rsqrt(), own, "the Hessian of the optimizer")
     return make_gaussian(module.state_dict(), std, "the optimizer")
@@ -131,7 +134,10 @@ def from_laplace(laplace: Any) -> GaussianPosterior | KroneckerPosterior:
             "draw samples and read them with `from_samples`"
         )
     if len(blocks) != len(own):
-        raise ValueError(f"{source} has {len(blocks)} blocks of curvature for the {len(own)} parameters of its model")
+        raise ValueError(
+            f"{source} has {len(blocks)} blocks of curvature for the {len(own)} parameters of its model; give the "
+            "model that it was fitted to"
+        )
     deltas = precision.deltas.detach().expand(len(own)).tolist()
     terms: dict[str, tuple[KroneckerTerm, ...]] = {}
     std: dict[str, Tensor] = {}
@@ -208,7 +214,10 @@ def from_swag(
 def make_gaussian(mean: Mapping[str, Tensor], std: Mapping[str, Tensor], source: str) -> GaussianPosterior:
     """A checked diagonal Gaussian, on copies that no optimizer writes to."""
     if not std:
-        raise ValueError(f"{source} has no uncertain parameters")
+        raise ValueError(
+            f"{source} has no uncertain parameters; give a posterior with standard deviations, or use its mean as one "
+            "network"
+        )
     for name, tensor in std.items():
         _require_alike(name, tensor.shape, mean, f"standard deviations of {source}")
         if bool((tensor < 0).any()):
@@ -227,10 +236,11 @@ def detach(params: Mapping[str, Tensor]) -> Params:
 def _require_alike(name: str, shape: Sequence[int], mean: Mapping[str, Tensor], label: str) -> None:
     """Raise for a tensor that belongs to no parameter or has another shape."""
     if name not in mean:
-        raise ValueError(f"the {label} name {name!r}, which is no parameter; those are {list(mean)[:6]}, ...")
+        raise ValueError(f"the {label} name {name!r}, which is no parameter; name some of {list(mean)[:6]}, ...")
     if tuple(shape) != tuple(mean[name].shape):
         raise ValueError(
-            f"the {label} have shape {tuple(shape)} for {name!r}, whose shape is {tuple(mean[name].shape)}"
+            f"the {label} have shape {tuple(shape)} for {name!r}, whose shape is {tuple(mean[name].shape)}; give those "
+            "of the same module"
         )
 
 

@@ -45,7 +45,9 @@ def from_samples(
         stack = {name: torch.stack([sample[name].detach() for sample in loaded]) for name in loaded[0]}
     unknown = sorted(set(buffers) - stack.keys())
     if unknown:
-        raise ValueError(f"the samples have no buffers {unknown[:4]}; their names are {list(stack)[:6]}, ...")
+        raise ValueError(
+            f"the samples have no buffers {unknown[:4]}; their names are {list(stack)[:6]}, ...; name some of these"
+        )
     return ParticlePosterior(stack, tuple(name for name in stack if name in buffers))
 
 

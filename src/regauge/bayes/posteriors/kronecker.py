@@ -270,7 +270,10 @@ def _spectrum(name: str, factor: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues and eigenvectors in float64; values below zero by rounding alone become zero."""
     factor = factor.double()
     if factor.ndim != 2 or not torch.allclose(factor, factor.mT, rtol=1e-4, atol=1e-5 * float(factor.abs().max())):
-        raise ValueError(f"a Kronecker factor of {name!r} is not a symmetric matrix (shape {tuple(factor.shape)})")
+        raise ValueError(
+            f"a Kronecker factor of {name!r} is not a symmetric matrix (shape {tuple(factor.shape)}); give mean "
+            "products of inputs or gradients"
+        )
     values, vectors = torch.linalg.eigh((factor + factor.mT) / 2)
     if float(values[0]) < -1e-5 * float(values.abs().max()):
         raise ValueError(

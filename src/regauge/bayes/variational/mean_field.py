@@ -197,7 +197,9 @@ def _order(module: nn.Module, start: Mapping[str, Tensor], certain: Collection[s
     names = [name for name, _ in module.named_parameters()]
     wrong = sorted(set(certain) - set(names))
     if wrong:
-        raise ValueError(f"{wrong[:4]} are to be certain but are no parameters; the parameters are {names[:8]}")
+        raise ValueError(
+            f"{wrong[:4]} are to be certain but are no parameters; the parameters are {names[:8]}; name some of these"
+        )
     missing = [name for name in names if name not in start]
     if missing:
         raise ValueError(f"the start lacks {missing[:4]}; give all parameters and buffers of the module")

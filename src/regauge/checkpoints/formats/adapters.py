@@ -55,9 +55,9 @@ TIED = (
     "tied embeddings computes that; untie them first"
 )
 TIED_WHOLE = (
-    "the adapter {!r} stores {!r} as a whole, which in its base is one tensor with the embedding "
-    "(tie_word_embeddings); its base had a head apart: write the head into the base as a tensor of its own, with "
-    "tie_word_embeddings false, or leave it out of the adapter (modules_to_save) where it was not trained"
+    "the adapter {!r} stores {!r} as a whole, which in this base is one tensor with the embedding "
+    "(tie_word_embeddings). The base of the adapter had a separate head. Write the head into the base as a tensor of "
+    "its own, with tie_word_embeddings false; or leave it out of the adapter (modules_to_save) if it was not trained"
 )
 INITIAL = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
 """Ways to initialize factors that leave the network as it was."""
@@ -137,7 +137,10 @@ def read_changes(folder: Path, params: Mapping[str, Tensor]) -> dict[str, tuple[
         add(f"{name}.weight", LowRank(up, down, config.scale(name, rank), is_transposed, magnitude))
     for name, module in offsets.items():
         if module not in pairs:
-            raise ValueError(f"the adapter {str(folder)!r} holds {name!r} without its factors; it is not complete")
+            raise ValueError(
+                f"the adapter {str(folder)!r} holds {name!r} without its factors; it is not complete: save it again "
+                "with peft"
+            )
         scale = config.scale(module.removeprefix(PREFIX), params[pairs[module][0]].shape[0])
         add(f"{module.removeprefix(PREFIX)}.bias", Added(params[name], scale))
     if not changes:
@@ -185,7 +188,7 @@ def _named(folder: Path, make: Callable[..., Result], *given: Any) -> Result:
     try:
         return make(*given)
     except (ValueError, KeyError, TypeError, IndexError, RuntimeError, re.error) as error:
-        raise ValueError(f"the adapter {str(folder)!r} cannot be read: {error}") from error
+        raise ValueError(f"the adapter {str(folder)!r} cannot be read: {error}; save it again with peft") from error
 
 
 def place_changes(
@@ -364,7 +367,10 @@ def _read_settings(folder: Path) -> Mapping[str, Any]:
     path = folder / ADAPTER_CONFIG
     found = read_object(path)
     if not isinstance(found.get("peft_type"), str):
-        raise ValueError(f"{str(path)!r} is no configuration of an adapter: it names no 'peft_type'")
+        raise ValueError(
+            f"{str(path)!r} is no configuration of an adapter: it names no 'peft_type'; save the adapter again with "
+            "peft"
+        )
     return found
 
 
@@ -432,10 +438,16 @@ def _pair_factors(
     pairs = {}
     for module, own in factors.items():
         if len(own) < 2:
-            raise ValueError(f"the adapter holds one of the two factors of {module!r} only; it is not complete")
+            raise ValueError(
+                f"the adapter holds one of the two factors of {module!r} only; it is not complete: save it again with "
+                "peft"
+            )
         a, b = params[own["A"]], params[own["B"]]
         if a.ndim < 2 or b.ndim < 2 or (a.shape[0] != b.shape[1] and not are_blocks) or math.prod(b.shape[2:]) != 1:
-            raise ValueError(f"the factors of {module!r} have shapes {tuple(a.shape)} and {tuple(b.shape)}: no B A")
+            raise ValueError(
+                f"the factors of {module!r} have shapes {tuple(a.shape)} and {tuple(b.shape)}: no B A; save the "
+                "adapter again with peft"
+            )
         pairs[module] = (own["A"], own["B"])
     return pairs
 

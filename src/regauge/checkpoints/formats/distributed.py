@@ -100,7 +100,7 @@ def open_metadata(file: Path, entry: str | None) -> OpenedFile:
     if note is not None:
         LOG.warning(note)
     if not specs:
-        raise ValueError(f"{label!r} holds no tensors; it is no checkpoint of a network")
+        raise ValueError(f"{label!r} holds no tensors; it is no checkpoint of a network: give the folder of one")
     names = [name for tensor in specs.values() for name, _, _, _ in places[id(tensor)].chunks]
     _require_there(file, names)
     with _Chunks(file.parent) as chunks:

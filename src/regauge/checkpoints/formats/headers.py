@@ -152,7 +152,9 @@ def read_header(file: Path) -> Header:
             if entry["dtype"] in PACKED:
                 raise ValueError(f"{name!r} is {entry['dtype']}, codes of a quantized network: dequantize it first")
             if entry["dtype"] not in DTYPES:
-                raise ValueError(f"{name!r} has dtype {entry['dtype']}, and only {', '.join(DTYPES)} can be read")
+                raise ValueError(
+                    f"{name!r} has dtype {entry['dtype']}, and only {', '.join(DTYPES)} can be read: convert it"
+                )
             dtype, shape, begin = DTYPES[entry["dtype"]], tuple(entry["shape"]), end
             if not all(type(length) is int and 0 <= length < 1 << 63 for length in shape):
                 raise ValueError(f"{name!r} has shape {list(shape)}, but lengths must be whole numbers from 0 to 2^63")

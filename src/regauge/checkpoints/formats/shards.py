@@ -57,7 +57,10 @@ def gather_shards(opened: Mapping[Path, OpenedFile]) -> OpenedFile:
     for name, own in chunks.items():
         first = own[0]
         if len({(one.dtype, len(one.shape)) for one in own}) > 1:
-            raise ValueError(f"{str(first.file)!r} and the files next to it have {name!r} with several dtypes or axes")
+            raise ValueError(
+                f"{str(first.file)!r} and the files next to it have {name!r} with several dtypes or axes; put each "
+                "checkpoint into a folder of its own"
+            )
         ends = [[o + s for o, s in zip(one.offsets, one.sizes, strict=True)] for one in parts[name]]
         shape = tuple(max(lengths) for lengths in zip(*ends, strict=True))
         try:
@@ -65,7 +68,7 @@ def gather_shards(opened: Mapping[Path, OpenedFile]) -> OpenedFile:
         except ValueError as error:
             raise ValueError(
                 f"the files next to {str(first.file)!r} are not one whole checkpoint: {error}; one of them is missing, "
-                "or they are of several checkpoints"
+                "or they are of several checkpoints: fetch all again"
             ) from error
         nbytes = math.prod(shape) * first.dtype.itemsize
         found[name] = StoredTensor(name, first.file, first.dtype, shape, 0, nbytes, tuple(parts[name]))

@@ -214,7 +214,10 @@ def _limited(boxes: Iterable[Box]) -> Boxes:
     for box in boxes:
         result.append(box)
         if len(result) > MOST_BOXES:
-            raise ValueError(f"entries of {box.source!r} are re-arranged in more than {MOST_BOXES} pieces")
+            raise ValueError(
+                f"entries of {box.source!r} are re-arranged in more than {MOST_BOXES} pieces; align without "
+                "transformers' names"
+            )
     return tuple(result)
 
 

@@ -62,7 +62,7 @@ class Conversion:
             for box in boxes:
                 used[box.source] += box.numel
             if sum(box.numel for box in boxes) != self.blanks[name].numel:
-                raise ValueError(f"the files hold a part of {name!r} only; they are not complete")
+                raise ValueError(f"the files hold a part of {name!r} only; they are not complete: fetch them again")
         for source, count in used.items():
             if count != self.files[source].numel:
                 raise ValueError(

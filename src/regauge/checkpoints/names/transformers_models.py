@@ -92,7 +92,7 @@ def _find_class(transformers: Any, names: Any) -> Any:
         return None
     found = getattr(transformers, str(names[0]), None)
     if found is not None and not (inspect.isclass(found) and issubclass(found, transformers.PreTrainedModel)):
-        raise ValueError(f"{names[0]!r} is something else")
+        raise ValueError(f"{names[0]!r} is something else; give the files of the model")
     return found
 
 
@@ -110,7 +110,9 @@ def _configured(folder: Path, what: str) -> Iterator[None]:
         yield
     except Exception as error:
         reason = CODE if REMOTE in str(error) else f"{type(error).__name__}: {error}"
-        raise ValueError(f"{str(folder / CONFIG)!r} {what}: {reason}") from error
+        raise ValueError(
+            f"{str(folder / CONFIG)!r} {what}: {reason}; give the model as package.module:factory instead"
+        ) from error
 
 
 def find_conversion(stored: Mapping[str, Blank], module: nn.Module) -> Conversion:

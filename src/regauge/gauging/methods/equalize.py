@@ -52,7 +52,7 @@ class Equalize(GaugeMethod):
 
     def __post_init__(self) -> None:
         if self.sweeps < 1:
-            raise ValueError(f"sweeps is {self.sweeps}, but equalizing takes one or more")
+            raise ValueError(f"sweeps is {self.sweeps}, but equalizing takes one or more; give one at least")
 
     def choose(self, problem: GaugeProblem) -> Chosen:
         """The factors of all families."""

@@ -75,7 +75,7 @@ class OfFunction:
         self.unit = "nats" if self._is_divergence else "relative squared error"
         self._inputs: list[Any] = [pytree.tree_map_only(Tensor, _single, as_pair(batch)[0]) for batch in task.batches]
         if not self._inputs:
-            raise ValueError("the task has no batches to learn from")
+            raise ValueError("the task has no batches to learn from; give at least one")
         with torch.no_grad():
             self._outputs = [self._run(params, inputs) for inputs in self._inputs]
         count = len(self._inputs)

@@ -67,9 +67,11 @@ class Smooth(GaugeMethod):
 
     def __post_init__(self) -> None:
         if self.alpha is not None and not 0 <= self.alpha <= 1:
-            raise ValueError(f"alpha is {self.alpha}, but it is an exponent from 0 to 1, or None to search for it")
+            raise ValueError(
+                f"alpha is {self.alpha}, but it is an exponent from 0 to 1, or None to search for it; choose one"
+            )
         if self.grid < 1:
-            raise ValueError(f"grid is {self.grid}, but one exponent or more are tried")
+            raise ValueError(f"grid is {self.grid}, but one exponent or more are tried; give one at least")
 
     def choose(self, problem: GaugeProblem) -> Chosen:
         """Factors for one family after the other."""

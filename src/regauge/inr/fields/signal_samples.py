@@ -205,7 +205,7 @@ def voxel_samples(grid: Tensor) -> Samples:
         De Luigi et al. (2023), appendix A.
     """
     if grid.ndim != 3 or grid.dtype != torch.bool:
-        raise ValueError(f"a grid of cells is booleans [x, y, z], not {grid.dtype} {list(grid.shape)}")
+        raise ValueError(f"a grid of cells is booleans [x, y, z], not {grid.dtype} {list(grid.shape)}; convert it")
     points = torch.cartesian_prod(*((torch.arange(size) + 0.5) / size * 2 - 1 for size in grid.shape))
     return Samples(points, grid.reshape(-1, 1).float())
 
@@ -221,7 +221,8 @@ def image_samples(image: Tensor) -> Samples:
     """
     if image.ndim != 3 or not image.is_floating_point():
         raise ValueError(
-            f"an image is floating-point values [channels, height, width], not {image.dtype} {list(image.shape)}"
+            f"an image is floating-point values [channels, height, width], not {image.dtype} {list(image.shape)}; "
+            "convert it"
         )
     points = pixel_centers(*image.shape[1:]).to(image)
     return Samples(points, image.flatten(1).t().contiguous())

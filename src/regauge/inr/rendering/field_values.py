@@ -56,7 +56,10 @@ def psnr(image: Tensor, reference: Tensor) -> float:
         ValueError: The images differ in shape.
     """
     if image.shape != reference.shape:
-        raise ValueError(f"images of shapes {tuple(image.shape)} and {tuple(reference.shape)} cannot be compared")
+        raise ValueError(
+            f"images of shapes {tuple(image.shape)} and {tuple(reference.shape)} cannot be compared; render both at "
+            "one size"
+        )
     error = (image.detach().double() - reference.detach().double()).square().mean().item()
     return math.inf if error == 0 else -10 * math.log10(error)
 
@@ -78,7 +81,10 @@ def is_population(module: nn.Module, params: Mapping[str, Tensor]) -> bool:
     expected = module.state_dict()
     different = sorted(expected.keys() ^ params.keys())
     if different:
-        raise ValueError(f"the parameters are not those of this network: only one of the two has {different[:5]}")
+        raise ValueError(
+            f"the parameters are not those of this network: only one of the two has {different[:5]}; give those of "
+            "this architecture"
+        )
     extra = {params[name].ndim - tensor.ndim for name, tensor in expected.items()}
     if extra not in ({0}, {1}):
         name = next(iter(expected))

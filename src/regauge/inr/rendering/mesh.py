@@ -102,7 +102,7 @@ def save_mesh(mesh: Mesh, path: str | Path, *, overwrite: bool = False) -> Path:
     path = Path(path)
     require_writable(path, overwrite=overwrite, suffixes=MESH_FORMATS)
     if not len(mesh.faces):
-        raise ValueError(f"the mesh has no faces, so {str(path)!r} is not written")
+        raise ValueError(f"the mesh has no faces, so {str(path)!r} is not written; extract it at a finer resolution")
     return _export(_trimesh().Trimesh(mesh.vertices.cpu().numpy(), mesh.faces.cpu().numpy(), process=False), path)
 
 
@@ -121,7 +121,7 @@ def load_mesh(path: str | Path) -> Mesh:
     except UNREADABLE as error:
         raise ValueError(f"{str(path)!r} is damaged or no mesh ({error}); write it again") from error
     if not isinstance(mesh, trimesh.Trimesh) or not len(mesh.faces):
-        raise ValueError(f"{str(path)!r} holds no mesh; is it damaged, or a point cloud?")
+        raise ValueError(f"{str(path)!r} holds no mesh; give a file with faces, since a point cloud has none")
     if path.suffix == ".stl":
         with np.errstate(invalid="ignore"):  # vertices that are not finite are told by who uses them
             mesh.merge_vertices()
@@ -185,7 +185,7 @@ def load_points(path: str | Path) -> Tensor:
     except UNREADABLE as error:
         raise ValueError(f"{str(path)!r} is damaged or no point cloud ({error}); write it again") from error
     if points.ndim != 2 or points.shape[1] != 3 or not len(points):
-        raise ValueError(f"{str(path)!r} holds an array {list(points.shape)}, not points [points, 3]")
+        raise ValueError(f"{str(path)!r} holds an array {list(points.shape)}, not points [points, 3]; write it again")
     return points
 
 

@@ -188,7 +188,7 @@ def compare_points(points: Tensor, reference: Tensor, *, threshold: float = THRE
     """
     p, q = (np.asarray(cloud.detach().cpu().double()) for cloud in (points, reference))
     if not len(q):
-        raise ValueError("the reference has no points, so nothing can be compared with it")
+        raise ValueError("the reference has no points, so nothing can be compared with it; give one at least")
     if not (np.isfinite(p).all() and np.isfinite(q).all()):
         raise ValueError("a coordinate is NaN or infinite; drop such points before comparing")
     if not len(p):

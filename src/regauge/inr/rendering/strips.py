@@ -99,7 +99,7 @@ def render_strip(
     """
     generator = given_or_seed(generator)
     if points < 2:
-        raise ValueError(f"a strip needs both ends, but points={points}")
+        raise ValueError(f"a strip needs both ends, but points={points}; give two at least")
     require_same_shapes(params_a, params_b)
     path = path or Straight()
     ts = [k / (points - 1) for k in range(points)]
@@ -204,7 +204,9 @@ def load_strips(path: str | FilePath) -> tuple[Strip, ...]:
         raise ValueError(f"{str(path)!r} is damaged or holds no strips; write it again")
     arrays = read_npz(path)
     if "about" not in arrays:
-        raise ValueError(f"{str(path)!r} holds the arrays {sorted(arrays)[:5]}, but no strips")
+        raise ValueError(
+            f"{str(path)!r} holds the arrays {sorted(arrays)[:5]}, but no strips; give a file that `Strips.save` wrote"
+        )
     try:
         document = read_versioned(str(arrays["about"]), FORMAT, VERSION)
         return tuple(_strip(str(s), own, arrays) for s, own in enumerate(document["strips"]))

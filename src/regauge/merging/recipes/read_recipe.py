@@ -119,7 +119,7 @@ class Entry:
             if known is not None and name not in known:
                 raise place.refuse(f"{name!r} is not understood in {self.key}; there can be {', '.join(known)}")
             if name in found:
-                raise place.refuse(f"{name!r} is there twice")
+                raise place.refuse(f"{name!r} is there twice; remove one")
             found[name] = Entry(self.path, name, value)
         absent = [name for name in needed if name not in found]
         if absent:
@@ -153,7 +153,7 @@ def _recipe(whole: Entry) -> Recipe:
         raise top["merge_method"].refuse(f"the merge method {name!r} is unknown; there are {', '.join(METHODS)}")
     method = METHODS[name]
     if sum(key in top for key in ("models", "slices", "modules")) != 1:
-        raise whole.refuse("a recipe has one of 'models', 'slices' and 'modules'")
+        raise whole.refuse("a recipe has one of 'models', 'slices' and 'modules'; write one of them")
     if "tokenizer" in top and "tokenizer_source" in top:
         raise top["tokenizer_source"].refuse("'tokenizer_source' and 'tokenizer' say the same; leave one of them out")
     base = read_folder(top["base_model"]) if "base_model" in top else None
@@ -212,7 +212,7 @@ def _require_models(recipe: Recipe, method: RecipeMethod, whole: Entry) -> None:
         if len(set(models)) < len(models) and method.most > 1:
             raise RecipeError(f"{line}: a model is there twice; name each model once, with the sum of its weights")
         if method.base == "member" and part.base not in models:
-            raise RecipeError(f"{line}: the base of {recipe.method} is one of its two models")
+            raise RecipeError(f"{line}: the base of {recipe.method} is one of its two models; name it among them")
         if method.base in ("needed", "optional"):
             models = [model for model in models if model != part.base]
         if not method.least <= len(models) <= method.most:
@@ -249,7 +249,7 @@ def _module(stack: str, entry: Entry, method: RecipeMethod, name: str, base: Pat
     """
     found = entry.mapping(("slices", "models", "parameters"))
     if ("slices" in found) == ("models" in found):
-        raise entry.refuse(f"the module {stack!r} has either 'slices' or 'models'")
+        raise entry.refuse(f"the module {stack!r} has either 'slices' or 'models'; write one of them")
     parameters, own = _parameters(found.get("parameters"), method, name), None if stack == "default" else stack
     if "models" in found:
         yield Slice(tuple(_source(one, method, name) for one in found["models"].items), parameters, own, base)

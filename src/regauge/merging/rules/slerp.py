@@ -43,7 +43,7 @@ class Slerp(Rule):
         if self.axis not in (None, 0, -1):
             raise ValueError(
                 f"axis is {self.axis}; it is 0 or -1 where vectors along the first or last axis have angles of their "
-                "own, and None for whole tensors"
+                "own, and None for whole tensors; choose one"
             )
         if not 0 < self.linear_from <= 1:
             raise ValueError(f"linear_from is {self.linear_from}; it is a cosine, above 0 and at most 1")

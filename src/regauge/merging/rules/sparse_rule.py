@@ -79,7 +79,7 @@ def restore_norm(kept: Tensor, vector: Tensor, order: float | None) -> Tensor:
 def require_norm(order: float | None) -> None:
     """Raise a ValueError unless the order of a norm is one of those that a task vector may keep."""
     if order not in (None, 1, 2, math.inf):
-        raise ValueError(f"keeps_norm is {order}; it is the order of a norm, 1, 2 or math.inf, or None")
+        raise ValueError(f"keeps_norm is {order}; it is the order of a norm, 1, 2 or math.inf, or None; choose one")
 
 
 def require_certain(rule: VectorRule) -> None:

@@ -158,7 +158,9 @@ def _column(name: str, values: list[Any]) -> Column:
         try:
             return Column("float", narrow(np.array([0.0 if v is None else v for v in values], np.float64)), mask)
         except OverflowError as error:
-            raise ValueError(f"column {name!r} has an integer that is too large for a number") from error
+            raise ValueError(
+                f"column {name!r} has an integer that is too large for a number; store it as a text"
+            ) from error
     codes: dict[str, int] = {}
     distinct: list[Any] = []
     array = np.array([0 if value is None else _code(value, distinct, codes) for value in values], np.int64)

@@ -108,10 +108,12 @@ def resolve(indices: Iterable[int] | slice | Array, count: int, what: str = "the
         wanted = indices.filled(False).reshape(-1)
     if wanted.dtype == bool:
         if len(wanted) != count:
-            raise IndexError(f"a mask of {len(wanted)} truth values does not fit {what}'s {count} networks")
+            raise IndexError(
+                f"a mask of {len(wanted)} truth values does not fit {what}'s {count} networks; give one for each"
+            )
         return np.flatnonzero(wanted)
     if len(wanted) and wanted.dtype.kind not in "iu":
-        raise IndexError(f"networks are numbered by integers, and {wanted.dtype} values were given")
+        raise IndexError(f"networks are numbered by integers, and {wanted.dtype} values were given; convert them")
     if len(wanted) and not 0 <= wanted.min() <= wanted.max() < count:
         strange = wanted[(wanted < 0) | (wanted >= count)][0]
         raise IndexError(f"{what} has the networks 0 to {count - 1}, but {strange} was asked for")

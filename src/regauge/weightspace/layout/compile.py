@@ -254,7 +254,7 @@ def compile_layout(
             "what it returns"
         )
     if has_shifts and not is_signed:
-        raise ValueError("half periods change signs; layouts that know them know signs, too (is_signed=True)")
+        raise ValueError("half periods change signs; give is_signed=True, too")
     chosen = None if contracted is None else frozenset(contracted)
     return _compile(symmetry.to_json(), chosen, is_signed, is_scaled, has_shifts, frozenset(readers))
 

@@ -72,7 +72,7 @@ class Probes:
         if min(self.sizes, default=0) < 1:
             raise ValueError(f"inputs={self.inputs}; at least one probe is needed, or leave out `probes`")
         if len(self.sizes) > 3:
-            raise ValueError(f"inputs={self.inputs}; a sheet of probes has two or three axes")
+            raise ValueError(f"inputs={self.inputs}; a sheet of probes has two or three axes; give as many")
         if self.hidden < 1 or not 0 <= self.dropout < 1:
             raise ValueError(
                 f"hidden={self.hidden} and dropout={self.dropout} make no MLP; hidden is positive, dropout is in [0, 1)"

@@ -35,7 +35,9 @@ def export_safetensors(
     chosen = np.asarray(indices, np.int64)
     keys = set(zip(*(store.rows[name][chosen].tolist() for name in ("id", "step")), strict=True))
     if len(keys) < len(chosen):
-        raise ValueError("two networks have the same id and step, so their files would have the same name")
+        raise ValueError(
+            "two networks have the same id and step, so their files would have the same name; export them apart"
+        )
     folder = _create(folder)
     for params, rows in _blocks(store, indices, progress):
         for k, row in enumerate(rows):
@@ -101,7 +103,7 @@ def export_dwsnets(
     names |= {link.bias: f"seq.{k * stride}.bias" for k, link in enumerate(links)}
     if "label" not in store.rows.names or np.isin(indices, store.rows.where(label=None)).any():
         raise ValueError(
-            f"the networks, or some of them, have no value in a column 'label', by which DWSNets' folders are named; "
+            "the networks, or some of them, have no value in a column 'label', by which DWSNets' folders are named; "
             f"their columns are {list(store.rows.names)}"
         )
     folder = _create(folder)

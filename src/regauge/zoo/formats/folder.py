@@ -169,7 +169,10 @@ def chain_architecture(params: Mapping[str, Tensor], label: str) -> tuple[Archit
         )
     weights = [params[f"seq.{k}.weight"] for k in numbers]
     if any(one.ndim != 2 for one in weights) or any(a.shape[0] != b.shape[1] for a, b in pairwise(weights)):
-        raise ValueError(f"{label} is no chain of linear layers: its weights are {[tuple(w.shape) for w in weights]}")
+        raise ValueError(
+            f"{label} is no chain of linear layers: its weights are {[tuple(w.shape) for w in weights]}; import it as "
+            "a folder, with its model"
+        )
     widths = [weights[0].shape[1], *(weight.shape[0] for weight in weights)]
     names = {f"seq.{k}.{kind}": f"layers.{i}.{kind}" for i, k in enumerate(numbers) for kind in ("weight", "bias")}
     text = "-".join(map(str, widths))

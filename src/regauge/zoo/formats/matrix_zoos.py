@@ -71,7 +71,7 @@ def read_small_cnn_zoo(path: str | Path, *, activation: str | None = None) -> So
     variables, weights = read_layout(path / LAYOUT), map_array(path / WEIGHTS)
     rows = read_metrics(path / METRICS, len(weights) if weights.ndim else 0)
     if not rows:
-        raise ValueError(f"{str(path / METRICS)!r} has no rows, so there are no networks")
+        raise ValueError(f"{str(path / METRICS)!r} has no rows, so there are no networks: check the path")
     if weights.shape != (len(rows), variables[-1].end):
         raise ValueError(
             f"{WEIGHTS} has shape {weights.shape}, but {METRICS} has {len(rows)} rows and {LAYOUT} ends with column "
@@ -122,15 +122,17 @@ def read_layout(path: Path) -> list[Variable]:
     except (
         *(KeyError, ValueError, SyntaxError, TypeError, OverflowError, RecursionError, MemoryError, csv.Error),
     ) as error:
-        raise ValueError(f"{str(path)!r} is no layout: {type(error).__name__}: {error}") from error
+        raise ValueError(f"{str(path)!r} is no layout: {type(error).__name__}: {error}; fetch it again") from error
     variables.sort(key=lambda variable: variable.start)
     end = 0
     for variable in variables:
         if variable.start != end or variable.end - variable.start != math.prod(variable.shape):
-            raise ValueError(f"{str(path)!r} gives {variable.name!r} columns that do not fit its shape or the others")
+            raise ValueError(
+                f"{str(path)!r} gives {variable.name!r} columns that do not fit its shape or the others; fetch it again"
+            )
         end = variable.end
     if not end:
-        raise ValueError(f"{str(path)!r} names no variables")
+        raise ValueError(f"{str(path)!r} names no variables; fetch it again")
     return variables
 
 
@@ -145,7 +147,7 @@ def read_metrics(path: Path, count: int) -> list[dict[str, Any]]:
         text = io.StringIO(read_gzip(path).decode(), newline="")
         lines = list(islice(csv.DictReader(text), count + 1))
     except (UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"{str(path)!r} is no table: {error}") from error
+        raise ValueError(f"{str(path)!r} is no table: {error}; fetch it again") from error
     ids: dict[Any, int] = {}
     rows = []
     for line in lines:
@@ -177,7 +179,7 @@ def _architecture(variables: Sequence[Variable], activation: str) -> tuple[Archi
     if dims != [4] * (len(kernels) - 1) + [2] or len(biases) != len(kernels) or len(kernels) < 2 or not is_named:
         raise ValueError(
             f"the variables {[v.name for v in variables][:4]} of shapes {[v.shape for v in variables][:4]} are not "
-            "convolutions and one linear layer, each with kernel:0 and bias:0"
+            "convolutions and one linear layer, each with kernel:0 and bias:0; import it as HDF5, with its model"
         )
     channels = [kernels[0].shape[2], *(kernel.shape[3] for kernel in kernels[:-1])]
     settings = {"channels": channels, "classes": kernels[-1].shape[1], "activation": activation}
@@ -250,7 +252,7 @@ def read_hdf5(
     except HDF5_DAMAGE as error:
         if str(path) in str(error):
             raise
-        raise ValueError(f"{str(path)!r} is no readable HDF5 file: {error}") from error
+        raise ValueError(f"{str(path)!r} is no readable HDF5 file: {error}; fetch it again") from error
     if len(shape) != 2 or shape[1] != architecture.size:
         raise ValueError(
             f"{dataset!r} of {str(path)!r} has shape {shape}, but networks of {architecture.name!r} have "
@@ -262,7 +264,7 @@ def read_hdf5(
             with h5py.File(path, "r") as file:
                 values = torch.from_numpy(file[dataset][list(numbers)])
         except HDF5_DAMAGE as error:
-            raise ValueError(f"{str(path)!r} is no readable HDF5 file: {error}") from error
+            raise ValueError(f"{str(path)!r} is no readable HDF5 file: {error}; fetch it again") from error
         return Imported(Segment(values.dtype, architecture.layout).unpack(values), [rows[k] for k in numbers])
 
     rows = [{"id": k, "step": 0} for k in range(shape[0])]
@@ -276,5 +278,6 @@ def _require_inside(found: Any, file: Any, path: str | Path) -> None:
     size, most = found.dtype.itemsize, most_bytes(Path(path).stat().st_size)
     if size * max(math.prod(found.shape), math.prod(found.chunks or ())) > most or found.dtype.kind not in "biuf":
         raise ValueError(
-            f"{str(path)!r} says that {found.name!r} has {found.shape} values of {found.dtype}, which it does not hold"
+            f"{str(path)!r} says that {found.name!r} has {found.shape} values of {found.dtype}, which it does not "
+            "hold; fetch it again"
         )

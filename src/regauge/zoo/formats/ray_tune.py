@@ -107,7 +107,8 @@ def _settings(tree: Tree, trial: str) -> tuple[dict[str, Any], list[list[Any]]]:
     name = f"{trial}/params.json"
     if name not in tree.names:
         raise FileNotFoundError(
-            f"trial {trial!r} of {str(tree.path)!r} has no params.json, so its architecture is not known"
+            f"trial {trial!r} of {str(tree.path)!r} has no params.json, so its architecture is not known; import it as "
+            "a folder, with its model"
         )
     settings = parse_object(tree.read(name), tree.path / name)
     try:

@@ -69,7 +69,9 @@ class Tree:
             names = [name for name in self._archive.namelist() if not name.endswith("/")]
             if len(set(names)) < len(names):
                 ((twice, _),) = Counter(names).most_common(1)
-                raise ValueError(f"{str(self.path)!r} holds two files {twice!r}, of which one would be lost")
+                raise ValueError(
+                    f"{str(self.path)!r} holds two files {twice!r}, of which one would be lost; rename one"
+                )
         else:
             raise FileNotFoundError(f"there is no folder or zip file {str(self.path)!r}; check the path")
         parts = {name: PurePosixPath(name).parts for name in names}
@@ -103,7 +105,10 @@ class Tree:
         extras = {key: content[key] for key in beside if key in content}
         for key, value in dense_tensors({k: v for k, v in extras.items() if isinstance(v, Tensor)}, label).items():
             if value.numel() > MOST_ENTRY_VALUES:
-                raise ValueError(f"{label!r} has {value.numel()} values as {key!r}, which is no parameter")
+                raise ValueError(
+                    f"{label!r} has {value.numel()} values as {key!r}, which is no parameter; leave it out with "
+                    "`beside=`"
+                )
             extras[key] = value.tolist()
         return dense_tensors({key: value for key, value in content.items() if key not in beside}, label), known | extras
 
@@ -262,7 +267,7 @@ def naming(path: str | Path) -> Iterator[None]:
     except ValueError as error:
         if str(path) in str(error):
             raise
-        raise ValueError(f"{str(path)!r} cannot be imported: {error}") from error
+        raise ValueError(f"{str(path)!r} cannot be imported: {error}; check the format") from error
 
 
 def _append(source: Source, store: Store, progress: Progress) -> Store:

@@ -67,7 +67,7 @@ def clusters(distances: ArrayLike, count: int) -> NDArray[np.int64]:
     """
     given = _check(distances)
     if not 1 <= count <= len(given):
-        raise ValueError(f"{len(given)} networks cannot be divided into {count} clusters")
+        raise ValueError(f"{len(given)} networks cannot be divided into {count} clusters; ask for fewer")
     if len(given) == 1:
         return np.zeros(1, np.int64)
     labels = fcluster(linkage(squareform(given, checks=False), "average"), count, "maxclust")
@@ -80,12 +80,17 @@ def _check(distances: ArrayLike) -> NDArray[np.float64]:
     """Distances made exactly symmetric, where they are so up to rounding."""
     given = np.asarray(distances, np.float64)
     if given.ndim != 2 or given.shape[0] != given.shape[1]:
-        raise ValueError(f"distances are a square matrix, but this has shape {given.shape}")
+        raise ValueError(
+            f"distances are a square matrix, but this has shape {given.shape}; give one row and one column for each "
+            "network"
+        )
     if not np.isfinite(given).all():
         raise ValueError("some distances are NaN or Inf; leave out the networks that are not finite")
     near = 1e-6 * max(1.0, float(np.abs(given).max(initial=0)))
     if (np.abs(given - given.T) > near).any() or (np.abs(np.diag(given)) > near).any():
-        raise ValueError("distances are symmetric and zero on the diagonal, but these are not")
+        raise ValueError(
+            "distances are symmetric and zero on the diagonal, but these are not: give those of one comparison"
+        )
     result = (given + given.T) / 2
     np.fill_diagonal(result, 0)
     return result

@@ -89,7 +89,10 @@ def sample(store: Store, count: int, *, seed: int = 0, among: NDArray[np.int64] 
     if "is_diverged" in store.rows.names:  # finite, but with an infinite loss
         there = np.setdiff1d(there, store.rows.where(is_diverged=True))
     if not len(there):
-        raise ValueError(f"none of the {len(store)} networks of {str(store.folder)!r} is finite and was asked for")
+        raise ValueError(
+            f"none of the {len(store)} networks of {str(store.folder)!r} is finite and was asked for; choose other "
+            "networks"
+        )
     order = torch.randperm(len(there), generator=torch.Generator().manual_seed(seed)).numpy()
     return np.sort(there[order[:count]])
 
@@ -124,7 +127,8 @@ def reference(store: Store, to: To, *, count: int = 64, seed: int = 0) -> Params
         )
         if not len(found):
             raise ValueError(
-                f"no trajectory of the store has the id {to} and ends in a network that is finite and not discarded"
+                f"no trajectory of the store has the id {to} and ends in a network that is finite and not discarded; "
+                "name another one"
             )
         return select(store.read(found[:1]), 0)
     params = store.read(sample(store, count, seed=seed))
