@@ -4,7 +4,7 @@
 
 Two chains each, of underdamped Langevin dynamics (`posteriors.sgmcmc.baoa`, on all data in every step), from starts of
 their own: an MLP 1-8-1 with tanh on 40 points of a sine, and a CNN on the digits 0 to 3 of scikit-learn. It needs `pip
-install 'regauge[posteriors,chains]'`. The tables in docs/posteriors.md are what this prints.
+install 'regauge[posteriors,chains]'`. The tables in docs/measurements/bayes.md are what this prints.
 """
 
 import sys

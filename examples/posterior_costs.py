@@ -3,7 +3,7 @@
     OMP_NUM_THREADS=1 python examples/posterior_costs.py
 
 Five disjoint pairs of mean-field posteriors of MLPs 64-32-32-10 on scikit-learn's digits, prior N(0, 0.3^2),
-temperature 0.1. The table in docs/posteriors.md is what it prints.
+temperature 0.1. The table in docs/measurements/bayes.md is what it prints.
 """
 
 from statistics import fmean, stdev
