@@ -317,7 +317,7 @@ def test_the_report_says_what_to_do() -> None:
     short = rg.align(a, b, symmetry, method=WeightMatching(max_sweeps=1))
     assert not short.is_converged
     assert "still moving when it stopped: more sweeps or steps" in short.report
-    assert "The barrier is another quantity: measure it with `regauge.line`" in rg.align(a, b, symmetry).report
+    assert "`regauge line` and `rg.line` measure the barrier" in rg.align(a, b, symmetry).report
 
 
 def rotated_and_permuted() -> Symmetry:

@@ -178,8 +178,7 @@ class Result(Generic[Moved, Number, Numbers, Flag]):
         if self.is_judged:
             return f"{gained}; a local optimum: restarts or another method may find a better one"
         return (
-            f"{gained}; a local optimum of the method's own objective. The barrier is another quantity: measure it "
-            "with `regauge.line`, or give a task, by which methods and restarts are judged"
+            f"{gained}; a local optimum of the method's own objective. `regauge line` and `rg.line` measure the barrier"
         )
 
     def __repr__(self) -> str:
