@@ -183,7 +183,7 @@ def branch(source: str, name: str) -> str:
 REASONS = (
     ("depends on the values", "what runs depends on values of a tensor"),
     ("are known that reach", "no example inputs are known that reach every part"),
-    ("NaN or Inf", "outputs are infinite, so that nothing can be checked"),
+    ("NaN or Inf", "outputs are infinite, and nothing can be checked"),
     ("index returns depends", "a shape depends on values of a tensor"),
     ("no example inputs", "no example inputs are known on which this configuration runs"),
 )

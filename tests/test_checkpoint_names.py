@@ -229,5 +229,5 @@ def test_a_head_that_an_adapter_stores_beside_a_tied_base_gets_advice() -> None:
     settings = {"peft_type": "LORA", "r": 1, "lora_alpha": 1, "init_lora_weights": True}
     Path("adapter/adapter_config.json").write_text(json.dumps(settings))
     save({"base_model.model.lm_head.weight": torch.ones(16, 4)}, "adapter/adapter_model.safetensors")
-    with pytest.raises(ValueError, match=r"stores 'lm_head.weight' as a whole.*write the head into the base as"):
+    with pytest.raises(ValueError, match=r"stores 'lm_head.weight' as a whole.*Write the head into the base as"):
         Checkpoint.open("base+adapter")

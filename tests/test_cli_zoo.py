@@ -115,7 +115,7 @@ def test_a_preset_is_known_by_its_name(tmp_path: Path, capsys: pytest.CaptureFix
     main(["zoo", "train", "uci-mlps", "-o", str(tmp_path / "zoo"), "--networks", "2", "--seed", "3"])
     said = capsys.readouterr().out
     assert "2 networks, 82 of each stored: 164 checkpoints of about 0.5 MiB" in said
-    assert "164 checkpoints of 2 networks of 'MLP 30-16-16-2'; 1 of 1 shards" in said
+    assert "164 checkpoints of 2 networks of 'MLP 30-16-16-2'; trained now: 1 of 1 shards" in said
     assert Store.open(tmp_path / "zoo").about["training"]["seed"] == 3
 
 

@@ -77,9 +77,7 @@ def run(options: Gauge) -> None:
 def _scheme(options: Gauge) -> RoundToNearest:
     """The rounding that a gauge is chosen for; options that do not go together are refused."""
     if options.group < 0:
-        raise UsageError(
-            f"--group is {options.group}; it counts values that share a scale: write a positive number, or leave it out"
-        )
+        raise UsageError(f"--group is {options.group}; write how many values share a scale, or leave it out")
     if options.method == "smooth" and options.data is None:
         raise UsageError("the method 'smooth' looks at what layers read: give --data, or choose another one")
     if options.by == "function" and (options.method != "learned" or options.data is None):

@@ -111,9 +111,7 @@ def _write_shape(options: InrRender, shape: Any) -> None:
 def _picture(options: InrRender, inr: Inr, params: rg.Params) -> str:
     assert inr.pixels is not None
     if inr.out_features not in (1, 3):
-        raise UsageError(
-            f"an image with {inr.out_features} channels has no picture; 1 and 3 have: evaluate it in Python"
-        )
+        raise UsageError(f"an image with {inr.out_features} channels has no picture; give one with 1 or 3")
     height, width = inr.pixels
     if options.resolution is not None:
         height, width = options.resolution, max(1, round(width * options.resolution / height))

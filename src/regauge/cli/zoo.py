@@ -14,7 +14,6 @@ from regauge.cli.output import show_progress, show_status, tell, tell_table, war
 from regauge.cli.zoo_options import ZooCommand, ZooExport, ZooImport, ZooInfo, ZooTrain, ZooVerify
 from regauge.cli.zoo_population_options import ZooAlign, ZooCompare, ZooMap, ZooNearest
 from regauge.cli.zoo_populations import words
-from regauge.core.counted import brief, count
 from regauge.core.devices import find_device
 from regauge.hub import call_factory, describe_inputs
 from regauge.storage import Architecture, Collection, Store, verify
@@ -75,10 +74,10 @@ def info(options: ZooInfo) -> None:
     tell(f"{options.store}: {words(store)}", store=str(options.store), **counts)
     size = sum(shard.size for shard in store.shards)
     kept = store.storage or "as they are"
-    shards = f"{count(store.shards, 'shard')}, {size / 2**20:.1f} MiB"
+    shards = f"shards: {len(store.shards)}, {size / 2**20:.1f} MiB"
     tell(f"{shards}; {store.architecture.size} values each, kept {kept}", bytes=size, kept=kept)
     if store.about:
-        tell(f"about: {brief(store.about)}", about=store.about)
+        tell(f"about: {store.made_by}", about=store.about)
     tell_table("columns", [{"column": name, "values": text} for name, text in store.rows.summary().items()])
     known = None if store.symmetry is None else json.loads(store.symmetry.to_json())
     tell("its symmetry is not known" if store.symmetry is None else store.symmetry, symmetry=known)
@@ -104,10 +103,7 @@ def export(options: ZooExport) -> None:
     store = Store.open(options.store)
     chosen = Collection(store).find(options.where, options.checkpoints)
     if not len(chosen):
-        raise UsageError(
-            f"none of the {len(store)} networks fits {' '.join(options.where)!r}; nothing is written: `zoo info` shows "
-            "the columns"
-        )
+        raise UsageError(f"none of the {len(store)} networks fits {' '.join(options.where)!r}; choose other values")
     with show_progress() as progress:
         zoo.EXPORTERS[options.format](store, options.output, chosen.tolist(), progress=progress)
     tell(f"written: {options.output}: {len(chosen)} networks")

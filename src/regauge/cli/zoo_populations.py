@@ -149,9 +149,7 @@ def task_on(architecture: Architecture, data: str, loss: Loss, batch: int) -> rg
     else:
         examples = zoo.load_examples(data)  # refuses other names, and lists the sets
         if examples.is_signals:
-            raise UsageError(
-                f"in {data!r} every network has data of its own, so no two have a barrier on them; name other data"
-            )
+            raise UsageError(f"in {data!r} every network has data of its own, so pairs have none; name other data")
         kept = (examples.validation_inputs, examples.validation_targets)
         batches = list(zip(*(torch.split(tensor, batch) for tensor in kept), strict=True))
     return prepare_statistics(make_task(architecture.module(), batches, loss=loss, dtype=dtype))

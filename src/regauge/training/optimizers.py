@@ -69,7 +69,7 @@ class SGD:
             require_setting("momentum of Nesterov's method", self.momentum, 0, 1, is_open=True)
 
     def count_moments(self, settings: Mapping[str, Sequence[float]]) -> int:
-        """How many tensors of the parameters' shapes an update keeps."""
+        """The number of tensors of the parameters' shapes that an update keeps."""
         return int(any(settings["momentum"]))
 
     def update(self, block: ParameterBlock, gradient: Tensor, rate: Rate, _: int) -> None:
@@ -126,7 +126,7 @@ class Adam:
             raise ValueError(f"betas are {self.betas} and eps is {self.eps}; betas must lie in [0, 1), eps in [0, inf)")
 
     def count_moments(self, _: Mapping[str, Sequence[float]]) -> int:
-        """How many tensors of the parameters' shapes an update keeps."""
+        """The number of tensors of the parameters' shapes that an update keeps."""
         return 2
 
     def update(self, block: ParameterBlock, gradient: Tensor, rate: Rate, step: int) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from regauge.checkpoints.location import MANIFEST
+from regauge.core.counted import brief
 from regauge.core.params import Params
 from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
@@ -128,7 +129,7 @@ class Store:
         """Replace `about`, for readers that open the store from now on.
 
         Raises:
-            ValueError: The column holds values that are not plain JSON.
+            ValueError: `about` is not plain JSON.
         """
         self._require_here()
         self._manifest.tell(self.folder, about)
@@ -152,6 +153,11 @@ class Store:
     def shards(self) -> tuple[Shard, ...]:
         """The shards in the order of the networks' numbers."""
         return self._now.shards
+
+    @property
+    def made_by(self) -> str:
+        """The settings in `about` on one line, as Python writes objects."""
+        return brief(self.about)
 
     def count_runs(self) -> int:
         """The number of networks of whose training checkpoints are stored."""
