@@ -137,7 +137,7 @@ def correspond(
         readers: The axes (parameter, axis) along which parameters sum over the units of a group. By default
             those that discovery saw; where a symmetry does not say, axis 1 of linear and convolutional weights, axis 0
             of transposed convolutions, none of embeddings.
-        max_sweeps: Most sweeps over the groups.
+        max_sweeps: Largest number of sweeps over the groups.
         tolerance: A step must gain more than this share of `sum |a| |b|`.
 
     Raises:

@@ -142,7 +142,7 @@ def losses_at(problem: Problem, between: Params, point: float, batch: Batch) -> 
     """The loss of each pair on one batch at a point of its line, `[pairs]`; differentiable.
 
     Args:
-        problem: With the task; without targets the loss is that of `Problem.line_losses`.
+        problem: The problem, with a task; without targets the loss is that of `Problem.line_losses`.
         between: The networks there.
         point: The point t on every line, between 0 and 1.
         batch: Inputs and targets.

@@ -41,7 +41,7 @@ def best_universe(
     Args:
         problem: The networks as given. A task chooses between the climbs that end at or above the identities, by the
             loss of the plain mean.
-        scales: As in `WeightMatching`.
+        scales: The treatment of scales, as in `WeightMatching`.
         climbs_from: Climbs between the compared tensors of networks; see `one_climb`.
         climb_from_identity: One more climb, from the identities; it never falls below where it begins.
     """

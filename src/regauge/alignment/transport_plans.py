@@ -34,7 +34,7 @@ def transport(
         profit: `[n, m]`.
         regularization: Not negative.
         tolerance: Sinkhorn's iteration ends when the marginals are wrong by less than this share.
-        max_iterations: Most iterations at each regularization.
+        max_iterations: Largest number of iterations at each regularization.
 
     Returns:
         The plan, float64 `[n, m]`.

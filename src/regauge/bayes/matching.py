@@ -210,7 +210,7 @@ def one_gaussian(
         spread: Factor of the standard deviations, not negative.
         method: `MergeMany()` by default for networks, which matches each to the mean of the others;
             `GaussianMatching()` for posteriors. A method for pairs aligns all to the first member.
-        task: For methods that use data, and for networks the choice between restarts by the loss of the mean.
+        task: The task, for methods that use data, and for networks the choice between restarts by the loss of the mean.
         generator: Random generator, for methods that use chance.
 
     Raises:

@@ -89,7 +89,7 @@ def canonicalize(
         method: Aligns the network to the reference; `WeightMatching(scales="keep")` by default. Scales that a method
             chooses do not count.
         task: For methods that use one.
-        generator: For methods that use chance.
+        generator: The source of chance, for methods that use it.
         out: Where the canonical form of a checkpoint is written, with its element next to it: a path, or an `Output`.
         memory: How much may be held for a checkpoint: bytes, or text such as "2GB"; half of the machine's memory by
             default. The values, in float64, must fit.
@@ -293,7 +293,7 @@ def orbit_distance(
         symmetry: The symmetry of the architecture.
         method: The method that aligns the second; `WeightMatching(scales="keep")` by default.
         task: For methods that use one.
-        generator: For methods that use chance.
+        generator: The source of chance, for methods that use it.
 
     Raises:
         KeyError: A parameter that the symmetry moves is missing.

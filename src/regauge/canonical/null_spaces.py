@@ -33,7 +33,7 @@ def without_null_spaces(params: Mapping[str, Tensor], symmetry: Symmetry) -> Par
 
     Args:
         params: A network or a population.
-        symmetry: With every size known.
+        symmetry: The symmetry, with every size known.
 
     Returns:
         The given tensors where every product has full rank; others in float64 as far as they are projected.

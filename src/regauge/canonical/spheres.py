@@ -50,7 +50,7 @@ class Manifold:
     be alike, as `canonicalize` makes them.
 
     Attributes:
-        symmetry: With every size known.
+        symmetry: The symmetry, with every size known.
         spheres: The values that lie on spheres; all other values are Euclidean.
         left: Sentences about freedom that canonical forms keep.
 
@@ -229,7 +229,7 @@ def canonical_manifold(symmetry: Symmetry, *, head: str | None = None) -> Manifo
     """The manifold of canonical networks of an architecture, derived from its symmetry.
 
     Args:
-        symmetry: With every size known: discovered, or bound to parameters.
+        symmetry: The symmetry, with every size known: discovered, or bound to parameters.
         head: Weight of the last layer, if it was brought to norm one by `normalize_logits`: it then lies on a
             sphere as a whole.
 

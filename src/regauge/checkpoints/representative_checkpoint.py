@@ -20,7 +20,7 @@ class ChartedCheckpoint(Checkpoint):
 
     Args:
         source: The checkpoint.
-        symmetry: With every size known.
+        symmetry: The symmetry, with every size known.
         changed: The tensors that are made.
         tensors: Makes them.
     """
@@ -57,7 +57,7 @@ class RepresentativeCheckpoint(ChartedCheckpoint):
 
     Args:
         source: The checkpoint.
-        symmetry: With every size known.
+        symmetry: The symmetry, with every size known.
 
     Attributes:
         coordinates: The coordinates of the network.
@@ -79,7 +79,7 @@ class MovedCheckpoint(ChartedCheckpoint):
 
     Args:
         source: The checkpoint.
-        symmetry: With every size known.
+        symmetry: The symmetry, with every size known.
         element: A single element.
         is_wide: Whether tensors that are translated or rotated are computed in the next wider dtype from the start, and
             not rounded in between.

@@ -36,7 +36,7 @@ class BalancedTensors(Mapping[str, Tensor]):
     """The compared tensors of a checkpoint, each with a leading model axis of length one.
 
     Attributes:
-        symmetry: With every size known: `seen_by_fingerprints`.
+        symmetry: The symmetry, with every size known: `seen_by_fingerprints`.
     """
 
     def __init__(self, source: Checkpoint, whole: Symmetry, names: Sequence[str], passes: Passes) -> None:

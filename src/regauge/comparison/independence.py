@@ -71,7 +71,7 @@ def measure_independence(
 
     Args:
         load: Gives a tensor of both networks.
-        symmetry: With every size known.
+        symmetry: The symmetry, with every size known.
         names: The compared tensors.
         generator: Source of the draws.
         draws: The number of random elements; the smallest p-value is 1 / (1 + draws).

@@ -58,7 +58,7 @@ class Sample:
         """Draw a sample of networks of some shapes.
 
         Args:
-            symmetry: With every size known.
+            symmetry: The symmetry, with every size known.
             shapes: The shapes of all tensors.
             generator: The source of chance.
         """

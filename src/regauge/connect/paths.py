@@ -112,7 +112,7 @@ class Repaired:
 
     Attributes:
         module: Runs parameters.
-        batches: As for `repair`.
+        batches: Batches, as for `repair`.
         path: The path whose networks are repaired.
 
     References:

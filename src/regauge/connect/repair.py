@@ -205,7 +205,7 @@ class Repairer:
     Args:
         module: As for `repair`.
         endpoints: As for `repair`; they must not change between two networks.
-        batches: As for `repair`.
+        batches: Batches, as for `repair`.
     """
 
     def __init__(self, module: nn.Module, endpoints: Sequence[Mapping[str, Tensor]], batches: Iterable[Any]) -> None:
@@ -263,7 +263,7 @@ def variance_collapse(
         params: The interpolated network.
         module: Runs the parameters; its own are not used.
         endpoints: The networks between which it lies.
-        batches: As for `repair`.
+        batches: Batches, as for `repair`.
         weights: Share of every endpoint: `(1 - t, t)` at t; equal by default.
 
     Raises:
@@ -305,7 +305,7 @@ def reset_batchnorm(params: Mapping[str, Tensor], module: nn.Module, batches: It
     Args:
         params: Parameters and buffers, unchanged.
         module: Runs the parameters; its own are not used.
-        batches: As for `repair`.
+        batches: Batches, as for `repair`.
 
     Returns:
         The same parameters with new statistics; equal to `params` where the module has none.

@@ -29,7 +29,7 @@ class LazyTensors(Mapping[str, Tensor]):
     Numbers that the model adds to gains are added here; `parameter` is without them.
 
     Args:
-        symmetry: With every size known.
+        symmetry: The symmetry, with every size known.
     """
 
     def __init__(self, symmetry: Charted) -> None:
@@ -96,7 +96,7 @@ class LazyRepresentative(LazyTensors):
     """The tensors that differ in a representative, in the next wider dtype.
 
     Args:
-        symmetry: With every size known.
+        symmetry: The symmetry, with every size known.
         read: Reads a tensor of the network.
 
     Attributes:
@@ -125,7 +125,7 @@ class LazyNetwork(LazyTensors):
     """The tensors that differ in the network of a representative and coordinates, in float64.
 
     Args:
-        symmetry: With every size known.
+        symmetry: The symmetry, with every size known.
         read: Reads a tensor of the representative, with the numbers that the model adds.
         coordinates: The coordinates, as `Symmetry.join` takes them.
     """
@@ -150,7 +150,7 @@ def move_lazily(symmetry: Charted, element: Element, read: Read) -> LazyNetwork:
     """The tensors of a network that an element moves which translates or rotates; see `translate`.
 
     Args:
-        symmetry: With every size known.
+        symmetry: The symmetry, with every size known.
         element: A single element.
         read: Reads a tensor of the network as the linear part of the element has moved it.
     """

@@ -35,7 +35,7 @@ class SquaredNorm:
     `4 |L T|^2`, so that it is convex.
 
     Args:
-        symmetry: With every size known.
+        symmetry: The symmetry, with every size known.
         buffers: Whether scales may move running statistics.
         params: The compared parameters, `[batch, *shape]`.
 

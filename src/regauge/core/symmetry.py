@@ -571,7 +571,7 @@ class Symmetry:
 
         Args:
             module: The model, on a real device.
-            example_inputs: As for `discover`; floating-point tensors are converted to float64.
+            example_inputs: Example inputs, as for `discover`; floating-point tensors are converted to float64.
             example_kwargs: Keyword inputs.
             generator: Source of the elements and of the perturbation.
             outputs: Outputs that are compared; give what was given to `discover`.

@@ -109,7 +109,7 @@ def nullity(
 
     Args:
         module: A small model: the cost grows with the cube of its number of parameters.
-        example_inputs: As for `discover`.
+        example_inputs: Example inputs, as for `discover`.
         example_kwargs: Keyword inputs.
         symmetry: The symmetry to judge; discovered from the module if it is left out.
         outputs: The outputs that count.

@@ -25,7 +25,7 @@ class Covariance:
 
     Attributes:
         axes: Orthonormal, `[values, axes]`.
-        variances: Those along the axes, `[axes]`.
+        variances: The variances along the axes, `[axes]`.
         rest: The variance of all that is orthogonal to the axes, a number.
     """
 

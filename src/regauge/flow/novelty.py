@@ -27,7 +27,7 @@ def nearest(space: Space, points: Points, others: Points, *, is_same: bool = Fal
     Args:
         space: The space of the points.
         points: Aligned to the middle that the others were aligned to.
-        others: Such as training networks.
+        others: Other networks, such as training networks.
         is_same: Whether these are the same networks, of which none is the nearest to itself.
     """
     distances, numbers = [], []

@@ -34,7 +34,7 @@ class Space(Manifold):
         space.leave(x)                    # networks that compute the same functions
 
     Attributes:
-        symmetry: With every size known.
+        symmetry: The symmetry, with every size known.
         representation: The representation of networks as points.
         spheres: The coordinates that lie on spheres.
         normed: The values that are brought to spheres as networks leave a flat space.

@@ -92,7 +92,7 @@ def audit(
         params: One network, under the names that the table means: parameters by name, or the path of a checkpoint.
         symmetry: The symmetry of the model, under its own names; it gives what a broken pair leaves out.
         module: The model, on a real device.
-        example_inputs: As for `discover`.
+        example_inputs: Example inputs, as for `discover`.
         example_kwargs: Keyword inputs.
         generator: Source of the factors; one with seed 0 by default.
         outputs: The outputs that are compared.

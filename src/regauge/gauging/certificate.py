@@ -65,7 +65,7 @@ def certify(
         params: The network as it was.
         moves: The moves of the network.
         module: Its architecture, on a real device.
-        example_inputs: As for `discover`.
+        example_inputs: Example inputs, as for `discover`.
         example_kwargs: Keyword inputs.
         outputs: The outputs that are compared.
         each_group: Whether every group is tried alone, too.

@@ -21,8 +21,8 @@ class GaugeProblem:
     """A network whose gauge is chosen.
 
     Attributes:
-        params: In float32 or float64, on the CPU.
-        symmetry: With every size known.
+        params: The parameters, in float32 or float64, on the CPU.
+        symmetry: The symmetry, with every size known.
         task: Model and data, for methods that run it; None otherwise.
         generator: The source of chance; None for methods without.
         test: Other data, which choose nothing; None without them.

@@ -126,7 +126,7 @@ def compare_tokens(checkpoints: Sequence[Checkpoint]) -> dict[str, Difference]:
     """The differences of folders' tokens from those of the first one, by label; folders without any are left out.
 
     Args:
-        checkpoints: In folders or not; those that are not have no tokens to compare.
+        checkpoints: Checkpoints, in folders or not; those that are not have no tokens to compare.
 
     Raises:
         ValueError: A tokenizer cannot be read.
@@ -149,7 +149,7 @@ def note_files(checkpoints: Sequence[Checkpoint], source: int, *, united: Collec
     """Sentences about the files and settings next to the weights that differ from those of the first folder.
 
     Args:
-        checkpoints: In folders or not.
+        checkpoints: Checkpoints, in folders or not.
         source: The number of the one whose files the output takes over.
         united: The labels of those whose tokens are brought together, so that files of tokens are not named.
     """

@@ -189,7 +189,7 @@ class MatchingConfig(ReaderConfig):
         distance: Weight of the distance between two networks, as a share of their squared norms; 0 leaves it out.
         max_iterations: Most Sinkhorn iterations of a plan.
         tolerance: Largest error of the sums of a plan's rows.
-        checked: Most pairs of networks that are aligned for validation, and for the scores at the end.
+        checked: Largest number of pairs of networks that are aligned for validation, and for the scores at the end.
 
     References:
         Navon et al. (2024), section 4.2. Departures: a network and the next one of a batch are a pair, and each is read

@@ -67,8 +67,8 @@ class LearnedMatching(Method):
     Attributes:
         net: A net of any layers, with the head `UnitFeatures`; see `fit_matching`.
         share: The share of the vectors while sweeping, from 0 to below 1. 0: the net is not used.
-        sweeps: Most sweeps; with none vectors decide alone.
-        scales: As in `WeightMatching`.
+        sweeps: Largest number of sweeps; with none vectors decide alone.
+        scales: The treatment of scales, as in `WeightMatching`.
         steps: Steps of the descent on scales, if there is a task; 0: no descent.
         about: Facts about the training, as JSON.
         trained: The course of the training; None of one that was loaded.

@@ -33,7 +33,7 @@ class Blend:
 
     Attributes:
         rule: The rule that combines tensors.
-        symmetry: With every size known.
+        symmetry: The symmetry, with every size known.
         networks: Parameters by name, or checkpoints.
         base: The network that task vectors are relative to, where there is one.
         weights: One for each network; what the rule takes for equal ones by default.

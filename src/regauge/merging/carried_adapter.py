@@ -51,7 +51,7 @@ class GivenAdapter:
         label: Its folder, or what it is in sentences.
         params: Its tensors, by the names of its file.
         factors: Its factors, by the tensors of the network that they change.
-        turned: Those tensors that are stored the other way around.
+        turned: The tensors that are stored the other way around.
         whole: The tensors that it stores as a whole: their names in its file, by those in the network.
         config: Its configuration; empty for factors without one.
     """

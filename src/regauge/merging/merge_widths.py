@@ -48,7 +48,7 @@ def merge_widths(
         rule: The rule for the aligned networks, a mean: `Average()` by default.
         task: A task of the first network's architecture, as in `merge`.
         test: The task that judges for the record, as in `merge`.
-        generator: For methods that use chance.
+        generator: The source of chance, for methods that use it.
         labels: Names of the networks in the record.
 
     Returns:

@@ -21,7 +21,7 @@ def extend_symmetry(symmetry: Symmetry, sizes: Mapping[str, int]) -> Symmetry:
     what would be added for the new units is not known.
 
     Args:
-        symmetry: With every size known.
+        symmetry: The symmetry, with every size known.
         sizes: The larger numbers of units, by names of groups.
 
     Raises:

@@ -27,7 +27,7 @@ class Network:
 
     Attributes:
         params: The values now; units are removed by setting to zero what reads them.
-        symmetry: With every size known.
+        symmetry: The symmetry, with every size known.
         task: The model and data, or None.
         tolerance: The relative change of the outputs that rounding allows.
     """

@@ -29,7 +29,7 @@ def cut_params(params: Mapping[str, Tensor], symmetry: Symmetry, kept: Kept) -> 
 
     Args:
         params: One network, unchanged itself.
-        symmetry: With every size known.
+        symmetry: The symmetry, with every size known.
         kept: The units that stay, in their order; `[*bases, kept]` for a group that is repeated within others.
     """
     return _cut_tensors(params, symmetry.bind(params), kept)

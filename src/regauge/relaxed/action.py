@@ -42,7 +42,7 @@ class RelaxedAction:
     element g without scales and shifts it is `symmetry.act(g, tensors)`.
 
     Args:
-        symmetry: With every size known.
+        symmetry: The symmetry, with every size known.
         names: Tensors that move; those that no group acts on pass through.
         groups: Groups that have matrices; the others stay as they are. All, by default.
 

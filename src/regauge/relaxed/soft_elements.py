@@ -37,7 +37,7 @@ class SoftElement:
     Plans of one size are one tensor, so that all are normalized at once.
 
     Args:
-        symmetry: With every size known.
+        symmetry: The symmetry, with every size known.
         keys: The matrices that will be asked for.
         pairs: Number of pairs.
         confidence: The share that each row of a plan gives to the identity at the start; the rest is spread evenly.

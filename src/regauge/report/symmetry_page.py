@@ -20,7 +20,7 @@ def symmetry_page(symmetry: Symmetry, model: str) -> str:
     Frozen axes say why when pointed at; a list below says it too.
 
     Args:
-        symmetry: With or without sizes.
+        symmetry: A symmetry, with or without sizes.
         model: What the page calls the model.
     """
     layout = lay_out(symmetry.groups, symmetry.shapes, symmetry.frozen, symmetry.readers)

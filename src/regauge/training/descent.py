@@ -49,7 +49,7 @@ class PlainProgram(Generic[B]):
     Args:
         gradient: Loss and gradients, such as `differentiate(loss)`.
         params: The parameters at the start, unchanged.
-        optimizer: With numbers as settings, not with distributions.
+        optimizer: The optimizer, with numbers as settings and not distributions.
         lrs: Other learning rates than the optimizer's, by parameter.
     """
 

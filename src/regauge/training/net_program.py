@@ -26,7 +26,7 @@ class NetProgram(Generic[B]):
         net: Its parameters are trained, but for those that need no gradient. Weight decay is for matrices: biases,
             gains and single numbers have none.
         loss: Function from a batch and a source of chance to the mean loss.
-        optimizer: With numbers as settings, not with distributions.
+        optimizer: The optimizer, with numbers as settings and not distributions.
         seed: Seed of all chance.
         clip: Largest norm of a gradient; longer ones are shortened.
         average: Decay of exponential moving averages of the weights, at first less: (1 + steps) / (10 + steps) where

@@ -121,12 +121,12 @@ def climb(
     """Climb with all pairs at once; see `Ascent` for the objective and the steps.
 
     Args:
-        symmetry: With every size known.
+        symmetry: The symmetry, with every size known.
         a: Compared tensors of the first networks, `[pair, ...]`.
         b: Compared tensors of the second networks.
         start: A batch of elements without positive scales; the identity by default.
         is_from_barycenter: Choose every family once with unknown ones averaged, before the sweeps.
-        max_sweeps: Most sweeps.
+        max_sweeps: Largest number of sweeps.
         tolerance: A step must gain more than this share of `sum |a| |b|`.
     """
     ascent = make_ascent(symmetry, a, b, start=start, tolerance=tolerance)

@@ -186,7 +186,7 @@ def match_frames(problem: Problem, scales: Scales, match: Callable[[Frame], Resu
 
     Args:
         problem: The pairs.
-        scales: As in `WeightMatching`.
+        scales: The treatment of scales, as in `WeightMatching`.
         match: Matches the pairs in a frame.
     """
     symmetry = problem.symmetry

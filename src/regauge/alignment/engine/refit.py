@@ -174,7 +174,7 @@ def fit_continuous(symmetry: Symmetry, groups: Collection[Group], a: Tensors, b:
     Tensors are moved from where they were given by all steps at once, in double precision, so that no rounding adds up.
 
     Args:
-        symmetry: With every size known.
+        symmetry: The symmetry, with every size known.
         groups: The groups whose scales or matrices are fitted; see `fitted_groups`.
         a: Compared tensors of the first networks, `[pair, ...]`.
         b: Compared tensors of the second networks.

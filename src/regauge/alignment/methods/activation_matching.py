@@ -43,11 +43,11 @@ class ActivationMatching(Method):
         statistic: Pearson's "correlation", in which all units count alike; "covariance", in which units count by how
             much they vary; or "product", the mean of the product without centering, in which they count by how large
             they are, as published.
-        max_sweeps: Most sweeps over the groups.
+        max_sweeps: Largest number of sweeps over the groups.
         outputs: The outputs of the module that count, as it was given to `discover`.
-        scales: As in `WeightMatching`: "balance" brings the second network to the scales of the first, but for those
-            that move running statistics; with "recompute" these stay in copies, too; "keep" moves values and
-            never multiplies them, but by signs.
+        scales: The treatment of scales, as in `WeightMatching`. "balance" brings the second network to the scales of
+            the first, except those that move running statistics; with "recompute" these stay in copies, too; "keep"
+            moves values and never multiplies them, but by signs.
 
     References:
         Li et al. (2016), Convergent learning, section 3 (correlations); Ainsworth et al. (2023), Git Re-Basin,

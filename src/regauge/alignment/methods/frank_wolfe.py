@@ -47,7 +47,7 @@ class FrankWolfe(ManyMethod):
             tried when the result would be worse than it.
         restarts: Further climbs from points halfway between the start and random elements. The one with the
             largest objective is kept or, given a task, the one whose mean network has the smallest loss.
-        max_steps: Most steps in each climb.
+        max_steps: Largest number of steps in each climb.
         tolerance: A step must gain more than this share of the sum of `|a| |b|` over pairs.
         scales: "balance", "recompute" or "keep", as in `WeightMatching`.
 

@@ -46,8 +46,8 @@ class MergeMany(ManyMethod):
             identity is tried when the result would be worse than it.
         restarts: Further climbs with the networks in random order. The one with the largest objective is kept
             or, given a task, the one whose mean network has the smallest loss.
-        max_rounds: Most rounds over the networks in each climb.
-        core: Most networks that are visited one by one.
+        max_rounds: Largest number of rounds over the networks in each climb.
+        core: Largest number of networks that are visited one by one.
         tolerance: With more than `core` networks, a round that lowers the mean squared distance from the mean by less
             than this share is the last.
 

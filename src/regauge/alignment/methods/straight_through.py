@@ -36,7 +36,7 @@ class StraightThrough(DescentMethod):
         init: An element, or a method whose result is the start; None is the identity.
         lr: The learning rate of gradient descent with momentum.
         momentum: Its momentum.
-        sweeps: Most sweeps of coordinate ascent in each step.
+        sweeps: Largest number of sweeps of coordinate ascent in each step.
 
     References:
         Ainsworth, Hayase and Srinivasa (2023), Git Re-Basin, section 3.3, algorithm 3.

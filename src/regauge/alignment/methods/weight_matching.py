@@ -52,7 +52,7 @@ class WeightMatching(Method):
         init: The start of the first climb in place of `start`: an element from another method or an earlier
             result. Parts that matching does not choose are left out: positive factors, and all of an invertible
             matrix but its nearest rotation. For `align_pairs` a single element or one for each pair.
-        max_sweeps: Most sweeps over the groups in each climb.
+        max_sweeps: Largest number of sweeps over the groups in each climb.
         tolerance: A step must gain more than this share of `sum |a| |b|`.
         scales: "balance" as described. The second network keeps its running statistics and the scales of filters before
             batch normalization. The scales of the first network would move statistics away from their own activations,

@@ -62,7 +62,7 @@ def fit_streamed(
     Args:
         a: The first network.
         b: The second network, moved next to the first.
-        symmetry: With every size known, and gains of frozen normalization counted.
+        symmetry: The symmetry, with every size known, and gains of frozen normalization counted.
         groups: The groups that are fitted; see `fitted_groups`.
         parts: Tensors that are fitted together; see `fitted_parts`.
         passes: Counts what is read.

@@ -31,7 +31,7 @@ class BlockedClimb:
 
     Attributes:
         source: Both networks, the second moved by the element of the climb.
-        symmetry: With every size known.
+        symmetry: The symmetry, with every size known.
         one: The working set.
         tolerance: A step must gain more than this share of `sum |a| |b|` over the tensors of its family.
     """

@@ -148,7 +148,7 @@ def make_plan(
     """The plan that holds at most `memory` bytes at once.
 
     Args:
-        symmetry: With every size known.
+        symmetry: The symmetry, with every size known.
         dtypes: The dtype of every tensor, in each checkpoint.
         memory: Bytes that may be held.
         balances: The kinds of balancing; see `balances_of`.

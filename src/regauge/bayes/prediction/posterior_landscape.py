@@ -262,7 +262,7 @@ def posterior_collapse(
         posterior: A posterior between the ends, such as `geodesic(a, b).at(0.5)`.
         ends: The ends, for the same noise: `geodesic(a, b).at(0.0)` and `.at(1.0)`.
         module: The module that runs the parameters; its own parameters are not used.
-        batches: As for `repair`; they are held.
+        batches: Batches, as for `repair`; they are held.
         noise: Noise of the samples of all posteriors.
         weights: Share of every end: `(1 - t, t)` at t; equal by default.
 

@@ -21,7 +21,7 @@ class RandomMoves:
     values come from is a sum of small tables over the axes of each tensor, and one gather moves all.
 
     Args:
-        symmetry: With every size known.
+        symmetry: The symmetry, with every size known.
         parts: Some of "permutation", "sign", "scale" and "shift".
     """
 

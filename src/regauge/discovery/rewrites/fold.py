@@ -79,7 +79,7 @@ def fold(
     Args:
         params: One network.
         module: Its architecture; its own parameters are not used.
-        example_inputs: As for `discover`.
+        example_inputs: Example inputs, as for `discover`.
         example_kwargs: Keyword inputs.
         outputs: The outputs that must stay, as for `discover`.
         symmetry: The symmetry that `discover` finds for the module without `ones`; found anew if it is left out.

@@ -47,9 +47,9 @@ class BestGauge(GaugeMethod):
 
     Attributes:
         scheme: The rounding scheme of weights.
-        methods: In the order in which they are tried; the first of equally good ones is kept. By default, scales are
-            equalized, what can be rotated is turned by Hadamard matrices, and rotations are learned by the error of the
-            weights, with a task by function, too.
+        methods: The methods in the order in which they are tried. The first of equally good ones is kept. By default,
+            scales are equalized, what can be rotated is turned by Hadamard matrices, and rotations are learned by the
+            error of the weights, with a task by function, too.
         by: Whether the loss of the task decides, or the rounding error of the weights; with a task the loss by
             default.
         steps: The number of steps of learned rotations, where no methods are given.

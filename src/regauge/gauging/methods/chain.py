@@ -14,7 +14,7 @@ class Chain(GaugeMethod):
     Scales come before rotations: these bring gains to one, and scaling them again would undo that.
 
     Attributes:
-        methods: In the order in which they are taken.
+        methods: The methods, in the order in which they are taken.
     """
 
     methods: tuple[GaugeMethod, ...]

@@ -32,7 +32,7 @@ class ArceeFusion(Rule):
         return equal_shares(self, weights, count)
 
     def splits(self, shape: Sequence[int]) -> bool:
-        """Quartiles are those of whole tensors."""
+        """Quartiles are taken over whole tensors."""
         return False
 
     def held(self, count: int) -> int:

@@ -43,7 +43,7 @@ class KarcherMean(Rule):
             raise ValueError(f"tolerance is {self.tolerance}; it is an angle in radians, and cannot be negative")
 
     def splits(self, shape: Sequence[int]) -> bool:
-        """Directions are those of whole tensors."""
+        """Directions are taken over whole tensors."""
         return False
 
     def held(self, count: int) -> int:

@@ -42,7 +42,7 @@ class Ram(VectorRule):
         return equal_shares(self, weights, count)
 
     def splits(self, shape: Sequence[int]) -> bool:
-        """Ratios are those of whole tensors."""
+        """Ratios are taken over whole tensors."""
         return self.gain == 0
 
     def held(self, count: int) -> int:

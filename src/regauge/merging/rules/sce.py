@@ -48,7 +48,7 @@ class Sce(VectorRule):
         return equal_shares(self, weights, count)
 
     def splits(self, shape: Sequence[int]) -> bool:
-        """Squares are those of whole tensors, and so is the order of variances."""
+        """Squares and the order of variances are taken over whole tensors."""
         return False
 
     def held(self, count: int) -> int:

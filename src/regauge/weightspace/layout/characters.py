@@ -81,7 +81,7 @@ def find_sources(
     A sum over units means something only if neither their signs nor their scales change its terms.
 
     Args:
-        block: With two ends or more.
+        block: A block with two ends or more.
         character: The character of its features: its own, or an even one.
         receiver: Number of the end whose units hear the sums.
         known: For each set of units the characters of the features that may be summed, in addition to those that

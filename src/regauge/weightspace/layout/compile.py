@@ -22,7 +22,7 @@ class Layout:
     """The sets of units and blocks of values that a network over networks works on, for one symmetry.
 
     Attributes:
-        symmetry: With every size known.
+        symmetry: The symmetry, with every size known.
         units: The sets of units, by name.
         blocks: All blocks, in the order of the tensors.
         contracted: Groups of matrices that enter by products over their axes.
@@ -236,7 +236,7 @@ def compile_layout(
     Tensors that cannot influence the outputs are left out, and all but one of the names of a tied tensor.
 
     Args:
-        symmetry: With every size known.
+        symmetry: The symmetry, with every size known.
         contracted: Names of the groups of matrices that enter by products over their axes; those whose products are
             small enough, by default.
         is_signed: Whether features are to know what signs multiply them by, since no canonical form fixes these before.

@@ -57,7 +57,7 @@ def clusters(distances: ArrayLike, count: int) -> NDArray[np.int64]:
 
     Args:
         distances: Symmetric, zero on the diagonal, `[networks, networks]`.
-        count: Most clusters; there are fewer where networks are equally far from one another.
+        count: Largest number of clusters; there are fewer where networks are equally far from one another.
 
     Returns:
         The number of each network's cluster, from 0 in the order in which clusters appear, `[networks]`.

@@ -73,7 +73,7 @@ def universe(
         params: The population, with one leading model axis on every tensor; unchanged itself.
         symmetry: The symmetry of the architecture.
         method: The method that aligns networks; `WeightMatching()` by default. Scales of the reference are not used.
-        rounds: Most rounds.
+        rounds: Largest number of rounds.
         tolerance: A round must lower the spread by this share, or it is the last.
         generator: The source of chance for a method with restarts.
 

@@ -31,7 +31,7 @@ class Examples:
         is_signals: Whether each network learns a signal of its own, at points that all share.
         labels: The class of each signal, `[signals]`, which is in the rows and which no network learns, or None.
         is_test: Whether signals are of the data's test set, `[signals]`: the column "split" of a network is "test" or
-            "train". None if they are not divided.
+            "train". None if the signals are not divided.
 
     Raises:
         ValueError: Numbers of inputs and targets, or of signals and labels, differ, or targets are of another shape or
