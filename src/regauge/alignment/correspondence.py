@@ -67,11 +67,11 @@ class Correspondence:
     def apply(self, params_b: Mapping[str, Tensor]) -> Params:
         """The second network in the widths of the first.
 
-        Let T be the plan of a group. An axis that gives its units their values becomes the average over the units that
-        belong together, `T / rows`. An axis that sums over the units shares their values out, `T / columns`. Both are
-        the permutation if the plan is one. If B has every unit of A several times, with the outgoing weights divided
-        among the copies, the result computes what A computes. If A is wider by a whole factor and every unit of B goes
-        to several units of A, the result computes what B computes.
+        Let T be the plan of a group. Axes of two kinds are mapped. Along the axis of a layer's own units, values are
+        averaged over the units that belong together, `T / rows`. Along an axis over which a layer sums, values are
+        shared among these units, `T / columns`. Both are the permutation if the plan is one. If B has every unit of A
+        several times, with the outgoing weights divided among the copies, the result computes what A computes. If A is
+        wider by a whole factor and every unit of B goes to several units of A, the result computes what B computes.
 
         Args:
             params_b: A network of the second one's shapes, unchanged. Buffers are mapped like parameters.

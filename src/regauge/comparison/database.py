@@ -239,7 +239,8 @@ class Database:
             network: The path of the checkpoint, which is A in the comparisons.
             count: The number of networks at most.
             draws: Random elements of each test of independence.
-            generator: Their source, from whose state the test of each pair begins; one with seed 0 by default.
+            generator: The source of random elements; the test of each pair begins at its state. By default it has seed
+                0.
             memory: The limit on memory, as in `rg.compare`.
             exact: Whether all values are compared, as in `rg.compare`.
             progress: Counts comparisons.

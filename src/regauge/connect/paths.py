@@ -29,7 +29,7 @@ class Path(Protocol):
 
 @runtime_checkable
 class PreparedPath(Path, Protocol):
-    """A path with work that depends on its ends alone, such as statistics, which `walk` does once."""
+    """A path that computes something from its ends alone, such as statistics, which `walk` does once."""
 
     def walk(self, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor]) -> Callable[[float], Params]:
         """Return a function from t to the network at t. The ends must not change while it is used."""

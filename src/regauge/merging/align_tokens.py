@@ -60,7 +60,8 @@ def align_tokens(
         method: Method as in `rg.align`, as are the following arguments.
         task: Model, data and loss, for methods that use them.
         generator: The source of chance.
-        rotate: Whether streams are rotated, as in `rg.align`; networks with other tokens are not rotated, and "always" says so.
+        rotate: Whether streams are rotated, as in `rg.align`. Networks with other tokens are not rotated, and "always"
+            says so.
         progress: Shows each pass over streamed files.
 
     Raises:

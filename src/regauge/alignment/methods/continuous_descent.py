@@ -41,10 +41,10 @@ class ContinuousDescent(DescentMethod):
     for random points the mean at t = 1/4, 1/2, 3/4. Every batch costs as much as its size, every judgement one or three
     passes over the kept examples.
 
-    Where weights are rotated freely, as in the residual stream of a transformer whose gains are folded, closest
-    parameters are not the best ones halfway; this is what brings the path close to flat there. Of networks of ReLU
-    units it changes the scales: halfway between units that differ activations shrink, and a factor s on one of the two
-    sides of a unit, and 1/s on the other, makes up for it: `(1 + s) (1 + 1/s) / 4 > 1`.
+    If weights can be rotated freely, as in the residual stream of a transformer whose gains are folded, the closest
+    parameters are not the best ones halfway. The descent makes the path nearly flat there. In networks of ReLU units it
+    changes the scales. Halfway between different units, activations shrink. A factor s on one side of a unit, and 1/s
+    on the other, makes up for it: `(1 + s) (1 + 1/s) / 4 > 1`.
 
     Attributes:
         loss: "random", where t is uniform in (0, 1) at every step; or "midpoint", where it is one half.

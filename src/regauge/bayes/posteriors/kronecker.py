@@ -43,7 +43,7 @@ class KroneckerPosterior:
 
     Attributes:
         mean: A whole network, buffers included.
-        terms: Terms of the deviation of each weight, usually one, all for one shape of noise.
+        terms: The terms whose sum is the deviation of each weight, usually one; all take noise of one shape.
         std: Standard deviations of other parameters, such as biases; what neither names is certain.
 
     Raises:

@@ -26,7 +26,7 @@ class Samples:
         labels: `[n, out]`: values of an image, or probabilities, see `DistanceLabels`.
 
     Raises:
-        ValueError: Their numbers differ, or there are no samples.
+        ValueError: The numbers of points and labels differ, or there are no samples.
     """
 
     points: Tensor

@@ -16,9 +16,9 @@ class DWS(Layer):
     Every tensor is pooled once over the axes that others lack. The pooled features at the units of a set are mapped at
     once to all tensors that have these units. A layer of the paper has a map of its own for each pair of tensors, which
     are four times the square of the number of layers. With `sets="mean"` and `pooling="mean"` these are the linear maps
-    that the paper derives; with its code's defaults, as here, sets hear by attention and pooling takes maxima. Around
-    the map stand layer normalization, SiLU, and a residual connection. Inputs and classes are projected once by the
-    encoder.
+    that the paper derives; with the defaults of its code, as here, sets are read by attention and pooling takes maxima.
+    Around the map stand layer normalization, SiLU, and a residual connection. Inputs and classes are projected once by
+    the encoder.
 
     Attributes:
         sets: `"attention"` among the units of a set, besides the linear map, or `"mean"`: by what is pooled alone.

@@ -88,7 +88,7 @@ class Layout:
 
     @cached_property
     def is_weighed(self) -> bool:
-        """Whether units count by shares of what is read of them."""
+        """Whether units are counted by shares of the weights that read them."""
         return any(label.reads for block in self.blocks for label in block.labels)
 
     @cached_property
