@@ -59,12 +59,12 @@ def test_a_population_is_trained_and_a_second_run_goes_on(
     assert "trained now: 1 of 3 shards" in said.out
     assert "share 1 of 2" in said.err
     main(command)
-    assert "10 networks of 'MLP 30-4-2'; 2 of 3 shards" in capsys.readouterr().out
+    assert "10 networks of 'MLP 30-4-2'; trained now: 2 of 3 shards" in capsys.readouterr().out
     main(command)
     assert "0 of 3 shards" in capsys.readouterr().out
     main(["zoo", "info", str(tmp_path / "zoo")])
     told = capsys.readouterr().out
-    assert "3 shards" in told
+    assert "shards: 3, " in told
     assert "validation_accuracy" in told
     assert "permutation" in told or "scaled" in told
     with pytest.raises(SystemExit):

@@ -46,8 +46,8 @@ class ActivationMatching(Method):
         max_sweeps: Largest number of sweeps over the groups.
         outputs: The outputs of the module that count, as it was given to `discover`.
         scales: The treatment of scales, as in `WeightMatching`. "balance" brings the second network to the scales of
-            the first, except those that move running statistics; with "recompute" these stay in copies, too; "keep"
-            moves values and never multiplies them, but by signs.
+            the first, except those that move running statistics. With "recompute" these stay in copies, too. "keep"
+            moves values and multiplies them by signs only.
 
     References:
         Li et al. (2016), Convergent learning, section 3 (correlations); Ainsworth et al. (2023), Git Re-Basin,
