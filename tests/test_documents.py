@@ -21,6 +21,7 @@ import torch
 
 import regauge as rg
 from regauge.cli.main import main, parse
+from regauge.merging.merge_record import Needs
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").rglob("*.md") if "_build" not in path.parts)]
@@ -194,6 +195,20 @@ def test_the_page_on_comparison_agrees_with_its_hard_negatives(monkeypatch: pyte
     assert not any(row["verdict"] == "descended" for row in judged if row["relation"] == "stranger")
     same = ("descended", "same network in another gauge")
     assert all(row["verdict"] in same for row in judged if row["relation"] == "relative")
+
+
+def test_the_page_on_merges_of_fine_tunes_agrees_with_its_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the rule, whose limits were checked on even seeds, holds on odd ones."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    study = importlib.import_module("aligned_merges")
+    page = (ROOT / "docs" / "measurements" / "aligned_merges.md").read_text(encoding="utf-8")
+    rows = study.read(ROOT / "docs" / "records" / "aligned-merges.jsonl")
+    for table in "\n".join(study.lines_of(rows)).split("\n\n"):
+        assert table in page
+    tested = [row for row in rows if row["aligned"] and row["seed"] % 2]
+    assert all(study.need_of(row).is_there == (row["amount"] == study.STRANGERS) for row in tested)
+    told = {Needs((study.need_of(row),)).notes[0].partition(":")[0].partition(",")[0] for row in tested}
+    assert told == {"one base", "aligning helps the other network"}
 
 
 def test_the_page_on_flows_agrees_with_the_record_of_defaults(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,9 +8,10 @@ from typing import Any
 from jaxtyping import Int
 from torch import Tensor
 
-from regauge.comparison.tensor_shares import TensorShare, mean_share
+from regauge.comparison.tensor_shares import TensorShare
 from regauge.comparison.verdicts import Verdict, beyond_chance
 from regauge.core.element import Element
+from regauge.core.interpolation import mean_share
 from regauge.core.symmetry import Symmetry
 
 

@@ -18,9 +18,10 @@ from regauge.comparison.matched import Matched
 from regauge.comparison.pair import Pair
 from regauge.comparison.rounding_noise import perturb
 from regauge.comparison.strangers import scramble
-from regauge.comparison.tensor_shares import mean_share, measure_shares
+from regauge.comparison.tensor_shares import measure_shares
 from regauge.comparison.verdicts import MOVED, by_chance
 from regauge.core.behind_gains import zero_gains
+from regauge.core.interpolation import mean_share
 from regauge.core.progress import Progress
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task

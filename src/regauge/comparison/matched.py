@@ -12,10 +12,11 @@ from regauge.comparison.comparison import Comparison
 from regauge.comparison.independence import Independence, measure_independence
 from regauge.comparison.origins import Origins
 from regauge.comparison.pair import Pair
-from regauge.comparison.tensor_shares import FORMATS, TensorShare, mean_share, measure_shares
+from regauge.comparison.tensor_shares import FORMATS, TensorShare, measure_shares
 from regauge.comparison.units import Units
 from regauge.comparison.verdicts import Evidence, judge, lean_of, needs_chance, needs_noise, precision_of
 from regauge.core.element import Element
+from regauge.core.interpolation import mean_share
 from regauge.core.symmetry import Symmetry
 
 MOVED_ORDER = "the p-value is of the order as stored, which an element changes: of a moved copy it says nothing"

@@ -11,10 +11,11 @@ from regauge.alignment import align
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.comparison.common import restrict
 from regauge.comparison.pair import Pair
-from regauge.comparison.tensor_shares import mean_share, measure_shares
+from regauge.comparison.tensor_shares import measure_shares
 from regauge.comparison.verdicts import by_chance
 from regauge.core.element import Element
 from regauge.core.families import move_tensor
+from regauge.core.interpolation import mean_share
 from regauge.core.params import Params
 from regauge.core.remembered import remembered
 from regauge.core.symmetry import Symmetry

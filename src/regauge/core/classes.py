@@ -55,8 +55,6 @@ def class_sums(group: Group, tensor: Num[Tensor, "..."], axis: int, units: Int[T
 
 def class_means(group: Group, values: Num[Tensor, "*lead units values"]) -> Num[Tensor, "*lead units values"]:
     """Replace the values of every unit by their mean over its class."""
-    if not group.classes:
-        return values.mean(-2, keepdim=True).expand_as(values)
     axis, labels = values.ndim - 2, class_labels(group).to(values.device)
     sizes = torch.tensor(group.class_sizes).to(values).unsqueeze(-1)
     sums = values.new_zeros(*values.shape[:-2], len(sizes), values.shape[-1]).index_add(axis, labels, values)

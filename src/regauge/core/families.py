@@ -237,8 +237,8 @@ def average(tensor: Num[Tensor, "*shape"], site: Site, lead: int = 0) -> Num[Ten
         return tensor
     last = tensor.movedim(axis, -1)
     picked = last[..., positions].reshape(*last.shape[:-1], site.group.size, -1)
-    mean = class_means(site.group, picked).flatten(-2)
-    return last.index_copy(last.ndim - 1, positions, mean).movedim(-1, axis)
+    means = class_means(site.group, picked) if site.group.classes else picked.mean(-2, keepdim=True).expand_as(picked)
+    return last.index_copy(last.ndim - 1, positions, means.flatten(-2)).movedim(-1, axis)
 
 
 def _averages_to_zero(site: Site) -> bool:

@@ -1,4 +1,4 @@
-"""Points between networks, their means, and how far apart networks are.
+"""Points between networks, their means, how far apart networks are, and how much one explains of another.
 
 Half precision is computed in float32 and rounded once. Tensors without values (positions, masks) must be equal in all
 networks; counters are those of the first one.
@@ -6,12 +6,18 @@ networks; counters are those of the first one.
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from regauge.core.families import average, dot
 from regauge.core.movable import VALUES, require_shared
 from regauge.core.params import Params, require_same_names
+from regauge.core.symmetry import Symmetry
+
+CONSTANT_TENSOR = 1e-10
+"""Below this share of its squares nothing in a tensor tells units apart."""
 
 
 def interpolate(params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], t: float | Tensor = 0.5) -> Params:
@@ -85,3 +91,77 @@ def distance(params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], buf
             difference -= params_b[name].to(difference)
             squares += float(difference.square_().sum())
     return math.sqrt(squares)
+
+
+@dataclass(frozen=True)
+class ExplainedTensor:
+    """One tensor of two networks.
+
+    Attributes:
+        name: The name of the tensor.
+        shape: Its shape.
+        before: The share of the first network's tensor that the second one's explains as stored: the squared
+            correlation, zero where it is negative; None where nothing tells units apart in one of both.
+        after: The share after the second network was moved.
+        weight: The squares of the first network's tensor around the part that all elements keep.
+        squares: Squared distances as stored and moved, and the squared norm of the first network's tensor.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    before: float | None
+    after: float | None
+    weight: float
+    squares: tuple[float, float, float] = field(repr=False)
+
+
+class ExplainedSums:
+    """Squares of a tensor of two networks, as it is and around what is kept, and products; the second one's twice.
+
+    What every element keeps, such as the mean over units, says nothing about units, and networks for one purpose share
+    it: gains around one, the frequency of a symbol. So correlations are between what is left without it.
+    """
+
+    def __init__(self) -> None:
+        self._first = self._own = 0.0
+        self._gaps, self._second, self._others, self._products = ([0.0, 0.0] for _ in range(4))
+
+    def add(self, symmetry: Symmetry, name: str, x: Tensor, y: Tensor, moved: Tensor) -> None:
+        """Add a piece of a tensor of both networks, and of the second one moved."""
+        centered = x - _kept(symmetry, name, x)
+        self._first += dot(x, x)
+        self._own += dot(centered, centered)
+        for k, second in enumerate((y, moved)):
+            other = second - _kept(symmetry, name, second)
+            self._gaps[k] += dot(second - x, second - x)
+            self._second[k] += dot(second, second)
+            self._others[k] += dot(other, other)
+            self._products[k] += dot(centered, other)
+
+    def tensor(self, name: str, shape: Sequence[int]) -> ExplainedTensor:
+        """The shares and squared distances of a tensor from the sums over its pieces."""
+        is_constant = self._own <= CONSTANT_TENSOR * self._first or self._others[0] <= CONSTANT_TENSOR * self._second[0]
+        before, after = (None if is_constant else self._squared_correlation(k) for k in range(2))
+        return ExplainedTensor(name, tuple(shape), before, after, self._own, (*self._gaps, self._first))  # type: ignore[arg-type]
+
+    def _squared_correlation(self, k: int) -> float:
+        size = self._own * self._others[k]
+        return min(1.0, max(0.0, self._products[k]) ** 2 / size) if size > 0 else 0.0
+
+
+def mean_share(shares: Sequence[ExplainedTensor], *, is_after: bool = True) -> float | None:
+    """The mean over matrices, each counted once; over vectors if there is no matrix, None if there are none either."""
+    known = [share for share in shares if share.after is not None and share.before is not None]
+    counted = [share for share in known if len(share.shape) > 1] or known
+    values = [share.after if is_after else share.before for share in counted]
+    return sum(value for value in values if value is not None) / len(values) if values else None
+
+
+def _kept(symmetry: Symmetry, name: str, tensor: Tensor) -> Tensor:
+    """The part of a tensor that no element changes: its average over all elements."""
+    sites = symmetry.sites.get(name, ())
+    if not sites:
+        return tensor.new_zeros(())
+    for site in sites:
+        tensor = average(tensor, site)
+    return tensor

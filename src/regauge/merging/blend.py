@@ -106,7 +106,7 @@ class Blend:
         like, count = self._like[name], len(self.networks)
         if name in self.symmetry.structure:
             for rows in self._ranges(name):
-                yield _read(self.reference, name, rows, like.dtype)
+                yield read_piece(self.reference, name, rows, like.dtype)
             return
         if like.dtype not in VALUES or like.numel() == 0:
             for rows in row_ranges(self.symmetry, name, like.shape):
@@ -125,13 +125,13 @@ class Blend:
                 yield self._moved(alone, name, rows, work)
                 continue
             with small_piece(rows):
-                start = None if is_statistic or self.base is None else _read(self.base, name, rows, work)
+                start = None if is_statistic or self.base is None else read_piece(self.base, name, rows, work)
                 tensors = (self._moved(k, name, rows, work) for k in range(count))
                 if is_statistic:
                     made = weighted_sum(tensors, factors)
                 else:
                     made = combine_from(start, self.rule, tensors, factors, target)
-                require_held(name, made, (_read(one, name, rows, work) for one in self._all))
+                require_held(name, made, (read_piece(one, name, rows, work) for one in self._all))
             yield made
 
     def held(self) -> int:
@@ -188,13 +188,13 @@ class Blend:
         """A tensor without values of the reference, or a piece; a ValueError if those of the others differ."""
         dtype = self._like[name].dtype
         tensors = [self._moved(k, name, rows, dtype) for k in range(len(self.networks))]
-        kept = tensors[0] if self.base is None else _read(self.base, name, rows, dtype)
+        kept = tensors[0] if self.base is None else read_piece(self.base, name, rows, dtype)
         require_shared(name, [kept, *tensors])
         return kept
 
     def _moved(self, k: int, name: str, rows: tuple[int, int] | None, work: torch.dtype) -> Tensor:
         """A copy of a tensor of network k, or of a piece, next to those of the others."""
-        tensor = _read(self.networks[k], name, rows, work)
+        tensor = read_piece(self.networks[k], name, rows, work)
         if self.elements is None or (k == 0 and self.base is None):
             return tensor
         return move_tensor(self.symmetry, self.elements[k], name, tensor)
@@ -225,7 +225,8 @@ def _dtype_of(network: Mapping[str, Tensor], name: str) -> torch.dtype:
     return network[name].dtype
 
 
-def _read(network: Mapping[str, Tensor], name: str, rows: tuple[int, int] | None, dtype: torch.dtype) -> Tensor:
+def read_piece(network: Mapping[str, Tensor], name: str, rows: tuple[int, int] | None, dtype: torch.dtype) -> Tensor:
+    """A copy of a tensor, or of some of its rows, from memory or from a file, in a dtype."""
     if isinstance(network, Checkpoint):
         return network.read(name, rows=rows, dtype=dtype)
     tensor = network[name] if rows is None else network[name][rows[0] : rows[1]]

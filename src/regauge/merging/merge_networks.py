@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,13 @@ from regauge.checkpoints.output import Output
 from regauge.core.arguments import check_arguments
 from regauge.core.element import Element
 from regauge.core.given import as_networks, as_params, require_instance
-from regauge.core.interpolation import distance
 from regauge.core.movable import VALUES
 from regauge.core.params import label, to_work
 from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task, choose_and_judge
 from regauge.merging.blend import Blend, dtype_notes
-from regauge.merging.merge_record import MergeRecord, MergeResult, require_labels
+from regauge.merging.merge_record import MergeRecord, MergeResult, Need, Needs, require_labels
 from regauge.merging.rule import Rule, draw_seed, require_networks
 from regauge.merging.rules.average import Average
 from regauge.merging.settings import Number, Setting, as_weights
@@ -51,6 +51,9 @@ def merge(
     progress: Progress = no_progress,
 ) -> MergeResult:
     """Make one network of many: align them with one another, then average them or combine them by another rule.
+
+    Networks that have the coordinates of the first one, or of the base, stay as they are: fine-tunes of one base. A
+    note of the record says so, or how much aligning explains. With a task, and with `rotate="always"`, all are moved.
 
     Running statistics are averaged: with the weights where these are shares of a mean, else equally. Recompute them
     with `reset_batchnorm`, or give a task that does (`prepare`): the result is prepared by it.
@@ -151,12 +154,20 @@ def merge(
     # Moved networks in half precision are not the result and need not fit its dtype; a task runs them as they are.
     moving = whole if chosen_by is not None else [to_work(network) for network in whole]
     aligned = align_many(moving, symmetry, method=method, task=chosen_by, generator=generator, rotate=rotate)
-    before, after, reference, buffers = whole[start:], aligned.params[start:], whole[0], aligned.symmetry.buffers
+    before, reference = whole[start:], whole[0]
+    of = partial(Need.of, aligned.symmetry)
+    each = (of(aligned.elements[k], reference, whole[k], aligned.params[k]) for k in range(1, len(whole)))
+    # What data have chosen is kept: they look at the function, and distances of weights do not.
+    needs = Needs(tuple(each), is_forced=chosen_by is not None or rotate == "always")
+    elements = tuple([aligned.symmetry.identity(), *needs.keep(aligned.elements[1:], aligned.symmetry)][start:])
+    spans = [(0.0, 0.0), *needs.spans][start:]
+    is_any = any(needs.is_moved)
+    notes = (*needs.notes, *(aligned.notes if is_any else ()))
     as_given = replace(blend, symmetry=aligned.symmetry)
-    blend = _blend_moved(as_given, aligned.elements[start:])
+    blend = _blend_moved(as_given, elements)
     if rule.needs_task:
         tried = [k for k, weight in enumerate(blend.given) if weight != 0]
-        own = [after[k] for k in tried]
+        own = [aligned.params[start:][k] for k in tried]
         chosen = rule.choose(own, lambda some: blend.only([tried[k] for k in some]).params, chosen_by)
         blend = blend.only([tried[k] for k in chosen])
     merged = blend.params
@@ -166,13 +177,13 @@ def merge(
         networks=tuple(names[: len(params)]),
         base=names[-1] if has_base else None,
         rule=str(rule),
-        alignment=str(method),
+        alignment=str(method) if is_any else "none",
         weights=blend.factors,
         initial=aligned.initial,
-        objective=aligned.objective,
-        before=tuple(distance(reference, network, buffers) for network in before),
-        after=tuple(distance(reference, network, buffers) for network in after),
-        notes=(*aligned.notes, *(() if job is None else (*job.source.notes, *dtype_notes(job.checkpoints)))),
+        objective=aligned.objective if is_any else aligned.initial,
+        before=tuple(one for one, _ in spans),
+        after=tuple(one for _, one in spans),
+        notes=(*notes, *(() if job is None else (*job.source.notes, *dtype_notes(job.checkpoints)))),
     )
     if chosen_by is not None and judged_by is not None:
         record = replace(
@@ -187,7 +198,7 @@ def merge(
         origin = None if job.output is None else job.output.provenance
         record = replace(record, origin=() if origin is None else origin.facts())
         job.write(merged, record.card, progress)
-    return MergeResult(merged, aligned.elements[start:], aligned.symmetry, record)
+    return MergeResult(merged, elements, aligned.symmetry, record)
 
 
 def _given(network: Network, what: str) -> Network:

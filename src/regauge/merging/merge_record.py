@@ -1,19 +1,170 @@
-"""A record of a merge: inputs, rule, distances and metrics; a model card."""
+"""A record of a merge: what aligning would change, inputs, rule, distances and metrics; a model card."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import sqrt
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
+from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.job import WORKS
 from regauge.checkpoints.plain_files import short_paths
 from regauge.checkpoints.writing import path_beside
+from regauge.core.counted import count
 from regauge.core.element import Element
 from regauge.core.escaping import escape, escape_code, escape_markdown, markdown_table, text_table
-from regauge.core.params import Params
+from regauge.core.families import CHUNK, row_ranges
+from regauge.core.interpolation import ExplainedSums, mean_share
+from regauge.core.params import Params, work_dtype
 from regauge.core.symmetry import Symmetry
+from regauge.merging.blend import read_piece
 from regauge.merging.settings import Number
 
 Metrics = Mapping[str, float]
+SHARE = 0.1
+"""Alignment is needed if it gives this share of the units of a group another place or sign.
+
+In `benchmarks/aligned_merges.py` no unit of a fine-tune moves, and of a stranger nearly all.
+"""
+CLOSER = 0.5
+"""It is needed if it makes the distance smaller than this share of what it was: there from 0.97 up for fine-tunes."""
+EXPLAINED = 0.5
+"""It is needed if the network as stored explains less than this share of what it explains aligned.
+
+There it is from 0.99 up for fine-tunes, and below 0.02 for strangers.
+"""
+
+
+@dataclass(frozen=True)
+class Need:
+    """The changes that aligning a network to another one would make.
+
+    Attributes:
+        moved: The number of units that get another place or sign.
+        units: The number of all units.
+        worst: The largest share of moved units in a group.
+        before: The distance of the networks as they are, without running statistics.
+        after: Their distance when they are aligned.
+        stored: The mean share of the other network's matrices that the network explains as it is; None where nothing
+            tells units apart. See `ExplainedTensor`.
+        aligned: The share that it explains aligned.
+        is_carried: Whether the networks differ in structure, such as masks, and an element carries one into the other.
+    """
+
+    moved: int
+    units: int
+    worst: float
+    before: float
+    after: float
+    stored: float | None
+    aligned: float | None
+    is_carried: bool
+
+    @classmethod
+    def of(
+        cls,
+        symmetry: Symmetry,
+        element: Element,
+        reference: Mapping[str, Tensor],
+        network: Mapping[str, Tensor],
+        moved: Mapping[str, Tensor],
+    ) -> "Need":
+        """Compare a network as it is with the same one moved by an element, tensor by tensor.
+
+        Args:
+            symmetry: With every size known.
+            element: Moves the network next to the reference.
+            reference: Stays; parameters by name, or a checkpoint, as the others are.
+            network: As it is.
+            moved: The network moved by the element.
+        """
+        identity, changed_units, units, worst = symmetry.identity(), 0, 0, 0.0
+        for name, value in element.items():
+            changed = None
+            for part in ("perm", "sign"):
+                own, stays = getattr(value, part), getattr(identity[name], part)
+                if own is not None:
+                    differs = (own != stays).flatten(0, -2).any(0) if own.ndim > 1 else own != stays
+                    changed = differs if changed is None else changed | differs
+            if changed is not None and changed.numel():
+                number = int(changed.sum())
+                changed_units, units = changed_units + number, units + changed.numel()
+                worst = max(worst, number / changed.numel())
+        shares, is_carried = [], False
+        blanks = reference.on_meta() if isinstance(reference, Checkpoint) else reference
+        for name, blank in blanks.items():
+            if name in symmetry.structure:
+                pair = [read_piece(one, name, None, blank.dtype) for one in (reference, network)]
+                is_carried |= not torch.equal(*pair)
+            elif blank.is_floating_point() and name not in symmetry.buffers:
+                total, dtype = ExplainedSums(), work_dtype(blank.dtype)
+                for rows in row_ranges(symmetry, name, blank.shape, CHUNK // 4):
+                    x, y, z = (read_piece(one, name, rows, dtype) for one in (reference, network, moved))
+                    total.add(symmetry, name, x, y.to(x), z.to(x))
+                shares.append(total.tensor(name, blank.shape))
+        before, after = (sqrt(sum(one.squares[k] for one in shares)) for k in range(2))
+        stored, aligned = mean_share(shares, is_after=False), mean_share(shares)
+        return cls(changed_units, units, worst, before, after, stored, aligned, is_carried)
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the networks differ by more than fine-tuning."""
+        explained = True if self.stored is None else self.stored >= EXPLAINED * (self.aligned or 0.0)
+        return self.is_carried or self.worst >= SHARE or self.after < CLOSER * self.before or not explained
+
+    def explain(self, label: str, reference: str) -> str:
+        """The answer in a sentence."""
+        numbers = f"{self.moved} of {self.units} units move, distance {self.before:.4g} -> {self.after:.4g}"
+        if self.is_there:
+            return f"{label} is aligned to {reference}: {numbers}"
+        return f"alignment is not needed for {label}: it has the coordinates of {reference} ({numbers})"
+
+
+@dataclass(frozen=True)
+class Needs:
+    """The changes that aligning several networks to one would make, and which of them are moved.
+
+    Attributes:
+        each: What aligning each of them would change.
+        is_forced: Whether all are moved, needed or not.
+    """
+
+    each: tuple[Need, ...]
+    is_forced: bool = False
+
+    @property
+    def is_moved(self) -> tuple[bool, ...]:
+        """Whether each network is moved."""
+        return tuple(self.is_forced or need.is_there for need in self.each)
+
+    @property
+    def spans(self) -> tuple[tuple[float, float], ...]:
+        """The distance of each network before and after."""
+        return tuple(
+            (n.before, n.after if moves else n.before) for n, moves in zip(self.each, self.is_moved, strict=True)
+        )
+
+    def keep(self, elements: Sequence[Element], symmetry: Symmetry) -> list[Element]:
+        """The elements of networks that are moved, and the identity for the others."""
+        return [one if moves else symmetry.identity() for one, moves in zip(elements, self.is_moved, strict=True)]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """A sentence on whether aligning helps, by the smallest share that a network explains; none without shares."""
+        there = [need for need in self.each if need.is_there]
+        told = [need for need in there or self.each if need.stored is not None]
+        if not told or (self.is_forced and not there):
+            return ()
+        least = min(told, key=lambda need: need.stored or 0.0)
+        if not there:
+            return (f"one base, {least.stored:.0%} of the weights explained: aligning changes nothing",)
+        which = f"{len(there)} of {count(self.each, 'network')}" if len(self.each) > 1 else "the other network"
+        return (
+            f"aligning helps {which}: {least.stored:.0%} of the weights explained as stored, {least.aligned:.0%} "
+            "aligned",
+        )
 
 
 @dataclass(frozen=True)
@@ -24,11 +175,11 @@ class MergeRecord:
         networks: A label for each network; the card has paths without the folders that all of them lie in.
         base: The label of the base, if there is one.
         rule: The rule that combined the aligned networks.
-        alignment: The method that aligned them.
+        alignment: The method that aligned them; "none" where all stay as they are.
         weights: Weight of each network in the result: shares of a mean, or factors of task vectors; settings as given
             where they differ from tensor to tensor.
         initial: Objective of the alignment at the identities.
-        objective: Objective that the alignment reached; larger is better.
+        objective: Objective that the alignment reached, or `initial` where all stay; larger is better.
         before: Euclidean distance of each network to the base, or else to the first network, over all parameters
             without running statistics.
         after: Distances of the aligned networks.
@@ -38,7 +189,8 @@ class MergeRecord:
         merged_metrics: Metrics of the result.
         unaligned_metrics: Metrics of the same mean without alignment; None for task vectors.
         reports: Reports of the alignments, where the networks were streamed from the disk.
-        notes: Sentences about what could not be taken over from the first network or the base.
+        notes: Sentences on whether aligning helps, and about what could not be taken over from the first network or the
+            base.
         origin: The origin of the networks, in short: pairs of a name and a text.
     """
 

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import compress
 from typing import cast
 
 from regauge.alignment import Method
 from regauge.alignment.representatives import Rotate
 from regauge.alignment.streamed.job import StreamedJob, plan_job
 from regauge.alignment.streamed.match import StreamedResult
-from regauge.alignment.streamed.source import measure_distances
 from regauge.checkpoints.job import FileJob
 from regauge.checkpoints.memory_limit import large_blocks_returned
 from regauge.checkpoints.representative_checkpoint import MovedCheckpoint
@@ -19,7 +19,7 @@ from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 from regauge.merging.blend import Blend, dtype_notes
-from regauge.merging.merge_record import MergeRecord, MergeResult, card_path, require_labels
+from regauge.merging.merge_record import MergeRecord, MergeResult, Need, Needs, card_path, require_labels
 from regauge.merging.rule import Rule
 from regauge.merging.settings import Number, as_weights
 
@@ -105,26 +105,31 @@ def merge_job(
     given = None if weights is None else [str(one) for one in weights]
     with streamed.begin({"command": "merge", "rule": str(rule), "weights": given, "seed": seed}) as staging:
         found = streamed.match(staging, progress)
-        elements = tuple([symmetry.identity(), *(one.element for one in found)][start:])
 
-        def span(k: int) -> tuple[float, float]:
-            return (0.0, 0.0) if networks[k] is first else measure_distances(first, networks[k], symmetry, elements[k])
+        def need(k: int) -> Need:
+            moved = MovedCheckpoint(checkpoints[k + 1], symmetry, found[k].element)
+            return Need.of(symmetry, found[k].element, first, checkpoints[k + 1], moved)
 
-        spans = streamed.job.crew.map(span, range(count))
+        every = tuple(streamed.job.crew.map(need, range(len(found))))
+        needs = Needs(every, is_forced=streamed.rotate == "always")
+        elements = tuple([symmetry.identity(), *needs.keep([one.element for one in found], symmetry)][start:])
+        spans = [(0.0, 0.0), *needs.spans][start:]
+        told = [note for one in compress(found, needs.is_moved) for note in one.notes]
+        is_any = any(needs.is_moved)
         record = MergeRecord(
             networks=tuple(names[:count]),
             base=names[-1] if has_base else None,
             rule=str(rule),
-            alignment=f"{streamed.method}, streamed",
+            alignment=f"{streamed.method if is_any else 'none'}, streamed",
             weights=blend.factors,
             initial=sum(one.initial for one in found),
-            objective=sum(one.objective for one in found),
+            objective=sum(
+                one.objective if moves else one.initial for one, moves in zip(found, needs.is_moved, strict=True)
+            ),
             before=tuple(before for before, _ in spans),
             after=tuple(after for _, after in spans),
             reports=tuple(report_of(one, other.label) for one, other in zip(found, checkpoints[1:], strict=True)),
-            notes=tuple(
-                dict.fromkeys([*(note for one in found for note in one.notes), *first.notes, *dtype_notes(checkpoints)])
-            ),
+            notes=tuple(dict.fromkeys([*needs.notes, *told, *first.notes, *dtype_notes(checkpoints)])),
         )
         with large_blocks_returned():
             aligned = [

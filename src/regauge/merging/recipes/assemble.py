@@ -16,7 +16,6 @@ import torch
 from regauge.alignment import Method
 from regauge.alignment.representatives import as_given
 from regauge.alignment.streamed.job import StreamedJob, plan_job
-from regauge.alignment.streamed.source import measure_distances
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.form import Form
 from regauge.checkpoints.formats.headers import StoredTensor
@@ -28,6 +27,7 @@ from regauge.checkpoints.names.from_transformers import expected_of, name_for
 from regauge.checkpoints.output import Output
 from regauge.checkpoints.outputs.provenance import Provenance
 from regauge.checkpoints.outputs.staging import Staging
+from regauge.checkpoints.representative_checkpoint import MovedCheckpoint
 from regauge.checkpoints.writing import SUFFIX, Shard, save_text
 from regauge.core.element import Element
 from regauge.core.params import Params
@@ -38,8 +38,7 @@ from regauge.hub.configuration import CONFIG, Configuration
 from regauge.hub.tokens import TokenPlan, Vocabulary
 from regauge.hub.vocabulary import UNION, bring_together, choose_template, template_files, unite
 from regauge.merging.assembly import Assembly, Part
-from regauge.merging.merge_record import MergeRecord, MergeResult, card_path
-from regauge.merging.need import Need
+from regauge.merging.merge_record import MergeRecord, MergeResult, Need, card_path
 from regauge.merging.rule import draw_seed
 from regauge.merging.streamed import report_of
 
@@ -259,11 +258,11 @@ def _align(
     reports, initial, objective = [], 0.0, 0.0
     notes: dict[str, None] = {}
     for k, result in enumerate(streamed.match(staging, progress), 1):
-        spans = measure_distances(found.checkpoints[0], found.checkpoints[k], symmetry, result.element)
-        need = Need.of(symmetry, result.element, *spans)
+        moved = MovedCheckpoint(found.checkpoints[k], symmetry, result.element)
+        need = Need.of(symmetry, result.element, found.checkpoints[0], found.checkpoints[k], moved)
         is_moved = need.is_there or request.align is True
         elements.append(result.element if is_moved else None)
-        distances.append(spans if is_moved else (spans[0], spans[0]))
+        distances.append((need.before, need.after if is_moved else need.before))
         reports.append(need.explain(labels[k], labels[0]) if request.align == "auto" else report_of(result, labels[k]))
         notes |= dict.fromkeys((*result.notes, *told_as_given) if is_moved else ())
         initial, objective = initial + result.initial, objective + (result.objective if is_moved else result.initial)
