@@ -835,6 +835,10 @@ add(
     max_pool2d_with_indices=lambda m, h, g: ops.max_pool2d_with_indices(h, [2, 2])[0],
     max_pool_unbatched=lambda m, h, g: fn.max_pool2d(h[0], 2),
 )
+add("rows", "linear", slice_of_nothing=lambda m, h, g: torch.cat([h[:, :6], h[:, 6:] * 2], 1))
+add("tokens", "linear", avg_pool_of_tokens=lambda m, h, g: fn.avg_pool2d(h[:, None], (2, 1)).squeeze(1))
+add("tokens", "scaled", max_pool_of_tokens=lambda m, h, g: fn.max_pool2d(h[:, None], (2, 1), (1, 1)).squeeze(1))
+add("tokens", "frozen", avg_pool_of_every_second=lambda m, h, g: fn.avg_pool2d(h[:, None], (2, 1), (1, 2)).squeeze(1))
 add("image", "scaled", max_pool_indices=lambda m, h, g: ops.max_pool2d_with_indices(h, [2, 2])[1] / 36)
 add("image", "linear", global_average=lambda m, h, g: fn.adaptive_avg_pool2d(h, 1))
 add("volume", "scaled", max_pool3d_with_indices=lambda m, h, g: ops.max_pool3d_with_indices(h, [2, 2, 2])[0])

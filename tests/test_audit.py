@@ -58,6 +58,18 @@ def test_a_norm_behind_attention_is_no_norm_before_the_mlp(
     assert "no positive scale of its channels" in found[1]["reason"]
 
 
+def test_files_may_have_other_names_than_the_model(capsys: pytest.CaptureFixture[str]) -> None:
+    """A norm whose gain is one more than its weight, and what a row leaves out, under names of the files."""
+    llava = DENSE["llava"]
+    text = llava.settings["text_config"] | {"model_type": "gemma2", "num_hidden_layers": 1}
+    case = replace(llava, settings=llava.settings | {"text_config": text})
+    right = {**NORM, "smooth_layer": "pre_feedforward_layernorm"}
+    half = {**right, "balance_layers": ["gate_proj"]}
+    found = [row for row in audited(case, [right, half], capsys) if row["smooth"].startswith("language_model")]
+    assert [row["verdict"] for row in found] == ["holds", "broken"]
+    assert found[1]["missing"] == ["model.language_model.layers.0.mlp.up_proj.weight"]
+
+
 def test_clipped_values_cannot_be_scaled(capsys: pytest.CaptureFixture[str]) -> None:
     found = audited(causal("Olmo", **ONE, clip_qkv=0.3), [[["o_proj"], "v_proj"], HIDDEN], capsys)
     assert [row["verdict"] for row in found] == ["broken", "holds"]

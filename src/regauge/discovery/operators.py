@@ -130,6 +130,13 @@ def ints(value: Any) -> list[int]:
     raise NoRuleError(f"expected dimensions, found {value!r}")
 
 
+def single_windows(steps: Sequence[Any], space: int) -> list[bool]:
+    """Whether pooling with a kernel, a stride and a padding leaves each spatial axis as it is, entry by entry."""
+    kernel, stride, padding = (ints(one) * (space if len(ints(one)) == 1 else 1) for one in steps)
+    kernel = kernel or [0] * space
+    return [one == (1, 1, 0) for one in zip(kernel, stride or kernel, padding or [0] * space, strict=True)]
+
+
 def require_evaluation(call: Call) -> None:
     """Raise NoRuleError if the operator draws random numbers."""
     if call.get("train", call.get("training", False)):

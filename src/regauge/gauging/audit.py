@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -121,9 +122,27 @@ class _Audit:
     generator: torch.Generator
     convert: Convert
 
+    @cached_property
+    def wide(self) -> Params:
+        """The parameters in float64, under the names that the table means."""
+        return {n: t.detach().cpu().double() if t.is_floating_point() else t for n, t in self.params.items()}
+
+    @cached_property
+    def start(self) -> Params:
+        """The parameters in float64, under the names of the model."""
+        return self._named(self.wide)
+
+    @cached_property
+    def own_names(self) -> dict[str, str]:
+        """The names of the model for tensors that the table names otherwise, as files do."""
+        names = list(self.wide)
+        marks = {name: torch.full(t.shape, k, dtype=torch.float64) for k, (name, t) in enumerate(self.wide.items())}
+        found = {own: mark.flatten() for own, mark in self.convert(marks).items() if mark.numel()}
+        # What several layers share has several marks.
+        return {names[int(mark[0])]: own for own, mark in found.items() if bool((mark == mark[0]).all())}
+
     def run(self) -> list[Finding]:
-        wide = {n: t.detach().cpu().double() if t.is_floating_point() else t for n, t in self.params.items()}
-        start = self._named(wide)
+        wide, start = self.wide, self.start
         reference = self.probe(start)
         modules = [name.removesuffix(".weight") for name in wide if name.endswith(".weight")]
         found = []
@@ -153,7 +172,8 @@ class _Audit:
         change = relative_change(reference, self.probe(moved))
         if change <= self.tolerance:
             return Finding(row, pair.smooth, pair.balance, "holds", change)
-        missing, extra, reason = self._explain(name, axis, _of_last(factors, made), start, moved)
+        own = self.own_names.get(name, name)
+        missing, extra, reason = self._explain(own, axis, _of_last(factors, made), start, moved)
         return Finding(row, pair.smooth, pair.balance, "broken", change, missing, extra, reason)
 
     def _scaled(self, pair: ScalePair, wide: Params, factors: Tensor) -> Params:
@@ -174,7 +194,8 @@ class _Audit:
 
     def _input_axis(self, name: str, wide: Params) -> int:
         """The axis of a weight along which its layer sums over what it reads."""
-        names = next((names for names in self.symmetry.tied if name in names), (name,))
+        own = self.own_names.get(name, name)
+        names = next((names for names in self.symmetry.tied if own in names), (own,))
         known = {axis for one, axis in self.symmetry.readers if one in names}
         if len(known) == 1:
             return known.pop()
@@ -183,10 +204,12 @@ class _Audit:
 
     def _layer_number(self, name: str, number: str) -> int:
         """A number of a layer of torch; zero where others, or names of the files for parts of tensors, have none."""
-        try:
-            return int(getattr(self.module.get_submodule(name), number, 0))
-        except AttributeError:
-            return 0
+        return int(getattr(self._layer(name), number, 0))
+
+    def _layer(self, name: str) -> nn.Module | None:
+        """The module of the model that holds a weight; None where it holds that of several layers."""
+        own = self.own_names.get(f"{name}.weight", "")
+        return self.module.get_submodule(own.rpartition(".")[0]) if own else None
 
     def _output_axis(self, name: str, wide: Params) -> int:
         """The axis of a weight that counts what its layer makes."""
@@ -194,9 +217,8 @@ class _Audit:
 
     def _offset(self, name: str, weight: Tensor) -> float:
         """The constant that a norm adds to its gain before it multiplies: one in Gemma, zero elsewhere."""
-        try:
-            norm = self.module.get_submodule(name)
-        except AttributeError:
+        norm = self._layer(name)
+        if norm is None:
             return 0.0
         x = torch.linspace(-1, 2, 2 * len(weight), dtype=torch.float64).reshape(2, -1)
         bias = {"bias": torch.zeros_like(weight)} if getattr(norm, "bias", None) is not None else {}

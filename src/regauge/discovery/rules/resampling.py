@@ -1,10 +1,10 @@
-"""Pooling, resampling and patches: positions are frozen, channels pass."""
+"""Pooling, resampling and patches: positions are frozen unless windows are single entries, channels pass."""
 
 from regauge.discovery import laws as law
 from regauge.discovery.builder import Builder
 from regauge.discovery.laws import LawOf, Value
 from regauge.discovery.layout import leaf
-from regauge.discovery.operators import Call, Rule, as_value, named
+from regauge.discovery.operators import Call, Rule, as_value, named, single_windows
 
 
 def pool(along: LawOf) -> Rule:
@@ -15,12 +15,14 @@ def pool(along: LawOf) -> Rule:
         digits = [c for c in call.name if c.isdigit()]
         space = int(digits[-1]) if digits else x.ndim - 2
         lead = x.ndim - space
+        steps = [call.get(key, []) for key in ("kernel_size", "stride", "padding")]
+        places = [lead + k if is_single else None for k, is_single in enumerate(single_windows(steps, space))]
         results = []
         for k, shape in enumerate(call.shapes):
             is_global = all(n == 1 for n in shape[lead:]) and "adaptive" in call.name and k == 0
             results.append(
                 b.carry(
-                    x, [*range(lead), *[None] * space], shape, law.compared if k else along,
+                    x, [*range(lead), *places], shape, law.compared if k else along,
                     ended=law.fixed if is_global else None, reason=f"{b.op}: spatial axis",
                 )
             )  # fmt: skip

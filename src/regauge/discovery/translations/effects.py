@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from regauge.core.translations import Entries, Image, ImageStep
-from regauge.discovery.operators import SAME, argument, operator_name, shape_of, words
+from regauge.discovery.operators import SAME, argument, operator_name, shape_of, single_windows, words
 from regauge.discovery.translations.graph import CELLS, PADS, call, given, pads_zeros
 from regauge.discovery.translations.linear_effects import (
     LAYERS,
@@ -182,8 +182,10 @@ def _mixed(offset: Offset, dims: list[int], shape: tuple[int, ...]) -> Offset:
 def _pool(run: Run, node: Node) -> Any:
     """A pool without padding, of an offset that is the same everywhere that it looks at, or of all that there is."""
     offset, shape = run.of(given(node)[0]), shape_of(node)
-    spatial = list(range(-int(operator_name(node)[-2]), 0))
+    space = int(operator_name(node)[-2])
     is_adaptive = operator_name(node).startswith("adaptive")
+    steps = [() if is_adaptive else argument(node, k, ()) for k in (1, 2, 3)]
+    spatial = [k - space for k, is_single in enumerate(single_windows(steps, space)) if not is_single]
     if not is_adaptive and any(argument(node, 3, ()) or ()):
         raise SeenError
     if not offset.is_uniform(*spatial):

@@ -294,7 +294,7 @@ class _Search:
             key = (group.size, place.start, place.stride, place.repeats)
             if key not in found and group.size * math.prod(n for n, _ in place.repeats) < shape[axis]:
                 found[key] = covered(group, place, shape)[0].sort().values
-        for start, length in self.graph.cuts.get(shape[axis], ()):
+        for start, length in (cut for cut in self.graph.cuts.get(shape[axis], ()) if cut[1]):
             found[start, length] = torch.arange(start, start + length)
         kept: list[Tensor] = []
         for positions in found.values():
