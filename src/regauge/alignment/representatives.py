@@ -72,6 +72,7 @@ def match_pairs(method: Method, problem: Problem, rotate: Rotate) -> Results:
     (first, wanted), (second, own) = (_split(symmetry, one, problem.task is not None) for one in (problem.a, problem.b))
     behind = replace(problem, a=first, b=second, symmetry=on_representatives(symmetry))
     choice = _choose(symmetry, behind, rotate)
+    frame = None if choice.known is None else choice.known[1]
     parts, rows = [], []
     for some in (False, True):
         chosen = ((choice.is_wanted & choice.is_free) == some).nonzero().flatten()
@@ -80,8 +81,10 @@ def match_pairs(method: Method, problem: Problem, rotate: Rotate) -> Results:
         names = symmetry.rotatable if some else ()
         here = replace(behind[chosen], symmetry=on_representatives(symmetry, names))
         if choice.known is not None and not some and method == WeightMatching() and problem.task is None:
-            found = choice.known.rows(chosen)
+            found = choice.known[0].rows(chosen)
         else:
+            if frame is not None and isinstance(method, WeightMatching):
+                here = replace(here, frame=frame.rows(chosen).under(here.symmetry.on_sums))
             found = restrict_method(method, symmetry, names).match(here)
         ends = select(own, chosen), select(wanted, chosen)
         element, params, notes = _in_coordinates(method, found.element, problem[chosen], names, ends, whole)
@@ -211,19 +214,20 @@ def rotated_tensors(symmetry: Symmetry, names: Sequence[str], compared: Collecti
     return [name for name in dict.fromkeys(places) if name in compared]
 
 
-def _choose(symmetry: Symmetry, problem: Problem, rotate: Rotate) -> RotationChoice[Results]:
-    """Choose for the representatives of pairs."""
+def _choose(symmetry: Symmetry, problem: Problem, rotate: Rotate) -> RotationChoice[tuple[Results, Frame]]:
+    """Choose for the representatives of pairs, by what matching by orders finds in a frame."""
 
-    def explain() -> tuple[tuple[Tensor, Tensor, Tensor], Results]:
-        known = WeightMatching().match(replace(problem, task=None))
+    def explain() -> tuple[tuple[Tensor, Tensor, Tensor], tuple[Results, Frame]]:
         # Between balanced networks, so that it does not matter where on its orbit either of them happens to be.
-        frame = Frame.of(problem.a, known.params, problem.symmetry, "balance")
+        frame = Frame.of(problem.a, problem.b, problem.symmetry, "balance")
+        known = WeightMatching().match(replace(problem, task=None, frame=frame))
         shared = rotated_tensors(problem.symmetry, symmetry.rotatable, frame.a)
+        moved = frame.second(known.element, shared)
         x, y, both = (
             torch.stack([dots(u[name], v[name]) for name in shared]).sum(0)
-            for u, v in ((frame.a, frame.a), (frame.b, frame.b), (frame.a, frame.b))
+            for u, v in ((frame.a, frame.a), (moved, moved), (frame.a, moved))
         )
-        return (x, y, both), known
+        return (x, y, both), (known, frame)
 
     choice = RotationChoice.of(symmetry, (problem.a, problem.b), rotate, explain)
     size = (problem.pairs,)
@@ -294,12 +298,12 @@ def _in_coordinates(
         element = _put(_settle(method, problem[near], element.rows(near), select(moved, near)), near, element)
         moved = problem.move(element)
     if whole != problem.symmetry:
-        pairs = replace(problem, symmetry=whole)
+        pairs, there = replace(problem, symmetry=whole), whole.split(moved)
         if element.translation:
-            ends = whole.split(problem.move(element.translated({}).rotated({})))[1], whole.split(moved)[1]
-            element = add_difference(element, ends)
+            before = whole.split(problem.move(element.translated({}).rotated({})))[1]
+            element = add_difference(element, (before, there[1]))
             moved = pairs.move(element)
-        element, moved = _take_over_statistics(pairs, element, moved)
+        element, moved = _take_over_statistics(pairs, element, moved, there)
     return element, moved, notes
 
 
@@ -316,13 +320,16 @@ def add_difference(element: Element, ends: Ends) -> Element:
     return element.translated({name: (after[name] - before[name]).double() for name in element.translation})
 
 
-def _take_over_statistics(problem: Problem, element: Element, moved: Params) -> tuple[Element, Params]:
+def _take_over_statistics(
+    problem: Problem, element: Element, moved: Params, there: tuple[Params, Coordinates]
+) -> tuple[Element, Params]:
     """Elements with which copies of the first networks take over what holds with statistics as stored only.
 
-    Of other networks statistics computed anew would undo one half of such a move.
+    Of other networks statistics computed anew would undo one half of such a move. `there` are the representatives and
+    the coordinates of the second networks that were moved.
     """
     symmetry = problem.symmetry
-    (first, wanted), (second, own) = symmetry.split(problem.a), symmetry.split(moved)
+    (first, wanted), (second, own) = symmetry.split(problem.a), there
     square, norm = _distances(replace(problem, a=first), second)
     rows = (square <= COPY * norm).nonzero().flatten()
     if not len(rows):

@@ -177,10 +177,17 @@ class ReadValues:
         self.element = element
         self._known: dict[str, dict[Hashable, Tensor | None]] = {}
 
+    @cached_property
+    def single(self) -> "ReadValues":
+        """The same of the element in a batch of one."""
+        return ReadValues(self.element.item(0))
+
     def replaced(self, name: str, value: Value) -> "ReadValues":
         """With another value of a group; what was computed of all others stays."""
         result = ReadValues(self.element.replace(name, value))
         result._known = {group: known for group, known in self._known.items() if group != name}
+        if "single" in self.__dict__:
+            result.single = self.single.replaced(name, value.map(lambda tensor: tensor[0]))
         return result
 
     def _once(self, site: Site, key: Hashable, find: Callable[[Site, Value], Tensor | None]) -> Tensor | None:
@@ -207,6 +214,10 @@ class ReadValues:
         found = (_look_up(site, value.perm) - site.units) * site.placement.stride
         return found if self.element.batch or bool(found.any()) else None
 
+    def order(self, site: Site) -> Int[Tensor, " size"] | None:
+        """The order of units of a plain site by an element without a batch, or None where nothing moves."""
+        return self._once(site, "order", _order)
+
     def dual(self, group: Group) -> Float[Tensor, "..."]:
         """The inverse transpose of a group's matrix: `<A^-T v, A w> = <v, w>`."""
         matrix = self.element[group.name].matrix
@@ -216,6 +227,10 @@ class ReadValues:
         if found is None:
             found = known["dual"] = matrix if group.matrix == "orthogonal" else torch.linalg.inv(matrix).mT
         return found
+
+
+def _order(site: Site, value: Value) -> Tensor | None:
+    return None if value.perm is None or torch.equal(value.perm, site.units) else value.perm
 
 
 def moves_of(sites: list[Site], read: ReadValues, shape: tuple[int, ...], dtype: torch.dtype) -> Moves:
@@ -253,6 +268,11 @@ def act(
     `read` keeps what was computed of the element for further calls with it.
     """
     moved, read = dict(params), read or ReadValues(element)
+    if element.batch == (1,) and all(params[name].ndim == 1 + ndims[name] for name in sites):
+        # A single network is moved without index tensors as large as itself.
+        single = read.single
+        one = act(groups, sites, single.element, {name: params[name][0] for name in sites}, ndims, single)
+        return moved | {name: one[name].unsqueeze(0) for name in sites}
     for name, local in sites.items():
         tensor = params[name]
         lead = tensor.ndim - ndims[name]
@@ -266,11 +286,9 @@ def act(
 
 
 def _act_one(sites: list[Site], read: ReadValues, tensor: Tensor, ndim: int) -> Tensor:
-    element, batch = read.element, read.element.batch
-    if not batch and len(sites) == 1 and _only_reorders(sites[0], element, tensor.shape[tensor.ndim - ndim :]):
-        perm = element[sites[0].group.name].perm
-        assert perm is not None
-        return take(tensor, tensor.ndim - ndim + sites[0].placement.axis, perm.to(tensor.device))
+    batch = read.element.batch
+    if not batch and _are_apart(sites, tensor.shape[tensor.ndim - ndim :]):
+        return _act_by_axes(sites, read, tensor, tensor.ndim - ndim)
     if batch and tensor.ndim == ndim:
         tensor = tensor.expand(*batch, *tensor.shape)
     lead, shape = tensor.ndim - ndim, tuple(tensor.shape[tensor.ndim - ndim :])
@@ -293,12 +311,37 @@ def _act_one(sites: list[Site], read: ReadValues, tensor: Tensor, ndim: int) -> 
     return tensor
 
 
-def _only_reorders(site: Site, element: Element, shape: tuple[int, ...]) -> bool:
-    """Whether a site permutes a whole axis, entry by unit, and does nothing else: most biases and gains."""
-    value, place = element[site.group.name], site.placement
-    is_whole = site.is_plain and site.group.size == shape[place.axis]
-    is_more = any((*place.scale, *place.sign, *place.parity, *place.shift)) or value.matrix is not None
-    return is_whole and value.perm is not None and not site.bases and not is_more
+def _are_apart(sites: list[Site], shape: tuple[int, ...]) -> bool:
+    """Whether each site is a whole axis of its own, entry by unit, and nothing is added: most parameters."""
+    return len({site.placement.axis for site in sites}) == len(sites) and all(
+        site.is_plain
+        and site.group.size == shape[site.placement.axis]
+        and not (site.bases or site.added or any(site.placement.shift))
+        for site in sites
+    )
+
+
+def _act_by_axes(sites: list[Site], read: ReadValues, tensor: Tensor, lead: int) -> Tensor:
+    """`_act_one` axis by axis with an element without a batch, which takes a few operations for each axis."""
+    given, dtype = tensor, tensor.dtype
+    work = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    factors = [(site, factor) for site in sites if (factor := read.factor(site)) is not None]
+    mixed = [(site, value) for site in sites if (value := read.element[site.group.name]).matrix is not None]
+    for site in sites:
+        order = read.order(site)
+        if order is not None:
+            tensor = take(tensor, lead + site.placement.axis, order.to(tensor.device))
+    if not factors and not mixed:
+        return tensor
+    tensor = tensor.to(work)
+    for site, factor in factors:
+        shape = (-1, *[1] * (tensor.ndim - lead - site.placement.axis - 1))
+        tensor = tensor * factor.to(tensor).reshape(shape)
+    for site, value in mixed:
+        tensor = _mix(site, value, read, tensor, 0, lead)
+    tensor = tensor.to(dtype)
+    require_held(sites[0].placement.parameter, tensor, (given,))
+    return tensor
 
 
 def _base_index(
@@ -469,8 +512,11 @@ def _mix(site: Site, value: Value, read: ReadValues, tensor: Tensor, batch: int,
         # One side of a product gets the matrix and the other its inverse, which cancel only as far as both were
         # computed.
         work = torch.float64
-    if value.product is not None and site.is_plain and not site.bases and n == tensor.shape[axis]:
-        return value.product.times(tensor.to(work), axis).to(tensor.dtype)
+    if site.is_plain and not site.bases and n == tensor.shape[axis]:
+        if value.product is not None:
+            return value.product.times(tensor.to(work), axis).to(tensor.dtype)
+        blocks = (read.dual(site.group) if site.placement.is_inverse else value.matrix).to(tensor.device, work)
+        return multiply_copies(blocks, tensor.to(work), site.placement.axis, None, batch, lead).to(tensor.dtype)
     order = site.by_copies.flatten().to(tensor.device)
     matrix = read.dual(site.group) if site.placement.is_inverse else value.matrix
     if site.bases:  # The matrix of each copy, [*batch, *other axes, copies or 1, n, n].

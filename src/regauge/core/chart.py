@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from regauge.core.act import Site, act
+from regauge.core.act import ReadValues, Site, act
 from regauge.core.added_numbers import from_sums, sums
 from regauge.core.behind_gains import Gained, carry_rotation, matrices, rotatable, rotate, rotated_group
 from regauge.core.element import Element, random
@@ -98,23 +98,33 @@ def _without_variances(symmetry: Charted, params: Params, lead: int) -> tuple[Pa
     return params, coordinates
 
 
-def carry(symmetry: Charted, element: Element, name: str, coordinate: Tensor) -> Tensor:
-    """Move a family's coordinate `[*batch, *shape]` by an element, as this moves the axes of the home.
+class Carrier:
+    """An element as it moves coordinates of families `[*batch, *shape]`: as it moves the axes of their homes.
 
-    It is read off a home that holds nothing but the coordinate. What scales and signs do to gains is left out, which
+    A coordinate is read off a home that holds nothing but it. What scales and signs do to gains is left out, which
     are one in a representative, and so are half periods that are added to biases.
     """
-    family = symmetry.translation(name)
-    batch, home = len(element.batch), family.entries.parameter
-    if home not in symmetry.sites:
-        return coordinate
-    linear = without_gains(symmetry, element, symmetry.gains)
-    sites, ndims = {home: _sites_of(symmetry, name)}, {home: len(symmetry.shapes[home])}
-    held = family.embed(coordinate, symmetry.shapes[home], batch)
-    moved, shifted = (
-        act(symmetry.groups, sites, linear, {home: one}, ndims)[home] for one in (held, torch.zeros_like(held))
-    )
-    return family.shorten(family.vector(moved - shifted, batch), batch)
+
+    def __init__(self, symmetry: Charted, element: Element) -> None:
+        self._symmetry, self._batch = symmetry, len(element.batch)
+        self._read = ReadValues(without_gains(symmetry, element, symmetry.gains))
+
+    def carry(self, name: str, coordinate: Tensor) -> Tensor:
+        """Move the coordinate of a family."""
+        family = self._symmetry.translation(name)
+        home = family.entries.parameter
+        if home not in self._symmetry.sites:
+            return coordinate
+        sites, shape = {home: _sites_of(self._symmetry, name)}, self._symmetry.shapes[home]
+
+        def moved(tensor: Tensor) -> Tensor:
+            groups, read = self._symmetry.groups, self._read
+            return act(groups, sites, read.element, {home: tensor}, {home: len(shape)}, read)[home]
+
+        held = family.embed(coordinate, shape, self._batch)
+        is_shifted = any(any(site.placement.shift) for site in sites[home])
+        there = moved(held) - moved(torch.zeros_like(held)) if is_shifted else moved(held)
+        return family.shorten(family.vector(there, self._batch), self._batch)
 
 
 @remembered
@@ -205,10 +215,10 @@ def random_rotation(symmetry: Charted, generator: torch.Generator, batch: tuple[
 def compose_translations(symmetry: Charted, left: Element, right: Element, batch: tuple[int, ...]) -> dict[str, Tensor]:
     """The sum of the vectors of the left element and those of the right one, which the left one carries over."""
     wide = left if left.batch == batch else left.expand(*batch)
-    carried = {}
+    carried, carrier = {}, Carrier(symmetry, wide)
     for name, vector in right.translation.items():
         shape = vector.shape[len(right.batch) :]
-        carried[name] = carry(symmetry, wide, name, vector.expand((*batch, *shape)))
+        carried[name] = carrier.carry(name, vector.expand((*batch, *shape)))
     added = dict(carried)
     for name, vector in wide.translation.items():
         added[name] = vector + carried[name] if name in carried else vector
@@ -222,8 +232,8 @@ def onto_representative(symmetry: Charted, element: Element, params: Mapping[str
     coordinates = split(symmetry, dict(params), lead)[1]
     gains = _without_variances(symmetry, sums(symmetry.added, _widen(symmetry, params)), lead)[0]
     whole = symmetry.compose(element, unit_element(symmetry, gains, symmetry.gains, lead))
-    names = (family.name for family in symmetry.translations)
-    return whole.translated({name: -carry(symmetry, whole, name, coordinates[name].double()) for name in names})
+    names, carrier = (family.name for family in symmetry.translations), Carrier(symmetry, whole)
+    return whole.translated({name: -carrier.carry(name, coordinates[name].double()) for name in names})
 
 
 def into_coordinates(
@@ -243,9 +253,9 @@ def into_coordinates(
     # Of the ratio and not one after the other: equal gains give a factor of one, without rounding.
     ratio = {name: torch.where(kept[name], 1.0, moved[name] / wanted[name].to(moved[name])) for name in gains}
     whole = symmetry.compose(unit_element(symmetry, ratio, symmetry.gains, len(element.batch)), element)
-    added = {}
+    added, carrier = {}, Carrier(symmetry, element)
     for family in symmetry.translations:
-        carried = carry(symmetry, element, family.name, own[family.name].double())
+        carried = carrier.carry(family.name, own[family.name].double())
         there = wanted[family.name].to(carried)
         # To carry a coordinate rounds it, which would change tensors of a copy in their last bits.
         is_same = (there - carried).abs() <= ROUNDED * torch.maximum(there.abs(), carried.abs())

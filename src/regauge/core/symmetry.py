@@ -236,7 +236,8 @@ class Symmetry:
             lambda groups: _element.inverse(groups, materialize(element, groups)), element.batch, element
         )
         if element.translation:
-            back = {name: -chart.carry(self, found, name, vector) for name, vector in element.translation.items()}
+            carrier = chart.Carrier(self, found)
+            back = {name: -carrier.carry(name, vector) for name, vector in element.translation.items()}
             found = found.translated(back)
         if element.rotation:
             undone = {name: carry_rotation(self, found, name, q.mT) for name, q in element.rotation.items()}

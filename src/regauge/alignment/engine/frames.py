@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from regauge.alignment.engine.climbs import Climbs
-from regauge.alignment.engine.paired_networks import at, dots, norms
+from regauge.alignment.engine.paired_networks import act_on, at, dots, norms
 from regauge.alignment.problem import Problem
 from regauge.alignment.result import Results
 from regauge.core import act as _act
@@ -96,6 +96,23 @@ class Frame:
         moved = move_by(symmetry, left, a), move_by(symmetry, right, b)
         return cls(symmetry, *moved, b, (left, right), buffers, found[0].rigid)
 
+    def under(self, symmetry: Symmetry) -> "Frame":
+        """The same networks under a symmetry of the same scales and invertible matrices."""
+        a, b, given = ({n: t[n] for n in t if n in symmetry.sites} for t in (self.a, self.b, self.given))
+        sides = self.sides
+        if sides is not None:
+            blank = symmetry.identity(sides[0].batch)
+            sides = stretching(self.symmetry, sides[0]).fill(blank), stretching(self.symmetry, sides[1]).fill(blank)
+        return replace(self, symmetry=symmetry, a=a, b=b, given=given, sides=sides)
+
+    def second(self, element: Element, names: Iterable[str]) -> dict[str, Tensor]:
+        """Some of the second networks as this frame has them, moved as an element moves the networks as they are."""
+        if self.sides is not None:
+            left, right = self.sides
+            back = self.symmetry.compose(element, self.symmetry.inverse(right))
+            element = self.symmetry.compose(left, back)
+        return act_on(self.symmetry.groups, {n: self.symmetry.sites[n] for n in names}, element, self.b)
+
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences about groups that are only rotated."""
@@ -110,8 +127,9 @@ class Frame:
         if self.sides is None:
             return self.objective(self.b)
         total = torch.zeros(self.sides[0].batch, dtype=torch.float64)
+        read = _act.ReadValues(stretching(self.symmetry, self.sides[0]))
         for name, tensor in self.given.items():
-            x = move_by(self.symmetry, self.sides[0], {name: tensor})[name]
+            x = _moved(self.symmetry, read, {name: tensor})[name]
             total += dots(self.a[name], x)
             if is_stretched(self.symmetry, name):
                 total -= (dots(x, x) - dots(self.b[name], self.b[name])) / 2
@@ -166,8 +184,12 @@ def is_stretched(symmetry: Symmetry, name: str) -> bool:
 
 def move_by(symmetry: Symmetry, balance: Element, tensors: Tensors) -> dict[str, Tensor]:
     """Tensors moved by what balances a network: positive factors and invertible matrices, and nothing else."""
-    sites, element = {name: symmetry.sites[name] for name in tensors}, stretching(symmetry, balance)
-    return _act.act(symmetry.groups, sites, element, tensors, {name: len(symmetry.shapes[name]) for name in tensors})
+    return _moved(symmetry, _act.ReadValues(stretching(symmetry, balance)), tensors)
+
+
+def _moved(symmetry: Symmetry, read: _act.ReadValues, tensors: Tensors) -> dict[str, Tensor]:
+    sites, ndims = {n: symmetry.sites[n] for n in tensors}, {n: len(symmetry.shapes[n]) for n in tensors}
+    return _act.act(symmetry.groups, sites, read.element, tensors, ndims, read)
 
 
 def stretching(symmetry: Symmetry, element: Element) -> Element:
@@ -190,7 +212,8 @@ def match_frames(problem: Problem, scales: Scales, match: Callable[[Frame], Resu
         match: Matches the pairs in a frame.
     """
     symmetry = problem.symmetry
-    found = match(Frame.of(problem.a, problem.b, symmetry, scales))
+    known = problem.frame if scales != "keep" else None
+    found = match(known or Frame.of(problem.a, problem.b, symmetry, scales))
     if "move" not in balances_of(symmetry, scales, problem.task):
         return found
     may_be_copies = have_equal_variances(symmetry, problem.a, problem.b) & ~are_equal(problem.a, found.params)

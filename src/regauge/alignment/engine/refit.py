@@ -6,7 +6,7 @@ values of a product of matrices. When units are matched, scales and matrices can
 instead, and signs are chosen once more between the networks as they then are.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 import torch
@@ -19,7 +19,7 @@ from regauge.alignment.engine.paired_networks import act_on, at, dots
 from regauge.alignment.problem import Problem
 from regauge.alignment.result import Results
 from regauge.core.act import ReadValues, act
-from regauge.core.balance import Buffers, count_frozen_gains
+from regauge.core.balance import JOINED, Buffers, count_frozen_gains
 from regauge.core.element import Element, Value
 from regauge.core.families import Tensors, compared, connected, unit_values
 from regauge.core.groups import Group
@@ -33,6 +33,8 @@ SWEEPS = 100
 """Most rounds over all groups."""
 SETTLED = 1e-5
 """A round that lowers the squared distance by less than this share is the last one."""
+REMEMBERED = 5
+"""Rounds before the last one from which the next one is extrapolated."""
 LONGEST_STEP = 1.0
 """Norm of the longest step of the logarithms of a unit's factors, or of the entries of a matrix."""
 FLAT = 1e-11
@@ -171,7 +173,8 @@ class GroupFit:
 def fit_continuous(symmetry: Symmetry, groups: Collection[Group], a: Tensors, b: Tensors) -> tuple[Element, PerPair]:
     """The scales and matrices that bring each second network closest to its first one, nearby, and how close that is.
 
-    Tensors are moved from where they were given by all steps at once, in double precision, so that no rounding adds up.
+    All is in double precision. Small tensors are moved step by step, large ones from where they were given each time,
+    which holds nothing.
 
     Args:
         symmetry: The symmetry, with every size known.
@@ -191,29 +194,86 @@ def fit_continuous(symmetry: Symmetry, groups: Collection[Group], a: Tensors, b:
     every = (GroupFit(symmetry, group) for group in groups)
     fits = [(fit, names) for fit in every if (names := [name for name in a if name in fit.sites])]
     total = ReadValues(stretching(symmetry, blank))
+    is_small = sum(tensor.numel() for tensor in b.values()) <= JOINED
 
     def moved(name: str) -> Tensor:
         sites, ndims = {name: symmetry.sites[name]}, {name: b[name].ndim - 1}
         return act(symmetry.groups, sites, total.element, {name: b[name].double()}, ndims, total)[name]
 
-    def distances() -> PerPair:
-        return torch.stack([squared_distances({name: a[name]}, {name: moved(name)}) for name in a]).sum(0)
+    def step(name: str, group: Group, value: Value) -> Tensor:
+        sites = {name: [site for site in symmetry.sites[name] if site.group.name == group.name]}
+        return act((group,), sites, Element({group.name: value}, (pairs,)), here, {name: b[name].ndim - 1})[name]
 
-    left = squared_distances(a, b)
+    here = {name: b[name].double() for name in b} if is_small else {}
+    left, best = squared_distances(a, b), total.element
+    rounds, is_plain = Extrapolation([fit.group.name for fit, _ in fits]), True
     for _ in range(SWEEPS):
-        lowered = torch.zeros(pairs, dtype=torch.float64)
+        lowered, start = torch.zeros(pairs, dtype=torch.float64), total.element
         for fit, names in fits:
             for name in names:
-                fit.add(name, a[name], moved(name))
+                fit.add(name, a[name], here[name] if is_small else moved(name))
             value, gain = fit.step()
             known, lowered = total.element[fit.group.name], lowered + gain
             both = known.zip(value, torch.mul if known.matrix is None else lambda before, after: after @ before)
             total = total.replaced(fit.group.name, both)
-        if bool((lowered <= SETTLED * left).all()):  # It was larger when it was measured, so that this comes first.
-            left = distances()
-            if bool((lowered <= SETTLED * left).all()):
-                return total.element.fill(blank), left
-    return total.element.fill(blank), distances()
+            here |= {name: step(name, fit.group, value) for name in names} if is_small else {}
+        gaps = [squared_distances({n: a[n]}, {n: here[n] if is_small else moved(n)}) for n in a]
+        after = torch.stack(gaps).sum(0)
+        better = after < left
+        best, left = total.element.where(better, best), torch.minimum(after, left)
+        if bool(((lowered <= SETTLED * left) | (~better & is_plain)).all()):
+            break
+        is_plain = not bool(better.all())
+        if is_plain:
+            rounds = Extrapolation([fit.group.name for fit, _ in fits])
+        total = ReadValues(best if is_plain else rounds.extrapolate(start, total.element))
+        here |= {name: moved(name) for name in here}
+    return best.fill(blank), left
+
+
+class Extrapolation:
+    """Anderson's acceleration of rounds of steps: it goes on to the end of where the last rounds lead, linearly.
+
+    Each round changes the logarithms of scales and the entries of matrices. Of the combinations of the last rounds it
+    takes the one that would change them least.
+
+    Args:
+        groups: The names of the groups that rounds change.
+
+    References:
+        Walker and Ni (2011), Anderson acceleration for fixed-point iterations, equation 2.3.
+    """
+
+    def __init__(self, groups: Sequence[str]) -> None:
+        self._groups = groups
+        self._ends: list[Tensor] = []
+        self._changes: list[Tensor] = []
+
+    def extrapolate(self, start: Element, end: Element) -> Element:
+        """The element to go on from after another round; the end of that if it is the first one."""
+        last = self._flat(end)
+        self._ends = [*self._ends[-REMEMBERED:], last]
+        self._changes = [*self._changes[-REMEMBERED:], last - self._flat(start)]
+        if len(self._ends) == 1:
+            return end
+        ends, changes = torch.stack(self._ends, -1), torch.stack(self._changes, -1)
+        shares = torch.linalg.lstsq(changes.diff(dim=-1), changes[..., -1:]).solution
+        found = (ends[..., -1:] - ends.diff(dim=-1) @ shares).squeeze(-1)
+        sizes = [self._part(end[name]).shape[1] for name in self._groups]
+        for name, part in zip(self._groups, found.split(sizes, 1), strict=True):
+            scale, matrix = end[name].scale, end[name].matrix
+            value = Value(matrix=part.reshape_as(matrix)) if matrix is not None else Value()
+            value = value if scale is None else Value(scale=part.reshape_as(scale).exp())
+            end = end.replace(name, value)
+        return end
+
+    def _flat(self, element: Element) -> Tensor:
+        return torch.cat([self._part(element[name]) for name in self._groups], 1)
+
+    def _part(self, value: Value) -> Tensor:
+        tensor = value.matrix if value.scale is None else value.scale.log()
+        assert tensor is not None
+        return tensor.flatten(1)
 
 
 def fitted_groups(symmetry: Symmetry, buffers: Buffers) -> list[Group]:
