@@ -87,12 +87,12 @@ def refit(symmetry: Symmetry, buffers: Buffers, params_a: Tensors, params_b: Ten
     ]
     for step in steps:
         element, after = step(b)
-        better = after < now
-        if not bool(better.any()):
-            break  # What follows would begin where this did.
+        better, is_much = after < now, now - after > SETTLED * now
         total = symmetry.compose(element, total).where(better, total)
-        b = _move(symmetry, total, given)
         now = torch.where(better, after, now)
+        if not bool(is_much.any()):
+            break  # What follows would begin about where this did.
+        b = _move(symmetry, total, given)
     is_closer[rows] = now < before[rows]
     return blank.zip(total, lambda here, there: here.index_copy(0, rows, there.to(here.dtype))), is_closer
 
@@ -200,9 +200,10 @@ def fit_continuous(symmetry: Symmetry, groups: Collection[Group], a: Tensors, b:
         sites, ndims = {name: symmetry.sites[name]}, {name: b[name].ndim - 1}
         return act(symmetry.groups, sites, total.element, {name: b[name].double()}, ndims, total)[name]
 
-    def step(name: str, group: Group, value: Value) -> Tensor:
-        sites = {name: [site for site in symmetry.sites[name] if site.group.name == group.name]}
-        return act((group,), sites, Element({group.name: value}, (pairs,)), here, {name: b[name].ndim - 1})[name]
+    def step(names: Sequence[str], group: Group, value: Value) -> dict[str, Tensor]:
+        sites = {n: [site for site in symmetry.sites[n] if site.group.name == group.name] for n in names}
+        own, ndims = {n: here[n] for n in names}, {n: b[n].ndim - 1 for n in names}
+        return act((group,), sites, Element({group.name: value}, (pairs,)), own, ndims)
 
     here = {name: b[name].double() for name in b} if is_small else {}
     left, best = squared_distances(a, b), total.element
@@ -216,7 +217,7 @@ def fit_continuous(symmetry: Symmetry, groups: Collection[Group], a: Tensors, b:
             known, lowered = total.element[fit.group.name], lowered + gain
             both = known.zip(value, torch.mul if known.matrix is None else lambda before, after: after @ before)
             total = total.replaced(fit.group.name, both)
-            here |= {name: step(name, fit.group, value) for name in names} if is_small else {}
+            here |= step(names, fit.group, value) if is_small else {}
         gaps = [squared_distances({n: a[n]}, {n: here[n] if is_small else moved(n)}) for n in a]
         after = torch.stack(gaps).sum(0)
         better = after < left
