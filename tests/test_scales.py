@@ -1,5 +1,7 @@
 """Balanced scales: a stationary point, the smallest norm of the orbit, the same for every copy of a network."""
 
+from unittest import mock
+
 import pytest
 import torch
 from models import GatedMLP
@@ -10,7 +12,9 @@ import regauge as rg
 from regauge import Element, Group, Params, Placement, Symmetry, WeightMatching
 from regauge.alignment.engine.frames import Frame
 from regauge.core.balance import balance
+from regauge.core.squared_norm import SquaredNorm
 from regauge.nets.resnet import resnet20
+from regauge.nets.transformer import GPT
 
 
 def recurrent(units: int) -> Symmetry:
@@ -131,6 +135,27 @@ def test_deep_chains_take_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     best = symmetry.act(balance(params, symmetry), params)
     incoming = best["9.weight"].square().sum(1) + best["9.bias"].square()
     assert torch.allclose(incoming, best["10.weight"].square().sum(0), rtol=1e-9)
+
+
+def uninitialized(symmetry: Symmetry, seed: int) -> Params:
+    """Mostly zeros, and values over thirty orders of magnitude, as memory that nobody wrote to may hold."""
+    chance, params = generator(seed), {}
+    for name, shape in symmetry.shapes.items():
+        size = 10 ** (30 * torch.rand(shape, generator=chance, dtype=torch.float64) - 15)
+        values = size * torch.randn(shape, generator=chance, dtype=torch.float64)
+        params[name] = torch.where(torch.rand(shape, generator=chance) < 0.95, 0.0, values)
+    return params
+
+
+def test_values_that_nobody_initialized_are_balanced_with_bounded_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    symmetry = rg.discover(GPT(16, 8, width=16, layers=1), (torch.zeros(2, 8, dtype=torch.int64),), verify=False)
+    monkeypatch.setattr("regauge.core.newton.ALL_PRODUCTS", 100)
+    monkeypatch.setattr("regauge.core.newton.PRODUCTS", 50)
+    for seed in range(8):  # In some the null spaces of both Gram matrices do not fit together.
+        with mock.patch.object(SquaredNorm, "product", autospec=True, side_effect=SquaredNorm.product) as products:
+            element = balance(uninitialized(symmetry, seed), symmetry, buffers="keep")
+        assert products.call_count < 150
+        assert all(bool(tensor.isfinite().all()) for value in element.values() for _, tensor in value.items())
 
 
 def test_units_with_one_side_get_norm_one_and_units_without_weights_keep_their_factors() -> None:

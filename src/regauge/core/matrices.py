@@ -65,8 +65,8 @@ def _singular(forward: Gram, inverse: Gram, zero: float, certain: float) -> Gram
     free = spanned[len(fixed) :].mT  # What the second side annihilates; the first side's own coordinates are in it.
     rest, _, _ = torch.linalg.svd(free.mT @ columns[1])
     back = torch.linalg.pinv(fixed)[:, ranks[0] :]
-    matrix: Tensor = torch.linalg.inv(torch.cat([*columns, back, free @ rest[:, dead:]], 1))
-    return matrix if bool(matrix.isfinite().all()) else None
+    matrix, failed = torch.linalg.inv_ex(torch.cat([*columns, back, free @ rest[:, dead:]], 1))
+    return matrix if not failed and bool(matrix.isfinite().all()) else None
 
 
 def _flushed(gram: Gram) -> Gram:
