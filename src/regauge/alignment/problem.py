@@ -4,7 +4,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,9 +15,6 @@ from regauge.core.movable import require_movable
 from regauge.core.params import Params, count_models, require_alike, require_finite, require_same_shapes, select
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task, between_ends
-
-if TYPE_CHECKING:
-    from regauge.alignment.engine.frames import Frame
 
 NOTHING: Mapping[str, Tensor] = MappingProxyType({})
 NOTHING_KEPT = "there are too few examples to keep some: those that an element was learned from also chose it"
@@ -67,7 +63,6 @@ class Problem(_Setting):
         generator: The source of chance, for methods that use it.
         judge: The task that chooses between elements, on examples that `task` lacks (`divided`); `task` itself by
             default.
-        frame: The networks balanced, running statistics kept, where that is known already.
     """
 
     a: Mapping[str, Tensor]
@@ -76,7 +71,6 @@ class Problem(_Setting):
     task: Task | None = None
     generator: torch.Generator | None = None
     judge: Task | None = None
-    frame: "Frame | None" = None
 
     @property
     def pairs(self) -> int:
@@ -89,11 +83,7 @@ class Problem(_Setting):
 
     def __getitem__(self, rows: slice | Tensor) -> "Problem":
         """The problem of some pairs."""
-        chosen = torch.arange(self.pairs)[rows]
-        if torch.equal(chosen, torch.arange(self.pairs)):
-            return self
-        frame = None if self.frame is None else self.frame.rows(chosen)
-        return replace(self, a=select(self.a, rows), b=select(self.b, rows), frame=frame)
+        return replace(self, a=select(self.a, rows), b=select(self.b, rows))
 
     def move(self, element: Element, moved: Mapping[str, Tensor] = NOTHING) -> Params:
         """The second networks moved by a batch of elements, but for tensors in `moved`, which are moved already."""

@@ -12,7 +12,7 @@ from typing import Any, Generic, Literal, TypeVar, get_args
 import torch
 from torch import Tensor
 
-from regauge.alignment.engine.frames import Frame, Scales
+from regauge.alignment.engine.frames import Frame, FramedProblem, Scales
 from regauge.alignment.engine.paired_networks import dots
 from regauge.alignment.engine.refit import is_near_copy, refit, squared_distances
 from regauge.alignment.method import Method
@@ -84,7 +84,7 @@ def match_pairs(method: Method, problem: Problem, rotate: Rotate) -> Results:
             found = choice.known[0].rows(chosen)
         else:
             if frame is not None and isinstance(method, WeightMatching):
-                here = replace(here, frame=frame.rows(chosen).under(here.symmetry.on_sums))
+                here = _framed(here, frame.rows(chosen).under(here.symmetry.on_sums))
             found = restrict_method(method, symmetry, names).match(here)
         ends = select(own, chosen), select(wanted, chosen)
         element, params, notes = _in_coordinates(method, found.element, problem[chosen], names, ends, whole)
@@ -220,7 +220,7 @@ def _choose(symmetry: Symmetry, problem: Problem, rotate: Rotate) -> RotationCho
     def explain() -> tuple[tuple[Tensor, Tensor, Tensor], tuple[Results, Frame]]:
         # Between balanced networks, so that it does not matter where on its orbit either of them happens to be.
         frame = Frame.of(problem.a, problem.b, problem.symmetry, "balance")
-        known = WeightMatching().match(replace(problem, task=None, frame=frame))
+        known = WeightMatching().match(_framed(replace(problem, task=None), frame))
         shared = rotated_tensors(problem.symmetry, symmetry.rotatable, frame.a)
         moved = frame.second(known.element, shared)
         x, y, both = (
@@ -232,6 +232,10 @@ def _choose(symmetry: Symmetry, problem: Problem, rotate: Rotate) -> RotationCho
     choice = RotationChoice.of(symmetry, (problem.a, problem.b), rotate, explain)
     size = (problem.pairs,)
     return replace(choice, is_wanted=choice.is_wanted.expand(size), is_free=choice.is_free.expand(size))
+
+
+def _framed(problem: Problem, frame: Frame) -> FramedProblem:
+    return FramedProblem(**{field.name: getattr(problem, field.name) for field in fields(problem)}, frame=frame)
 
 
 def notes_on_ties(symmetry: Symmetry, a: Any, moved: Any, rotate: Rotate) -> tuple[str, ...]:

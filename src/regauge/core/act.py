@@ -179,7 +179,7 @@ class ReadValues:
 
     @cached_property
     def single(self) -> "ReadValues":
-        """The same of the element in a batch of one."""
+        """Factors, displacements and inverses of the one element of a batch of one."""
         return ReadValues(self.element.item(0))
 
     def replaced(self, name: str, value: Value) -> "ReadValues":

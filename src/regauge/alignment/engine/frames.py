@@ -23,7 +23,7 @@ from regauge.core import act as _act
 from regauge.core.balance import Buffers, balance_alike, has_balance
 from regauge.core.element import Element, Value, select_parts
 from regauge.core.families import Tensors, compared
-from regauge.core.params import Params
+from regauge.core.params import Params, select
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 
@@ -97,7 +97,7 @@ class Frame:
         return cls(symmetry, *moved, b, (left, right), buffers, found[0].rigid)
 
     def under(self, symmetry: Symmetry) -> "Frame":
-        """The same networks under a symmetry of the same scales and invertible matrices."""
+        """These networks under another symmetry that has the scales and invertible matrices of this one."""
         a, b, given = ({n: t[n] for n in t if n in symmetry.sites} for t in (self.a, self.b, self.given))
         sides = self.sides
         if sides is not None:
@@ -163,6 +163,23 @@ class Frame:
         return replace(climbs, element=self.symmetry.compose(self.symmetry.inverse(left), element), moved={})
 
 
+@dataclass(frozen=True)
+class FramedProblem(Problem):
+    """Pairs of networks that are balanced already.
+
+    Attributes:
+        frame: The networks balanced, with running statistics kept.
+    """
+
+    frame: Frame | None = None
+
+    def __getitem__(self, rows: slice | Tensor) -> "FramedProblem":
+        """The problem of some pairs."""
+        chosen = torch.arange(self.pairs)[rows]
+        frame = None if self.frame is None else self.frame.rows(chosen)
+        return replace(self, a=select(self.a, rows), b=select(self.b, rows), frame=frame)
+
+
 def notes_on(rigid: Mapping[str, Tensor]) -> tuple[str, ...]:
     """A sentence about each group that was left as it is in some pairs, by what `Balance` says."""
     result = []
@@ -212,7 +229,7 @@ def match_frames(problem: Problem, scales: Scales, match: Callable[[Frame], Resu
         match: Matches the pairs in a frame.
     """
     symmetry = problem.symmetry
-    known = problem.frame if scales != "keep" else None
+    known = problem.frame if isinstance(problem, FramedProblem) and scales != "keep" else None
     found = match(known or Frame.of(problem.a, problem.b, symmetry, scales))
     if "move" not in balances_of(symmetry, scales, problem.task):
         return found
