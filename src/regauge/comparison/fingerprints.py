@@ -78,8 +78,8 @@ def fingerprint(
 
     Raises:
         KeyError: A parameter that the symmetry moves is missing.
-        ValueError: Parameters do not fit the symmetry, or hold NaN or Inf; the memory does not suffice, or a product of
-            matrices of a streamed network has not its full rank.
+        ValueError: Parameters do not fit the symmetry, or hold NaN or Inf. Or the memory does not suffice, or a product
+            of matrices of a streamed network lacks full rank.
 
     References:
         Kempf and Ness (1979) for points of smallest norm on orbits; Johnson and Lindenstrauss (1984), Extensions of

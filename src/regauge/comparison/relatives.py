@@ -33,8 +33,8 @@ class Relatives:
     """Networks in files that can be compared with one another; made by `open_relatives`.
 
     Attributes:
-        networks: The checkpoints, the model and the symmetry, which are those of the first. Others may have other
-            widths, vocabularies or numbers of layers.
+        networks: The checkpoints, with the model and the symmetry of the first one. Others may have other widths,
+            vocabularies or numbers of layers.
         limit: The limit on their memory.
         is_streamed: Whether they stay on the disk, because in memory they would need more.
         note: A sentence that says which tokens are compared if the networks have different ones; else empty.

@@ -26,7 +26,7 @@ class GaugeProblem:
         task: Model and data, for methods that run it; None otherwise.
         generator: The source of chance; None for methods without.
         test: Other data, which choose nothing; None without them.
-        dtypes: The dtypes of the tensors as they were given, where they are others.
+        dtypes: The dtypes in which tensors were given, if they differ from those here.
         can_learn: Whether memory suffices for learning by function, which moves gradients along with the values.
     """
 

@@ -54,7 +54,7 @@ def align_tokens(
     Such rows are those of the first network: they are taken when both networks have the same coordinates.
 
     Args:
-        job: Two checkpoints under one vocabulary, and where the result goes.
+        job: Two checkpoints under one vocabulary, and the place of the result.
         symmetry: The symmetry of both.
         tokens: The rows that the second network takes from the first.
         method: Method as in `rg.align`, as are the following arguments.

@@ -58,8 +58,8 @@ class TransportResult:
         element: The element that moves the first base next to the second; None where linear maps carry the change.
         scale: The factor of the carried change.
         mode: The data that were looked at: "weights" for none, "inputs" for inputs without labels, or "task".
-        cosine: That of the change of the outputs on the inputs, before training, and of the fine-tune's change of those
-            of A. None without inputs.
+        cosine: The cosine between two changes of outputs on the inputs: that of B before training, and that of A by the
+            fine-tune. None without inputs.
         steps: The steps of training that follow.
         notes: Sentences on what could not be carried.
     """

@@ -35,7 +35,8 @@ class Projection:
         near: Distance from which points start at most.
         close: Distance before the last move at most.
         tries: Random points for each point that is wanted, at most.
-        seconds: Wall time at most; the round at work is finished. Only this limit makes a result depend on the machine.
+        seconds: Largest wall time; a round that has begun is finished. Only this limit makes a result depend on the
+            machine.
 
     References:
         Chibane et al. (2020), Neural unsigned distance fields; De Luigi et al. (2023).
