@@ -129,8 +129,11 @@ def test_only_those_that_need_it_are_moved() -> None:
     ("values", "is_there"),
     [
         ({}, False),
-        ({"worst": SHARE}, True),
-        ({"worst": SHARE - 0.01}, False),
+        ({"worst": SHARE}, False),
+        ({"worst": SHARE, "after": 0.99}, True),
+        ({"worst": SHARE, "after": 1.2, "aligned": 0.91}, True),
+        ({"worst": 1.0, "after": 1.2, "aligned": 0.89}, False),
+        ({"worst": SHARE - 0.01, "after": 0.99}, False),
         ({"after": CLOSER - 0.01}, True),
         ({"after": 1.2}, False),
         ({"before": 0.0, "after": 0.0}, False),
@@ -143,6 +146,28 @@ def test_only_those_that_need_it_are_moved() -> None:
 def test_each_piece_of_evidence_is_enough(values: dict[str, float], is_there: bool) -> None:
     plain = {"worst": 0.0, "before": 1.0, "after": 1.0, "stored": 0.9, "aligned": 0.9, "is_carried": False}
     assert Need(moved=0, units=10, **(plain | values)).is_there is is_there  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("noise", [0.05, 0.1, 0.2])
+def test_nothing_is_said_to_help_that_does_not(noise: float) -> None:
+    """Units of narrow networks are confused by noise; then they stay, or they explain more where they come to lie."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)).double()
+    symmetry, confused = rg.discover(model, (torch.randn(2, 4, dtype=torch.float64),)), 0
+    for seed in range(12):
+        chance = generator(seed)
+        base = {n: 0.3 * torch.randn(t.shape, generator=chance).double() for n, t in model.state_dict().items()}
+        other = tuned(base, 100 + seed, noise)
+        found = rg.align(base, other, symmetry)
+        need = Need.of(found.symmetry, found.element, base, other, found.params)
+        confused += need.worst >= SHARE
+        told = rg.merge([base, other], symmetry, method=rg.WeightMatching()).record
+        assert need.stored is not None
+        assert need.aligned is not None
+        is_better = need.after < need.before or need.aligned > need.stored
+        assert told.notes[0].startswith("aligning helps") == need.is_there
+        assert is_better or not need.is_there
+        assert told.before == told.after or is_better
+    assert noise < 0.2 or confused
 
 
 def test_what_is_asked_for_is_done() -> None:
