@@ -12,7 +12,7 @@ from transport_cases import CASES, Networks, labels, mlp
 
 import regauge as rg
 from regauge.checkpoints.outputs.provenance import read_provenance
-from regauge.merging import activation_maps
+from regauge.merging import activation_maps, transport_change
 
 
 def largest(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float:
@@ -173,6 +173,37 @@ def test_training_goes_on_from_the_carried_change(name: str) -> None:
     assert "labels" in str(made)
 
 
+@pytest.mark.parametrize("name", ["relu", "tied gpt"])
+def test_without_labels_training_leads_to_the_outputs_of_the_fine_tune(name: str) -> None:
+    nets, other = Networks(name), Networks(name, seed=1)
+    way = {"inputs": [one[None] for one in nets.x], "module": nets.module}
+    start, made, control = (
+        rg.transport(nets.base, nets.tuned, other.base, nets.symmetry, **way, **more)
+        for more in ({}, {"steps": 200}, {"steps": 200, "scale": 0.0})
+    )
+    assert (made.mode, control.mode) == ("inputs", "inputs")
+    assert 0 < made.steps <= 200
+    wanted = nets.run(nets.tuned)
+
+    def left(params: Mapping[str, Tensor]) -> float:
+        return float((nets.run(params) - wanted).square().mean())
+
+    assert left(made.params) < 0.7 * left(start.params)
+    assert left(control.params) < left(other.base)
+    exact = rg.transport(nets.base, nets.tuned, nets.copy, nets.symmetry, **way, steps=3)
+    assert left(exact.params) < 1e-9
+
+
+def test_a_change_in_other_directions_is_not_enlarged(monkeypatch: pytest.MonkeyPatch) -> None:
+    nets, other = Networks("relu"), Networks("relu", seed=1)
+    weak = {**other.base, "4.weight": other.base["4.weight"] / 8}
+    way = {"inputs": nets.x, "module": nets.module}
+    monkeypatch.setattr(transport_change, "ALIKE", 1.01)
+    assert rg.transport(nets.base, nets.tuned, weak, nets.symmetry, **way).scale == 1
+    monkeypatch.setattr(transport_change, "ALIKE", -1.01)
+    assert rg.transport(nets.base, nets.tuned, weak, nets.symmetry, **way).scale > 1
+
+
 def test_a_method_may_look_at_the_inputs() -> None:
     nets = Networks("relu")
     way = {"inputs": nets.x, "module": nets.module, "method": rg.ActivationMatching()}
@@ -202,8 +233,8 @@ NARROW = {**NETS.tuned, "4.bias": torch.zeros(2, dtype=torch.float64)}
         ({"base_b": {"0.weight": NETS.base["0.weight"]}}, "the two networks have different parameters"),
         ({"inputs": NETS.x}, "inputs are run through a model: give `module`, or a task, which has one"),
         ({"inputs": [], "module": NETS.module}, "there are no batches of inputs"),
-        ({"steps": 3}, "`steps=3`: training needs a task"),
-        ({"steps": -1, "task": labels(NETS)}, "`steps=-1`: training needs a task"),
+        ({"steps": 3}, "`steps=3`: training needs a task or inputs"),
+        ({"steps": -1, "task": labels(NETS)}, "`steps=-1`: training needs a task or inputs"),
         ({"scale": float("nan")}, "scale is nan; give a finite factor"),
         ({"inputs": NETS.x.float(), "module": NETS.module}, "the parameters are float64 and the inputs float32"),
         ({"rotate": "maybe"}, "rotate is 'maybe'; choose 'auto', 'always' or 'never'"),

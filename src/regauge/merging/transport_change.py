@@ -9,6 +9,7 @@ from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import mse_loss
 
 from regauge.alignment import Method, align
 from regauge.alignment.representatives import Rotate
@@ -37,6 +38,8 @@ LARGEST = 8.0
 """The largest scale that the size of a change of outputs asks for."""
 SAME_SIZE = 0.01
 """A change of outputs that is as large as the other's up to this share is not scaled."""
+ALIKE = 0.8
+"""The cosine of two changes of outputs from which the size of one says something about that of the other."""
 KEPT = 1 / 3
 """The share of the examples that chooses the number of steps and trains nothing."""
 LOOKS = 20
@@ -118,10 +121,13 @@ def transport(
 
     With `inputs`, ridge maps between the activations of both bases are tried, too. The map makes a change smaller.
     Therefore each change is enlarged, never reduced, until it changes the outputs as much as the fine-tune changes
-    those of A. The one that changes them most alike, by the cosine, is taken.
+    those of A. One that changes them in other directions (a cosine below 0.8) is not enlarged. The one with the largest
+    cosine is taken.
 
     With a `task`, the loss on its labels chooses the change and its scale; zero is a choice. `steps` of Adam then train
-    on two thirds of the examples. The others choose the rate and the number of steps, which may be zero.
+    on two thirds of the examples. The others choose the rate and the number of steps, which may be zero. Without a
+    task, `steps` train B to put out what the fine-tune of A puts out for the inputs, by squared differences: give
+    inputs of the new task.
 
     A LoRA adapter as the fine-tune is carried as an adapter: a change `B A` moves on both sides, `L B A R`, and keeps
     its rank. Its names and ranks stay. Where a moved matrix reads shifted inputs, biases change, too, and the factors
@@ -142,7 +148,7 @@ def transport(
         module: The model of B, for `inputs`; that of the task by default.
         module_a: The model of A where that has other widths.
         scale: The factor of the change; chosen as above by default, and one without data.
-        steps: Steps of training on the task at most.
+        steps: Steps of training at most, on the task or to the outputs of the fine-tune of A.
         method: The method of alignment, `WeightMatching()` by default; it may look at the inputs, too.
         rotate: Whether residual streams are rotated, as in `align`.
         generator: The source of chance, also of the split of the examples.
@@ -155,7 +161,7 @@ def transport(
         FileExistsError: The output exists, and may not be replaced.
         TypeError: A network is no dictionary of tensors.
         ValueError: The networks have different parameters, or hold NaN or Inf. The bases differ in widths, and there
-            are no inputs. Inputs come without a module, or steps without a task. An adapter is of another kind than
+            are no inputs. Inputs come without a module, or steps without either. An adapter is of another kind than
             LoRA, holds what is a change only with its base, or has no place for all that changes. Or the memory does
             not suffice.
 
@@ -164,8 +170,10 @@ def transport(
         task arithmetic, for changes that are added; Theseus (arXiv 2602.12952), for changes carried by what they do to
         activations. There the maps are orthogonal; here they are ridge maps with offsets, which kept more on digits.
     """
-    if steps < 0 or (steps and task is None):
-        raise ValueError(f"`steps={steps}`: training needs a task, and a number of steps that is not negative")
+    if steps < 0 or (steps and task is None and inputs is None):
+        raise ValueError(
+            f"`steps={steps}`: training needs a task or inputs, and a number of steps that is not negative"
+        )
     if scale is not None and not math.isfinite(scale):
         raise ValueError(f"scale is {scale}; give a finite factor of the change")
     named = {"base_a": base_a, "tuned_a": tuned_a, "base_b": base_b}
@@ -253,6 +261,14 @@ class _Data:
         """The output that counts."""
         return None if self.task is None else self.task.outputs
 
+    def taught_by(self, tuned: Mapping[str, Tensor]) -> Task:
+        """The task of putting out with the model of B what the fine-tune puts out with that of A."""
+        assert self.modules is not None
+        teacher, learner = (Task(one, (), mse_loss, self.outputs) for one in self.modules)
+        with torch.no_grad():
+            pairs = [(batch, teacher.run(tuned, batch).detach()) for batch in self.batches]
+        return replace(learner, batches=pairs)
+
     def run(self, params: Mapping[str, Tensor], number: int) -> Tensor:
         """The outputs of a network as one vector, by the model with this number."""
         assert self.modules is not None
@@ -297,6 +313,14 @@ def _carry(
         params = adapter.network(base_b, own)
         return TransportResult(params, way.element, factor, mode, alike, notes=notes, adapter=own)
 
+    def trained(made: TransportResult, training: Task, keeping: Task) -> TransportResult:
+        if adapter is not None and made.adapter is not None:
+            own, taken = _train(made.adapter, partial(adapter.network, base_b), training, keeping, steps)
+            return replace(made, params=adapter.network(base_b, own), steps=taken, adapter=own)
+        free, network = _untied(made.params, symmetry)
+        own, taken = _train(free, network, training, keeping, steps)
+        return replace(made, params=network(own), steps=taken)
+
     if data.modules is None:
         return result(ways[0], 1.0 if scale is None else scale, "weights")
     maps, left = carry_by_maps(networks, data.modules, data.batches, symmetry)
@@ -319,26 +343,21 @@ def _carry(
         return float(made @ wanted / (made.norm() * wanted.norm()).clamp_min(1e-300))
 
     def size(way: CarriedChange) -> float:
+        if cosine(way, 1.0) < ALIKE:
+            return 1.0
         return _scale_by_size(lambda factor: float(changed(way, factor).norm()), float(wanted.norm()))
 
     tried = [(way, size(way) if scale is None else scale) for way in ways]
     task = data.task
     if task is None:
         way, factor = max(tried, key=lambda one: cosine(*one))
-        return result(way, factor, "inputs", cosine(way, factor))
+        made = result(way, factor, "inputs", cosine(way, factor))
+        return trained(made, *data.taught_by(given).split(1 - KEPT, generator=generator)) if steps else made
     training, keeping = task.split(1 - KEPT, generator=generator) if steps else (task, task)
     factors = [(way, one) for way, own in tried for one in ((own, *SCALES) if scale is None else (own,))]
     way, factor = min(factors, key=lambda one: training.evaluate(one[0].on(base_b, one[1]))["loss"])
     made = result(way, factor, "task", cosine(way, factor))
-    if not steps:
-        return made
-    if adapter is not None:
-        assert made.adapter is not None
-        own, taken = _train(made.adapter, partial(adapter.network, base_b), training, keeping, steps)
-        return replace(made, params=adapter.network(base_b, own), steps=taken, adapter=own)
-    free, network = _untied(made.params, symmetry)
-    own, taken = _train(free, network, training, keeping, steps)
-    return replace(made, params=network(own), steps=taken)
+    return trained(made, training, keeping) if steps else made
 
 
 def _by_element(
