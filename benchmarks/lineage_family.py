@@ -1,9 +1,11 @@
 """Families of twenty networks with a known tree, and merges of three: what `rg.comparison.compare_many` finds of them.
 
-Each network of a family is trained on from a random earlier one, for 10 to 60 steps on one of two halves of the data,
-and moved by a random element of the whole group. A branch of the true tree divides the family in two; "splits" are such
-divisions by branches between groups of two or more networks. The control joins neighbors by the distances of the
-networks before they were moved. "Cosine" is that of the steps of two trainings.
+Each network of a family is trained on from an earlier one, for 10 to 60 steps on one of two halves of the data, and
+moved by a random element of the whole group. The earlier one is any ("random"), one of the last four ("recent"), or the
+one above it in a binary tree. A branch of the true tree divides the family in two; "splits" are such divisions by
+branches between groups of two or more networks. The control joins neighbors by the distances of the networks before
+they were moved. "Cosine" is that of the steps of two trainings. The models of `grow_tree` and its limit of certain
+branches were chosen on other families, with seeds 0 to 5.
 
 A merge has the shares .5, .3 and .2 of three fine-tunes of one base; parents, base and merge are moved. The threshold
 of averages was fixed on seeds 0, 1 and 2.
@@ -13,6 +15,7 @@ of averages was fixed on seeds 0, 1 and 2.
 
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,9 +23,11 @@ from lineage_networks import Family, Params, families, move
 
 import regauge as rg
 from regauge.comparison import Lineage, compare_many
-from regauge.comparison.trees import join_neighbors
+from regauge.comparison.trees import Branch, join_neighbors
 
 COUNT, SHARES, SEEDS = 20, (0.5, 0.3, 0.2), (3, 4, 5)
+FAMILIES = (("random", 6), ("random", 7))
+"""Kinds of families, with their seeds."""
 
 
 def splits(branches: Iterable[tuple[str, str]], names: set[str]) -> set[frozenset[str]]:
@@ -53,12 +58,13 @@ def compare_moved(family: Family, networks: dict[str, Params], seed: int) -> Lin
     return compare_many(list(moved), lambda a, b: rg.compare(moved[a], moved[b], family.symmetry, draws=99, exact=True))
 
 
-def family_row(family: Family, seed: int) -> dict[str, Any]:
+def family_row(family: Family, kind: str, seed: int) -> dict[str, Any]:
     """A family, and how much of its tree is found."""
     generator = torch.Generator().manual_seed(seed)
     networks, parents = {"00": family.train(family.initialize(1000 + seed), 0, seed, 200)}, dict[str, str]()
     for k in range(1, COUNT):
-        number, steps, half = (int(torch.randint(*one, (), generator=generator)) for one in ((k,), (10, 60), (2,)))
+        earlier = {"random": (0, k), "recent": (max(0, k - 4), k), "binary": ((k - 1) // 2, (k + 1) // 2)}[kind]
+        number, steps, half = (int(torch.randint(*one, (), generator=generator)) for one in (earlier, (10, 60), (2,)))
         name, parents[f"{k:02}"] = f"{k:02}", f"{number:02}"
         networks[name] = family.train(networks[f"{number:02}"], half, 100 * seed + k, steps)
     names = [n for n, t in networks["00"].items() if t.is_floating_point() and "running" not in n]
@@ -69,19 +75,38 @@ def family_row(family: Family, seed: int) -> dict[str, Any]:
     own = set(networks)
     true = splits(((p, c) for c, p in parents.items()), own)
     found = compare_moved(family, networks, 50)
-    trees = [splits(((one.parent, one.child) for one in tree), own) for tree in found.trees]
+    drawn = [split for tree in found.trees for split in splits(ends(tree), own)]
+    certain = [split for tree in found.trees for split in splits(ends(without_doubt(tree)), own)]
     control = join_neighbors(list(networks), torch.cdist(stored, stored).square())
     return {
         "what": "family",
         "family": family.name,
+        "kind": kind,
         "seed": seed,
         "families": len(found.families),
         "averages": len(found.averages),
         "splits": len(true),
-        "found": sum(len(true & one) for one in trees),
+        "drawn": [len(true & {*drawn}), len({*drawn} - true)],
+        "certain": [len(true & {*certain}), len({*certain} - true)],
+        "roots": [tree[-1].child for tree in found.trees],
         "control": len(true & splits(((one.parent, one.child) for one in control), own)),
         "cosine": round(float(cosines.mean()), 3),
     }
+
+
+def ends(tree: Iterable[Branch]) -> list[tuple[str, str]]:
+    return [(one.parent, one.child) for one in tree]
+
+
+def without_doubt(tree: Iterable[Branch]) -> list[Branch]:
+    """A tree whose branches that are not certain are taken out: what hangs on them hangs on their parent."""
+    tree = list(tree)
+    above = {one.child: one.parent for one in tree if not one.is_certain}
+
+    def keeper(name: str) -> str:
+        return keeper(above[name]) if name in above else name
+
+    return [replace(one, parent=keeper(one.parent)) for one in tree if one.is_certain]
 
 
 def merge_row(family: Family, seed: int) -> dict[str, Any]:
@@ -104,22 +129,27 @@ def merge_row(family: Family, seed: int) -> dict[str, Any]:
 
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
-    """The lines of the table in docs/measurements/comparison.md."""
-    heads = ("family", "seed", "cosine", "splits", "found", "control", "false averages", "shares of the merge")
-    lines = [f"| {' | '.join(heads)} |", "| --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |"]
-    for one, other in zip(rows[::2], rows[1::2], strict=True):
-        shares = ", ".join(f"{name} {weight:.2f}" for name, weight in other["shares"].items())
-        cells = [one[name] for name in ("family", "seed", "cosine", "splits", "found", "control", "averages")]
-        lines.append(f"| {' | '.join(map(str, cells))} | {shares} |")
+    """The lines of the tables in docs/measurements/comparison.md."""
+    heads = ("family", "kind", "seed", "cosine", "splits", "certain", "wrong", "drawn", "wrong", "control", "root")
+    lines = [f"| {' | '.join(heads)} |", "| --- | --- |" + " ---: |" * 8 + " --- |"]
+    for one in (row for row in rows if row["what"] == "family"):
+        numbers = [one[name] for name in ("family", "kind", "seed", "cosine", "splits")]
+        cells = [*numbers, *one["certain"], *one["drawn"], one["control"], ", ".join(one["roots"])]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    lines += ["", "| family | seed | shares of the merge |", "| --- | ---: | --- |"]
+    for one in (row for row in rows if row["what"] == "merge"):
+        shares = ", ".join(f"{name} {weight:.2f}" for name, weight in one["shares"].items())
+        lines.append(f"| {one['family']} | {one['seed']} | {shares} |")
     return lines
 
 
 def main() -> None:
     """Print a row for each family and each merge."""
     for name in ("MLP", "CNN"):
+        for kind, seed in FAMILIES:
+            print(json.dumps(family_row(families()[name], kind, seed)), flush=True)
         for seed in SEEDS:
-            for row in (family_row, merge_row):
-                print(json.dumps(row(families()[name], seed)), flush=True)
+            print(json.dumps(merge_row(families()[name], seed)), flush=True)
 
 
 if __name__ == "__main__":

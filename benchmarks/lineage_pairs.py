@@ -32,12 +32,9 @@ from typing import Any
 import torch
 from lineage import read, round_to_digits
 from lineage_histories import FAMILIES, LANGUAGE, History, Workshop, blocks_of, family_after
-from lineage_networks import Family, Params
 from lineage_peers import fingerprint_similarity, kit_scores, match_blocks, match_rows
-from lineage_scores import matrices, verdicts
+from lineage_scores import cka, cosine, verdicts
 from scipy.stats import binomtest, kstest
-from torch import Tensor
-from torch.func import functional_call
 
 import regauge as rg
 from regauge.comparison.verdicts import LINE, SIBLINGS
@@ -167,40 +164,8 @@ def examine(pair: Mapping[str, Any], shop: Workshop) -> dict[str, Any]:
         "blocks": match_blocks(*sides) if shop.name in ("Llama", "Mixture") else None,
         **(kit_scores(*sides) if shop.name in LANGUAGE else {"kit": None, "gate": None}),
         "cosine": cosine(a, b),
-        "cka": cka(*sides),
+        "cka": cka(sides[0][0].test[0][:100], (sides[0][0].module, a), (sides[1][0].module, b), blocks_of),
     }
-
-
-def cosine(a: Params, b: Params) -> float:
-    """The mean cosine of the matrices that have one shape in both."""
-    left, right = matrices(a), matrices(b)
-    names = [n for n in left if n in right and left[n].shape == right[n].shape]
-    values = [torch.cosine_similarity(left[n].flatten(), right[n].flatten(), dim=0) for n in names]
-    return float(torch.stack(values).mean())
-
-
-def cka(first: tuple[Family, Params], second: tuple[Family, Params]) -> float:
-    """The mean linear centered kernel alignment of what blocks of the same number put out for test inputs."""
-
-    def activations(family: Family, params: Params) -> list[Tensor]:
-        seen: list[Tensor] = []
-        hooks = [
-            block.register_forward_hook(
-                lambda _m, _i, out: seen.append((out[0] if isinstance(out, tuple) else out).flatten(1))
-            )
-            for block in blocks_of(family.module)
-        ]
-        with torch.no_grad():
-            functional_call(family.module, params, (family.test[0][:100],))
-        for hook in hooks:
-            hook.remove()
-        return [x - x.mean(0) for x in seen]
-
-    values = []
-    for x, y in zip(activations(*first), activations(*second), strict=False):
-        left, right = x @ x.T, y @ y.T
-        values.append((left * right).sum() / (left.norm() * right.norm()))
-    return float(torch.stack(values).mean())
 
 
 def is_positive(row: Mapping[str, Any]) -> bool | None:
@@ -219,7 +184,7 @@ def is_right(row: Mapping[str, Any]) -> bool | None:
 
 
 def class_table(rows: list[dict[str, Any]]) -> list[str]:
-    """The lines of the table of verdicts by class and kind."""
+    """Verdicts by class and kind, as the lines of a table."""
     lines = ["| class | pairs | n | right | verdicts |", "| --- | --- | ---: | ---: | --- |"]
     kinds = dict.fromkeys((row["class"], row["kind"]) for row in rows)
     for group, kind in sorted(kinds, key=lambda one: CLASSES.index(one[0])):
@@ -260,7 +225,7 @@ def area(related: list[float], others: list[float]) -> float:
 
 
 def score_table(rows: list[dict[str, Any]]) -> list[str]:
-    """The lines of the table of scores: areas under curves, and F1 at their own threshold and at the best one here."""
+    """Areas under curves of all scores, and F1 at their own threshold and at the best one here, as lines of a table."""
     heads = ["score", "architectures", "related", "strangers", "area", "moved", "not moved", "F1", "best F1"]
     lines = [f"| {' | '.join([*heads, 'aligned strangers accused'])} |", "| --- | --- |" + " ---: |" * 8]
     for score, name in SCORES.items():
@@ -298,7 +263,7 @@ def best_threshold(related: list[float], others: list[float]) -> tuple[float, fl
 
 
 def summary(rows: list[dict[str, Any]]) -> list[str]:
-    """The lines of the table with rates by architecture, and of the control that calls every pair related."""
+    """Rates by architecture, and those of the control that calls every pair related, as the lines of a table."""
     heads = ["architecture", "related", "found", "strangers", "accused", "F1", "95%", "all related: F1", "s a pair"]
     lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
     for family in (*dict.fromkeys(row["family"] for row in rows), "all"):
@@ -312,7 +277,7 @@ def summary(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def kinship_table(rows: list[dict[str, Any]]) -> list[str]:
-    """The lines of the table of what is said of siblings and of descendants of the same shapes."""
+    """Answers for siblings and for descendants of the same shapes, as the lines of a table."""
     heads = ["pairs", "n", "one from the other", "both from a third", "open", "size of the lean"]
     lines = [f"| {' | '.join(heads)} |", "| --- |" + " ---: |" * 5]
     for group, kind in dict.fromkeys((row["class"], row["kind"].removesuffix(", moved")) for row in rows):
@@ -326,7 +291,7 @@ def kinship_table(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def p_value_lines(rows: list[dict[str, Any]]) -> list[str]:
-    """The lines of the table of p-values of strangers whose order nobody chose."""
+    """P-values of strangers whose order nobody chose, as the lines of a table."""
     lines = ["| strangers | n | p ≤ 0.05 | p ≤ 0.5 | D | p of D |", "| --- |" + " ---: |" * 5]
     own = [r for r in rows if r["class"] == "stranger" and not r["kind"].startswith("aligned")]
     for name in ("as stored", "moved"):

@@ -1,6 +1,7 @@
 """Scores of pairs of networks, and how well they tell related pairs from others, for `benchmarks/lineage.py`."""
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,9 +19,10 @@ def matrices(params: Params) -> dict[str, Tensor]:
 
 
 def cosine(a: Params, b: Params) -> float:
-    """The mean cosine of matrices as they are stored."""
+    """The mean cosine of the matrices as they are stored that have one shape in both."""
     left, right = matrices(a), matrices(b)
-    values = [torch.cosine_similarity(left[n].flatten(), right[n].flatten(), dim=0) for n in left]
+    names = [n for n in left if n in right and left[n].shape == right[n].shape]
+    values = [torch.cosine_similarity(left[n].flatten(), right[n].flatten(), dim=0) for n in names]
     return float(torch.stack(values).mean())
 
 
@@ -34,13 +36,24 @@ def spectral_distance(a: Params, b: Params) -> float:
     return float(torch.stack(values).mean())
 
 
-def cka(inputs: Tensor, first: Runnable, second: Runnable) -> float:
-    """The mean linear centered kernel alignment of what linear layers and convolutions put out for some inputs."""
+def layers_of(module: nn.Module) -> list[nn.Module]:
+    """Linear layers and convolutions."""
+    return [one for one in module.modules() if isinstance(one, nn.Linear | nn.Conv2d)]
+
+
+def cka(
+    inputs: Tensor, first: Runnable, second: Runnable, parts: Callable[[nn.Module], list[nn.Module]] = layers_of
+) -> float:
+    """The mean linear centered kernel alignment of what parts of the same number put out for some inputs."""
 
     def activations(module: nn.Module, params: Params) -> list[Tensor]:
         seen: list[Tensor] = []
-        layers = [m for m in module.modules() if isinstance(m, nn.Linear | nn.Conv2d)]
-        hooks = [m.register_forward_hook(lambda _m, _i, out: seen.append(out.flatten(1))) for m in layers]
+        hooks = [
+            one.register_forward_hook(
+                lambda _m, _i, out: seen.append((out[0] if isinstance(out, tuple) else out).flatten(1))
+            )
+            for one in parts(module)
+        ]
         with torch.no_grad():
             functional_call(module, params, (inputs,))
         for hook in hooks:
@@ -48,7 +61,7 @@ def cka(inputs: Tensor, first: Runnable, second: Runnable) -> float:
         return [x - x.mean(0) for x in seen]
 
     values = []
-    for x, y in zip(activations(*first), activations(*second), strict=True):
+    for x, y in zip(activations(*first), activations(*second), strict=False):
         left, right = x @ x.T, y @ y.T
         values.append((left * right).sum() / (left.norm() * right.norm()))
     return float(torch.stack(values).mean())

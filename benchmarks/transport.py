@@ -9,14 +9,18 @@ settings (ridge, rates, scales) were chosen on the pairs of `TUNING`; those of `
 """
 
 import argparse
+import inspect
 import json
+import tarfile
 import time
-from collections.abc import Callable, Iterator
+import typing
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -24,13 +28,21 @@ from torch.nn import functional
 
 import regauge as rg
 from regauge.data import digits
+from regauge.data.packaged import help_topics, tiny_shakespeare, windows
+from regauge.merging import activation_maps
+from regauge.merging.transport_change import SCALES
+from regauge.nets.transformer import GPT, Llama, ViT
 
 TABLE, TUNING = (10, 11, 12), (0, 1, 2)
 """Seeds of the first bases; those of the second ones are 100 more."""
-STEPS = 300
-"""Steps of training on labels at most."""
 WIDTHS = "mirrored"
 """The task on which other widths are tried."""
+THESEUS = "orthogonal maps (as Theseus is described)"
+GRADFIX = "signs of gradients (as GradFix is described)"
+BATCH = 100
+"""Inputs in a batch of training without labels."""
+CONTEXT, HELD = 32, 256
+"""Symbols in an example of a text, and the examples at its end that judge."""
 Data = tuple[Tensor, Tensor]
 
 
@@ -44,6 +56,10 @@ class Setup:
         tasks: The examples of each new task, for training and for testing.
         steps: Steps of Adam for a base, and for a fine-tune.
         labels: Labelled examples of the new task, and those with which training is tried.
+        lr: The learning rate of Adam.
+        inputs: Inputs without labels.
+        training: Steps of training on labels, or on inputs, at most.
+        only: The rows between two seeds that are made, for curves; all rows of both kinds of pairs by default.
         metric: What the gain is measured in.
         other: First bases of other widths, by the words for them.
     """
@@ -53,14 +69,30 @@ class Setup:
     tasks: Callable[[], dict[str, tuple[Data, Data]]]
     steps: tuple[int, int]
     labels: tuple[int, int]
+    lr: float = 1e-3
+    inputs: int = 1000
+    training: int = 300
+    only: tuple[str, ...] = ()
     metric: str = "accuracy"
     other: tuple[tuple[str, Callable[[], nn.Module]], ...] = ()
 
 
-def mlp(width: int = 256) -> nn.Module:
-    return nn.Sequential(
-        nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10)
-    )  # fmt: skip
+def mlp(width: int = 256, hidden: int = 1) -> nn.Module:
+    """Layers of a width, of which some read others of that width."""
+    between = [part for _ in range(hidden) for part in (nn.Linear(width, width), nn.ReLU())]
+    return nn.Sequential(nn.Linear(64, width), nn.ReLU(), *between, nn.Linear(width, 10))
+
+
+def curve(width: int, hidden: int) -> Setup:
+    """One task at a width and a depth, without training on labels."""
+    return Setup(
+        partial(mlp, width, hidden),
+        lambda: (images()[0][0].flatten(1), images()[0][1]),
+        lambda: {WIDTHS: digit_tasks((64,))[WIDTHS]},
+        (600, 150),
+        (64, 96),
+        only=("verbatim", "weights", "inputs", "labels"),
+    )
 
 
 def images() -> tuple[Data, Data]:
@@ -82,6 +114,61 @@ def digit_tasks(shape: tuple[int, ...]) -> dict[str, tuple[Data, Data]]:
     }  # type: ignore[misc]
 
 
+def tokens(text: str) -> Data:
+    """A text as windows of symbols of Python's help, without those that it has not, and the symbols that follow."""
+    place = {symbol: number for number, symbol in enumerate(help_topics().symbols)}
+    return windows(torch.tensor([place[symbol] for symbol in text if symbol in place]), CONTEXT)
+
+
+def help_text() -> str:
+    return help_topics().decode(torch.cat([help_topics().train, help_topics().validation]))
+
+
+@cache
+def text_tasks() -> dict[str, tuple[Data, Data]]:
+    """Plays of Shakespeare, source code of Python's library, and Python's help in capital letters."""
+    plays = tiny_shakespeare()
+    sources = "".join(Path(one.__file__).read_text(encoding="utf-8") for one in (argparse, typing, tarfile, inspect))
+    texts = {
+        "Shakespeare": plays.decode(torch.cat([plays.train, plays.validation])),
+        "source code": sources,
+        "capitals": help_text().upper(),
+    }
+    made = {name: tokens(text) for name, text in texts.items()}
+    return {name: ((x[:-HELD], y[:-HELD]), (x[-HELD:], y[-HELD:])) for name, (x, y) in made.items()}
+
+
+def digit_data() -> Data:
+    return images()[0]
+
+
+def language(make: Callable[[], nn.Module]) -> Setup:
+    """A language model of some style, trained on Python's help."""
+    return Setup(
+        make,
+        lambda: tokens(help_text()),
+        text_tasks,
+        (800, 200),
+        (64, 96),
+        lr=3e-3,
+        inputs=200,
+        training=100,
+        metric="loss",
+    )
+
+
+def gpt(width: int = 32) -> nn.Module:
+    return GPT(len(help_topics().symbols), CONTEXT, width=width, layers=2, heads=4)
+
+
+def llama(width: int = 32) -> nn.Module:
+    return Llama(len(help_topics().symbols), width=width, layers=2, heads=4, kv_heads=2)
+
+
+def vit(width: int = 32) -> nn.Module:
+    return ViT(8, 2, width=width, layers=2, heads=4)
+
+
 SETUPS = {
     "MLP 64-256-256-10, digits": Setup(
         mlp,
@@ -91,20 +178,28 @@ SETUPS = {
         (64, 96),
         other=(("from width 128", lambda: mlp(128)), ("from width 512", lambda: mlp(512))),
     ),
+    "ViT of width 32, digits": Setup(
+        vit, digit_data, lambda: digit_tasks((1, 8, 8)), (800, 150), (64, 96), lr=2e-3, inputs=500, training=100
+    ),
+    "GPT of width 32, text": language(gpt),
+    "Llama of width 32, text": language(llama),
+    **{f"{2 + deep} layers of {width} units": curve(width, 1 + deep) for deep in (0, 2) for width in (16, 64, 256)},
 }  # fmt: skip
 
 
-def train(module: nn.Module, data: Data, steps: int, seed: int, start: rg.Params | None = None) -> rg.Params:
+def train(module: nn.Module, data: Data, steps: int, seed: int, lr: float, start: rg.Params | None = None) -> rg.Params:
     """Train with Adam on random batches of 64."""
     if start is not None:
         module.load_state_dict(start)
-    chance, optimizer = torch.Generator().manual_seed(seed), torch.optim.Adam(module.parameters(), 1e-3)
+    chance, optimizer = torch.Generator().manual_seed(seed), torch.optim.Adam(module.parameters(), lr)
+    module.train()
     for _ in range(steps):
         rows = torch.randint(len(data[0]), (64,), generator=chance)
         optimizer.zero_grad()
         loss = functional.cross_entropy(module(data[0][rows]).flatten(0, -2), data[1][rows].flatten())
         loss.backward()
         optimizer.step()
+    module.eval()
     return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
 
 
@@ -144,45 +239,102 @@ class Measure:
         return {**self.facts, **known, "seconds": seconds, **found}
 
 
-def rows_of(setup: Setup, seed: int) -> Iterator[dict[str, Any]]:
-    """The rows of all tasks of one pair of bases, of a base and its next release, and of bases of other widths."""
-    data = setup.base()
-    base_a = train(seeded(setup.make, seed), data, setup.steps[0], seed)
-    released = train(setup.make(), data, setup.steps[0] // 2, seed + 1, base_a)
-    base_b = train(seeded(setup.make, seed + 100), data, setup.steps[0], seed + 100)
-    symmetry, inputs = rg.discover(setup.make(), (data[0][:2],)), data[0][:1000]
+def orthogonal(moments: Any, *, is_inverse: bool = False, is_shared: bool = False) -> tuple[Tensor, Tensor]:
+    """The orthogonal map between centered activations, in the place of a ridge map."""
+    count, x, y, _, both, _ = moments.sums
+    x, y, both = (y, x, both.mT) if is_inverse else (x, y, both)
+    if is_shared and len(x) == len(y):
+        return torch.eye(len(x), dtype=x.dtype), torch.zeros_like(x)
+    left, _, right = torch.linalg.svd((both - x.outer(y) / count).mT, full_matrices=False)
+    return left @ right, (y - left @ right @ x) / count
+
+
+def scaled(base: rg.Params, change: Mapping[str, Tensor], task: rg.Task) -> rg.Params:
+    """A base with a change, times the scale that has the least loss."""
+
+    def at(scale: float) -> rg.Params:
+        return {name: tensor + scale * change[name].to(tensor) if name in change else tensor
+                for name, tensor in base.items()}  # fmt: skip
+
+    return min(map(at, SCALES), key=lambda one: task.evaluate(one)["loss"])
+
+
+def theseus(
+    networks: tuple[rg.Params, rg.Params, rg.Params], module: nn.Module, inputs: Tensor, sym: rg.Symmetry, task: rg.Task
+) -> rg.Params:
+    """Carry a change through orthogonal maps between activations, as arXiv 2602.12952 describes it."""
+    with patch.object(activation_maps._Moments, "map", orthogonal):
+        carried, _ = activation_maps.carry_by_maps(networks, (module, module), [inputs], sym)
+    return scaled(networks[2], carried.change, task)
+
+
+def gradfix(base: rg.Params, change: rg.Params, task: rg.Task) -> rg.Params:
+    """Keep of a change the entries against which most examples' gradients point, as arXiv 2510.09658 describes it."""
+    names = [name for name, _ in task.module.named_parameters()]
+    votes = {name: torch.zeros_like(base[name]) for name in names}
+    for inputs, targets in task.batches:
+        for x, y in zip(inputs, targets, strict=True):
+            free = {name: base[name].clone().requires_grad_() for name in names}
+            task.loss({**base, **free}, (x[None], y[None])).backward()
+            for name, tensor in free.items():
+                votes[name] += tensor.grad.sign()
+    return scaled(base, {name: change[name] * (change[name] * vote < 0) for name, vote in votes.items()}, task)
+
+
+def rows_of(setup: Setup, seed: int, done: Collection[str] = ()) -> Iterator[dict[str, Any]]:
+    """The rows of one pair of bases, of a base and its next release, and of bases of other widths, task by task."""
+    data, fit = setup.base(), partial(train, lr=setup.lr)
+    base_a = fit(seeded(setup.make, seed), data, setup.steps[0], seed)
+    released = base_a if setup.only else fit(setup.make(), data, setup.steps[0] // 2, seed + 1, start=base_a)
+    base_b = fit(seeded(setup.make, seed + 100), data, setup.steps[0], seed + 100)
+    symmetry, inputs = rg.discover(setup.make().eval(), (data[0][:2],)), data[0][: setup.inputs]
     seen = f"{len(inputs)} inputs of the base"
     for task, (new, held) in setup.tasks().items():
+        if task in done:
+            continue
         judge = rg.Task(setup.make(), list(zip(held[0].split(256), held[1].split(256), strict=True)))
         module = setup.make()
-        tuned = train(module, new, setup.steps[1], seed, base_a)
+        tuned = fit(module, new, setup.steps[1], seed, start=base_a)
         few, more = (rg.Task(module, [(new[0][:count], new[1][:count])]) for count in setup.labels)
-        for pair, base in (("two seeds", base_b), ("next release", released)):
-            own = train(setup.make(), new, setup.steps[1], seed + 100, base)
+        for pair, base in (("two seeds", base_b), ("next release", released))[: 1 if setup.only else 2]:
+            own = fit(setup.make(), new, setup.steps[1], seed + 100, start=base)
             ends = judge.evaluate(base)[setup.metric], judge.evaluate(own)[setup.metric]
             measure = Measure(judge, setup.metric, ends, {"task": task, "pair": pair, "seed": seed})
             carried = partial(rg.transport, base_a, tuned, base, symmetry)
-            alone = partial(rg.transport, base, base, base, symmetry, task=more, steps=STEPS)
-            verbatim = {name: tensor + tuned[name] - base_a[name] for name, tensor in base.items()}
-            yield measure.row("verbatim", "nothing", partial(dict, verbatim))
-            yield measure.row("weights", "nothing", carried)
-            yield measure.row("inputs", seen, partial(carried, inputs=[inputs], module=module))
-            others = new[0][:1000]
+            alone = partial(rg.transport, base, base, base, symmetry, task=more, steps=setup.training)
+            change = {name: tensor - base_a[name] for name, tensor in tuned.items() if tensor.is_floating_point()}
+            verbatim = {name: tensor + change[name] if name in change else tensor for name, tensor in base.items()}
+            others, networks = new[0][: setup.inputs], (base_a, tuned, base)
             text = f"{len(others)} inputs of the task"
-            yield measure.row("inputs", text, partial(carried, inputs=[others], module=module))
             few_seen, more_seen = (f"{count} labels, {seen}" for count in setup.labels)
-            yield measure.row("labels", few_seen, partial(carried, inputs=[inputs], task=few))
-            trained = partial(carried, inputs=[inputs], task=more, steps=STEPS)
-            yield measure.row("labels and training", more_seen, trained)
-            yield measure.row("training alone", f"{setup.labels[1]} labels", alone)
-            if pair == "next release" or task != WIDTHS:
+            by_inputs, taught = partial(carried, inputs=[inputs]), partial(carried, inputs=list(others.split(BATCH)))
+            rows: list[tuple[str, str, Any]] = [
+                ("verbatim", "nothing", partial(dict, verbatim)),
+                ("weights", "nothing", carried),
+                ("inputs", seen, partial(by_inputs, module=module)),
+                ("inputs", text, partial(carried, inputs=[others], module=module)),
+                ("labels", few_seen, partial(by_inputs, task=few)),
+                ("labels and training", more_seen, partial(by_inputs, task=more, steps=setup.training)),
+                ("training alone", f"{setup.labels[1]} labels", alone),
+                (THESEUS, few_seen, partial(theseus, networks, module, inputs, symmetry, few)),
+                (GRADFIX, f"{setup.labels[0]} labels", partial(gradfix, base, change, few)),
+            ]
+            if pair == "two seeds":
+                taught = partial(taught, module=module, steps=setup.training)
+                rows += [("inputs and training", text, taught), ("training alone", text, partial(taught, scale=0.0))]
+            for row in rows:
+                if not setup.only or row[0] in setup.only:
+                    yield measure.row(*row)
+            if pair == "next release" or not setup.other:
+                continue
+            if task != WIDTHS:
                 continue
             for name, make in setup.other:
                 other = seeded(make, seed)
-                start = train(other, data, setup.steps[0], seed)
-                change = train(other, new, setup.steps[1], seed, start)
+                start = fit(other, data, setup.steps[0], seed)
+                tuned_other = fit(other, new, setup.steps[1], seed, start=start)
                 measure = Measure(judge, setup.metric, ends, {"task": task, "pair": name, "seed": seed})
-                wider = partial(rg.transport, start, change, base, symmetry, inputs=[inputs])
+                wider = partial(rg.transport, start, tuned_other, base, symmetry, inputs=[inputs])
                 yield measure.row("inputs", seen, partial(wider, module=module, module_a=other))
                 yield measure.row("labels", few_seen, partial(wider, task=few, module_a=other))
 
@@ -190,7 +342,7 @@ def rows_of(setup: Setup, seed: int) -> Iterator[dict[str, Any]]:
 def table(rows: list[dict[str, Any]]) -> str:
     """The share of the gain that is kept, as a Markdown table for each kind of network: means over tasks and pairs."""
     lines = list[str]()
-    for setup in dict.fromkeys(row["setup"] for row in rows):
+    for setup in dict.fromkeys(row["setup"] for row in rows if not SETUPS[row["setup"]].only):
         own = [row for row in rows if row["setup"] == setup]
         tasks = list(dict.fromkeys(row["task"] for row in own))
         lines += [f"{setup}:", "", f"| B is | carried by | data | {' | '.join(tasks)} | mean | least |"]
@@ -202,7 +354,18 @@ def table(rows: list[dict[str, Any]]) -> str:
             every = [row["gain"] for row in found]
             lines.append(f"| {' | '.join([*key, *cells])} | {fmean(every):.2f} | {min(every):.2f} |")
         lines.append("")
-    return "\n".join(lines)
+    return "\n".join([*lines, *curve_table([row for row in rows if SETUPS[row["setup"]].only])])
+
+
+def curve_table(rows: list[dict[str, Any]]) -> list[str]:
+    """The share that is kept at several widths and depths: means over pairs, as the lines of a table."""
+    ways = list(dict.fromkeys((row["row"], row["seen"]) for row in rows))
+    heads = [f"{name}: {seen}" if seen != "nothing" else name for name, seen in ways]
+    lines = [f"| network | {' | '.join(heads)} |", "| --- |" + " ---: |" * len(ways)]
+    for setup in dict.fromkeys(row["setup"] for row in rows):
+        own = [[r["gain"] for r in rows if (r["setup"], r["row"], r["seen"]) == (setup, *way)] for way in ways]
+        lines.append(f"| {setup} | {' | '.join(f'{fmean(gains):.2f}' for gains in own)} |")
+    return lines if rows else []
 
 
 def main() -> None:
@@ -216,16 +379,28 @@ def main() -> None:
     if args.table:
         print(table(rows))
         return
-    done = {(row["setup"], row["seed"]) for row in rows}
-    for name in args.only:
-        for seed in args.seeds:
-            if (name, seed) in done:
+    for seed in args.seeds:
+        for name in args.only:
+            own = [row for row in rows if (row["setup"], row["seed"]) == (name, seed)]
+            done = {row["task"] for row in own}
+            if done == {*SETUPS[name].tasks()}:
                 continue
-            lines = [json.dumps({"setup": name, **row}) for row in rows_of(SETUPS[name], seed)]
-            print("\n".join(lines), flush=True)
-            if args.out:
-                with args.out.open("a", encoding="utf-8") as file:
-                    file.write("".join(f"{line}\n" for line in lines))
+            lines = list[str]()
+            task = ""
+            for row in rows_of(SETUPS[name], seed, done):
+                if row["task"] != task:
+                    write(lines, args.out)
+                    lines, task = [], row["task"]
+                lines.append(json.dumps({"setup": name, **row}))
+                print(lines[-1], flush=True)
+            write(lines, args.out)
+
+
+def write(lines: list[str], out: Path | None) -> None:
+    """Write the rows of a task that is done: an interrupted run continues with the next one."""
+    if out:
+        with out.open("a", encoding="utf-8") as file:
+            file.write("".join(f"{line}\n" for line in lines))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import regauge as rg
 from regauge.checkpoints.writing import save
 from regauge.cli.main import main
 from regauge.comparison import compare_many, tree_lines
-from regauge.comparison.trees import Branch, join_neighbors
+from regauge.comparison.trees import Branch, grow_tree, join_neighbors
 from regauge.pruning import cut_params, cut_symmetry
 
 WIDE = mlp_symmetry(20, 40, 10, kind="scaled")
@@ -50,6 +50,89 @@ def test_distances_of_a_tree_give_that_tree(count: int) -> None:
     assert all(name in text for name in names)
 
 
+def trained(seed: int, count: int = 20, *, drift: float = 0.0, bend: float = 0.0) -> tuple[Tensor, dict[int, int]]:
+    """Points that are trained on from earlier ones with orthogonal steps and a drift that all share; their parents."""
+    source = generator(seed)
+    along, across, start = torch.linalg.qr(torch.randn(600, 3, generator=source, dtype=torch.float64)).Q.T
+    points, times, parents = [20 * start + 5 * along], [0.0], dict[int, int]()
+    for k in range(1, count):
+        parents[k] = int(torch.randint(k, (), generator=source))
+        steps = float(torch.randint(10, 60, (), generator=source))
+        before, now = times[parents[k]], times[parents[k]] + steps
+        noise = torch.randn(600, generator=source, dtype=torch.float64) * (steps / 600) ** 0.5
+        shared = drift * steps * along + bend * (now**2 - before**2) / 100 * across
+        points.append(points[parents[k]] + noise + shared)
+        times.append(now)
+    return torch.stack(points), parents
+
+
+def divisions(branches: list[Branch], names: list[str]) -> dict[frozenset[str], Branch]:
+    """The branches between groups of networks, by the side without the first network."""
+    found = {}
+    children = dict[str, list[str]]()
+    for one in branches:
+        children.setdefault(one.parent, []).append(one.child)
+
+    def beyond(name: str) -> set[str]:
+        return {name}.union(*map(beyond, children.get(name, [])))
+
+    for one in branches:
+        side = frozenset(beyond(one.child) & {*names})
+        side = frozenset(names) - side if names[0] in side else side
+        if 1 < len(side) < len(names) - 1:
+            found[side] = one
+    return found
+
+
+def grown(points: Tensor, kept: list[int]) -> tuple[list[Branch], list[Branch], list[str]]:
+    """The tree of some points, that by joining neighbors, and the names."""
+    names = [f"n{k:02}" for k in kept]
+    squares = torch.cdist(points[kept], points[kept]).square()
+    return grow_tree(names, squares, points[kept].norm(dim=1)), join_neighbors(names, squares), names
+
+
+@pytest.mark.parametrize(("drift", "bend"), [(0.0, 0.0), (0.1, 0.0), (0.1, 0.05)])
+def test_branches_that_are_certain_are_right_also_where_trainings_share_a_drift(drift: float, bend: float) -> None:
+    certain = drawn_right = all_true = joined_right = 0
+    for seed in range(6):
+        points, parents = trained(seed, drift=drift, bend=bend)
+        for kept in ([*range(20)], [0, 1, 2, 3, *range(6, 20, 2), 19]):  # The second one lacks ancestors.
+            tree, joined, names = grown(points, kept)
+            edges = [Branch(f"n{p:02}", f"n{c:02}", 1.0) for c, p in parents.items()]
+            whole = [Branch("root", "n00", 0.0), *(Branch("root", c, 0.0) if p == "n00" else Branch(p, c, 0.0)
+                     for p, c in ((one.parent, one.child) for one in edges))]  # fmt: skip
+            true = divisions(whole, names)
+            found = divisions(tree, names)
+            assert all(side in true for side, one in found.items() if one.is_certain)
+            assert {name for name in names if any(name == one.child for one in tree)} == {*names}
+            assert tree[-1].child == "n00"  # The root.
+            assert all(0.5 < one.support <= 1 for one in found.values() if one.support is not None)
+            certain += sum(one.is_certain for one in found.values())
+            drawn_right += len(found.keys() & true.keys())
+            joined_right += len(divisions(joined, names).keys() & true.keys())
+            all_true += len(true)
+    assert certain > 0.3 * all_true
+    assert drawn_right > 0.6 * all_true
+    if drift:
+        assert drawn_right > joined_right
+
+
+def test_the_order_of_networks_changes_no_tree() -> None:
+    points, _ = trained(3, drift=0.1)
+    order = torch.randperm(20, generator=generator(5)).tolist()
+    tree, _, names = grown(points, [*range(20)])
+    again, _, _ = grown(points, order)
+    first, second = (divisions(one, names) for one in (tree, again))
+    assert {side: one.support for side, one in first.items()} == {side: one.support for side, one in second.items()}
+    for side, one in first.items():
+        assert second[side].length == pytest.approx(one.length, rel=1e-6, abs=1e-6)
+
+
+def test_doubt_is_written_next_to_a_branch() -> None:
+    lines = tree_lines([Branch("a", "b", 1.0, 0.75), Branch("a", "c", 2.0, 0.95), Branch("a", "d", 3.0)])
+    assert lines[1:] == ["├─ b  (1, uncertain: 75%)", "├─ c  (2)", "└─ d  (3)"]
+
+
 def family() -> dict[str, rg.Params]:
     """A base with two children, of which one was moved and has a child of its own; and a stranger."""
     steps = [drawn(WIDE, seed) for seed in range(5)]
@@ -72,6 +155,7 @@ def test_families_and_their_trees() -> None:
     lengths = path_lengths(list(tree), names)
     assert torch.allclose(lengths, found.distances[:4, :4].square(), rtol=0.2, atol=2e-3)
     assert lengths[2, 3] < lengths[0, 3]  # The grandchild hangs on its parent.
+    assert tree[-1].child == "base"
     with pytest.raises(ValueError, match="names of their own"):
         compare_many(["a", "a"], lambda a, b: rg.compare(networks["base"], networks["base"], WIDE))
 
@@ -128,6 +212,7 @@ def test_a_folder_of_networks(capsys: pytest.CaptureFixture[str]) -> None:
     main([*args, "--json"])
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert found["left_out"] == ["other.safetensors"]
+    assert {*found["trees"][0][0]} == {"parent", "child", "length", "support", "is_certain"}
     assert len(found["pairs"]) == 10
     names = {row["child"] for row in found["trees"][0]} | {row["parent"] for row in found["trees"][0]}
     assert {"base.safetensors", "grandchild.safetensors"} < names
@@ -154,6 +239,7 @@ def test_networks_with_more_outputs_join_a_family(capsys: pytest.CaptureFixture[
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert {"more.safetensors", "more noise.safetensors", "base.safetensors"} <= {*found["families"][0]}
     assert found["left_out"] == ["other.safetensors"]
+    assert {*found["trees"][0][0]} == {"parent", "child", "length", "support", "is_certain"}
     pairs = {(row["a"], row["b"]): row for row in found["pairs"]}
     assert pairs["base.safetensors", "more.safetensors"]["verdict"] == "descended"
     assert len(found["trees"][0]) >= 6

@@ -222,6 +222,15 @@ def test_the_page_on_flows_agrees_with_the_record_of_defaults(monkeypatch: pytes
         assert study.table(record, part) in page
 
 
+def test_the_page_on_transport_agrees_with_its_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    study = importlib.import_module("transport")
+    text = (ROOT / "docs" / "records" / "transport.jsonl").read_text("utf-8")
+    page = (ROOT / "docs" / "measurements" / "transport.md").read_text(encoding="utf-8")
+    for part in study.table([json.loads(line) for line in text.splitlines()]).split("\n\n"):
+        assert part.strip() in page
+
+
 def test_the_page_on_gauges_agrees_with_its_records(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     study = importlib.import_module("quantization")

@@ -75,7 +75,7 @@ class Lineages:
                 for one in lineage.averages
             ],
             "trees": [
-                [{"parent": one.parent, "child": one.child, "length": one.length} for one in tree]
+                [vars(one) | {"is_certain": one.is_certain} for one in tree]
                 for lineage in self.lineages
                 for tree in lineage.trees
             ],

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regauge.comparison.averages import Average, find_averages
 from regauge.comparison.comparison import Comparison
-from regauge.comparison.trees import Branch, join_neighbors
+from regauge.comparison.trees import Branch, grow_tree, join_neighbors
 from regauge.core.families import connected
 from regauge.core.progress import Progress, no_progress
 
@@ -32,7 +32,8 @@ class Lineage:
         families: Names of networks that are related, directly or by way of others, in their order; strangers alone.
         averages: The networks that are averages of others, by their weights or their provenance.
         trees: For each part of a family that is related without averages, of two or more, its branches; lengths are
-            squares of these relative distances. An average has no place in a tree: it descends from several.
+            squares of these relative distances. Where norms are known, branches have a support; see `grow_tree`. An
+            average has no place in a tree: it descends from several.
     """
 
     names: tuple[str, ...]
@@ -89,7 +90,7 @@ def compare_many(
             if found is not None:
                 pairs[first, second] = found
             advance()
-    squares = distances.clone()
+    squares, norms_of = distances.clone(), {name: list[float]() for name in names}
     known = [_balanced(found) for found in pairs.values()]
     norms = [norm for _, norm, _ in filter(None, known) if norm]
     size = sum(norms) / len(norms) if norms else 0.0
@@ -98,6 +99,8 @@ def compare_many(
         distance, relative = found.orbit_distance, found.relative_distance
         if all(known) and balanced is not None:
             distance, relative = balanced[0], balanced[0] / size if size else 0.0
+            norms_of[first].append(balanced[1])
+            norms_of[second].append(balanced[2])
         distances[i, j] = distances[j, i] = relative
         squares[i, j] = squares[j, i] = distance**2 if found.compared == 1 else torch.nan
     related = [pair for pair, found in pairs.items() if found.verdict in RELATED]
@@ -113,7 +116,10 @@ def compare_many(
             own = torch.tensor([names.index(name) for name in family])
             lengths = distances[own][:, own].square()
             lengths = lengths.where(~lengths.isnan(), lengths.nan_to_num().max())  # Relatives by way of others.
-            trees.append(tuple(join_neighbors(list(family), lengths)))
+            sizes = torch.tensor([max(norms_of[name], default=0.0) for name in family], dtype=torch.float64)
+            is_measured = len(family) > 3 and bool(sizes.min() > 0) and not distances[own][:, own].isnan().any()
+            tree = grow_tree(list(family), lengths, sizes) if is_measured else join_neighbors(list(family), lengths)
+            trees.append(tuple(tree))
     return Lineage(tuple(names), pairs, distances, tuple(families), averages, tuple(trees))
 
 

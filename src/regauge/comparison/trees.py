@@ -1,19 +1,46 @@
-"""Trees of networks: nearest common ancestors and the lengths of the branches between them."""
+"""Trees of networks: nearest common ancestors, the lengths of the branches between them, and how certain they are."""
 
+import itertools
+from collections import Counter
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Float64
+from scipy.optimize import nnls
 from torch import Tensor
+
+CERTAIN = 0.9
+"""Support from which a branch is certain: no branch with so much was wrong in the families that it was chosen on."""
+DRAWN = 0.5
+"""Support above which a branch is drawn: two such branches never contradict each other."""
+ROUNDS = 6
+"""Rounds of tree and drift at most."""
+CURVED = 8
+"""Networks from which the shared drift may be curved."""
 
 
 @dataclass(frozen=True)
 class Branch:
-    """A branch from an ancestor to a network or another ancestor; its length is in the unit of the distances."""
+    """A branch from an ancestor to a network or another ancestor.
+
+    Attributes:
+        parent: The end nearer to the root.
+        child: The other end.
+        length: In the unit of the distances.
+        support: The share of models of the family in which it divides the networks; None for branches to a single
+            network, which are in every tree, and where norms are not known.
+    """
 
     parent: str
     child: str
     length: float
+    support: float | None = None
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether nearly all models have it, or it is in every tree."""
+        return self.support is None or self.support >= CERTAIN
 
 
 def join_neighbors(names: list[str], distances: Float64[Tensor, "n n"]) -> list[Branch]:
@@ -53,8 +80,141 @@ def join_neighbors(names: list[str], distances: Float64[Tensor, "n n"]) -> list[
     return [*branches, Branch(nodes[1], nodes[0], max(0.0, float(known[0, 1])))]
 
 
+def grow_tree(names: list[str], squares: Float64[Tensor, "n n"], norms: Float64[Tensor, " n"]) -> list[Branch]:
+    """The branches of the tree on which several models of a family agree, with the share that has each of them.
+
+    Squared distances add up along a tree if steps are orthogonal. Trainings on one task share a drift: then
+    `d_ij = path_ij + |c(t_i) - c(t_j)|^2` for a curve c in a clock t. Squared norms are a clock, because training
+    lengthens networks; the first principal coordinate is another. A tree that spans the networks and the drift are
+    fitted in turn. Models differ in the clock, in the degree of the curve, in weights, and in whether a parent must be
+    earlier. Branches that more than half of them have make a tree. It hangs from the network with the smallest norm.
+    Lengths are those of the paths, without the drift.
+
+    Args:
+        names: The names of the networks, four at least, without repetition.
+        squares: Squared distances between all pairs, symmetric.
+        norms: Of the networks, in any unit.
+
+    References:
+        Prim (1957) for spanning trees, which are those of Chow and Liu (1968) where ancestors are among the networks;
+        Margush and McMorris (1981), Consensus n-trees, for the majority rule.
+    """
+    known = squares.double().numpy()
+    first = int(norms.argmin())
+    votes, models = Counter[frozenset[int]](), 0
+    pairs = np.triu_indices(len(names), 1)
+    for clock in (norms.double().square().numpy(), _first_coordinate(known, norms)):
+        degrees = (1, 2) if len(names) >= CURVED else (1,)
+        for degree, is_ordered, power in itertools.product(degrees, (False, True), (0.5, 1.0)):
+            drift = _drifts(clock, degree)[:, pairs[0], pairs[1]].T
+            votes.update(_fit_spanning(known, clock, drift, pairs, is_ordered=is_ordered, power=power, first=first))
+            models += 1
+    kept = {side: count / models for side, count in votes.items() if count > DRAWN * models}
+    drift = _drifts(norms.double().square().numpy(), degrees[-1])[:, pairs[0], pairs[1]].T
+    return _hang(names, known[pairs], pairs, drift, kept, first)
+
+
+def _first_coordinate(squares: np.ndarray, norms: Tensor) -> np.ndarray:
+    """The first principal coordinate of networks, from short to long ones."""
+    center = np.eye(len(squares)) - 1 / len(squares)
+    values, vectors = np.linalg.eigh(-center @ squares @ center / 2)
+    found: np.ndarray = vectors[:, -1] * np.sqrt(max(float(values[-1]), 0.0))
+    return found if found @ (norms - norms.mean()).numpy() >= 0 else -found
+
+
+def _drifts(clock: np.ndarray, degree: int) -> np.ndarray:
+    """Squared distances on curves of a degree, `[curves, n, n]`; positive sums of them are those on others."""
+    t = (clock - clock.mean()) / (clock.std() or 1.0)
+    line: np.ndarray = t[:, None] - t
+    if degree == 1:
+        return line[None] ** 2
+    bend = t**2 - t * (t**3).mean()
+    bent = bend[:, None] - bend
+    return np.stack([line**2, bent**2, (line + bent) ** 2, (line - bent) ** 2])
+
+
+def _fit_spanning(
+    squares: np.ndarray,
+    clock: np.ndarray,
+    drift: np.ndarray,
+    pairs: tuple[np.ndarray, ...],
+    *,
+    is_ordered: bool,
+    power: float,
+    first: int,
+) -> set[frozenset[int]]:
+    """The divisions by the spanning tree that fits best, each as the side without the first network."""
+    wanted, rest = squares[pairs], squares.copy()
+    weights = np.maximum(wanted, 1e-12 * wanted.max() + 1e-300) ** -power
+    best, least, seen = np.zeros((0, len(squares)), bool), np.inf, set[bytes]()
+    for _ in range(ROUNDS):
+        below = _span(rest, clock if is_ordered else None)
+        if below.tobytes() in seen:
+            break
+        seen.add(below.tobytes())
+        table = np.hstack([below[:, pairs[0]].T != below[:, pairs[1]].T, drift])
+        lengths, misfit = nnls(table * weights[:, None], wanted * weights)
+        if misfit < least - 1e-9 * abs(misfit):
+            best, least = below, misfit
+        rest[pairs] = wanted - drift @ lengths[len(below) :]
+        rest.T[pairs] = rest[pairs]
+    sides = best ^ best[:, first : first + 1]
+    return {frozenset(np.flatnonzero(side).tolist()) for side in sides if 1 < side.sum() < len(squares) - 1}
+
+
+def _span(squares: np.ndarray, clock: np.ndarray | None) -> np.ndarray:
+    """The nearest spanning tree: for each of its branches, which networks are beyond it, `[n - 1, n]`.
+
+    With a clock each network but the first is joined to the nearest one before it.
+    """
+    count = len(squares)
+    order = [0] if clock is None else np.argsort(clock, kind="stable").tolist()
+    parents = dict[int, int]()
+    while len(parents) < count - 1:
+        if clock is None:
+            absent = [k for k in range(count) if k not in parents and k]
+            near = squares[np.ix_(order, absent)]
+            i, j = divmod(int(near.argmin()), len(absent))
+            parents[absent[j]] = order[i]
+            order.append(absent[j])
+        else:
+            k = len(parents) + 1
+            parents[order[k]] = order[int(squares[order[k], order[:k]].argmin())]
+    below = np.eye(count, dtype=bool)
+    for child, parent in reversed(parents.items()):
+        below[parent] |= below[child]
+    return below[sorted(parents)]
+
+
+def _hang(
+    names: list[str],
+    squares: np.ndarray,
+    pairs: tuple[np.ndarray, ...],
+    drift: np.ndarray,
+    sides: dict[frozenset[int], float],
+    first: int,
+) -> list[Branch]:
+    """A tree of divisions that do not contradict each other, with the lengths that fit best next to the drift."""
+    count = len(names)
+    nodes = [frozenset(range(count)), *sorted(sides, key=len, reverse=True)]
+    called = {node: f"ancestor {len(nodes) - k}" for k, node in enumerate(nodes)}
+    ends = [*nodes[1:], *(frozenset([k]) for k in range(count))]
+    table = np.array([[k in end for k in range(count)] for end in ends])
+    lengths, _ = nnls(np.hstack([table[:, pairs[0]].T != table[:, pairs[1]].T, drift]), squares)
+    branches = []
+    for end, length in zip(ends, lengths[: len(ends)], strict=True):
+        parent = min((node for node in nodes if end <= node and end != node), key=len)
+        child = called[end] if end in called else names[min(end)]
+        branches.append(Branch(called[parent], child, float(length), sides.get(end)))
+    # The last branch names the root.
+    return sorted(branches, key=lambda one: (one.parent == called[nodes[0]], one.child == names[first]))
+
+
 def tree_lines(branches: list[Branch]) -> list[str]:
-    """A tree as text: each network or ancestor below the one that it hangs on, with the length of its branch."""
+    """A tree as text: each network or ancestor below the one that it hangs on, with the length of its branch.
+
+    Branches that are not certain have their support next to it.
+    """
     children: dict[str, list[Branch]] = {}
     for branch in branches:
         children.setdefault(branch.parent, []).append(branch)
@@ -65,7 +225,8 @@ def tree_lines(branches: list[Branch]) -> list[str]:
         own = sorted(children.get(name, []), key=lambda branch: branch.length)
         for k, branch in enumerate(own):
             is_last = k == len(own) - 1
-            result.append(f"{indent}{'└' if is_last else '├'}─ {branch.child}  ({branch.length:.3g})")
+            doubt = "" if branch.is_certain else f", uncertain: {branch.support:.0%}"
+            result.append(f"{indent}{'└' if is_last else '├'}─ {branch.child}  ({branch.length:.3g}{doubt})")
             result += lines(branch.child, indent + ("   " if is_last else "│  "))
         return result
 

@@ -32,7 +32,10 @@ def shares_figure(layers: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 def tree_figure(branches: Sequence[Mapping[str, Any]]) -> Figure:
-    """A tree with branches from left to right, as long as they are, and the name of each network at its place."""
+    """A tree with branches from left to right, as long as they are, and the name of each network at its place.
+
+    Branches that are not certain are dotted.
+    """
     children: dict[str, list[Mapping[str, Any]]] = {}
     for branch in branches:
         children.setdefault(branch["parent"], []).append(branch)
@@ -55,7 +58,8 @@ def tree_figure(branches: Sequence[Mapping[str, Any]]) -> Figure:
         axes = figure.add_subplot()
         for branch in branches:
             (x, y), (end, level) = places[branch["parent"]], places[branch["child"]]
-            axes.plot([x, x, end], [y, level, level], color=COLORS[1], linewidth=1.8, solid_joinstyle="round")
+            style = "-" if branch.get("is_certain", True) else ":"
+            axes.plot([x, x, end], [y, level, level], style, color=COLORS[1], linewidth=1.8, solid_joinstyle="round")
         for name, (x, y) in places.items():
             if not name.startswith("ancestor "):
                 axes.plot([x], [y], "o", color=COLORS[0], markersize=5)
