@@ -250,7 +250,7 @@ def test_by_default_others_take_the_place_of_removed_units(name: str) -> None:
     assert errors["default"] == errors["output"] == min(errors.values())
     alone, by_magnitude = (rg.prune(module.state_dict(), symmetry, share=0.5, criterion=c) for c in (None, Magnitude()))
     assert all(torch.equal(alone.params[key], by_magnitude.params[key]) for key in alone.params)
-    assert "with data those go that others can stand in for" in str(alone)
+    assert "With data, units are removed that others can replace" in str(alone)
     assert "with data" not in str(by_magnitude)
 
 
