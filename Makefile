@@ -83,7 +83,7 @@ $(STAMP): pyproject.toml papers/pyproject.toml constraints.txt
 
 # Cases of other tools on regauge; PEERS is a folder with their checkouts.
 judges: $(STAMP)
-	for peer in mergekit peft torch_pruning git_re_basin brevitas c2m3 nfn dwsnets neural_graphs scalegmn posteriors laplace_torch; do $(BIN)/python judges/$$peer.py || exit 1; done
+	for peer in $(notdir $(basename $(shell grep -l '^PEER = Peer' judges/*.py))); do $(BIN)/python judges/$$peer.py || exit 1; done
 	$(BIN)/python judges/page.py
 
 clean:

@@ -15,7 +15,7 @@ Its tests are of training, configuration and storage, with no network that is ma
 
 import importlib
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import permutations
 from pathlib import Path
@@ -24,8 +24,9 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import torch
-from judge import Case, Failed, Peer, absent, judge
-from torch import Tensor, nn
+from judge import Case, Peer, absent, judge
+from specifications import Specification, build, compare_axes, judged, random_params
+from torch import nn
 
 import regauge as rg
 
@@ -85,166 +86,59 @@ def cases(checkout: Path) -> Iterable[Case]:
     vit = partial(nets["vit"].ViT, image_size=32, patch_size=4, num_classes=10, dim=48, depth=6, heads=1, dim_head=24,
                   mlp_dim=64)  # fmt: skip
     models.append(("vit", specs.ViTPermutationSpecBuilder(6).create_permutation_spec, vit, CIFAR))
-    for name, spec, build, shape in models:
-        yield Case(f"spec: {name}", partial(compare_spec, spec, build, shape))
+    for name, spec, make, shape in models:
+        yield Case(f"spec: {name}", partial(compare_spec, spec, make, shape))
     small = {"mlp, width 32", "resnet20, ln, width 1"}  # Its matrices of the CNN have 18,432 rows.
-    for name, spec, build, _ in models:
+    for name, spec, make, _ in models:
         if name in small:
-            yield Case(f"matching: {name}, two networks", partial(compare_two, pairs, spec, build))
+            yield Case(f"matching: {name}, two networks", partial(compare_two, pairs, spec, make))
             for kind in ("three networks", "three permuted copies"):
-                yield Case(f"matching: {name}, {kind}", partial(compare_many, sync, spec, build, kind))
+                yield Case(f"matching: {name}, {kind}", partial(compare_many, sync, spec, make, kind))
 
 
-def compare_spec(spec: Callable[[], Any], build: Callable[[], nn.Module], shape: tuple[int, ...]) -> str | None:
+def compare_spec(spec: Callable[[], Any], make: Callable[[], nn.Module], shape: tuple[int, ...]) -> str | None:
     """Compare the permutations of a specification with the groups that regauge finds."""
-    model = _build(build, 0).eval()
-    known = model.state_dict()
-    wanted = {}
-    for perm, axes in spec().perm_to_layers_and_axes.items():
-        if absent := [name for name, _ in axes if name not in known]:
-            raise Failed(f"the model has no {absent[0]}, which {perm} moves")
-        wanted[perm] = frozenset(axes)
-    symmetry = rg.discover(model, (torch.randn(shape, generator=torch.Generator().manual_seed(0)),))
-    found = {
-        frozenset((p.parameter, p.axis) for p in group.placements): group
-        for group in symmetry.groups
-        if group.has_order
-    }
-    matrices = [
-        frozenset((p.parameter, p.axis) for p in group.placements)
-        for group in symmetry.groups
-        if group.matrix != "none"
-    ]
-    notes: dict[str, None] = {}
-    for perm, axes in wanted.items():
-        if axes in found:
-            continue
-        if axes in matrices:
-            notes["matrices act where the specification has permutations"] = None
-            continue
-        near = max([*found, *matrices], key=lambda other: len(other & axes), default=frozenset())
-        text = f"{perm} moves {_short(axes - near)} and not {_short(near - axes)}, unlike regauge"
-        raise Failed(f"{text}; {_effect(model, shape, perm, axes)}")
-    if len(found) > len(wanted):
-        notes["regauge also has groups that the specification leaves out"] = None
-    return "; ".join(notes) or None
+    inputs = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    return compare_axes(build(make, 0), inputs, _axes(spec()))
 
 
-def _effect(model: nn.Module, shape: tuple[int, ...], perm: str, axes: Iterable[tuple[str, int]]) -> str:
-    """The change of the outputs by a random order of a permutation of the specification, in float64."""
-    model = model.double()
-    inputs = torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    params = {
-        name: t + 0.1 * torch.randn(t.shape, generator=torch.Generator().manual_seed(k), dtype=t.dtype)
-        if t.is_floating_point() and "running" not in name
-        else t
-        for k, (name, t) in enumerate(model.state_dict().items())
-    }
-    moved = dict(params)
-    for name, axis in axes:
-        order = torch.randperm(params[name].shape[axis], generator=torch.Generator().manual_seed(2))
-        moved[name] = moved[name].index_select(axis, order)
-    first, second = (torch.func.functional_call(model, one, (inputs,)) for one in (params, moved))
-    change = float((first - second).abs().max() / first.abs().max())
-    return f"a random order of {perm} changes the outputs by {change:.2g} of their largest entry"
-
-
-def compare_two(pairs: Any, spec: Callable[[], Any], build: Callable[[], nn.Module]) -> str | None:
+def compare_two(pairs: Any, make_spec: Callable[[], Any], make: Callable[[], nn.Module]) -> str | None:
     """Match two networks by both, and compare the inner products of what they reach."""
-    spec = spec()
-    params_a, params_b = (_random(build, seed) for seed in (0, 1))
+    whole = make_spec()
+    spec = _axes(whole)
+    params_a, params_b = (random_params(make, seed) for seed in (0, 1))
     torch.manual_seed(0)
-    perms = pairs.weight_matching(spec, params_a, params_b)
-    theirs = inner(spec, [params_a, _permuted(spec, params_b, perms)])
-    ours = inner(spec, [params_a, rg.align(params_a, params_b, _symmetry(spec, params_a),
-                                           generator=torch.Generator().manual_seed(0)).params])  # fmt: skip
-    return _judged(inner(spec, [params_a, params_b]), theirs, ours, None)
+    theirs = spec.inner([params_a, spec.permuted(params_b, pairs.weight_matching(whole, params_a, params_b))])
+    generator = torch.Generator().manual_seed(0)
+    ours = rg.align(params_a, params_b, spec.symmetry(params_a), generator=generator).params
+    return judged(spec.inner([params_a, params_b]), theirs, spec.inner([params_a, ours]), None)
 
 
-def compare_many(sync: Any, spec: Callable[[], Any], build: Callable[[], nn.Module], kind: str) -> str | None:
+def compare_many(sync: Any, make_spec: Callable[[], Any], make: Callable[[], nn.Module], kind: str) -> str | None:
     """Match three networks at once by both, and compare the sum over all pairs."""
-    spec = spec()
-    networks = {name: _random(build, seed) for seed, name in enumerate("abc")}
+    whole = make_spec()
+    spec = _axes(whole)
+    networks = {name: random_params(make, seed) for seed, name in enumerate("abc")}
     best = None
     if kind == "three permuted copies":
-        best = inner(spec, [networks["a"]] * 3)
+        best = spec.inner([networks["a"]] * 3)
         for seed, name in enumerate("bc"):
-            sizes = {
-                perm: networks["a"][axes[0][0]].shape[axes[0][1]] for perm, axes in spec.perm_to_layers_and_axes.items()
-            }
-            generator = torch.Generator().manual_seed(seed)
-            orders = {perm: torch.randperm(n, generator=generator) for perm, n in sizes.items()}
-            networks[name] = _permuted(spec, networks["a"], orders)
+            networks[name] = spec.permuted(networks["a"], spec.orders(networks["a"], seed))
     perms, _ = sync.frank_wolfe_synchronized_matching(
-        networks, spec, list(networks), sorted(permutations(networks, 2)), 15, "identity", device="cpu"
+        networks, whole, list(networks), sorted(permutations(networks, 2)), 15, "identity", device="cpu"
     )
     # Its permutations lead from the universe to a network: the inverse brings the network there.
     moved = [
-        _permuted(spec, one, {p: order.argsort() for p, order in perms[name].items()}) for name, one in networks.items()
+        spec.permuted(one, {p: order.argsort() for p, order in perms[name].items()}) for name, one in networks.items()
     ]
-    theirs = inner(spec, moved)
-    many = rg.align_many(
-        list(networks.values()), _symmetry(spec, networks["a"]), generator=torch.Generator().manual_seed(0)
-    )
-    ours = inner(spec, list(many.params))
-    return _judged(inner(spec, list(networks.values())), theirs, ours, best)
+    theirs = spec.inner(moved)
+    generator = torch.Generator().manual_seed(0)
+    many = rg.align_many(list(networks.values()), spec.symmetry(networks["a"]), generator=generator)
+    return judged(spec.inner(list(networks.values())), theirs, spec.inner(list(many.params)), best)
 
 
-def _judged(first: float, theirs: float, ours: float, best: float | None) -> str | None:
-    text = f"inner products: {first:.6g} as given, {theirs:.6g} by the peer, {ours:.6g} by regauge"
-    if not ours - first >= 0.999 * (theirs - first):
-        raise Failed(text)
-    if best is not None and not ours >= (1 - 1e-6) * best:
-        raise Failed(f"{text}; the permutations would give {best:.6g}")
-    return text if abs(ours - theirs) > 1e-3 * abs(theirs - first) else None
-
-
-def inner(spec: Any, networks: list[Mapping[str, Tensor]]) -> float:
-    """The sum of inner products of all pairs of networks over the tensors that have a permutation."""
-    names = [n for n, perms in spec.layer_and_axes_to_perm.items() if any(perms) and n in networks[0]]
-    return float(sum(
-        (a[name].double() * b[name].double()).sum()
-        for k, a in enumerate(networks) for b in networks[:k] for name in names if a[name].is_floating_point()
-    ))  # fmt: skip
-
-
-def _symmetry(spec: Any, params: Mapping[str, Tensor]) -> rg.Symmetry:
-    """The symmetry that a specification says, by hand."""
-    axes = {
-        name: (*perms[: params[name].ndim], *[None] * (params[name].ndim - len(perms)))
-        for name, perms in spec.layer_and_axes_to_perm.items()
-        if name in params and params[name].ndim and any(perms)
-    }
-    return rg.Symmetry.from_axes(axes, kinds=dict.fromkeys(spec.perm_to_layers_and_axes, "permutation"))
-
-
-def _permuted(spec: Any, params: Mapping[str, Tensor], orders: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    moved = dict(params)
-    for perm, axes in spec.perm_to_layers_and_axes.items():
-        for name, axis in axes:
-            moved[name] = moved[name].index_select(axis, orders[perm].long())
-    return moved
-
-
-def _build(build: Callable[[], nn.Module], seed: int) -> nn.Module:
-    torch.manual_seed(seed)
-    return build()
-
-
-def _random(build: Callable[[], nn.Module], seed: int) -> dict[str, Tensor]:
-    """Values as the peer draws them, with noise where it starts with constants."""
-    params = {name: tensor.detach().clone() for name, tensor in _build(build, seed).state_dict().items()}
-    generator = torch.Generator().manual_seed(seed)
-    return {
-        name: t + 0.1 * torch.randn(t.shape, generator=generator).abs() if t.is_floating_point() and t.ndim == 1 else t
-        for name, t in params.items()
-    }
-
-
-def _short(axes: Iterable[tuple[str, int]]) -> str:
-    listed = sorted(axes)
-    more = f" and {len(listed) - 3} more" if len(listed) > 3 else ""
-    return ", ".join(f"axis {axis} of {name}" for name, axis in listed[:3]) + more if listed else "nothing"
+def _axes(spec: Any) -> Specification:
+    return Specification({perm: tuple(axes) for perm, axes in spec.perm_to_layers_and_axes.items()})
 
 
 def _stand_in(name: str) -> Any:

@@ -19,6 +19,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import MappingProxyType, ModuleType
@@ -158,9 +159,19 @@ def judge(
 
 
 def declare_torchvision() -> None:
-    """Declare the operators that torchvision looks for at its import, where its library for GPUs cannot be loaded."""
+    """Declare the operators that torchvision looks for at its import, where its library for GPUs cannot be loaded.
+
+    Its RegNets, which compute their widths with tensors, can then be built without values.
+    """
     for name in ("nms", "qnms"):
         torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    blocks = importlib.import_module("torchvision.models.regnet").BlockParams
+    blocks.from_init_params = partial(_on_cpu, blocks.from_init_params)
+
+
+def _on_cpu(function: Any, *args: Any, **kwargs: Any) -> Any:
+    with torch.device("cpu"):
+        return function(*args, **kwargs)
 
 
 def read_rows(path: Path) -> list[Row]:

@@ -9,7 +9,10 @@ from pathlib import Path
 from judge import RECORDS, Row, read_rows
 
 PAGE = Path(__file__).parent.parent / "docs" / "judges.md"
-KINDS = ("recipe", "refused", "example", "model", "test", "spec", "matching")
+KINDS = (
+    "recipe", "refused", "example", "same", "law", "moved", "phases", "reads", "control", "model", "test", "spec",
+    "matching", "Awq", "SmoothQuant", "SpinQuant", "graph", "copy", "merge", "similar", "dissimilar",
+)  # fmt: skip
 """Words that names of cases begin with."""
 HEAD = """# Judged by others
 
@@ -68,8 +71,7 @@ def _section(rows: list[Row]) -> list[str]:
 def _kind(row: Row) -> str:
     """The first word of a case's name; cases without such words are all of one kind."""
     start = row.case.partition(":")[0].partition(" ")[0]
-    known = ("recipe", "refused", "example", "same", "law", "moved", "phases", "reads", "control")
-    return start if start in known or start.endswith(".py") else "tests" if ".py::" in start else "adapters"
+    return start if start in KINDS or start.endswith(".py") else "tests" if ".py::" in start else "cases"
 
 
 def _note(reason: str) -> str:
