@@ -146,7 +146,7 @@ class ByFiles(Tiny):
         return root
 
     def run(self, module: nn.Module) -> list[Tensor]:
-        """What the model puts out that is loaded from these layers."""
+        """Run the model that is loaded from these layers."""
         from safetensors.torch import save_file
 
         with tempfile.TemporaryDirectory() as folder:

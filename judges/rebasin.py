@@ -5,8 +5,8 @@
 A case passes if
 
 - model: each permutation that the peer's `PermutationInitializer` leaves free on a model of its list is a group of
-  regauge that reorders exactly its axes, or it changes the outputs (three of these are tried in float64, one of a model
-  of more than 30 million values). Running statistics are not moved by the peer but computed anew;
+  regauge that reorders exactly its axes, or it changes the outputs (two of these are tried in float64). Running
+  statistics are not moved by the peer but computed anew;
 - test: its own test passes with `rg.align` in the place of `PermutationCoordinateDescent`, the function in float64
   stays within 1e-9, and the inner product is at least that which the peer reaches, but for 1 in 1,000;
   both have the peer's permutations. `test_merge_many_large_mlp` is the same as `test_merge_many`, in large.
@@ -35,8 +35,14 @@ PEER = Peer(
     ("torchview==0.2.7", "torchvision==0.29.1", "pillow==13.0.0"),
     ("graphviz", "tqdm", "scipy", "pytest"),
 )
-LARGE = 30e6
-EXPLAINED: dict[str, str] = {}
+TRIED = 2
+"""Permutations of a model whose effect is measured, of those that are no groups of regauge."""
+EXPLAINED = {
+    "test: test_merge_many.py::test_merge_many": (
+        "both climb coordinate by coordinate and end in a local optimum; of these layers of five units the "
+        "peer's, in a random order, is the higher one"
+    )
+}
 """Sentences for cases that do not pass."""
 DESCENT = "tests.test_permutation_coordinate_descent"
 TESTS = {
@@ -74,14 +80,12 @@ def compare_model(initializer: Any, make: Any) -> str | None:
     names = {name for name, _ in model.named_parameters()}
     others, notes = unlike(model, inputs, spec, lambda name: name not in names)
     if others:
-        # One more of these than regauge has would leave the function as it is; large models are tried once.
-        tried = 1 if sum(p.numel() for p in model.parameters()) > LARGE else 3
         model, inputs = make().eval(), torch.zeros(inputs.shape)
-        changes = {perm: effect(model, inputs, axes) for perm, (axes, _) in list(others.items())[:tried]}
+        changes = {perm: effect(model, inputs, axes) for perm, (axes, _) in list(others.items())[:TRIED]}
         least = min(changes, key=lambda perm: changes[perm])
         axes, near = others[least]
         text = f"{least} moves {short(axes - near)} and not {short(near - axes)}, unlike regauge"
-        if changes[least] < 1e-3:
+        if changes[least] <= 1e-9:
             raise Failed(f"{text}, and changes the outputs by {changes[least]:.2g} only")
         notes.append(
             f"{len(others)} of its {len(spec.axes)} permutations change the function, and regauge has none of them"
@@ -94,7 +98,8 @@ def specification(found: Any, model: nn.Module) -> Specification:
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     return Specification({
         f"permutation {k}": tuple(dict.fromkeys((names[id(one.parameter_b)], one.axis) for one in infos))
-        for k, (_, infos) in enumerate(found.model_graph.permutation_to_info)
+        for k, (perm, infos) in enumerate(found.model_graph.permutation_to_info)
+        if len(perm) > 1
     })  # fmt: skip
 
 

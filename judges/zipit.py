@@ -149,8 +149,9 @@ def find_copy(merger: Any, make: Callable[[], nn.Module], graph: Any, pixels: in
     apart = max(float((theirs[1][name] - first[name]).abs().max()) for name in spec.names)
     note = None if apart <= 1e-4 else f"the peer leaves a distance of {apart:.2g}"
     symmetry = rg.discover(model, (data[:2],))
-    method = rg.ActivationMatching(rg.Task(model, [(data, None)], has_targets=False))
-    ours = rg.align(first, second, symmetry, method=method, generator=torch.Generator().manual_seed(0)).params
+    task = rg.Task(model, [(data, None)], has_targets=False)
+    method, generator = rg.ActivationMatching(scales="keep"), torch.Generator().manual_seed(0)
+    ours = rg.align(first, second, symmetry, method=method, task=task, generator=generator).params
     far = max(float((ours[name] - first[name]).abs().max()) for name in spec.names)
     if not far <= 1e-6:
         raise Failed(f"regauge leaves a distance of {far:.2g}; the peer {apart:.2g}")
