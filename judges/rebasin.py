@@ -87,9 +87,7 @@ def compare_model(initializer: Any, make: Any) -> str | None:
         text = f"{least} moves {short(axes - near)} and not {short(near - axes)}, unlike regauge"
         if changes[least] <= 1e-9:
             raise Failed(f"{text}, and changes the outputs by {changes[least]:.2g} only")
-        notes.append(
-            f"{len(others)} of its {len(spec.axes)} permutations change the function, and regauge has none of them"
-        )
+        notes.append(f"{len(others)} of its permutations are no groups of regauge; those tried change the outputs")
     return "; ".join(notes) or None
 
 
