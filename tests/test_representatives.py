@@ -12,11 +12,14 @@ from translation_nets import NETS, Stream, gap, generator, network, outputs, str
 
 import regauge as rg
 from regauge import weightspace as ws
+from regauge.alignment import representatives
+from regauge.alignment.methods import weight_matching
 from regauge.checkpoints import load_alignment
 from regauge.comparison import fingerprint
 from regauge.core.behind_gains import lift, lower
 from regauge.core.interpolation import distance, interpolate
 from regauge.core.params import Params
+from regauge.core.rotations import keeping_ones
 
 EVERY = (*UNROTATED, "rotation")
 """All parts of an element."""
@@ -124,6 +127,39 @@ def test_an_element_moves_the_second_network_to_what_is_returned(name: str) -> N
     found = rg.align(params, far, symmetry)
     assert found.element.translation
     assert gap(found.symmetry.act(found.element, far), found.params) == 0
+
+
+def test_copies_that_one_climb_misses_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By further climbs from random elements; those of strangers are not tried."""
+    _, _, symmetry, params = case("linear layers")
+
+    def align(second: Params) -> tuple[float, int]:
+        found = rg.align(params, second, symmetry)
+        return gap(found.params, params), len(found.starts)
+
+    copies = [symmetry.act(symmetry.random(generator(seed)), params) for seed in range(8)]
+    found = [align(copy) for copy in copies]
+    assert max(far for far, _ in found) < 1e-4
+    assert max(starts for _, starts in found) > 1
+    assert align(stranger(params, symmetry, 0.5))[1] == 1
+    monkeypatch.setattr(weight_matching, "TRIES", 0)
+    assert max(far for far, _ in map(align, copies)) > 0.1
+
+
+def test_a_copy_is_rotated_although_orders_explain_nearly_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, _, symmetry, params = case("means")
+    (stream_name,) = symmetry.rotatable
+    x = torch.randn(5, 5, generator=generator(0), dtype=torch.float64)
+    small = keeping_ones(torch.linalg.matrix_exp(0.05 * (x - x.mT)))
+    copy = symmetry.act(symmetry.identity().rotated({stream_name: small}), params)
+    assert gap(copy, params) > 0.01
+    assert gap(rg.align(params, copy, symmetry).params, params) < 1e-6
+    rounded = symmetry.act(symmetry.random(generator(2), ("permutation", "translation")), params)
+    found = rg.align(params, {name: t.bfloat16().double() for name, t in rounded.items()}, symmetry)
+    assert len(found.starts) == 1
+    assert not found.element.rotation
+    monkeypatch.setattr(representatives, "are_isometric", lambda symmetry, a, b: torch.zeros(1, dtype=torch.bool))
+    assert gap(rg.align(params, copy, symmetry).params, params) > 0.01
 
 
 @pytest.mark.parametrize("name", NETS)

@@ -12,11 +12,11 @@ from typing import Any, Generic, Literal, TypeVar, get_args
 import torch
 from torch import Tensor
 
-from regauge.alignment.engine.frames import Frame, FramedProblem, Scales
+from regauge.alignment.engine.frames import Frame, FramedProblem, Scales, are_isometric
 from regauge.alignment.engine.paired_networks import dots
 from regauge.alignment.engine.refit import is_near_copy, refit, squared_distances
 from regauge.alignment.method import Method
-from regauge.alignment.methods.weight_matching import WeightMatching
+from regauge.alignment.methods.weight_matching import MISSED, WeightMatching
 from regauge.alignment.problem import ManyProblem, Problem, batch_of_one
 from regauge.alignment.result import ManyResult, Results, join
 from regauge.core.balance import has_balance
@@ -227,7 +227,10 @@ def _choose(symmetry: Symmetry, problem: Problem, rotate: Rotate) -> RotationCho
             torch.stack([dots(u[name], v[name]) for name in shared]).sum(0)
             for u, v in ((frame.a, frame.a), (moved, moved), (frame.a, moved))
         )
-        return (x, y, both), (known, frame)
+        # A rotated copy, of which orders explain more or less.
+        is_copy = are_isometric(on_representatives(symmetry, symmetry.rotatable), frame.a, frame.b)
+        is_missed = x + y - 2 * both > 2 * MISSED * x
+        return (x, y, torch.where(is_copy & is_missed, 0.0, both)), (known, frame)
 
     choice = RotationChoice.of(symmetry, (problem.a, problem.b), rotate, explain)
     size = (problem.pairs,)

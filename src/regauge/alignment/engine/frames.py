@@ -180,6 +180,17 @@ class FramedProblem(Problem):
         return replace(self, a=select(self.a, rows), b=select(self.b, rows), frame=frame)
 
 
+def are_isometric(symmetry: Symmetry, a: Tensors, b: Tensors) -> Bool[Tensor, " pair"]:
+    """Whether orders, signs and rotations may make balanced networks of each pair equal, by sums that these keep."""
+    result = torch.ones(len(next(iter(b.values()))), dtype=torch.bool)
+    for name, sites in symmetry.sites.items():
+        is_rotated = any(site.group.matrix != "none" for site in sites)
+        for power in ((2,) if is_rotated else (2, 4)) if name in a else ():
+            one, other = (t[name].double().pow(power).flatten(1).sum(1).cpu() for t in (a, b))
+            result &= (one - other).abs() <= power * EQUAL_TENSORS * one
+    return result
+
+
 def notes_on(rigid: Mapping[str, Tensor]) -> tuple[str, ...]:
     """A sentence about each group that was left as it is in some pairs, by what `Balance` says."""
     result = []

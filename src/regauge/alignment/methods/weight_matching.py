@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from regauge.alignment.engine.climbs import Climbs, Fallback, climb, ladder, portions, side_by_side
-from regauge.alignment.engine.frames import Frame, Scales, match_frames
+from regauge.alignment.engine.frames import Frame, Scales, are_isometric, match_frames
+from regauge.alignment.engine.paired_networks import norms
 from regauge.alignment.engine.refit import refit_near_copies
 from regauge.alignment.method import Method
 from regauge.alignment.problem import Problem
@@ -18,6 +19,11 @@ from regauge.core.classes import class_labels
 from regauge.core.element import Element, concatenate, materialize
 from regauge.core.families import Tensors
 from regauge.core.symmetry import Symmetry
+
+TRIES = 32
+"""Most further climbs of a copy of the first network that the first climb has missed."""
+MISSED = 1e-4
+"""A copy is missed if its objective lacks more than this share of its largest value. Rounding to 16 bits lacks less."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +45,8 @@ class WeightMatching(Method):
     Departures from the paper. The first costs use the barycenter of what is not known yet, best anchored group first:
     this recovers planted permutations of residual networks, and a start from the identity does not. Rotations come
     first, by values that no other group changes (`regauge.alignment.engine.first_rotations`). Groups are visited in a
-    fixed order and only when a neighbor moved. Buffers move but do not count.
+    fixed order and only when a neighbor moved. Buffers move but do not count. Copies of the first network, which
+    norms and fourth powers tell, begin again at random elements until they are found.
 
     Attributes:
         start: Begin at the "barycenter", or at the "identity" as published. The identity is tried whenever the result
@@ -113,6 +120,7 @@ class WeightMatching(Method):
         initial, is_from_barycenter = frame.identity_objective(), init is None and self.start == "barycenter"
         climbs = [self._climb(frame, frame.a, frame.b, init, is_from_barycenter=is_from_barycenter)]
         climbs += self._climbs(frame, restarts)
+        climbs += self._climb_copies(frame, climbs)
 
         def from_identity(rows: Tensor, *, is_from_original: bool) -> Climbs:
             part = frame.rows(rows)
@@ -134,6 +142,25 @@ class WeightMatching(Method):
             moved=best.moved,
             notes=frame.notes,
         )
+
+    def _climb_copies(self, frame: Frame, climbs: Sequence[Climbs]) -> list[Climbs]:
+        """Further climbs from random elements, until those pairs are equal whose values tell that they may be."""
+        most = torch.stack([norms(frame.a[name]) * norms(frame.b[name]) for name in frame.a]).sum(0)
+        reached = torch.stack([one.objective for one in climbs]).amax(0)
+        rows = ((reached < (1 - MISSED) * most) & climbs[0].is_converged).nonzero().flatten()
+        if len(rows):
+            few = frame.rows(rows)
+            rows = rows[are_isometric(few.symmetry, few.a, few.b)]
+        found: list[Climbs] = []
+        chance = torch.Generator().manual_seed(0)  # the same for each pair, whatever the others are
+        while len(rows) and len(found) < TRIES:
+            part = frame.rows(rows)
+            drawn = part.symmetry.random(chance, ("permutation", "sign", "linear"))
+            start = _isometric(part.symmetry, drawn, len(rows))
+            found.append(climbs[0].but(rows, self._climb(part, part.a, part.b, start)))
+            reached = torch.maximum(reached, found[-1].objective)
+            rows = rows[reached[rows] < (1 - MISSED) * most[rows]]
+        return found
 
     def _climbs(self, frame: Frame, starts: Sequence[Element]) -> list[Climbs]:
         """One climb from each start; those of a single pair run as one batch."""
