@@ -69,15 +69,16 @@ def open_transformers(name: str, folder: str) -> rg.hub.Model:
 
     kind, architecture = name.split("/")
     model, lack = None, None
-    ways = (tiny, own_keys, whole_lists, partial(divided, 16), partial(divided, 8), partial(divided, 4))
+    ways = (tiny, own_keys, whole_lists, partial(divided, 16), partial(divided, 8), partial(divided, 4), shallow)
     for shrink in ways:
         try:
             config = small_configuration(CONFIG_MAPPING[kind], shrink)
             config.architectures = [architecture]
             config.save_pretrained(folder)
             found = rg.open_model(folder, values="always", verify=True, retrace=True)
-            if sum(p.numel() for p in found.blank.parameters()) > MOST:
-                raise NotBuilt(f"more than {MOST} parameters")
+            most = LARGEST if shrink is shallow else MOST
+            if sum(p.numel() for p in found.blank.parameters()) > most:
+                raise NotBuilt(f"more than {most} parameters")
             is_running = not found.built.lack
         except Exception as error:
             if is_bug(error):
@@ -168,6 +169,16 @@ def divided(factor: int, settings: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, dict) and "mrope_section" in value:
             small[name] = value | {"mrope_section": [v // factor for v in value["mrope_section"]]}
     return small
+
+
+def shallow(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with fewer layers and a smaller vocabulary, and with all widths as they are."""
+    small, words = tiny(settings), ("layer", "depth", "vocab", "num_blocks")
+    return {
+        name: value
+        for name, value in small.items()
+        if name == "layer_types" or (any(word in name for word in words) and not isinstance(value, list))
+    }
 
 
 def is_kept_small(name: str, value: Any) -> bool:

@@ -2,31 +2,38 @@
 
 `torch.export` knows no values, so that it stops where Python code takes a number out of a tensor. Where that tensor
 comes from whole numbers that the model is given, and from nothing that is learned or measured, the example inputs say
-what it is: the model is exported with their values, and every number in the program is what it is for them.
+what it is: beside every tensor of the program that follows from them its value is computed, and every number that
+Python code takes out, and every index whose length depends on values, is what it is for them.
 """
 
-from collections.abc import Collection, Iterator
+import functools
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, TypeAlias
+from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
-from torch._functorch import config
-from torch._subclasses import FakeTensorMode
 from torch.export import ExportedProgram
-from torch.fx import Node
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.weak import WeakTensorKeyDictionary
 
-from regauge.discovery.operators import operator_name, words
+from regauge.discovery.operators import words
 
-TAKING = words("item _local_scalar_dense")
-"""Operators that take a number out of a tensor."""
-CHECKS = words("_assert_scalar _assert_async _assert_tensor_metadata sym_constrain_range sym_constrain_range_for_size")
-"""Operators that check what is known here."""
+TAKING = words("item tolist __int__ __float__ __index__")
+"""Functions that take numbers out of a tensor. A branch on a tensor is none: it would hold for these inputs alone."""
+OF_ANY_LENGTH = words("nonzero argwhere unique unique_consecutive repeat_interleave masked_select bincount")
+"""Functions whose result has a length that depends on values."""
+MAKING = words("tensor as_tensor arange linspace full zeros ones eye tril_indices triu_indices scalar_tensor")
+"""Functions that make tensors of numbers."""
+SIZED = words("view reshape expand repeat tile split unflatten narrow roll new_zeros new_ones new_full pad interpolate")
+"""Functions that take sizes and places, which may be tensors."""
+RANDOM = words("rand randn randint randperm normal bernoulli multinomial dropout rand_like randn_like randint_like")
+MANY = 1 << 20
+"""Values that are computed at most of one tensor."""
 MARK = "regauge: sizes are those of the example inputs"
-Symbols: TypeAlias = dict[Any, Any]
-"""Symbols of torch for numbers that it does not know, and their values."""
 
 
 def export_with_values(wrapped: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram | None:
@@ -36,49 +43,126 @@ def export_with_values(wrapped: nn.Module, inputs: tuple[Any, ...], kwargs: dict
         The program for the numbers that are given; None where it depends on other values, such as those of activations
         or weights, or where Python code branches on a tensor, or where the inputs have no values.
     """
-    if any(one.is_meta for one in pytree.tree_leaves((inputs, kwargs)) if isinstance(one, Tensor)):
+    given = [one for one in pytree.tree_leaves((inputs, kwargs)) if isinstance(one, Tensor)]
+    if any(one.is_meta for one in given):
         return None
+    held = {name: one for name, one in wrapped.named_buffers() if not one.is_meta}
+    forward = wrapped.forward
+
+    @functools.wraps(forward)
+    def known(*args: Any, **kwargs: Any) -> Any:
+        numbers = _Numbers()
+        traced = [one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
+        numbers.know(zip(traced, given, strict=True))
+        numbers.know((one, held[name]) for name, one in wrapped.named_buffers() if name in held)
+        with numbers:
+            return forward(*args, **kwargs)
+
     try:
-        with torch.no_grad(), without_memory(wrapped) as blank, _whole_numbers_known(blank):
+        with torch.no_grad(), without_memory(wrapped), patch.object(wrapped, "forward", known):
             program = torch.export.export(wrapped, inputs, kwargs, strict=False)
     except Exception:  # torch.export raises many unrelated classes; the error without values is the one to tell.
         return None
-    if any(map(_is_branch, program.graph.nodes)):
-        return None
-    fill_in(program)
     program.graph_module.meta[MARK] = True
     return program
 
 
-def is_filled_in(program: ExportedProgram) -> bool:
+def has_unknown_sizes(program: ExportedProgram) -> bool:
+    """Whether the size of a tensor in a program depends on values."""
+    found = (one for node in program.graph.nodes for one in pytree.tree_leaves(node.meta.get("val")))
+    return any(not isinstance(size, int) for one in found for size in getattr(one, "shape", ()))
+
+
+def has_known_sizes(program: ExportedProgram) -> bool:
     """Whether a program is for the numbers that were given."""
     return MARK in program.graph_module.meta
 
 
-def fill_in(program: ExportedProgram) -> None:
-    """Write numbers and sizes that depend on values as what they are, in place."""
-    graph = program.graph_module.graph
-    symbols = _symbols(graph.nodes)
-    if not symbols:
-        return
-    for node in list(graph.nodes):
-        if operator_name(node) in CHECKS:
-            graph.erase_node(node)
-            continue
-        value = node.meta.get("val")
-        if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
-            _put(node, _number(value, symbols))
-        elif value is not None:
-            node.meta["val"] = pytree.tree_map_only(Tensor, lambda one: _sized(one, symbols), value)
-    for node in reversed(list(graph.nodes)):
-        if not node.users and node.op not in ("placeholder", "output"):
-            graph.erase_node(node)
+class _Numbers(TorchFunctionMode):
+    """The values of tensors of a program that follow from whole numbers, computed next to the program itself."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.values: Any = WeakTensorKeyDictionary()
 
-def _is_branch(node: Node) -> bool:
-    """Whether Python code asks whether a tensor is true, and not only `torch._check` does."""
-    asked = [one for one in node.all_input_nodes if operator_name(one) != "_is_all_true"]
-    return operator_name(node) in TAKING and any(one.meta["val"].dtype == torch.bool for one in asked)
+    def know(self, pairs: Any) -> None:
+        """Note the values of those that are whole numbers."""
+        with _disable_current_modes():
+            for traced, value in pairs:
+                if not value.is_floating_point() and not value.is_complex():
+                    self.values[traced] = value.clone()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, given = getattr(func, "__name__", ""), pytree.tree_map_only(slice, self._sliced, (args, kwargs or {}))
+        tensors = [one for one in pytree.tree_leaves(given) if isinstance(one, Tensor)]
+        is_known = all(map(self._is_known, tensors)) and name not in RANDOM
+        writes = name in ("__setitem__", "set_") or (name.endswith("_") and not name.endswith("__"))
+        if not is_known or not (tensors or name in MAKING) or name.startswith(("__get__", "__set__")):
+            if writes and tensors:
+                self._forget(tensors[0])
+            if name in SIZED:
+                given = pytree.tree_map_only(Tensor, self._number, given)
+            elif name in ("__getitem__", "__setitem__"):
+                given = (given[0][0], self._places(given[0][1]), *given[0][2:]), given[1]
+            return func(*given[0], **given[1])
+        with _disable_current_modes():
+            args, kwargs = pytree.tree_map_only(Tensor, self._value, given)
+            value = func(*args, **kwargs)
+        if name in TAKING:
+            return value
+        if (name in OF_ANY_LENGTH | MAKING and tensors) or self._has_mask(name, given):
+            result = pytree.tree_map_only(Tensor, torch.clone, value)  # A constant of the program.
+        else:
+            result = func(*given[0], **given[1])
+        self._pair(result, value)
+        return result
+
+    def _sliced(self, one: slice) -> slice:
+        """A slice with numbers in the place of tensors that are known."""
+        ends = (one.start, one.stop, one.step)
+        return slice(*(self._number(end) if isinstance(end, Tensor) else end for end in ends))
+
+    def _number(self, tensor: Tensor) -> Any:
+        """The number that a tensor holds, if it holds one only, and is known."""
+        return int(self._value(tensor)) if not tensor.ndim and self._is_known(tensor) else tensor
+
+    def _is_known(self, tensor: Tensor) -> bool:
+        return tensor in self.values or (type(tensor) is Tensor and not tensor.is_meta)
+
+    def _value(self, tensor: Tensor) -> Tensor:
+        value: Tensor = self.values.get(tensor, tensor)
+        return value
+
+    def _places(self, index: Any) -> Any:
+        """An index with the places that a mask chooses in its place, if the mask is known."""
+        found: list[Any] = []
+        for one in index if isinstance(index, tuple) else (index,):
+            if isinstance(one, Tensor) and one.dtype == torch.bool and one.ndim and self._is_known(one):
+                with _disable_current_modes():
+                    places = self._value(one).nonzero(as_tuple=True)
+                found += map(torch.clone, places)
+            else:
+                found.append(one)
+        return tuple(found) if isinstance(index, tuple) or len(found) != 1 else found[0]
+
+    def _has_mask(self, name: str, given: Any) -> bool:
+        """Whether a tensor is indexed by a mask."""
+        index = pytree.tree_leaves(given[0][1:])
+        return name == "__getitem__" and any(isinstance(one, Tensor) and one.dtype == torch.bool for one in index)
+
+    def _forget(self, tensor: Tensor) -> None:
+        """Forget a tensor into which something unknown is written, and those that share its memory."""
+        if tensor in self.values:
+            place = self.values[tensor].untyped_storage().data_ptr()
+            for one, value in list(self.values.items()):
+                if value.untyped_storage().data_ptr() == place:
+                    del self.values[one]
+
+    def _pair(self, result: Any, value: Any) -> None:
+        """Note the values of what a function returned."""
+        for one, number in zip(pytree.tree_leaves(result), pytree.tree_leaves(value), strict=True):
+            if isinstance(one, Tensor) and one is not number and number.numel() <= MANY:
+                self.values[one] = number
 
 
 @contextmanager
@@ -95,55 +179,3 @@ def without_memory(module: nn.Module) -> Iterator[tuple[Tensor, ...]]:
                     made.setdefault(id(one), nn.Parameter(zeros, requires_grad=False) if is_trained else zeros)
                 stack.enter_context(patch.dict(own, {name: made[id(one)] for name, one in blank.items()}))
         yield tuple(made.values())
-
-
-@contextmanager
-def _whole_numbers_known(blank: Collection[Tensor]) -> Iterator[None]:
-    """Let torch foretell values of tensors from those of whole numbers that are not blank, but from no others."""
-    plain, unknown = FakeTensorMode.from_tensor, set(map(id, blank))
-
-    def from_tensor(mode: FakeTensorMode, tensor: Tensor, **setting: Any) -> Any:
-        converter = mode.fake_tensor_converter.meta_converter
-        is_known = not tensor.is_floating_point() and id(tensor) not in unknown
-        converter.copy_data = converter.describer.copy_data = is_known
-        try:
-            return plain(mode, tensor, **setting)
-        finally:
-            converter.copy_data = converter.describer.copy_data = True
-
-    # Where an operator gives another dtype than torch foretells, what it gives counts.
-    exact = {"fake_tensor_propagate_real_tensors": True, "generate_fake_kernels_from_real_mismatches": True}
-    with config.patch(exact), patch.object(FakeTensorMode, "from_tensor", from_tensor):
-        yield
-
-
-def _symbols(nodes: Iterator[Node]) -> Symbols:
-    """The values of all sizes that depend on values."""
-    found: Symbols = {}
-    for node in nodes:
-        for value in pytree.tree_leaves(node.meta.get("val")):
-            for one in (value,) if isinstance(value, torch.SymInt) else getattr(value, "shape", ()):
-                if isinstance(one, torch.SymInt):
-                    found |= one.node.shape_env.real_tensor_prop_unbacked_vals
-    return found
-
-
-def _number(value: Any, symbols: Symbols) -> Any:
-    """A number that depends on values."""
-    kind = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}.get(type(value))
-    return value if kind is None else kind(value.node.expr.xreplace(symbols))
-
-
-def _sized(tensor: Tensor, symbols: Symbols) -> Tensor:
-    """A tensor without values of known size."""
-    if not any(isinstance(one, torch.SymInt) for one in (*tensor.shape, *tensor.stride())):
-        return tensor
-    shape, stride = ([_number(one, symbols) for one in sizes] for sizes in (tensor.shape, tensor.stride()))
-    return torch.empty_strided(shape, stride, dtype=tensor.dtype, device="meta")
-
-
-def _put(node: Node, number: Any) -> None:
-    """Replace a node by a number wherever it is read."""
-    for user in list(node.users):
-        swapped = pytree.tree_map_only(Node, lambda one: number if one is node else one, (user.args, user.kwargs))
-        user.args, user.kwargs = swapped

@@ -23,7 +23,7 @@ from regauge.core.movable import INTEGERS
 from regauge.core.outputs import Outputs, OutputsError, SelectedOutputs, evaluating
 from regauge.discovery.affine_gains import take_out_numbers
 from regauge.discovery.in_place import without_mutation
-from regauge.discovery.known_sizes import export_with_values, fill_in, is_filled_in
+from regauge.discovery.known_sizes import export_with_values, has_unknown_sizes, has_known_sizes
 from regauge.discovery.operators import SAME, VIEWS, operator_name, words
 from regauge.discovery.restoring import parameters_kept, restored
 from regauge.discovery.traceable import OTHERWISE, TraceError, depends_on_values, require_traceable, trace_error
@@ -141,7 +141,6 @@ def _decomposed(program: ExportedProgram, table: dict[Any, Any]) -> ExportedProg
             f"torch.export traced the model, but cannot write it in simpler operators ({type(error).__name__}: "
             f"{' '.join(str(error).split())[:200]}); {OTHERWISE}"
         ) from error
-    fill_in(result)
     result.graph_module.meta |= program.graph_module.meta
     return result
 
@@ -212,14 +211,15 @@ def _output_shapes(wrapped: SelectedOutputs, given: Given) -> list[tuple[int, ..
 def _export(wrapped: SelectedOutputs, given: Given) -> ExportedProgram:
     try:
         with torch.no_grad(), _quiet(), _no_source():
-            return torch.export.export(wrapped, *given.beside(wrapped), strict=False)
+            program = torch.export.export(wrapped, *given.beside(wrapped), strict=False)
+            return (export_with_values(wrapped, *given) if has_unknown_sizes(program) else None) or program
     except OutputsError:
         raise
     except Exception as error:  # torch.export raises many unrelated classes
         with _quiet(), _no_source():
-            program = export_with_values(wrapped, *given) if depends_on_values(error) else None
-        if program is not None:
-            return program
+            known = export_with_values(wrapped, *given) if depends_on_values(error) else None
+        if known is not None:
+            return known
         _run_eagerly(wrapped, given.beside(wrapped))
         raise trace_error(error, wrapped.module, given) from error
 
@@ -288,7 +288,7 @@ def _program(module: nn.Module, program: ExportedProgram) -> Program:
         origins,
         frozenset(name for name, t in kept.items() if t.is_floating_point()),
         take_out_numbers(program.graph_module, trained, shapes),
-        is_filled_in(program),
+        has_known_sizes(program),
     )
 
 

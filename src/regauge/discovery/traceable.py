@@ -17,6 +17,8 @@ FOREIGN = (Path(torch.__file__).parent, Path(__file__).parents[1])
 """Folders of the code of torch and of regauge."""
 QUANTIZED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized", "torch.ao.nn.sparse.quantized")
 """Modules of the classes of quantized layers."""
+WITHOUT_VALUES = "its data is not allocated yet"
+"""Words of torch where a constructor reads tensors without values, as `torch.tensor` of a list of them does."""
 DEPENDENT = (GuardOnDataDependentSymNode, DataDependentOutputException, DynamicOutputShapeException)
 """Errors of torch where Python code needs the values of a tensor."""
 OTHERWISE = (
@@ -76,7 +78,7 @@ def trace_error(error: BaseException, module: nn.Module, inputs: object) -> Trac
 
 def depends_on_values(error: BaseException) -> bool:
     """Whether torch stopped where Python code needs the values of a tensor."""
-    return any(isinstance(one, DEPENDENT) for one in _chain(error))
+    return any(isinstance(one, DEPENDENT) or WITHOUT_VALUES in str(one) for one in _chain(error))
 
 
 def _packs(error: BaseException, inputs: object) -> bool:

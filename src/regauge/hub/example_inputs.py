@@ -35,10 +35,15 @@ COMPANIONS = (
     *("image_sizes", "image_grid_thw", "video_grid_thw", "pixel_attention_mask", "spatial_shapes", "bbox"),
     *("input_features_mask", "feature_attention_mask", "padding_mask", "future_values", "future_time_features"),
     *("decoder_input_values", "encoder_hidden_states", "actions", "rewards", "returns_to_go", "timesteps"),
+    *("visual_feats", "visual_pos", "lang_ids", "merge_sizes", "pixel_position_ids"),
 )
 """Further inputs that models may read, and that some cannot do without."""
+KINDS = "mm_token_type_ids"
+"""The input that says which tokens stand for which media."""
 STEPS = {"states": "state_dim", "actions": "act_dim", "rewards": "reward_dim", "returns_to_go": "return_dim"}
 """Inputs of a decision transformer at each step, and the settings that give their widths (1 without a setting)."""
+VISUAL = {"visual_feats": "visual_feat_dim", "visual_pos": "visual_pos_dim"}
+"""Features and places of what was found in a picture, and the settings that give their widths."""
 Maker: TypeAlias = Callable[[], Tensor]
 Kwargs: TypeAlias = dict[str, Tensor]
 
@@ -157,8 +162,21 @@ class _Made:
             for kwargs in self._combined([*names, *more]):
                 text = self._marked(kwargs)
                 if text is not None:
-                    yield kwargs | {"input_ids": text}
+                    yield kwargs | {"input_ids": text} | self._kinds_of(text)
                 yield kwargs | {"input_ids": self._tokens()}
+
+    def _kinds_of(self, text: Tensor) -> Kwargs:
+        """The medium of each token, for models that ask for it: text, images, videos, sounds."""
+        if KINDS not in self.known:
+            return {}
+        kinds = torch.zeros_like(text)
+        for kind, medium in enumerate(("pixel_values", "pixel_values_videos", "input_features"), 1):
+            kinds[text == self._mark(medium)] = kind
+        return {KINDS: kinds}
+
+    def _mark(self, medium: str) -> int:
+        """The token in the place of which features of a medium are put; -1 if there is none."""
+        return next((int(v) for n in MEDIA[medium][1] if (v := getattr(self.config, n, None)) is not None), -1)
 
     def _combined(self, names: Sequence[str]) -> Iterator[Kwargs]:
         """Inputs of these names in all combinations of shapes; none if one of the names is unknown."""
@@ -171,16 +189,20 @@ class _Made:
         """Makers of candidates for the input of this name, by the conventions of transformers; none for others."""
         if name == "pixel_values_videos":
             return self._patches() if "video_grid_thw" in self.known else self._pictures()[1:]
+        if name == "pixel_values" and not {"spatial_shapes", "pixel_position_ids"}.isdisjoint(self.known):
+            return [partial(self._noise, 2, 16, width) for width in self._patch_widths()] + self._pictures()
         if name == "pixel_values":
             return self._patches() if self._has_grid() else self._pictures()
+        if name in ("prompt_pixel_values", "prompt_masks"):
+            return self._pictures()[:1]
         if name.startswith(("input_features", "input_values", "decoder_input_values", "spectrogram", "audio_")):
             return self._masks(2, FRAMES) if name.endswith("mask") else self._sounds()
         if name.startswith(("past_", "future_")):
             return self._series(name)
+        if name == "pixel_attention_mask" and "spatial_shapes" in self.known:
+            return self._masks(2, 16)
         if name.endswith("mask") or name == "past_values_padding":
             return self._masks(2, TOKENS)
-        if name.endswith(("input_ids", "_ids")):
-            return [self._tokens, *self._codes()]
         height, width = self._sides()
         integers: dict[str, list[Any]] = {
             "image_sizes": [[height, width]] * 2,
@@ -191,12 +213,22 @@ class _Made:
             "bbox": [[[1, 2, 3, 4]] * TOKENS] * 2,
             "freq": [[0]] * 2,
             "timesteps": [list(range(TOKENS))] * 2,
+            "lang_ids": [0, len(self._setting("languages", [0])) - 1],
+            "merge_sizes": [1] * 2,
+            "pixel_position_ids": [[[place // 4, place % 4] for place in range(16)]] * 2,
+            "task_inputs": [[3] * self._setting("task_seq_len", TOKENS)] * 2,
         }
+        if name == "lang_ids" and integers[name][1] > 1:
+            return []  # Two examples do not reach the adapters of more languages.
         if name in integers:
             whole = partial(torch.tensor, integers[name])
             return [whole, lambda: whole().float() / 8] if name == "bbox" else [whole]
         if name == "hidden_states" and self._has_grid():
             return self._patches()
+        if name.endswith(("input_ids", "_ids")):
+            return [self._tokens, *self._codes()]
+        if name in ("visual_feats", "visual_pos"):
+            return [partial(self._noise, 2, TOKENS, self._setting(VISUAL[name], 4))]
         if name in STEPS:
             return [partial(self._noise, 2, TOKENS, self._setting(STEPS[name], 1))]
         if name.endswith(("states", "embeds", "latents")) or name == "inputs":
@@ -228,7 +260,9 @@ class _Made:
         except ValueError:  # There are several.
             text = self.config
         count = getattr(text, "vocab_size", None) or self._setting("vocab_size", 16)
-        return torch.randint(3, max(4, int(count)), (2, TOKENS), generator=self.generator)
+        drawn = torch.randint(3, max(4, int(count)), (2, TOKENS), generator=self.generator)
+        marks = torch.tensor([value for name, value in vars(self.config).items() if _is_mark(name, value)])
+        return torch.where(torch.isin(drawn, marks), 3, drawn)
 
     def _width(self) -> int:
         try:
@@ -237,7 +271,7 @@ class _Made:
             return int(self._setting("hidden_size", 32))
 
     def _sides(self) -> tuple[int, int]:
-        size = self._setting(("image_size", "crop_size", "img_size", "input_size"), 224)
+        size = self._setting(("image_size", "crop_size", "img_size", "input_size", "max_img_size"), 224)
         if isinstance(size, Mapping):
             size = (size.get("height", 224), size.get("width", 224))
         return (size, size) if isinstance(size, int) else (int(size[0]), int(size[-1]))
@@ -253,9 +287,13 @@ class _Made:
 
     def _patches(self) -> list[Maker]:
         """Flat patches of two images, which the grid counts."""
-        side, frames = self._setting("patch_size", 14), self._setting("temporal_patch_size", 1)
-        channels = self._setting(("in_channels", "in_chans", "num_channels"), 3)
-        return [partial(self._noise, 2 * 4 * 4, channels * frames * side * side)]
+        return [partial(self._noise, 2 * 4 * 4, width) for width in self._patch_widths()]
+
+    def _patch_widths(self) -> list[int]:
+        """The number of values of a flat patch; some models take patches of two frames and have no setting for it."""
+        side, frames = self._setting("patch_size", 14), self._setting("temporal_patch_size", None)
+        width = self._setting(("in_channels", "in_chans", "num_channels"), 3) * side * side
+        return [width * int(frames)] if frames else [width, 2 * width]
 
     def _sounds(self) -> list[Maker]:
         """Spectra with frequencies or times first, and waves."""
@@ -286,10 +324,8 @@ class _Made:
         """Text behind as many marks as the media have features, for models that put the features in their places."""
         marks = []
         for medium in (name for name in MEDIA if name in kwargs):
-            method, names = MEDIA[medium]
-            mark = next((v for n in names if (v := getattr(self.config, n, None)) is not None), None)
-            find = getattr(self.module, method, None)
-            if mark is None or find is None:
+            mark, find = self._mark(medium), getattr(self.module, MEDIA[medium][0], None)
+            if mark < 0 or find is None:
                 return None
             taken = inspect.signature(find).parameters
             try:
@@ -297,7 +333,7 @@ class _Made:
                     found = find(**{name: t for name, t in kwargs.items() if name in taken})
             except Exception:  # A model can fail in any way on media that it does not take alone.
                 return None
-            marks.append(torch.full((2, _count(getattr(found, "pooler_output", found))), int(mark)))
+            marks.append(torch.full((2, _count(getattr(found, "pooler_output", found))), mark))
         return torch.cat([*marks, self._tokens()], 1)
 
     def _setting(self, names: str | Sequence[str], default: Any) -> Any:
@@ -306,6 +342,13 @@ class _Made:
         wanted = (names,) if isinstance(names, str) else names
         found = (getattr(part, name, None) for part in parts for name in wanted)
         return next((value for value in found if value is not None), default)
+
+
+def _is_mark(name: str, value: Any) -> bool:
+    """Whether a setting is a token that stands for images, videos or sounds, or for where they begin and end."""
+    return (
+        isinstance(value, int) and name.endswith(("token_id", "token_index")) and name[:3] not in ("bos", "eos", "pad")
+    )
 
 
 def _count(found: Any) -> int:
