@@ -139,7 +139,27 @@ def querying() -> nn.Module:
     return transformers.Blip2QFormerModel(config)
 
 
-@pytest.mark.parametrize("make", [perceiver, moonshine, decisions, querying])
+def patched() -> nn.Module:
+    layers = {"num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.Siglip2VisionConfig(
+        hidden_size=16, intermediate_size=20, patch_size=4, num_patches=16, **layers
+    )
+    return transformers.Siglip2VisionModel(config)
+
+
+def crossed() -> nn.Module:
+    layers = {"l_layers": 1, "x_layers": 1, "r_layers": 1, "num_attention_heads": 2}
+    widths = {"hidden_size": 16, "intermediate_size": 20, "vocab_size": 32, "visual_feat_dim": 6}
+    return transformers.LxmertModel(transformers.LxmertConfig(**layers, **widths))
+
+
+def lingual() -> nn.Module:
+    layers = {"num_hidden_layers": 1, "num_attention_heads": 2, "languages": ["en_XX", "de_DE"]}
+    widths = {"hidden_size": 16, "intermediate_size": 20, "vocab_size": 32, "max_position_embeddings": 16}
+    return transformers.XmodModel(transformers.XmodConfig(**layers, **widths, pad_token_id=1))
+
+
+@pytest.mark.parametrize("make", [perceiver, moonshine, decisions, querying, patched, crossed, lingual])
 def test_example_inputs_are_made_up_for_unusual_models(make: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
     module: Any = make().eval()
@@ -182,16 +202,36 @@ def test_inputs_that_leave_out_a_part_are_tried_once_and_last() -> None:
         assert is_whole or "inputs_embeds" in kwargs or kwargs is given[-1]
 
 
-def test_a_model_of_images_and_text_is_traced_whole_with_values_and_without(tmp_path: Path) -> None:
-    text = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "num_key_value_heads": 1}
+def qwen2_5_vl() -> Any:
+    vision = {"hidden_size": 16, "intermediate_size": 20, "out_hidden_size": 16, "fullatt_block_indexes": [0]}
+    return transformers.Qwen2_5_VLConfig(**qwen_parts(vision | {"window_size": 16}))
+
+
+def qwen2_vl() -> Any:
+    return transformers.Qwen2VLConfig(**qwen_parts({"embed_dim": 16, "hidden_size": 16, "mlp_ratio": 2}))
+
+
+def qwen3_vl() -> Any:
+    widths = {"hidden_size": 16, "intermediate_size": 20, "out_hidden_size": 16, "num_position_embeddings": 16}
+    return transformers.Qwen3VLConfig(**qwen_parts(widths | {"deepstack_visual_indexes": [0]}))
+
+
+def qwen_parts(vision: dict[str, Any]) -> dict[str, Any]:
     rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
-    vision = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 20, "out_hidden_size": 16}
-    config = transformers.Qwen2_5_VLConfig(
-        text_config={**text, "num_hidden_layers": 1, "vocab_size": 40, "rope_parameters": rope},
-        vision_config={**vision, "fullatt_block_indexes": [0], "patch_size": 4, "window_size": 16},
+    text = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "num_key_value_heads": 1}
+    return {
+        "text_config": {**text, "head_dim": 8, "num_hidden_layers": 1, "vocab_size": 40, "rope_parameters": rope},
+        "vision_config": {**vision, "depth": 1, "num_heads": 2, "patch_size": 4},
         **{"image_token_id": 37, "video_token_id": 38, "vision_start_token_id": 36, "vision_end_token_id": 35},
-    )
-    config.architectures = ["Qwen2_5_VLForConditionalGeneration"]
+    }
+
+
+@pytest.mark.parametrize("make", [qwen2_vl, qwen2_5_vl, qwen3_vl])
+def test_a_model_of_images_and_text_is_traced_whole_with_values_and_without(
+    tmp_path: Path, make: Callable[[], Any]
+) -> None:
+    config = make()
+    config.architectures = [type(config).__name__.removesuffix("Config") + "ForConditionalGeneration"]
     config.save_pretrained(tmp_path)
     whole, blank = (rg.open_model(tmp_path, values=values, retrace=True) for values in ("always", "never"))
     assert blank.is_meta

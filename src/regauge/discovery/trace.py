@@ -23,7 +23,7 @@ from regauge.core.movable import INTEGERS
 from regauge.core.outputs import Outputs, OutputsError, SelectedOutputs, evaluating
 from regauge.discovery.affine_gains import take_out_numbers
 from regauge.discovery.in_place import without_mutation
-from regauge.discovery.known_sizes import export_with_values, has_unknown_sizes, has_known_sizes
+from regauge.discovery.known_sizes import export_with_values, has_known_sizes, has_unknown_sizes
 from regauge.discovery.operators import SAME, VIEWS, operator_name, words
 from regauge.discovery.restoring import parameters_kept, restored
 from regauge.discovery.traceable import OTHERWISE, TraceError, depends_on_values, require_traceable, trace_error

@@ -68,11 +68,11 @@ def example_inputs(module: nn.Module, config: Any) -> Iterator[Kwargs]:
             if not (is_text or _reaches(module, kwargs, parts) or "inputs_embeds" in kwargs):
                 spare = trial if spare is None else spare
                 continue
-        except NotImplementedError:  # Something depends on values, which only a trace can follow without them.
-            pass
         except Exception as error:  # A model can fail in any way on inputs that are not its own.
-            reason = reason or f"with {', '.join(kwargs)}: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
-            continue
+            if not _needs_values(error):
+                said = " ".join(str(error).split())[:200]
+                reason = reason or f"with {', '.join(kwargs)}: {type(error).__name__}: {said}"
+                continue
         has_any = True
         yield trial
     if spare is not None:
@@ -83,6 +83,11 @@ def example_inputs(module: nn.Module, config: Any) -> Iterator[Kwargs]:
             f"no example inputs are known that {type(module).__name__} runs on ({reason}); write a factory that "
             "returns (module, (), {...}), or give `input_shape=`"
         )
+
+
+def _needs_values(error: Exception) -> bool:
+    """Whether something depends on values, which only a trace can follow on the meta device."""
+    return isinstance(error, NotImplementedError) or "a meta tensor" in str(error)
 
 
 def parts_of(module: nn.Module) -> dict[str, nn.Module]:
