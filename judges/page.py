@@ -33,7 +33,7 @@ PEERS=FOLDER make judges      # FOLDER/mergekit and so on are checkouts; without
 ```
 
 Cases in a record are not run again: delete a line, or the file, to run them anew. The lists of cases were fixed before
-anything was mended for them. Where a list is longer than its record, the next `make judges` goes on with it.
+anything was mended for them. If a list is longer than its record, the next `make judges` continues it.
 """
 
 

@@ -56,9 +56,9 @@ EXPLAINED = {
         "are those of the other half of the channels that it removes from block1.3"
     ),
     "test: test_serialization.py::test_serialization": (
-        "the test gives no numbers of heads, so that Torch-Pruning removes the same channels from the rows of queries, "
-        "keys and values as from the stream, from each head another number; the rows that are left are split anew into "
-        "heads of equal length, and channels change heads. regauge removes equally many from each head"
+        "the test gives no number of heads. Torch-Pruning therefore removes the same channels from the rows of "
+        "queries, keys and values as from the stream, from each head another number; the rows that are left are split "
+        "anew into heads of equal length, and channels change heads. regauge removes equally many from each head"
     ),
 }
 """Sentences for cases that do not pass."""

@@ -25,7 +25,7 @@ LONG = 40
 MEAN = {
     "README": 10.6,
     "pages": 14.7,
-    "docstrings": 13.2,
+    "docstrings": 13.3,
     "help": 14.4,
     "errors": 14.8,
     "messages": 9.3,

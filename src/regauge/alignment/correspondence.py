@@ -65,7 +65,7 @@ class Correspondence:
         }
 
     def apply(self, params_b: Mapping[str, Tensor]) -> Params:
-        """The second network in the widths of the first.
+        """Return the second network in the widths of the first.
 
         Let T be the plan of a group. Axes of two kinds are mapped. Along the axis of a layer's own units, values are
         averaged over the units that belong together, `T / rows`. Along an axis over which a layer sums, values are
@@ -198,11 +198,12 @@ class _Problem:
         self._softness = {group: regularization * self._typical_profit(group) for group in self._groups}
 
     def plan(self, group: Group, mass: Tensor, sign: int = 1) -> UnitPlan:
-        """A plan with one sign for all pairs of units."""
+        """Return a plan with one sign for all pairs of units."""
         return UnitPlan(mass, torch.full((group.signs, *mass.shape), sign, dtype=torch.int8))
 
     def first_plans(self) -> dict[str, UnitPlan]:
-        """Every plan chosen once, the best anchored first, the unknown ones at their average: uniform, without sign."""
+        """Return every plan chosen once, the best anchored first, the unknown ones at their average: uniform, without
+        sign."""
         plans = {}
         for name, group in self._groups.items():
             n, m = self.sizes[name]
@@ -218,7 +219,7 @@ class _Problem:
         return plans
 
     def objective(self, plans: Mapping[str, UnitPlan], group: str | None = None) -> float:
-        """The inner product of the networks, and entropies; with a group the part that its plan changes."""
+        """Return the inner product of the networks, and entropies; with a group the part that its plan changes."""
         inner = sum(self._inner_product(name, plans) for name in (self._a if group is None else self._touched[group]))
         soft = [name for name in (plans if group is None else [group]) if self._softness[name]]
         return inner + sum(self._softness[name] * entropy(plans[name].mass) for name in soft)
@@ -246,7 +247,7 @@ class _Problem:
         return dot(self._a[name], map_tensor(self._b[name], self._pairs[name], shape, plans, self._readers))
 
     def _best(self, name: str, plans: Mapping[str, UnitPlan]) -> UnitPlan:
-        """The best plan of a group with all others fixed."""
+        """Return the best plan of a group with all others fixed."""
         group, profits = self._groups[name], self._profits(name, plans)
         if not group.signs:
             return self.plan(group, transport(profits[()], self._softness[name]))
@@ -254,7 +255,7 @@ class _Problem:
         return UnitPlan(transport(code.best(matrices), self._softness[name]), code.signs(matrices, group.signs))
 
     def _profits(self, group: str, plans: Mapping[str, UnitPlan]) -> dict[SignCharacter, Tensor]:
-        """The gain of the objective per unit of mass on each pair, by the families of signs that act."""
+        """Return the gain of the objective per unit of mass on each pair, by the families of signs that act."""
         result = {(0,) * self._groups[group].signs: torch.zeros(*self.sizes[group], dtype=torch.float64)}
         for name, site_a, site_b in self._places(group):
             axis, shape = site_a.placement.axis, list(self._a[name].shape)
@@ -267,21 +268,22 @@ class _Problem:
         return result
 
     def _typical_profit(self, group: str) -> float:
-        """The profit of a pair of units whose weights are parallel and of average length."""
+        """Return the profit of a pair of units whose weights are parallel and of average length."""
         places = ((name, site.placement.axis) for name, site, _ in self._places(group))
         mean_size = math.sqrt(math.prod(self.sizes[group]))
         return sum(self._reach(group, name, axis) * self._norms[name] / mean_size for name, axis in places)
 
     def _reach(self, group: str, name: str, axis: int) -> int:
-        """The divisor of masses in `map_tensor`: units of B share their values out, those of A average."""
+        """Return the divisor of masses in `map_tensor`: units of B share their values out, those of A average."""
         return self.sizes[group][1 if (name, axis) in self._readers else 0]
 
     def _places(self, group: str) -> list[tuple[str, Site, Site]]:
-        """The tensors on which a group acts, with its sites in both networks."""
+        """Return the tensors on which a group acts, with its sites in both networks."""
         return [(n, a, b) for n in self._touched[group] for a, b in self._pairs[n] if a.group.name == group]
 
     def _neighbors(self, group: str) -> set[str]:
-        """The groups whose best plan depends on a group's plan; itself, where it acts along two axes of a tensor."""
+        """Return the groups whose best plan depends on a group's plan; itself, where it acts along two axes of a
+        tensor."""
         return {
             site.group.name
             for name, own, _ in self._places(group)
@@ -290,7 +292,7 @@ class _Problem:
         }
 
     def _anchored(self, group: str, unknown: set[str]) -> float:
-        """The share of a group's tensors that does not depend on unknown plans."""
+        """Return the share of a group's tensors that does not depend on unknown plans."""
         known = 0.0
         for name in self._touched[group]:
             hidden = [pair for pair in self._pairs[name] if pair[0].group.name in unknown - {group}]
@@ -301,7 +303,7 @@ class _Problem:
 
 
 def _reordering(symmetry: Symmetry) -> Symmetry:
-    """The symmetry without groups that only scale or sign units in their places: they are left as they are."""
+    """Return the symmetry without groups that only scale or sign units in their places: they are left as they are."""
     for group in symmetry.groups:
         if group.matrix != "none":
             raise ValueError(
@@ -383,6 +385,6 @@ def _require_readers(symmetry_a: Symmetry, symmetry_b: Symmetry, readers: frozen
 
 
 def _action(p: Placement) -> tuple[object, ...]:
-    """A key of what a placement does, apart from the positions of its units."""
+    """Return a key of what a placement does, apart from the positions of its units."""
     values = math.prod(size for size, _ in p.repeats)
     return (p.parameter, p.axis, values, p.scale, p.sign, p.parity, p.shift)

@@ -64,7 +64,8 @@ class DescentCourse:
                     return
 
     def points(self, loss: str) -> Iterator[float]:
-        """The point of the line of each step, the same for all pairs: uniform in (0, 1) if random, else one half."""
+        """Yield the point of the line of each step, the same for all pairs: uniform in (0, 1) if random, else one
+        half."""
         generator = torch.Generator().manual_seed(self.seed)
         while True:
             yield float(torch.rand((), generator=generator)) if loss == "random" else 0.5
@@ -105,7 +106,7 @@ class DescentMethod(Method):
 
     @abstractmethod
     def learn(self, problem: Problem, start: Element, notes: tuple[str, ...], course: DescentCourse) -> Results:
-        """The best elements of a descent from the start of each pair; `notes` are those of the start."""
+        """Return the best elements of a descent from the start of each pair; `notes` are those of the start."""
 
     @property
     def needs_task(self) -> bool:
@@ -134,12 +135,12 @@ class DescentMethod(Method):
 
 
 def line_measure(problem: Problem, loss: str) -> Measure | None:
-    """The objective of elements: minus the loss on the line, or for None minus that halfway."""
+    """Return the objective of elements: minus the loss on the line, or for None minus that halfway."""
     return (lambda params: -problem.line_losses(params, LINE_POINTS)) if loss == "random" else None
 
 
 def losses_at(problem: Problem, between: Params, point: float, batch: Batch) -> Tensor:
-    """The loss of each pair on one batch at a point of its line, `[pairs]`; differentiable.
+    """Return the loss of each pair on one batch at a point of its line, `[pairs]`; differentiable.
 
     Args:
         problem: The problem, with a task; without targets the loss is that of `Problem.line_losses`.
@@ -158,7 +159,7 @@ def losses_at(problem: Problem, between: Params, point: float, batch: Batch) -> 
 
 
 def _each(function: Callable[..., Tensor], networks: Mapping[str, Tensor], *values: Any) -> Tensor:
-    """A function of each pair; a single one runs without `vmap`, which is faster and takes every operator."""
+    """Return a function of each pair; a single one runs without `vmap`, which is faster and takes every operator."""
     if len(next(iter(networks.values()))) == 1:
         return function(*pytree.tree_map(lambda tensor: tensor[0], (networks, *values))).unsqueeze(0)
     return torch.func.vmap(function)(networks, *values)

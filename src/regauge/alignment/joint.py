@@ -38,7 +38,7 @@ class JointView:
 
     @classmethod
     def of(cls, roles: tuple[Role, ...], symmetry: Symmetry, networks: Sequence[Dictionaries]) -> "JointView":
-        """The view of networks, after a check that their dictionaries belong together."""
+        """Return the view of networks, after a check that their dictionaries belong together."""
         if not roles:
             return cls((), symmetry, symmetry)
         for k, network in enumerate(networks):
@@ -64,20 +64,20 @@ class JointView:
         return cls(roles, symmetry, Symmetry(groups, shapes, buffers=tuple(buffers), added=added))
 
     def join(self, network: Dictionaries) -> Params:
-        """The dictionaries of one network as one."""
+        """Return the dictionaries of one network as one."""
         if not self.roles:
             return dict(network[0])
         return {joint_name(k, name): tensor for k, params in enumerate(network) for name, tensor in params.items()}
 
     def split(self, params: Params, like: Any) -> Any:
-        """The dictionaries of a network of the view, as a tuple of the type of another one."""
+        """Return the dictionaries of a network of the view, as a tuple of the type of another one."""
         if not self.roles:
             return params
         parts = [{name: params[joint_name(k, name)] for name in one} for k, one in enumerate(like)]
         return like._make(parts) if hasattr(like, "_make") else tuple(parts)
 
     def element(self, element: Element) -> Element:
-        """An element of the view as one of the whole symmetry: the identity for groups that are left out."""
+        """Return an element of the view as one of the whole symmetry: the identity for groups that are left out."""
         if len(self.symmetry.groups) == len(self.whole.groups):
             return element
         rest = self.whole.identity(element.batch)
@@ -86,7 +86,7 @@ class JointView:
 
 
 def require_dictionaries(method: object, roles: Sequence[Role], network: object, what: str) -> Dictionaries:
-    """A network as the tuple of dictionaries that a method takes; a single dictionary where there are no roles.
+    """Return a network as the tuple of dictionaries that a method takes; a single dictionary where there are no roles.
 
     Raises:
         TypeError: The network is something else.
@@ -109,7 +109,7 @@ def require_dictionaries(method: object, roles: Sequence[Role], network: object,
 
 
 def role_symmetry(symmetry: Symmetry, role: Role, params: Mapping[str, Tensor]) -> Symmetry:
-    """The symmetry as it acts on a dictionary of some role that may lack names.
+    """Return the symmetry as it acts on a dictionary of some role that may lack names.
 
     Elements of the whole symmetry act through it; what it leaves out of them does nothing to such a dictionary.
     """
@@ -124,12 +124,12 @@ def role_symmetry(symmetry: Symmetry, role: Role, params: Mapping[str, Tensor]) 
 
 
 def joint_name(k: int, name: str) -> str:
-    """The name in the view of a tensor of dictionary k."""
+    """Return the name in the view of a tensor of dictionary k."""
     return f"{k}/{name}"
 
 
 def dictionary_of(name: str) -> tuple[int, str]:
-    """The number of the dictionary that a name of the view belongs to, and the name there."""
+    """Return the number of the dictionary that a name of the view belongs to, and the name there."""
     k, _, rest = name.partition("/")
     return int(k), rest
 

@@ -96,7 +96,8 @@ def _universe(
         tensors = [move_by(symmetry, factors.item(k), network) for k, network in enumerate(tensors)]
 
     def lead_back(found: Climbs, factors: Element = factors) -> Climbs:
-        """Elements of scaled networks as elements of the networks as given, the first of which stays where it is."""
+        """Return elements of scaled networks as elements of the networks as given, the first of which stays where it
+        is."""
         elements = symmetry.compose(found.element.map(lambda t: t[0], (len(networks),)), factors)
         elements = symmetry.compose(symmetry.inverse(elements.item(0)), elements)
         return replace(
@@ -125,7 +126,8 @@ def _universe(
 
 
 def one_climb(elements: Sequence[Element], history: Sequence[float], *, is_converged: bool) -> Climbs:
-    """One climb of many networks, as a batch of one: its element has one row, with one element for each network."""
+    """Return one climb of many networks, as a batch of one: its element has one row, with one element for each
+    network."""
     return Climbs(
         element=_in_one_row(stack(elements)),
         objective=torch.tensor(history[-1:], dtype=torch.float64),
@@ -139,7 +141,7 @@ def _in_one_row(elements: Element) -> Element:
 
 
 def universe_objective(moved: Sequence[Tensors], networks: Sequence[Tensors], symmetry: Symmetry) -> float:
-    """The objective of many networks: their closeness to one another, summed over unordered pairs.
+    """Return the objective of many networks: their closeness to one another, summed over unordered pairs.
 
         U = sum_{i < j} <x_i, x_j> - (K - 1) / 2 sum_i (|x_i|^2 - |p_i|^2)
 
@@ -160,6 +162,6 @@ def universe_objective(moved: Sequence[Tensors], networks: Sequence[Tensors], sy
 
 
 def move(symmetry: Symmetry, element: Element, tensors: Tensors) -> dict[str, Tensor]:
-    """The action on some of the tensors of a network."""
+    """Return the action on some of the tensors of a network."""
     sites = {name: symmetry.sites[name] for name in tensors}
     return _act.act(symmetry.groups, sites, element, tensors, {name: t.ndim for name, t in tensors.items()})

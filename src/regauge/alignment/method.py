@@ -39,10 +39,10 @@ class Method(ABC):
 
     @abstractmethod
     def match(self, problem: Problem) -> Results:
-        """One element for each pair, which brings its second network close to its first."""
+        """Return one element for each pair, which brings its second network close to its first."""
 
     def match_many(self, problem: ManyProblem) -> ManyResult:
-        """One element for each of two networks or more: every network to the first, one pair after the other.
+        """Return one element for each of two networks or more: every network to the first, one pair after the other.
 
         The objective is the sum over these pairs.
         """
@@ -98,10 +98,10 @@ class ManyMethod(Method):
 
     @abstractmethod
     def match_many(self, problem: ManyProblem) -> ManyResult:
-        """One element for each of two networks or more, which bring them close to one another."""
+        """Return one element for each of two networks or more, which bring them close to one another."""
 
     def match(self, problem: Problem) -> Results:
-        """One element for each pair: both of its networks are all there are."""
+        """Return one element for each pair: both of its networks are all there are."""
         return match_each(problem, self._match_two)
 
     def _match_two(self, problem: Problem) -> Results:
@@ -144,7 +144,7 @@ Start: TypeAlias = Element | Method | None
 
 
 def start_of(start: Start, problem: Problem) -> tuple[Element, tuple[str, ...]]:
-    """The element of each pair at which a method begins, and notes on what it leaves as it is."""
+    """Return the element of each pair at which a method begins, and notes on what it leaves as it is."""
     if start is None:
         return problem.symmetry.identity((problem.pairs,)), ()
     if isinstance(start, Method):
@@ -154,7 +154,7 @@ def start_of(start: Start, problem: Problem) -> tuple[Element, tuple[str, ...]]:
 
 
 def are_alike(x: Element, y: Element) -> Tensor:
-    """Whether elements of two batches have the same order and the same signs, bool `[*batch]`."""
+    """Return whether elements of two batches have the same order and the same signs, bool `[*batch]`."""
     same = torch.ones(x.batch, dtype=torch.bool)
     for name in x:
         for left, right in ((x[name].perm, y[name].perm), (x[name].sign, y[name].sign)):
@@ -229,7 +229,8 @@ class Candidates:
         return reached
 
     def result(self, is_converged: Tensor | bool | None = None) -> Results:
-        """The best elements, with the objective after each offer as history; a note says where nothing was better."""
+        """Return the best elements, with the objective after each offer as history; a note says where nothing was
+        better."""
         notes = [note for k in set(self._kept.tolist()) for note in self._notes[k]]
         if self._offers and bool(self._is_start.any()):
             same, pairs = int(self._is_start.sum()), len(self._is_start)

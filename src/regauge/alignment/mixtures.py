@@ -67,7 +67,7 @@ class Mixture:
         self._potentials: dict[str, Tensor | None] = dict.fromkeys(self.families)
 
     def mean(self, name: str) -> Tensor:
-        """The relaxed tensor."""
+        """Return the relaxed tensor."""
         return self._means[name][-1]
 
     @property
@@ -91,7 +91,8 @@ class Mixture:
                 means[mask] = mean
 
     def closest(self, root: str, aims: Tensors) -> Element:
-        """The element of one family that maximizes the inner product with `aims`, the other families as they are."""
+        """Return the element of one family that maximizes the inner product with `aims`, the other families as they
+        are."""
         family = self.families[root]
         sites: dict[str, list[Site]] = {}
         a, b = {}, {}
@@ -110,7 +111,7 @@ class Mixture:
         return complete(family, {root: found.value}, ())
 
     def line(self, name: str, vertex: Vertex) -> list[Tensor]:
-        """The relaxed tensor on the way to a vertex, as coefficients of powers of the step size."""
+        """Return the relaxed tensor on the way to a vertex, as coefficients of powers of the step size."""
         terms, m = self._terms(name, len(self._means[name]) - 1, vertex), len(self._places[name])
         powers = [torch.zeros_like(terms[0]) for _ in terms]
         # sum_j t^j (1 - t)^(m - j) T_j, where T_j sums over the choices of j draws that moved, by powers of t.
@@ -120,7 +121,7 @@ class Mixture:
         return powers
 
     def excess_of(self, vertex: Vertex) -> float:
-        """The excess at a vertex."""
+        """Return the excess at a vertex."""
         return sum(
             self._excess_at(name, k, vertex) for name, places in self._places.items() for k in range(len(places))
         )
@@ -200,12 +201,12 @@ class RelaxedUniverse:
             mixture.start_from_barycenter()
 
     def aims(self, k: int) -> dict[str, Tensor]:
-        """The mean of all networks but one."""
+        """Return the mean of all networks but one."""
         others = [mixture for j, mixture in enumerate(self.mixtures) if j != k]
         return {name: torch.stack([m.mean(name) for m in others]).mean(0) for name in self._names}
 
     def vertices(self) -> list[Vertex]:
-        """The hard element of every network and family towards which the objective rises fastest."""
+        """Return the hard element of every network and family towards which the objective rises fastest."""
         result: list[Vertex] = [{}]
         for k, mixture in enumerate(self.mixtures[1:], start=1):
             aims = self.aims(k)
@@ -213,7 +214,7 @@ class RelaxedUniverse:
         return result
 
     def line(self, vertices: Sequence[Vertex]) -> NDArray[np.float64]:
-        """The objective on the way to a vertex, as exact coefficients of powers of the step size."""
+        """Return the objective on the way to a vertex, as exact coefficients of powers of the step size."""
         total = np.zeros(1 + 2 * max(mixture.degree for mixture in self.mixtures))
         for name in self._names:
             before = [self.mixtures[0].mean(name)]
@@ -256,7 +257,8 @@ class RelaxedUniverse:
 
 
 def highest(line: NDArray[np.float64]) -> tuple[float, float]:
-    """The smallest place in [0, 1] at which a polynomial, given by its coefficients, is largest, and its value."""
+    """Return the smallest place in [0, 1] at which a polynomial, given by its coefficients, is largest, and its
+    value."""
     # On an interval the largest value of a polynomial is at an end or where its derivative vanishes: no line search.
     derivative = line[1:] * np.arange(1, len(line))
     roots = np.asarray(np.polynomial.polynomial.polyroots(derivative), dtype=np.complex128)

@@ -14,7 +14,8 @@ SHARES = ("moved", "flipped", "turned")
 
 
 def moves_of(symmetry: Symmetry, element: Element) -> Iterator[dict[str, Any]]:
-    """A row for each group on which an element can act, with means over copies and over a batch: `Result.moves`."""
+    """Yield a row for each group on which an element can act, with means over copies and over a batch:
+    `Result.moves`."""
     for group in symmetry.groups:
         value = element[group.name]
         row: dict[str, Any] = {"group": group.name, "units": group.size}

@@ -27,7 +27,7 @@ class _Setting:
     generator: torch.Generator | None
 
     def require_task(self, method: object) -> Task:
-        """The task, for methods that cannot do without.
+        """Return the task, for methods that cannot do without.
 
         Raises:
             ValueError: There is none.
@@ -40,7 +40,7 @@ class _Setting:
         return self.task
 
     def require_generator(self, why: str) -> torch.Generator:
-        """The generator, for methods that use chance.
+        """Return the generator, for methods that use chance.
 
         Raises:
             ValueError: There is none.
@@ -78,7 +78,7 @@ class Problem(_Setting):
         return next((len(tensor) for tensor in self.b.values()), 1)
 
     def pair(self, k: int) -> tuple[Params, Params]:
-        """Both networks of one pair, without the leading axis."""
+        """Return both networks of one pair, without the leading axis."""
         return select(self.a, k), select(self.b, k)
 
     def __getitem__(self, rows: slice | Tensor) -> "Problem":
@@ -86,13 +86,14 @@ class Problem(_Setting):
         return replace(self, a=select(self.a, rows), b=select(self.b, rows))
 
     def move(self, element: Element, moved: Mapping[str, Tensor] = NOTHING) -> Params:
-        """The second networks moved by a batch of elements, but for tensors in `moved`, which are moved already."""
+        """Return the second networks moved by a batch of elements, but for tensors in `moved`, which are moved
+        already."""
         alike = {n: t for n, t in moved.items() if t.dtype == self.b[n].dtype and t.device == self.b[n].device}
         done = {name: tensor for name, tensor in alike.items() if name not in self.symmetry.added}
         return {**self.symmetry.act(element, self.b, skip=done), **done}
 
     def divided(self, kept: float) -> tuple["Problem", tuple[str, ...]]:
-        """The problem with a share of the examples kept to choose between elements, and notes.
+        """Return the problem with a share of the examples kept to choose between elements, and notes.
 
         A problem that is divided already stays as it is: a method and those within it choose on the same examples.
 
@@ -108,7 +109,8 @@ class Problem(_Setting):
         return replace(self, task=seen, judge=judge), ()
 
     def line_losses(self, params: Mapping[str, Tensor], points: Sequence[float] = (0.5,)) -> Tensor:
-        """The mean loss at points of the lines from the first networks to the moved second ones, float64 `[pairs]`.
+        """Return the mean loss at points of the lines from the first networks to the moved second ones, float64
+        `[pairs]`.
 
         The loss is that of `judge`. Without targets it is the mean squared difference of the outputs from those that
         lie as far between the outputs of both ends, `(1 - t) f(a) + t f(b)`.
@@ -136,7 +138,7 @@ class Problem(_Setting):
         moved: Mapping[str, Tensor] = NOTHING,
         notes: tuple[str, ...] = (),
     ) -> Results:
-        """The result with these elements, which moves the second networks; for the other arguments see `Result`.
+        """Return the result with these elements, which moves the second networks; for the other arguments see `Result`.
 
         Numbers of a single pair may be floats. A method leaves out what it does not have.
 
@@ -193,7 +195,7 @@ class ManyProblem(_Setting):
         params: Sequence[Params] = (),
         notes: tuple[str, ...] = (),
     ) -> ManyResult:
-        """The result with one element for each network, the first of them the identity; see `Problem.result`.
+        """Return the result with one element for each network, the first of them the identity; see `Problem.result`.
 
         Networks are moved unless `params` has them.
         """
@@ -214,12 +216,12 @@ class ManyProblem(_Setting):
 
 
 def batch_of_one(params: Mapping[str, Tensor]) -> Params:
-    """A network as a population of one, without copying."""
+    """Return a network as a population of one, without copying."""
     return {name: tensor.unsqueeze(0) for name, tensor in params.items()}
 
 
 def bind_networks(networks: Sequence[Mapping[str, Tensor]], symmetry: Symmetry, hint: str) -> Symmetry:
-    """The symmetry with every size known, after a check that networks can be aligned under it.
+    """Return the symmetry with every size known, after a check that networks can be aligned under it.
 
     For populations, which it refuses, `hint` says what to do.
 
@@ -241,7 +243,7 @@ def bind_networks(networks: Sequence[Mapping[str, Tensor]], symmetry: Symmetry, 
 
 
 def bind_pairs(a: Mapping[str, Tensor], b: Mapping[str, Tensor], symmetry: Symmetry) -> tuple[Params, Symmetry]:
-    """The first networks with a leading axis of pairs, and the symmetry with every size known, after all checks.
+    """Return the first networks with a leading axis of pairs, and the symmetry with every size known, after all checks.
 
     The second networks have one leading axis, as the first ones do unless there is a single one.
 

@@ -45,12 +45,13 @@ behind a gain is divided by it, and rounded."""
 
 
 def has_representatives(symmetry: Symmetry) -> bool:
-    """Whether networks differ from their representatives."""
+    """Return whether networks differ from their representatives."""
     return bool(symmetry.translations or (symmetry.gains and chart_gains(symmetry)))
 
 
 def as_given(symmetry: Symmetry) -> tuple[Symmetry, tuple[str, ...]]:
-    """The symmetry under which networks are matched as they are, and a sentence where they have representatives."""
+    """Return the symmetry under which networks are matched as they are, and a sentence where they have
+    representatives."""
     told = "the networks are matched as they are: translations, and rotations behind gains, stay between them"
     return replace(symmetry, translations=(), gains=()), (told,) if has_representatives(symmetry) else ()
 
@@ -132,7 +133,8 @@ def match_many(method: Method, problem: ManyProblem, rotate: Rotate) -> ManyResu
 def in_coordinates_of(
     symmetry: Symmetry, element: Element, pair: tuple[Mapping[str, Tensor], Mapping[str, Tensor]]
 ) -> Element:
-    """The element that moves the second network of a pair as one moves its representative, to the first's coordinates.
+    """Return the element that moves the second network of a pair as one moves its representative, to the first's
+    coordinates.
 
     Groups that the element rotates are those that it has no order of.
     """
@@ -203,13 +205,13 @@ class RotationChoice(Generic[Known]):
 
 
 def are_rotated(choices: Sequence[RotationChoice[Any]]) -> bool:
-    """Whether several networks are rotated: all or none of them."""
+    """Return whether several networks are rotated: all or none of them."""
     is_most = sum(bool(one.is_wanted) for one in choices) > len(choices) / 2
     return all(bool(one.is_free) for one in choices) and is_most
 
 
 def rotated_tensors(symmetry: Symmetry, names: Sequence[str], compared: Collection[str]) -> list[str]:
-    """The compared tensors that groups of these names act on."""
+    """Return the compared tensors that groups of these names act on."""
     places = (place.parameter for name in names for place in symmetry[name].placements)
     return [name for name in dict.fromkeys(places) if name in compared]
 
@@ -242,7 +244,8 @@ def _framed(problem: Problem, frame: Frame) -> FramedProblem:
 
 
 def notes_on_ties(symmetry: Symmetry, a: Any, moved: Any, rotate: Rotate) -> tuple[str, ...]:
-    """Sentences on tied heads that keep streams from rotating, where orders explain little of a network that moved."""
+    """Return sentences on tied heads that keep streams from rotating, where orders explain little of a network that
+    moved."""
     notes = []
     for names in symmetry.tied if isinstance(a, Mapping) and rotate != "never" else ():
         for group in symmetry.groups:
@@ -270,7 +273,8 @@ def _distances(problem: Problem, params: Params) -> tuple[Tensor, Tensor]:
 
 
 def restrict_method(method: Method, symmetry: Symmetry, names: Sequence[str]) -> Any:
-    """A method whose elements, and those of methods within it, are elements of the symmetry of representatives."""
+    """Return a method whose elements, and those of methods within it, are elements of the symmetry of
+    representatives."""
 
     def restrict(value: Any) -> Any:
         if isinstance(value, Element):
@@ -288,7 +292,7 @@ def restrict_method(method: Method, symmetry: Symmetry, names: Sequence[str]) ->
 def _in_coordinates(
     method: Method, element: Element, problem: Problem, names: Sequence[str], ends: Ends, whole: Symmetry
 ) -> tuple[Element, Params, tuple[str, ...]]:
-    """Elements on representatives as elements on the networks, these networks moved, and notes.
+    """Return elements on representatives as elements on the networks, these networks moved, and notes.
 
     Args:
         method: The method that found them.
@@ -315,7 +319,7 @@ def _in_coordinates(
 
 
 def add_difference(element: Element, ends: Ends) -> Element:
-    """An element that translates by what its translation makes of coordinates under another symmetry, for that.
+    """Return an element that translates by what its translation makes of coordinates under another symmetry, for that.
 
     Where running variances are a part of gains, the same vector makes another bias of a coordinate.
 
@@ -330,7 +334,7 @@ def add_difference(element: Element, ends: Ends) -> Element:
 def _take_over_statistics(
     problem: Problem, element: Element, moved: Params, there: tuple[Params, Coordinates]
 ) -> tuple[Element, Params]:
-    """Elements with which copies of the first networks take over what holds with statistics as stored only.
+    """Return elements with which copies of the first networks take over what holds with statistics as stored only.
 
     Of other networks statistics computed anew would undo one half of such a move. `there` are the representatives and
     the coordinates of the second networks that were moved.
@@ -348,7 +352,7 @@ def _take_over_statistics(
 
 
 def _settle(method: Method, problem: Problem, there: Element, moved: Params) -> Element:
-    """Elements for near copies that leave the least distance to the first networks.
+    """Return elements for near copies that leave the least distance to the first networks.
 
     In the coordinates of the first network noise in a small gain, or in a bias, enlarges that of what reads behind it.
     So networks are also matched as they are, with scales fitted to the first one, which is best where translations do
@@ -373,7 +377,7 @@ def _settle(method: Method, problem: Problem, there: Element, moved: Params) -> 
 
 
 def _put(part: Element, rows: Tensor, whole: Element) -> Element:
-    """A batch with other elements in some rows."""
+    """Return a batch with other elements in some rows."""
     mask, places = torch.zeros(whole.batch, dtype=torch.bool), torch.zeros(whole.batch, dtype=torch.int64)
     mask[rows], places[rows] = True, torch.arange(len(rows))
     return part.rows(places).where(mask, whole)
@@ -382,7 +386,7 @@ def _put(part: Element, rows: Tensor, whole: Element) -> Element:
 def write(
     symmetry: Symmetry, element: Element, names: Sequence[str], first: Mapping[str, Tensor], ends: Ends
 ) -> tuple[Element, tuple[str, ...]]:
-    """An element on representatives as one that moves networks to the coordinates of the first ones, and notes.
+    """Return an element on representatives as one that moves networks to the coordinates of the first ones, and notes.
 
     Args:
         symmetry: The symmetry of which they are representatives.

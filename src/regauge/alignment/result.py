@@ -71,14 +71,15 @@ class Result(Generic[Moved, Number, Numbers, Flag]):
         return tuple(self.element.item(k) for k in range(self.element.batch[0]))
 
     def pairwise(self, i: int, j: int) -> Element:
-        """The element that moves network j of many to network i: into the universe, and from there to where i is.
+        """Return the element that moves network j of many to network i: into the universe, and from there to where i
+        is.
 
         These are cycle consistent: `compose(pairwise(i, j), pairwise(j, k)) == pairwise(i, k)`.
         """
         return self.symmetry.compose(self.symmetry.inverse(self.element.item(i)), self.element.item(j))
 
     def item(self: "Results", k: int) -> "Result[Params]":
-        """The result of one pair of a batch."""
+        """Return the result of one pair of a batch."""
         return Result(
             symmetry=self.symmetry,
             element=self.element.item(k),
@@ -93,7 +94,7 @@ class Result(Generic[Moved, Number, Numbers, Flag]):
         )
 
     def rows(self: "Results", rows: Tensor) -> "Results":
-        """The results of some pairs of a batch, in the order of their numbers."""
+        """Return the results of some pairs of a batch, in the order of their numbers."""
         return replace(
             self,
             element=self.element.rows(rows),
@@ -214,7 +215,7 @@ def join(parts: Sequence[Results]) -> Results:
 
 
 def extend(rows: Tensor, count: int, value: float | None = None) -> Tensor:
-    """Rows extended to a number of them, with a value or (None) with the last row again."""
+    """Return rows extended to a number of them, with a value or (None) with the last row again."""
     missing = (count - len(rows), *rows.shape[1:])
     more = rows[-1:].expand(missing) if value is None else rows.new_full(missing, value)
     return torch.cat([rows, more])

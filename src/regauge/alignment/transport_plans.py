@@ -23,7 +23,7 @@ PRICE_TOLERANCE = 1e-9
 def transport(
     profit: Tensor, regularization: float = 0.0, *, tolerance: float = 1e-9, max_iterations: int = 5000
 ) -> Tensor:
-    """The plan T that maximizes `<T, profit> + regularization * entropy(T)`.
+    """Return the plan T that maximizes `<T, profit> + regularization * entropy(T)`.
 
     Rows of T sum to 1/n and columns to 1/m, `entropy(T) = -sum T log T`. Without regularization the optimum is
     exact: an assignment where n = m (n T is then a permutation); an assignment of split units where n and m have
@@ -64,7 +64,7 @@ def transport(
 
 
 def in_order(n: int, m: int) -> Tensor:
-    """The plan that pairs the units of both sides in their order: `eye(n) / n` where n = m."""
+    """Return the plan that pairs the units of both sides in their order: `eye(n) / n` where n = m."""
     cuts = [torch.arange(size + 1) * other for size, other in ((n, m), (m, n))]  # In units of 1 / (n m).
     upper = torch.minimum(cuts[0][1:].unsqueeze(1), cuts[1][1:].unsqueeze(0))
     lower = torch.maximum(cuts[0][:-1].unsqueeze(1), cuts[1][:-1].unsqueeze(0))
@@ -123,7 +123,7 @@ def _cheapest(cost: Floats, count: int) -> NDArray[np.bool_]:
 
 
 def _marginals_corrected(plan: Tensor) -> Tensor:
-    """The plan scaled down to at most the right marginals, and what is missing added as a product."""
+    """Return the plan scaled down to at most the right marginals, and what is missing added as a product."""
     n, m = plan.shape
     plan = plan * (1 / (n * plan.sum(1, keepdim=True))).clamp_max(1)
     plan = plan * (1 / (m * plan.sum(0, keepdim=True))).clamp_max(1)

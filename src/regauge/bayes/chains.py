@@ -62,7 +62,8 @@ class ChainDiagnosis:
     ess_tail: Mapping[str, Mapping[str, Floats]]
 
     def summary(self) -> list[dict[str, Any]]:
-        """One row for each group: entries, constants, and quantiles of R-hat and of the effective sample sizes."""
+        """Return one row for each group: entries, constants, and quantiles of R-hat and of the effective sample
+        sizes."""
         rows = []
         for group, values in self.rhat.items():
             rhat, bulk, tail = (_moving(one[group]) for one in (self.rhat, self.ess_bulk, self.ess_tail))
@@ -84,7 +85,7 @@ class ChainDiagnosis:
         return rows
 
     def agrees(self, group: str) -> bool:
-        """Whether 95% of the entries of a group have an R-hat of at most 1.05."""
+        """Return whether 95% of the entries of a group have an R-hat of at most 1.05."""
         return _quantile(_moving(self.rhat[group]), SHARE) <= AGREE
 
     @property
@@ -201,13 +202,13 @@ def diagnose(
 
 
 def _stack(chain: Chain) -> Params:
-    """The draws of a chain, with one leading axis, in float64."""
+    """Return the draws of a chain, with one leading axis, in float64."""
     posterior = chain if isinstance(chain, ParticlePosterior) else from_samples(chain)
     return {name: one.double() if one.is_floating_point() else one for name, one in posterior.stack.items()}
 
 
 def _align(draws: Params, symmetry: Symmetry, chains: int) -> Params:
-    """All draws as representatives in one universe, which depends on their orbits only."""
+    """Return all draws as representatives in one universe, which depends on their orbits only."""
     canonical = canonicalize(draws, symmetry)
     names = symmetry.rotatable
     zero = zero_gains(symmetry, canonical, names)
@@ -222,7 +223,7 @@ def _align(draws: Params, symmetry: Symmetry, chains: int) -> Params:
 
 
 def _predict(draws: Params, module: nn.Module, inputs: Any, outputs: Outputs) -> Tensor:
-    """The outputs of the module for each draw, `[draws, ...]`."""
+    """Return the outputs of the module for each draw, `[draws, ...]`."""
     dtypes = {name: one.dtype for name, one in module.state_dict().items()}
     rows = []
     with torch.no_grad(), evaluating(module):
@@ -263,7 +264,7 @@ def _measure(arrays: Mapping[str, Mapping[str, Floats]]) -> ChainDiagnosis:
 
 
 def _round(values: Floats, largest: float) -> Floats:
-    """Values on a grid, on which medians are exact; a tensor that is rounding next to the largest value is zero.
+    """Return values on a grid, on which medians are exact; a tensor that is rounding next to the largest value is zero.
 
     Ranks would otherwise depend on the last bits: entries that are equal up to rounding have no order, and of an even
     number of draws two are equally far from the median, to which R-hat folds them.
@@ -277,12 +278,12 @@ def _round(values: Floats, largest: float) -> Floats:
 
 
 def _moving(values: Mapping[str, Floats]) -> Floats:
-    """The numbers of all entries that are not constant."""
+    """Return the numbers of all entries that are not constant."""
     flat = np.concatenate([one.ravel() for one in values.values()])
     kept: Floats = flat[~np.isnan(flat)]
     return kept
 
 
 def _quantile(values: Floats, share: float) -> float:
-    """The smallest value that a share of all does not exceed; NaN where there are no values."""
+    """Return the smallest value that a share of all does not exceed; NaN where there are no values."""
     return float(np.quantile(values, share, method="higher")) if values.size else math.nan

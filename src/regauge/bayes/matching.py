@@ -150,7 +150,7 @@ def align_many_posteriors(
 
 
 def barycenter(posteriors: Sequence[Posterior], weights: Sequence[float] | None = None) -> GaussianPosterior:
-    """The diagonal Gaussian with the smallest weighted sum of squared Wasserstein distances to the moments.
+    """Return the diagonal Gaussian with the smallest weighted sum of squared Wasserstein distances to the moments.
 
     Its mean is the weighted mean of the means, its standard deviation that of the standard deviations: not of the
     variances, and with nothing added for how far the means are apart. Align the posteriors first
@@ -255,12 +255,12 @@ def _common_moments(posteriors: Sequence[Posterior]) -> list[GaussianPosterior]:
 def _push(
     posterior: AnyPosterior, moments: GaussianPosterior, symmetry: Symmetry, element: Element, moved: GaussianPosterior
 ) -> AnyPosterior:
-    """A posterior moved by an element; its moved moments where it is the same as its moments."""
+    """Return a posterior moved by an element; its moved moments where it is the same as its moments."""
     return cast(AnyPosterior, moved) if posterior is moments else posterior.push(symmetry, element)
 
 
 def _spread(moments: Sequence[GaussianPosterior], symmetry: Symmetry) -> SquaredDistance:
-    """The mean distance from the barycenter."""
+    """Return the mean distance from the barycenter."""
     center = barycenter(moments)
     each = [distance(center, one, skip=symmetry.buffers) for one in moments]
     return SquaredDistance(*(sum(part) / len(each) for part in zip(*each, strict=True)))

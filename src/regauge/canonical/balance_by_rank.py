@@ -11,7 +11,7 @@ ROUNDING = 1e-14
 
 
 def is_regular(root: Float64[Tensor, "*lead k n"]) -> Bool[Tensor, "*lead"]:
-    """Whether the values `X' = Q R` of a group have full rank, by their triangular R."""
+    """Return whether the values `X' = Q R` of a group have full rank, by their triangular R."""
     if root.shape[-2] < root.shape[-1]:
         return torch.zeros(root.shape[:-2], dtype=torch.bool)
     singular = torch.linalg.svdvals(root)
@@ -20,7 +20,8 @@ def is_regular(root: Float64[Tensor, "*lead k n"]) -> Bool[Tensor, "*lead"]:
 
 
 def balance_by_rank(first: Float64[Tensor, "k n"], second: Float64[Tensor, "l n"]) -> Float64[Tensor, "n n"]:
-    """The matrix A for which A X and A^-T Y have Gram matrices D in the first coordinates, in which both have values.
+    """Return the matrix A for which A X and A^-T Y have Gram matrices D in the first coordinates, in which both have
+    values.
 
     With `X' = Q R`, `Y' = P S` and `R S' = U D W'`, cut to the rank of the product, the first rows of A are
     `D^-1/2 W' S`, those of its inverse transpose `D^-1/2 U' R`. The other rows are orthogonal to the latter. Where X
@@ -40,7 +41,8 @@ def balance_by_rank(first: Float64[Tensor, "k n"], second: Float64[Tensor, "l n"
 
 
 def whiten_by_rank(root: Float64[Tensor, "k n"], *, is_forward: bool) -> Float64[Tensor, "n n"]:
-    """The matrix A for which A X, or A^-T X, has the identity as Gram matrix in as many coordinates as its rank."""
+    """Return the matrix A for which A X, or A^-T X, has the identity as Gram matrix in as many coordinates as its
+    rank."""
     _, singular, rows = torch.linalg.svd(root, full_matrices=True)
     sizes = singular[: _rank(root)].unsqueeze(-1)
     matrix: Tensor = rows.clone()

@@ -46,7 +46,7 @@ def canonicalize(
     out: Output | str | Path | None = None,
     memory: int | str | MemoryLimit | None = None,
 ) -> Params:
-    """The canonical form of a network: the same for all networks on its orbit, and of the same function.
+    """Return the canonical form of a network: the same for all networks on its orbit, and of the same function.
 
     `canonicalize(act(g, p)) == canonicalize(p)` up to rounding, for every element g.
 
@@ -134,7 +134,8 @@ def canonicalize(
 def _canonical_pieces(
     checkpoint: Checkpoint, symmetry: Symmetry, element: Element, base: Mapping[str, Tensor]
 ) -> Pieces:
-    """The canonical form of a checkpoint, tensor by tensor; `base` has those that are no longer as they were given."""
+    """Return the canonical form of a checkpoint, tensor by tensor; `base` has those that are no longer as they were
+    given."""
     plain = move_pieces(checkpoint, symmetry, element)
     rotated = symmetry.act(element, base) if element.rotation and base is not checkpoint.params else {}
 
@@ -153,7 +154,7 @@ def _canonical_pieces(
 def factorize(
     params: Mapping[str, Tensor], symmetry: Symmetry, *, parts: Sequence[str] | None = None
 ) -> Mapping[str, Tensor]:
-    """A network of the same function whose products of matrices have factors of no more than their rank.
+    """Return a network of the same function whose products of matrices have factors of no more than their rank.
 
     Where a product has less than full rank, by its shapes or its values, one side has coordinates that the other one
     never reads. The result has none of them. No element of the group leads there: it is the same function, but not the
@@ -183,7 +184,7 @@ def canonical_element(
     task: Task | None = None,
     generator: torch.Generator | None = None,
 ) -> Element:
-    """The element that `canonicalize` acts with; a batch of them for a population. See there."""
+    """Return the element that `canonicalize` acts with; a batch of them for a population. See there."""
     symmetry = symmetry.bind(params)
     given: Any = {"reference": reference, "method": method, "task": task, "generator": generator}
     _, element, _ = _find_canonical(params, symmetry, parts, **given)
@@ -200,7 +201,8 @@ def _find_canonical(
     task: Task | None,
     generator: torch.Generator | None,
 ) -> tuple[Mapping[str, Tensor], Element, bool]:
-    """The representative of a network, with products factorized by rank, and the element that makes it canonical.
+    """Return the representative of a network, with products factorized by rank, and the element that makes it
+    canonical.
 
     Returned with them is whether products were factorized.
     """
@@ -230,7 +232,7 @@ def _find_canonical(
 
 
 def _base(params: Mapping[str, Tensor], symmetry: Symmetry, parts: Sequence[str]) -> tuple[Mapping[str, Tensor], bool]:
-    """A network without translations, with products factorized by their rank, and whether there were such."""
+    """Return a network without translations, with products factorized by their rank, and whether there were such."""
     if _is_split(symmetry, parts):
         params = symmetry.split(params)[0]
     whole = factorize(params, symmetry, parts=parts)
@@ -238,12 +240,13 @@ def _base(params: Mapping[str, Tensor], symmetry: Symmetry, parts: Sequence[str]
 
 
 def _is_split(symmetry: Symmetry, parts: Sequence[str]) -> bool:
-    """Whether the parts that are fixed are those of representatives."""
+    """Return whether the parts that are fixed are those of representatives."""
     return bool((symmetry.translations and TRANSLATION in parts) or (symmetry.rotatable and ROTATION in parts))
 
 
 def _carry_out(symmetry: Symmetry, params: Mapping[str, Tensor], parts: Sequence[str]) -> Element:
-    """The element of some parts that makes a representative canonical; streams with a gain of zero are not rotated."""
+    """Return the element of some parts that makes a representative canonical; streams with a gain of zero are not
+    rotated."""
     names = symmetry.rotatable if ROTATION in parts else ()
     is_free, found = _is_free(symmetry, params) & bool(names), []
     if bool(is_free.any()):
@@ -256,7 +259,8 @@ def _carry_out(symmetry: Symmetry, params: Mapping[str, Tensor], parts: Sequence
 
 
 def _is_free(symmetry: Symmetry, params: Mapping[str, Tensor]) -> Tensor:
-    """Whether streams of networks are rotated, bool `[*lead]`: there are such, and no gain is zero in a channel."""
+    """Return whether streams of networks are rotated, bool `[*lead]`: there are such, and no gain is zero in a
+    channel."""
     zero = zero_gains(symmetry, params, symmetry.rotatable)
     return ~torch.stack([*zero.values()]).any(0) if zero else torch.tensor(False)
 
@@ -264,7 +268,7 @@ def _is_free(symmetry: Symmetry, params: Mapping[str, Tensor]) -> Tensor:
 def _on_given(
     symmetry: Symmetry, parts: Sequence[str] | None, element: Element, params: Mapping[str, Tensor]
 ) -> Element:
-    """The element that acts on a network as a given one does on its representative."""
+    """Return the element that acts on a network as a given one does on its representative."""
     is_moved = _is_split(symmetry, ALL_PARTS if parts is None else parts)
     return onto_representative(symmetry, element, params) if is_moved else element
 
@@ -279,7 +283,7 @@ def orbit_distance(
     task: Task | None = None,
     generator: torch.Generator | None = None,
 ) -> float:
-    """The distance of two networks up to symmetry: an upper bound of the smallest distance between their orbits.
+    """Return the distance of two networks up to symmetry: an upper bound of the smallest distance between their orbits.
 
     Both are canonicalized, the second is aligned to the first, and the Euclidean distance of their parameters is
     taken (without buffers; scales are fixed by unit norms, not chosen to bring the networks together). It is zero
@@ -312,7 +316,7 @@ def orbit_distance(
 def normalize_logits(
     params: Mapping[str, Tensor], symmetry: Symmetry, *, weight: str, bias: str | None = None, norm: float = 1.0
 ) -> Params:
-    """The last layer scaled as a whole such that its weight has a given Euclidean norm.
+    """Return the last layer scaled as a whole such that its weight has a given Euclidean norm.
 
     This is no symmetry: all logits are multiplied by the same positive number. The predicted class and its ranking
     stay, but probabilities, the loss and their calibration change. `canonicalize` never does it.
@@ -359,7 +363,7 @@ def match_canonical(
     task: Task | None,
     generator: torch.Generator | None,
 ) -> Element:
-    """The element that aligns a canonical network, or a population of them, to another, without its scales."""
+    """Return the element that aligns a canonical network, or a population of them, to another, without its scales."""
     method = WeightMatching(scales="keep") if method is None else method
     run: Any = align_pairs if leading_axes(symmetry, moved) else align
     names = symmetry.rotatable if all(bool(_is_free(symmetry, one).all()) for one in (anchor, moved)) else ()

@@ -43,7 +43,7 @@ def carry_out(
     power: int = 2,
     streams: Collection[str] = (),
 ) -> Element:
-    """The element that takes the steps of a plan which belong to the given parts, for a network or a population.
+    """Return the element that takes the steps of a plan which belong to the given parts, for a network or a population.
 
     Scales make norms one: roots of sums of squares, or with `power=1` sums of sizes, which stay where weights are
     divided among copies of the unit that they read. The matrices of `streams` are rotations behind gains, whose part is
@@ -75,7 +75,7 @@ def carry_out(
 
 
 def leading_axes(symmetry: Symmetry, params: Mapping[str, Tensor]) -> int:
-    """The number of leading model axes of the parameters: none for a network."""
+    """Return the number of leading model axes of the parameters: none for a network."""
     first = next((name for name in symmetry.sites if name in params), None)
     return 0 if first is None else params[first].ndim - len(symmetry.shapes[first])
 
@@ -113,7 +113,7 @@ class _Work:
             self.element = self.element.replace(name, replace(product, perm=self.element[name].perm))
 
     def values(self, place: GroupSite) -> Float[Tensor, "*lead size values"]:
-        """The values that each unit owns at a place; leading axes are model axes, then bases."""
+        """Return the values that each unit owns at a place; leading axes are model axes, then bases."""
         return unit_values(self.symmetry, place.name, place.site, self.tensors[place.name], len(self.lead))
 
     def _bases(self, group: Group) -> tuple[int, ...]:
@@ -158,13 +158,13 @@ class _Work:
         return Value(matrix=matrix)
 
     def _root(self, places: Sequence[GroupSite]) -> Float[Tensor, "*lead k n"]:
-        """The triangular R of `X' = Q R`, with fewer rows than columns where there are too few values."""
+        """Return the triangular R of `X' = Q R`, with fewer rows than columns where there are too few values."""
         values = torch.cat([self.values(place) for place in places], dim=-1)
         root: Tensor = torch.linalg.qr(values.mT, mode="r").R
         return root
 
     def rotate(self, step: RotationStep) -> Value:
-        """The eigenvectors of the Gram matrix as rows, largest eigenvalue first."""
+        """Return the eigenvectors of the Gram matrix as rows, largest eigenvalue first."""
         values = torch.cat([self.coordinates(p, w) for p, w in zip(step.places, step.weighed, strict=True)], dim=-1)
         squares, vectors = torch.linalg.eigh(values @ values.mT)
         # Directions in which there are no values may be turned into each other, all others must differ.
@@ -179,7 +179,7 @@ class _Work:
         return Value(matrix=torch.where(is_distinct[..., None, None], found, blank))
 
     def coordinates(self, place: GroupSite, weighed: Sequence[GroupSite | int] = ()) -> Float[Tensor, "*lead n values"]:
-        """The values in coordinates that a rotation can turn: without the mean where the ones stay."""
+        """Return the values in coordinates that a rotation can turn: without the mean where the ones stay."""
         tensor, lead = self.tensors[place.name], len(self.lead)
         for other in weighed:
             axis = other if isinstance(other, int) else other.site.placement.axis
@@ -191,7 +191,7 @@ class _Work:
         return zero_sum_basis(values.shape[-2]) @ values if place.group.keeps_ones else values
 
     def reflect(self, step: SignStep) -> Value:
-        """The matrix that flips the coordinates which should be flipped."""
+        """Return the matrix that flips the coordinates which should be flipped."""
         signs = self.signs(step)
         if self.symmetry[step.group].is_proper:  # An even number of coordinates: the last one follows the others.
             signs = torch.cat([signs[..., :-1], signs[..., :-1].prod(-1, keepdim=True)], -1)
@@ -199,7 +199,7 @@ class _Work:
         return Value(matrix=keeping_ones(matrix) if self.symmetry[step.group].keeps_ones else matrix)
 
     def signs(self, step: SignStep) -> Float[Tensor, "*lead size"]:
-        """Signs: of the first odd power sum that is not zero; of coordinates if they turn."""
+        """Return signs: of the first odd power sum that is not zero; of coordinates if they turn."""
         signs = torch.zeros((), dtype=torch.float64)
         for place in step.places:
             values = self.coordinates(place)
@@ -226,7 +226,7 @@ class _Work:
         return Value(shift=torch.stack([steps if f == step.family else steps * 0 for f in families], dim=-2))
 
     def order(self, step: OrderStep) -> Int[Tensor, "*lead size"]:
-        """Units in ascending order, within the classes that a structure leaves."""
+        """Return units in ascending order, within the classes that a structure leaves."""
         group = self.symmetry[step.group]
         shape = (*self.lead, *self._bases(group), group.size)
         copies = torch.arange(torch.Size(shape[:-1]).numel()).repeat_interleave(group.size)
@@ -241,7 +241,8 @@ class _Work:
         return (order - copies * group.size).reshape(shape)
 
     def _columns(self, step: OrderStep) -> Iterator[tuple[Tensor, Tensor]]:
-        """Columns by which units are compared, one number for each, and the magnitudes that rounding is relative to."""
+        """Yield columns by which units are compared, one number for each, and the magnitudes that rounding is relative
+        to."""
         # Sums of powers do not depend on the order of the values, which other groups may still choose; single entries
         # are compared only where all other axes are in order.
         for place in step.sums:
@@ -277,12 +278,12 @@ class _Classes:
         self._classes[order] = np.concatenate([[0], np.cumsum(is_new)])
 
     def order(self) -> np.ndarray:
-        """Rows by class; those that no comparison told apart stay in order."""
+        """Return rows by class; those that no comparison told apart stay in order."""
         return np.argsort(self._classes, kind="stable")
 
 
 def _names_read(step: Step) -> frozenset[str]:
-    """The parameters by whose values a step is taken."""
+    """Return the parameters by whose values a step is taken."""
     match step:
         case ScaleStep():
             places = (*step.places, *step.spare, *step.opposite)
@@ -300,7 +301,8 @@ def _names_read(step: Step) -> frozenset[str]:
 def _moved_by(
     step: Step, groups: tuple[Group, ...], shapes: Mapping[str, tuple[int, ...]], names: frozenset[str]
 ) -> Symmetry:
-    """The group of a step, which comes first, and what it is repeated within, on those tensors that the step moves."""
+    """Return the group of a step, which comes first, and what it is repeated within, on those tensors that the step
+    moves."""
 
     def is_moved(place: Placement) -> bool:
         match step:

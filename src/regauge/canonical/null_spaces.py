@@ -61,7 +61,8 @@ def without_null_spaces(params: Mapping[str, Tensor], symmetry: Symmetry) -> Par
 
 
 def has_null_spaces(params: Mapping[str, Tensor], symmetry: Symmetry) -> bool:
-    """Whether one side of any product of matrices annihilates a part of the other one; see `without_null_spaces`."""
+    """Return whether one side of any product of matrices annihilates a part of the other one; see
+    `without_null_spaces`."""
     groups = [symmetry[name] for name in balanced_matrices(symmetry)]
     sides = ((group, is_inverse) for group in groups for is_inverse in (True, False))
     return not all(
@@ -72,7 +73,7 @@ def has_null_spaces(params: Mapping[str, Tensor], symmetry: Symmetry) -> bool:
 def _projection(
     params: Mapping[str, Tensor], symmetry: Symmetry, group: Group, zero: float, *, is_inverse: bool
 ) -> tuple[Float64[Tensor, "*lead n n"], bool]:
-    """The projections onto what one side of a group's product has, and whether that is everything."""
+    """Return the projections onto what one side of a group's product has, and whether that is everything."""
     root: Tensor | None = None
     for name, sites in symmetry.sites.items():
         for site in sites:

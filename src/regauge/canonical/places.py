@@ -34,7 +34,7 @@ Places = tuple[GroupSite, ...]
 
 
 def places_of(symmetry: Symmetry) -> dict[str, list[GroupSite]]:
-    """The compared places of each group: no buffers, and one of several names of one tensor."""
+    """Return the compared places of each group: no buffers, and one of several names of one tensor."""
     ignored = {*symmetry.buffers, *(name for names in symmetry.tied for name in names[1:])}
     result: dict[str, list[GroupSite]] = {group.name: [] for group in symmetry.groups}
     for name, sites in symmetry.sites.items():
@@ -48,12 +48,12 @@ def places_of(symmetry: Symmetry) -> dict[str, list[GroupSite]]:
 
 
 def _overlap(one: Site, other: Site) -> bool:
-    """Whether two sites of one parameter act on common entries."""
+    """Return whether two sites of one parameter act on common entries."""
     if one.placement.axis != other.placement.axis:
         return True
     return not set(one.positions.tolist()).isdisjoint(other.positions.tolist())
 
 
 def comes_in(place: GroupSite) -> bool:
-    """Whether some scale multiplies the values of a place."""
+    """Return whether some scale multiplies the values of a place."""
     return any(exponent > 0 for exponent in place.scale)

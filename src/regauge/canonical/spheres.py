@@ -79,7 +79,7 @@ class Manifold:
         return "\n".join([*rows, "a flat space of all other parameters", *self.left])
 
     def distance(self, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor]) -> Float[Tensor, "*lead"]:
-        """The length of the shortest geodesic in float64: the root of the sum of squares over all factors.
+        """Return the length of the shortest geodesic in float64: the root of the sum of squares over all factors.
 
         Raises:
             ValueError: The networks are not canonical or not of one architecture.
@@ -102,7 +102,7 @@ class Manifold:
         return torch.stack(squares).sum(0).sqrt()
 
     def exp(self, params: Mapping[str, Tensor], velocity: Mapping[str, Tensor]) -> Params:
-        """The point that the geodesic from a canonical network with a velocity reaches after unit time.
+        """Return the point that the geodesic from a canonical network with a velocity reaches after unit time.
 
         Raises:
             ValueError: The network is not canonical, or the velocity is not of its architecture.
@@ -113,7 +113,7 @@ class Manifold:
         return self._on_spheres((params,), straight, lambda s, x: sphere.exp(x, self._vectors(s, velocity)))
 
     def log(self, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor]) -> Params:
-        """The velocity at the first network that reaches the second after unit time.
+        """Return the velocity at the first network that reaches the second after unit time.
 
         Raises:
             ValueError: The networks are not canonical or not of one architecture, or two units lie opposite each other,
@@ -125,7 +125,7 @@ class Manifold:
         return self._on_spheres((params_a, params_b), straight, lambda _, x, y: sphere.log(x, y))
 
     def geodesic(self, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], t: float) -> Params:
-        """The network a share t of the way from the first to the second; exactly the ends at 0 and 1.
+        """Return the network a share t of the way from the first to the second; exactly the ends at 0 and 1.
 
         Raises:
             ValueError: As for `log`.
@@ -136,7 +136,7 @@ class Manifold:
         return self._on_spheres((params_a, params_b), straight, lambda _, x, y: sphere.geodesic(x, y, t))
 
     def mean(self, networks: Sequence[Mapping[str, Tensor]], *, weights: Sequence[float] | None = None) -> Params:
-        """The Karcher mean of canonical networks; of two it is the point between them on the geodesic.
+        """Return the Karcher mean of canonical networks; of two it is the point between them on the geodesic.
 
         Args:
             networks: At least one; on each sphere within a half sphere, or the mean need not be the only one.
@@ -170,7 +170,8 @@ class Manifold:
     def _on_spheres(
         self, networks: Sequence[Mapping[str, Tensor]], straight: Params, function: Callable[..., Tensor]
     ) -> Params:
-        """The Euclidean result, replaced by a function of points where all networks have a unit on its sphere."""
+        """Return the Euclidean result, replaced by a function of points where all networks have a unit on its
+        sphere."""
         result = dict(straight)
         for spheres in self.spheres:
             points = [self._vectors(spheres, params) for params in networks]
@@ -191,7 +192,7 @@ class Manifold:
         return result
 
     def _vectors(self, spheres: Spheres, params: Mapping[str, Tensor]) -> Float[Tensor, "*lead units dim"]:
-        """The points or tangent vectors of all units."""
+        """Return the points or tangent vectors of all units."""
         pieces = [gather(params[name], index, len(self.symmetry.shapes[name])) for name, index in spheres.pieces]
         return torch.cat(pieces, dim=-1)
 
@@ -226,7 +227,7 @@ class Manifold:
 
 @check_arguments
 def canonical_manifold(symmetry: Symmetry, *, head: str | None = None) -> Manifold:
-    """The manifold of canonical networks of an architecture, derived from its symmetry.
+    """Return the manifold of canonical networks of an architecture, derived from its symmetry.
 
     Args:
         symmetry: The symmetry, with every size known: discovered, or bound to parameters.

@@ -110,7 +110,7 @@ class Plan:
 
 
 def plan(symmetry: Symmetry) -> Plan:
-    """The steps that bring any network to its canonical form, by a symmetry with every size known."""
+    """Return the steps that bring any network to its canonical form, by a symmetry with every size known."""
     planner = _Planner(symmetry)
     planner.settle_continuous()
     planner.settle_rotations()
@@ -185,12 +185,14 @@ class _Planner:
         return False
 
     def _has_rank(self, group: Group, *sides: Places) -> bool:
-        """Whether the values at some places can have the rank of all values, so that they fix the whole matrix."""
+        """Return whether the values at some places can have the rank of all values, so that they fix the whole
+        matrix."""
         known = [rank_of(self.symmetry, side, self.ranks) for side in sides if side]
         return bool(known) and min(known) >= self.ranks[group.name]
 
     def _is_bare(self, place: GroupSite) -> bool:
-        """Whether no other scale or invertible matrix moves the values of a place; rotations keep their norms."""
+        """Return whether no other scale or invertible matrix moves the values of a place; rotations keep their
+        norms."""
         return all(
             self.scales[other.group.name].contains(other.scale) and other.group.name not in self.linear
             for other in place.others
@@ -209,7 +211,7 @@ class _Planner:
                 self.rotated.remove(name)
 
     def _weighed(self, group: str) -> tuple[tuple[GroupSite | int, ...], ...]:
-        """The axes that nothing moves and the sites of fixed rotations, for each bare place of a group."""
+        """Return the axes that nothing moves and the sites of fixed rotations, for each bare place of a group."""
         result = []
         for place in filter(self._is_bare, self.places[group]):
             axes = {*range(len(self.symmetry.shapes[place.name]))} - {place.site.placement.axis}
@@ -220,7 +222,7 @@ class _Planner:
         return tuple(result)
 
     def _is_turned(self, place: GroupSite) -> bool:
-        """Whether nothing but signs is left of a matrix that acts on a whole axis."""
+        """Return whether nothing but signs is left of a matrix that acts on a whole axis."""
         length = self.symmetry.shapes[place.name][place.site.placement.axis]
         is_whole = place.site.positions.numel() == length == place.group.size
         return is_whole and place.group.matrix != "none" and place.group.name not in self.rotated
@@ -273,21 +275,21 @@ class _Planner:
         return False
 
     def _is_steady(self, place: GroupSite) -> bool:
-        """Whether the group itself moves the values of a place by nothing but signs."""
+        """Return whether the group itself moves the values of a place by nothing but signs."""
         name, how = place.group.name, place.site.placement
         moved = {k for k, (amount, odd) in enumerate(zip(how.shift, how.parity, strict=True)) if amount or odd}
         is_scaled = self.scales[name].contains(place.scale)
         return is_scaled and name not in self.rotated and not moved & self.open_shifts[name]
 
     def _is_signed(self, place: GroupSite) -> bool:
-        """Whether the group itself moves the values of a place neither by signs nor by scales."""
+        """Return whether the group itself moves the values of a place neither by signs nor by scales."""
         name = place.group.name
         odd = {k for k, parity in enumerate(place.site.placement.parity) if parity}
         is_scaled = self.scales[name].contains(place.scale)
         return is_scaled and self.signs[name].contains(place.signs) and not odd & self.open_shifts[name]
 
     def _is_fixed(self, place: GroupSite) -> bool:
-        """Whether the group itself can only reorder the values of a place."""
+        """Return whether the group itself can only reorder the values of a place."""
         return self._is_steady(place) and self.signs[place.group.name].contains(place.signs)
 
     def settle_orders(self) -> None:
@@ -303,7 +305,7 @@ class _Planner:
                 self.unordered.remove(group.name)
 
     def _keys(self, group: Group) -> tuple[Places, Places]:
-        """Places whose sums can be compared, weights first, and those whose entries can be compared too."""
+        """Return places whose sums can be compared, weights first, and those whose entries can be compared too."""
         sums = [p for p in self.places[group.name] if self._is_fixed(p) and all(map(self._is_fixed, p.others))]
         sums.sort(key=lambda place: not place.is_weight)
         open_names = self.unordered - {*group.within}
@@ -346,14 +348,14 @@ class Span:
         return not self._free
 
     def contains(self, vector: Sequence[int]) -> bool:
-        """Whether no free direction moves the vector."""
+        """Return whether no free direction moves the vector."""
         key = tuple(vector)
         if key not in self._known:
             self._known[key] = not any(self._dot(vector, free) for free in self._free)
         return self._known[key]
 
     def is_same(self, left: Sequence[int], right: Sequence[int]) -> bool:
-        """Whether every free direction moves both vectors alike."""
+        """Return whether every free direction moves both vectors alike."""
         return self.contains([a - b for a, b in zip(left, right, strict=True)])
 
     def settle(self, vector: Sequence[int]) -> tuple[Fraction, ...]:

@@ -75,7 +75,8 @@ class Alignment:
 
 
 def alignment_path(checkpoint: str | Path) -> Path:
-    """The path of a checkpoint's alignment: `b.alignment.safetensors` for `b.safetensors`, or a file in a folder."""
+    """Return the path of a checkpoint's alignment: `b.alignment.safetensors` for `b.safetensors`, or a file in a
+    folder."""
     path = Path(checkpoint)
     return path if path.name.endswith(ALIGNMENT) else path_beside(path, ALIGNMENT)
 
@@ -153,7 +154,7 @@ def _element(symmetry: Symmetry, blanks: Mapping[str, Value], tensors: dict[str,
 def _named(
     part: str, shapes: Mapping[str, tuple[int, ...]], tensors: Mapping[str, Tensor], path: Path
 ) -> dict[str, Tensor]:
-    """The tensors of a part that only some names have; files of earlier versions have none."""
+    """Return the tensors of a part that only some names have; files of earlier versions have none."""
     found = {name: tensors[f"{part}/{name}"] for name in shapes if f"{part}/{name}" in tensors}
     for name, tensor in found.items():
         if tensor.shape != shapes[name] or tensor.dtype != torch.float64:

@@ -25,7 +25,7 @@ DAMAGE = (
 
 
 def read_arrays(path: str | Path) -> Params:
-    """The arrays in a file by name; nothing is unpickled.
+    """Return the arrays in a file by name; nothing is unpickled.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -45,7 +45,7 @@ def read_arrays(path: str | Path) -> Params:
 
 
 def read_npz(path: Path) -> dict[str, NDArray[Any]]:
-    """The arrays in an `.npz` file by name, as numpy has them; nothing is unpickled.
+    """Return the arrays in an `.npz` file by name, as numpy has them; nothing is unpickled.
 
     Raises:
         ValueError: It is damaged, holds objects, or is packed so tightly that it would fill the memory.
@@ -60,7 +60,7 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def map_array(path: Path) -> NDArray[Any]:
-    """The numbers of a `.npy` file, which are read when they are looked at; nothing is unpickled.
+    """Return the numbers of a `.npy` file, which are read when they are looked at; nothing is unpickled.
 
     Raises:
         FileNotFoundError: There is no such file.

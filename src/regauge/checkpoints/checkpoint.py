@@ -231,20 +231,20 @@ class Checkpoint(Mapping[str, Tensor]):
         return Path(self.home).is_dir() or self.path.name.endswith((".index.json", METADATA))
 
     def on_meta(self) -> Params:
-        """Every tensor without values, on the meta device: names, shapes and dtypes."""
+        """Return every tensor without values, on the meta device: names, shapes and dtypes."""
         if self._params is not None:
             return {name: tensor.to("meta") for name, tensor in self._params.items()}
         return {n: torch.empty(s.shape, dtype=self.dtype_of(n), device="meta") for n, s in self.stored.items()}
 
     def dtype_of(self, name: str) -> torch.dtype:
-        """The dtype in which a tensor is read: as stored, or as precise as its changes and `form` ask for."""
+        """Return the dtype in which a tensor is read: as stored, or as precise as its changes and `form` ask for."""
         if self._params is not None:
             return self._params[name].dtype
         stored = self.stored[name].dtype
         return self.form.work_dtype(work_dtype(stored) if name in self._changes else stored)
 
     def layout(self, file: str | None = None) -> list[Shard]:
-        """The files of another checkpoint with the same names, dtypes and order, or those of `form`.
+        """Return the files of another checkpoint with the same names, dtypes and order, or those of `form`.
 
         They are as many as here, or one of that name, with wide dtypes first so that values stay aligned.
         """
@@ -276,7 +276,8 @@ class Checkpoint(Mapping[str, Tensor]):
         self.notes, self.replaced, self.adapter = source.notes, source.replaced, source.adapter
 
     def with_params(self, params: Mapping[str, Tensor]) -> "Checkpoint":
-        """A checkpoint of the same files with other values; further names, such as of tied tensors, are not written."""
+        """Return a checkpoint of the same files with other values; further names, such as of tied tensors, are not
+        written."""
         absent = [name for name in self.stored if name not in params]
         if absent:
             raise KeyError(f"the parameters lack {shorten(absent)}, which {self.label} has; give all of its tensors")
@@ -285,13 +286,13 @@ class Checkpoint(Mapping[str, Tensor]):
         return result
 
     def replacing(self, files: Mapping[str, bytes | None]) -> "Checkpoint":
-        """A view whose result in a folder has these files in the place of those here; see `replaced`."""
+        """Return a view whose result in a folder has these files in the place of those here; see `replaced`."""
         result = copy(self)
         result.replaced, result._files = {**self.replaced, **files}, {}
         return result
 
     def resized(self, params: Mapping[str, Tensor]) -> "Checkpoint":
-        """A view of the files with the tensors of a network of other sizes, under the names of its model.
+        """Return a view of the files with the tensors of a network of other sizes, under the names of its model.
 
         A second name of one tensor is written only if the files have it.
         """
@@ -310,7 +311,7 @@ class Checkpoint(Mapping[str, Tensor]):
         return result.with_params(params)
 
     def written_as(self, form: Form) -> "Checkpoint":
-        """A copy whose result is written in another form; it is read as precisely as that asks for."""
+        """Return a copy whose result is written in another form; it is read as precisely as that asks for."""
         result = copy(self)
         result.form, result._files = form, {}
         if result._params is not None:
@@ -318,11 +319,11 @@ class Checkpoint(Mapping[str, Tensor]):
         return result
 
     def as_stored(self) -> Params:
-        """All tensors under the names that they have in the files."""
+        """Return all tensors under the names that they have in the files."""
         return {name: self[name] for name in self.stored}
 
     def from_stored(self, params: Mapping[str, Tensor]) -> Params:
-        """Values under the names of the files, as this view names and shapes them."""
+        """Return values under the names of the files, as this view names and shapes them."""
         return dict(params)
 
     def view_alike(self, other: "Checkpoint") -> "Checkpoint":
@@ -338,7 +339,8 @@ class Checkpoint(Mapping[str, Tensor]):
         return save(params, path, overwrite=overwrite, metadata={**self.header, **origin})
 
     def read(self, name: str, *, rows: tuple[int, int] | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """A copy of one tensor, or of a range of its first axis, converted piece by piece if a dtype is given."""
+        """Return a copy of one tensor, or of a range of its first axis, converted piece by piece if a dtype is
+        given."""
         if self._params is not None:
             tensor = self._params[name]
             part = tensor if rows is None else tensor[rows[0] : rows[1]]
@@ -374,7 +376,7 @@ class Checkpoint(Mapping[str, Tensor]):
         return result
 
     def _read_parts(self, stored: StoredTensor, rows: tuple[int, int] | None, dtype: torch.dtype) -> Tensor:
-        """A tensor, or a range of its first axis, from those of its parts that it touches."""
+        """Return a tensor, or a range of its first axis, from those of its parts that it touches."""
         first, end = rows if rows is not None else (0, stored.shape[0] if stored.shape else 1)
         result = torch.empty(stored.shape if rows is None else (end - first, *stored.shape[1:]), dtype=dtype)
         for part in stored.parts:
@@ -395,7 +397,7 @@ class Checkpoint(Mapping[str, Tensor]):
         return result
 
     def _read_part(self, stored: StoredTensor, part: StoredPart, rows: tuple[int, int], dtype: torch.dtype) -> Tensor:
-        """Rows of a part that is not one range of bytes of its tensor."""
+        """Return rows of a part that is not one range of bytes of its tensor."""
         if part.strides is None:
             count = math.prod(part.sizes[1:])
             values = torch.empty(rows[1] - rows[0], *part.sizes[1:], dtype=dtype)
@@ -417,7 +419,7 @@ class Checkpoint(Mapping[str, Tensor]):
             done += length
 
     def changed_by(self, folder: Path) -> "Checkpoint":
-        """The network with the changes of an adapter in a folder, which are computed when tensors are read."""
+        """Return the network with the changes of an adapter in a folder, which are computed when tensors are read."""
         from regauge.checkpoints.formats.adapters import find_tied, place_changes, read_changes
         from regauge.checkpoints.names.adapted import changes_of_files, require_untied
 
@@ -529,7 +531,7 @@ def _read(file: Path, entry: str | None) -> OpenedFile:
 
 
 def index_metadata(checkpoint: Checkpoint) -> dict[str, object]:
-    """The metadata in the index of a sharded checkpoint; empty for other checkpoints."""
+    """Return the metadata in the index of a sharded checkpoint; empty for other checkpoints."""
     if not checkpoint.path.name.endswith(".index.json"):
         return {}
     found = read_json(checkpoint.path).get("metadata")

@@ -26,14 +26,14 @@ DAMAGE = (
 
 
 def damage(what: str, path: str | Path, error: Exception, remedy: str = "train it again") -> ValueError:
-    """An error about a damaged file, with the first line of the reason: torch adds lines about its own code."""
+    """Return an error about a damaged file, with the first line of the reason: torch adds lines about its own code."""
     text = str(error).strip().split("\n")[0]
     reason = text if isinstance(error, ValueError) and text else f"{type(error).__name__}: {text}"
     return ValueError(f"the {what} {str(path)!r} is damaged ({reason}); {remedy}")
 
 
 def describe_kind(header: Mapping[str, str]) -> str:
-    """A clause about the kind of a file, by its header, and about what reads it."""
+    """Return a clause about the kind of a file, by its header, and about what reads it."""
     what, reader = READERS.get(header.get("kind", ""), ("the checkpoint of a network", ""))
     return f"{what}, which {reader} reads" if reader else f"{what}, whose path regauge.align and regauge.merge take"
 
@@ -41,7 +41,7 @@ def describe_kind(header: Mapping[str, str]) -> str:
 def read_described(
     path: str | Path, *, kind: str, version: str, name: str, writer: str, earlier: Collection[str] = ()
 ) -> tuple[dict[str, str], Params]:
-    """The strings of a file's header and its tensors.
+    """Return the strings of a file's header and its tensors.
 
     Args:
         path: The file.

@@ -51,7 +51,7 @@ class Form:
 
     @classmethod
     def of(cls, dtype: str | torch.dtype | None = None, shard_size: int | str | None = None) -> "Form":
-        """A form from a dtype or its name, and from bytes or text such as "5GB"."""
+        """Return a form from a dtype or its name, and from bytes or text such as "5GB"."""
         if isinstance(dtype, str):
             if dtype not in DTYPES:
                 raise ValueError(f"the dtype {dtype!r} is unknown; choose one of {', '.join(DTYPES)}")
@@ -59,15 +59,16 @@ class Form:
         return cls(dtype, read_size(shard_size, "shard size") if isinstance(shard_size, str) else shard_size)
 
     def dtype_of(self, stored: torch.dtype) -> torch.dtype:
-        """The dtype in which a tensor is written."""
+        """Return the dtype in which a tensor is written."""
         return stored if self.dtype is None or not stored.is_floating_point else self.dtype
 
     def work_dtype(self, stored: torch.dtype) -> torch.dtype:
-        """The dtype in which a tensor is read, so that it is rounded once, when it is written."""
+        """Return the dtype in which a tensor is read, so that it is rounded once, when it is written."""
         return torch.promote_types(stored, self.dtype_of(stored)) if stored.is_floating_point else stored
 
     def layout(self, shards: Sequence[Shard], stem: str, count: int = 0) -> list[Shard]:
-        """The files of a network in this form, from those that it would have; `stem` begins the names of new files.
+        """Return the files of a network in this form, from those that it would have; `stem` begins the names of new
+        files.
 
         Of a distributed checkpoint there are about as many as the `count`, of equal sizes, unless this form says more.
         """
@@ -91,14 +92,15 @@ class Form:
         ]
 
     def index(self, shards: Sequence[Shard], known: str) -> str:
-        """The name of the index of these files, where the network that they take over had the one that is known."""
+        """Return the name of the index of these files, where the network that they take over had the one that is
+        known."""
         named = re.fullmatch(r"(.+)-\d{5}-of-\d{5}" + re.escape(SUFFIX), shards[0].file)
         if known.endswith(INDEX_SUFFIX) and (self.shard_size is None or named is None):
             return known
         return ("model" if named is None else named[1]) + INDEX_SUFFIX
 
     def describe(self, content: bytes, config: Path) -> bytes:
-        """The content of a config.json with this dtype wherever it names one."""
+        """Return the content of a config.json with this dtype wherever it names one."""
         if self.dtype is None:
             return content
         named = _rename(parse_object(content, config), _name(self.dtype))
@@ -114,7 +116,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _fill(specs: Sequence[TensorSpec], size: int) -> Iterator[list[TensorSpec]]:
-    """Tensors in their order, in files that are full."""
+    """Yield tensors in their order, in files that are full."""
     part: list[TensorSpec] = []
     for spec in specs:
         if part and sum(one.nbytes for one in part) + spec.nbytes > size:

@@ -144,17 +144,17 @@ class FileJob:
             )
 
     def named_by(self, symmetry: Symmetry) -> "FileJob":
-        """A job with the checkpoints under the names of a symmetry, where files have other names than models."""
+        """Return a job with the checkpoints under the names of a symmetry, where files have other names than models."""
         return replace(self, checkpoints=share([name_by(one, symmetry) for one in self.checkpoints]))
 
     def named_for(self, module: nn.Module) -> "FileJob":
-        """A job with the checkpoints in memory, under the names of a module and with all of its tensors."""
+        """Return a job with the checkpoints in memory, under the names of a module and with all of its tensors."""
         named = share([name_for(one, module) for one in self.checkpoints])
         whole = (one.with_params(match(one.params, expected_of(module, one), one.label)) for one in named)
         return replace(self, checkpoints=tuple(whole))
 
     def of(self, *checkpoints: Checkpoint) -> "FileJob":
-        """A job with other views of the checkpoints."""
+        """Return a job with other views of the checkpoints."""
         return replace(self, checkpoints=checkpoints)
 
     def require_output(self) -> None:
@@ -327,7 +327,7 @@ def open_job(
 
 
 def _add_adapter(base: Checkpoint, adapter: Checkpoint, output: Output | None) -> Checkpoint:
-    """A base with an adapter, of which the result is an adapter, too."""
+    """Return a base with an adapter, of which the result is an adapter, too."""
     if output is not None and (output.is_file or output.shard_size is not None):
         raise ValueError(
             f"{adapter.label!r} is an adapter, and what is made of it is one, in a folder with one file of weights: "

@@ -37,17 +37,17 @@ CACHES = (
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether a folder holds an adapter."""
+    """Return whether a folder holds an adapter."""
     return (folder / ADAPTER_CONFIG).is_file()
 
 
 def folder_files() -> tuple[str, ...]:
-    """Names of files for which a folder is searched, in this order, before an adapter is looked for."""
+    """Return names of files for which a folder is searched, in this order, before an adapter is looked for."""
     return tuple(name for one in every_format().values() for name in one.names)
 
 
 def locate(path: str | Path) -> Path:
-    """The file that holds a checkpoint, or the index of its shards; in a folder, the one that is read.
+    """Return the file that holds a checkpoint, or the index of its shards; in a folder, the one that is read.
 
     A model of the hub is looked up in the cache; see `find_cached`.
     """
@@ -60,7 +60,7 @@ def locate(path: str | Path) -> Path:
 
 
 def files_of(file: Path) -> list[Path]:
-    """All files of weights of a checkpoint, by the one that `locate` finds, which is the first.
+    """Return all files of weights of a checkpoint, by the one that `locate` finds, which is the first.
 
     Raises:
         FileNotFoundError, ValueError: It is an index, and is damaged or names files that are not there.
@@ -76,7 +76,7 @@ def files_of(file: Path) -> list[Path]:
 
 
 def shards_of(index: Path) -> dict[str, str]:
-    """The file that holds each parameter, by the index of a sharded checkpoint.
+    """Return the file that holds each parameter, by the index of a sharded checkpoint.
 
     Raises:
         FileNotFoundError: A shard is not there.
@@ -108,14 +108,14 @@ def shards_of(index: Path) -> dict[str, str]:
 
 
 def _is_name(shard: object) -> bool:
-    """Whether it can be the name of a file of weights next to an index."""
+    """Return whether it can be the name of a file of weights next to an index."""
     if not isinstance(shard, str) or "\0" in shard:
         return False
     return Path(shard).name == shard and shard.endswith(weight_suffixes(is_read=True))
 
 
 def split_sum(path: str) -> tuple[str, str] | None:
-    """A base and the folder of an adapter where a path that is not there is `BASE+ADAPTER`."""
+    """Return a base and the folder of an adapter where a path that is not there is `BASE+ADAPTER`."""
     base, plus, folder = path.rpartition("+")
     if not plus or Path(path).exists() or not Path(folder).is_dir():
         return None
@@ -127,7 +127,7 @@ def split_sum(path: str) -> tuple[str, str] | None:
 
 
 def split_entry(path: str) -> tuple[str, str | None]:
-    """A file and the network in it where a path that is not there is `FILE:NAME`; else the path."""
+    """Return a file and the network in it where a path that is not there is `FILE:NAME`; else the path."""
     if Path(path).exists():
         return path, None
     for place in (k for k, letter in enumerate(path[:-1]) if letter == ":"):
@@ -138,7 +138,7 @@ def split_entry(path: str) -> tuple[str, str | None]:
 
 
 def find_cached(name: str) -> Path | None:
-    """The folder of a model of the hub in the cache on this machine, as of its branch `main`; None without one.
+    """Return the folder of a model of the hub in the cache on this machine, as of its branch `main`; None without one.
 
     What is a path of something is no such name.
     """
@@ -154,7 +154,8 @@ def find_cached(name: str) -> Path | None:
 
 
 def say_absent(path: str) -> str:
-    """An error text: there is no checkpoint at a path, and how to fetch one where it may be the name of a model."""
+    """Return an error text: there is no checkpoint at a path, and how to fetch one where it may be the name of a
+    model."""
     if ADDRESS.match(path):
         return f"{path!r} is an address, and regauge fetches nothing: download the checkpoint, and name the file"
     text = f"there is no checkpoint {path!r}; check the path"
@@ -167,7 +168,7 @@ def say_absent(path: str) -> str:
 
 
 def _cache() -> Path:
-    """The folder of the hub's cache."""
+    """Return the folder of the hub's cache."""
     for variable, inside in CACHES:
         if os.environ.get(variable):
             return Path(os.environ[variable]).expanduser() / inside

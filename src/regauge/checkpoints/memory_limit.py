@@ -30,7 +30,7 @@ class MemoryLimit:
 
     @classmethod
     def of(cls, memory: "int | str | MemoryLimit | None") -> "MemoryLimit":
-        """A limit from bytes, or from text such as "2GB"; half of the machine's memory if None.
+        """Return a limit from bytes, or from text such as "2GB"; half of the machine's memory if None.
 
         Processes that torchrun started on one machine share that half.
         """
@@ -46,7 +46,7 @@ class MemoryLimit:
         return cls(read_size(memory, "memory"))
 
     def from_now(self) -> "MemoryLimit":
-        """Copy of the limit that does not count what the process holds now; itself if its base is known."""
+        """Return copy of the limit that does not count what the process holds now; itself if its base is known."""
         return self if self.base is not None else MemoryLimit(self.nbytes, resident())
 
     def held(self) -> int:

@@ -63,7 +63,7 @@ class Output:
 
     @classmethod
     def of(cls, out: "Output | str | Path") -> "Output":
-        """An output from a path, or as it is."""
+        """Return an output from a path, or as it is."""
         return out if isinstance(out, Output) else cls(out)
 
     @property
@@ -92,5 +92,6 @@ class Output:
 
 
 def alignment_label(out: Output | str | Path | None) -> str:
-    """The name of the alignment next to an output for a provenance, which is the same for all names of outputs."""
+    """Return the name of the alignment next to an output for a provenance, which is the same for all names of
+    outputs."""
     return f"*{ALIGNMENT}" if out is None or Output.of(out).is_file else f"regauge{ALIGNMENT}"

@@ -15,7 +15,7 @@ METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
 def most_bytes(packed: int) -> int:
-    """The largest number of bytes that a file of this size may become."""
+    """Return the largest number of bytes that a file of this size may become."""
     return max(SPARE, RATIO * packed)
 
 
@@ -29,7 +29,7 @@ def require_modest(members: Sequence[zipfile.ZipInfo], packed: int, remedy: str)
 
 
 def read_gzip(path: Path) -> bytes:
-    """The content of a gzip file.
+    """Return the content of a gzip file.
 
     Raises:
         ValueError: It is damaged, or would become far larger than it is.

@@ -71,14 +71,14 @@ class Padded(Checkpoint):
         return self._params is None and self.source.is_lazy
 
     def dtype_of(self, name: str) -> torch.dtype:
-        """The dtype in which a tensor is read: a precise one where it is rescaled."""
+        """Return the dtype in which a tensor is read: a precise one where it is rescaled."""
         if self._params is not None:
             return super().dtype_of(name)
         dtype = self.source.dtype_of(name)
         return work_dtype(dtype) if name in self._scales else dtype
 
     def read(self, name: str, *, rows: tuple[int, int] | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """A copy of one tensor, or of a range of its first axis, padded with zeros."""
+        """Return a copy of one tensor, or of a range of its first axis, padded with zeros."""
         if self._params is not None:
             return super().read(name, rows=rows, dtype=dtype)
         dtype, scale = dtype or self.dtype_of(name), self._scales.get(name, 1.0)
@@ -138,7 +138,7 @@ def _factors(adapter: Checkpoint) -> Mapping[str, Factors]:
 
 
 def _describe(folder: Path, factors: Mapping[str, Factors]) -> bytes:
-    """The configuration of an adapter with other ranks and the same scales."""
+    """Return the configuration of an adapter with other ranks and the same scales."""
     config = read_object(folder / ADAPTER_CONFIG)
     ranks = {module: one.rank for module, one in factors.items()}
     alphas = {
@@ -151,5 +151,5 @@ def _describe(folder: Path, factors: Mapping[str, Factors]) -> bytes:
 
 
 def _tidy(value: float) -> float:
-    """A number without a fraction as an integer, which a configuration of an adapter mostly has."""
+    """Return a number without a fraction as an integer, which a configuration of an adapter mostly has."""
     return round(value) if abs(value - round(value)) < 1e-12 * abs(value) else value

@@ -44,7 +44,7 @@ def require_plain(path: str | Path) -> None:
 
 
 def leads_out(path: Path, folder: Path) -> bool:
-    """Whether a file of a folder is, or lies behind, a link to a place outside of it.
+    """Return whether a file of a folder is, or lies behind, a link to a place outside of it.
 
     Snapshots in the cache of the Hugging Face hub are links into the folder `blobs` next to them, which is inside.
     """
@@ -69,13 +69,14 @@ def require_inside(path: Path) -> None:
 
 
 def read_inside(path: Path) -> bytes:
-    """The content of a file of a folder, for a copy of it; a link out of the folder is a ValueError."""
+    """Return the content of a file of a folder, for a copy of it; a link out of the folder is a ValueError."""
     require_inside(path)
     return path.read_bytes()
 
 
 def read_text(path: Path) -> str:
-    """The text of a file of a folder, for a copy of it; what is wrong with it is a ValueError that names the file."""
+    """Return the text of a file of a folder, for a copy of it; what is wrong with it is a ValueError that names the
+    file."""
     try:
         return read_inside(path).decode()
     except UnicodeDecodeError as error:
@@ -85,12 +86,14 @@ def read_text(path: Path) -> str:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file of a folder, for a copy of it; what is wrong with it is a ValueError that names it."""
+    """Return the object in a JSON file of a folder, for a copy of it; what is wrong with it is a ValueError that names
+    it."""
     return parse_object(read_inside(path), path)
 
 
 def parse_object(text: str | bytes, path: Path) -> dict[str, Any]:
-    """The object in a JSON text that is, or will be, in a file; what is wrong is a ValueError that names the file."""
+    """Return the object in a JSON text that is, or will be, in a file; what is wrong is a ValueError that names the
+    file."""
     try:
         found = parse_json(text)
     except ValueError as error:

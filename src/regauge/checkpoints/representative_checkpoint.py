@@ -37,11 +37,11 @@ class ChartedCheckpoint(Checkpoint):
         }
 
     def dtype_of(self, name: str) -> torch.dtype:
-        """The dtype in which a tensor is read."""
+        """Return the dtype in which a tensor is read."""
         return self.source.dtype_of(name)
 
     def read(self, name: str, *, rows: Rows = None, dtype: torch.dtype | None = None) -> Tensor:
-        """A copy of one tensor, or of a range of its first axis where nothing acts on that."""
+        """Return a copy of one tensor, or of a range of its first axis where nothing acts on that."""
         if name not in self._made:
             return self._read_plain(name, rows, dtype)
         assert self._tensors is not None
@@ -69,7 +69,7 @@ class RepresentativeCheckpoint(ChartedCheckpoint):
         self.coordinates = tensors.coordinates
 
     def dtype_of(self, name: str) -> torch.dtype:
-        """The dtype in which a tensor is read: 16 bits would make another function of it."""
+        """Return the dtype in which a tensor is read: 16 bits would make another function of it."""
         own = self.source.dtype_of(name)
         return work_dtype(own) if name in self._made else own
 

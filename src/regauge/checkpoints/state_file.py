@@ -88,7 +88,8 @@ class StateFile:
         self._written = time.monotonic()
 
     def read(self, inputs: Mapping[str, Any]) -> tuple[Params, dict[str, Any]] | None:
-        """The tensors and the rest of a state, None without a file; generator and buffers get their values from it.
+        """Return the tensors and the rest of a state, None without a file; generator and buffers get their values from
+        it.
 
         Raises:
             StateError: The file is none, is damaged, or of work with other inputs.
@@ -142,7 +143,7 @@ class StateFile:
         return f"the interrupted {self.work} in {str(self.path)!r}"
 
     def _read(self) -> tuple[Mapping[str, str], Params]:
-        """The strings and the tensors of a state, whose bytes are as they were written."""
+        """Return the strings and the tensors of a state, whose bytes are as they were written."""
         try:
             with Checkpoint.open(self.path) as file:
                 header, tensors = file.header, file.params
@@ -169,7 +170,7 @@ def copy_exactly(tensors: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> N
 
 
 def _checksum(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
-    """A digest of everything from which the work goes on."""
+    """Return a digest of everything from which the work goes on."""
     digest = blake2b("\0".join(header.get(name, "") for name in CHECKED).encode(), digest_size=16)
     for name, tensor in sorted(tensors.items()):
         digest.update(f"\0{name} {tensor.dtype} {[*tensor.shape]}\0".encode())

@@ -45,7 +45,8 @@ class Shard:
 
 
 def path_beside(checkpoint: Path, ending: str) -> Path:
-    """The path of a report of a checkpoint: `out` with the ending for `out.safetensors`, or `regauge` in a folder."""
+    """Return the path of a report of a checkpoint: `out` with the ending for `out.safetensors`, or `regauge` in a
+    folder."""
     if is_single_file(checkpoint):
         return checkpoint.with_name(checkpoint.stem + ending)
     return checkpoint / f"regauge{ending}"
@@ -142,14 +143,14 @@ def write_shard(shard: Shard, folder: Path, pieces: Pieces) -> tuple[int, int]:
 
 
 def encode_safetensors(shard: Shard, pieces: Pieces) -> Iterator[bytes | memoryview]:
-    """The bytes of a safetensors file: its header and its values, piece by piece."""
+    """Yield the bytes of a safetensors file: its header and its values, piece by piece."""
     yield encode_header(shard.tensors, {**shard.metadata, "format": "pt"})
     for spec in shard.tensors:
         yield from encode_values(spec, pieces)
 
 
 def encode_values(spec: TensorSpec, pieces: Pieces) -> Iterator[memoryview]:
-    """The bytes of the values of a tensor, piece by piece, rounded to its dtype."""
+    """Yield the bytes of the values of a tensor, piece by piece, rounded to its dtype."""
     count = 0
     for piece in pieces(spec.name):
         if piece.dtype != spec.dtype and not (piece.is_floating_point() and spec.dtype.is_floating_point):
@@ -172,7 +173,7 @@ def write_index(
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """The bytes of a tensor in C order, shared with it where it lies so."""
+    """Return the bytes of a tensor in C order, shared with it where it lies so."""
     return memoryview(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
 
 

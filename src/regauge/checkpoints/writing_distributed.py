@@ -24,7 +24,7 @@ EARLY = (1980, 1, 1, 0, 0, 0)
 
 
 def encode_chunks(shard: Shard, pieces: Pieces) -> Iterator[bytes | memoryview]:
-    """The bytes of a file of chunks: a torch file for every tensor, one after the other."""
+    """Yield the bytes of a file of chunks: a torch file for every tensor, one after the other."""
     for spec in shard.tensors:
         sink: Any = _Sink()
         with zipfile.ZipFile(sink, "w") as archive:
@@ -61,7 +61,7 @@ class _Sink:
         """Nothing waits here."""
 
     def take(self) -> list[Any]:
-        """The bytes since the last time."""
+        """Return the bytes since the last time."""
         parts, self._parts = self._parts, []
         return parts
 
@@ -96,14 +96,14 @@ class _Pickler(pickle.Pickler):
 
 
 def _describe(spec: TensorSpec) -> bytes:
-    """The pickle in the torch file of a tensor."""
+    """Return the pickle in the torch file of a tensor."""
     content = io.BytesIO()
     _Pickler(content, protocol=2).dump(_Described(spec))
     return content.getvalue()
 
 
 def encode_metadata(shards: Sequence[Shard], folder: Path, inside: Mapping[str, Sequence[str]]) -> bytes:
-    """The content of `.metadata` for files of chunks that are in a folder.
+    """Return the content of `.metadata` for files of chunks that are in a folder.
 
     Args:
         shards: The files, with their tensors in order.
@@ -127,7 +127,8 @@ def encode_metadata(shards: Sequence[Shard], folder: Path, inside: Mapping[str, 
 
 
 def _find_archives(file: Path) -> list[tuple[int, int]]:
-    """The first byte and the length of every torch file in a file of chunks: each ends with the list of its records."""
+    """Return the first byte and the length of every torch file in a file of chunks: each ends with the list of its
+    records."""
     found: list[tuple[int, int]] = []
     end = file.stat().st_size
     with file.open("rb") as stream:

@@ -16,7 +16,7 @@ REFUSED = (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, O
 
 
 def compose_yaml(path: Path) -> yaml.Node | None:
-    """The nodes of a YAML file, none of which has become a value yet; None of an empty file.
+    """Return the nodes of a YAML file, none of which has become a value yet; None of an empty file.
 
     Raises:
         ValueError: It is no YAML, too large, repeats itself too often, or holds half of a character.
@@ -41,7 +41,7 @@ def compose_yaml(path: Path) -> yaml.Node | None:
 
 
 def read_yaml(path: Path) -> Any:
-    """The plain values in a YAML file; None of an empty one.
+    """Return the plain values in a YAML file; None of an empty one.
 
     Raises:
         ValueError: As `compose_yaml`, or a value cannot be read.
@@ -61,7 +61,7 @@ def yaml_text(value: Any) -> str:
 
 
 def _count(node: yaml.Node, known: dict[int, int]) -> int:
-    """The values in a file, those behind aliases as often as they are named."""
+    """Return the values in a file, those behind aliases as often as they are named."""
     if id(node) not in known:
         pairs = node.value if isinstance(node, yaml.MappingNode) else []
         inner = [one for pair in pairs for one in pair] if pairs else node.value

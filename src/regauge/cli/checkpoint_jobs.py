@@ -25,7 +25,7 @@ def output_of(
     element: str | None = None,
     page: Callable[[Path], str] | None = None,
 ) -> rg.Output:
-    """The output that the options of a command ask for, with the name of the element's file next to it, if any."""
+    """Return the output that the options of a command ask for, with the name of the element's file, if any."""
     resume, shared = (getattr(options, name, False) for name in ("resume", "shared"))
     form = options.written.dtype, options.written.shard_size or None
     origin = origin or provenance_of(options, element=element)
@@ -55,7 +55,7 @@ def open_checkpoints(
 
 
 def provenance_of(options: Any, *, element: str | None = None, **places: Path) -> Provenance:
-    """The command of some options, its settings, and as inputs the files and folders that they name.
+    """Return the command of some options, its settings, and as inputs the files and folders that they name.
 
     Args:
         options: The options of a command.
@@ -79,12 +79,12 @@ def provenance_of(options: Any, *, element: str | None = None, **places: Path) -
 
 
 def _is_input(value: object) -> bool:
-    """Whether a value names a file or folder: options that may name one also take other words."""
+    """Return whether a value names a file or folder: options that may name one also take other words."""
     return isinstance(value, Path) or (isinstance(value, str) and bool(value) and bool(Input("", value).files))
 
 
 def _plain(value: Any) -> Any:
-    """A value ready for JSON."""
+    """Return a value ready for JSON."""
     if is_dataclass(value) and not isinstance(value, type):
         names = [field.name for field in fields(value) if field.name not in WITHOUT_EFFECT]
         return {name.replace("_", "-"): _plain(getattr(value, name)) for name in names}

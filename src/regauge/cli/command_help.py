@@ -76,7 +76,7 @@ def show_help(words: Sequence[str], commands: Any, description: str) -> None:
 
 
 def options_in_groups(options: type) -> dict[str, list[Option]]:
-    """The options of a command by the group in which the help shows them; positional arguments come under ""."""
+    """Return the options of a command by the group in which the help shows them; positional arguments come under ""."""
     groups: dict[str, list[Option]] = {"": [], **{name: [] for name in GROUPS}}
     for one in options_of(options):
         group = next((name for name, names in GROUPS.items() if one.name in names.split()), "method")
@@ -85,7 +85,7 @@ def options_in_groups(options: type) -> dict[str, list[Option]]:
 
 
 def _with_groups(options: type) -> type:
-    """A class for the help of all options, in boxes of their groups."""
+    """Return a class for the help of all options, in boxes of their groups."""
     groups = options_in_groups(options)
     parts: list[Any] = [one.as_field for one in groups.pop("")]
     for name, found in groups.items():
@@ -95,7 +95,7 @@ def _with_groups(options: type) -> type:
 
 
 def _with_first(options: type) -> type:
-    """A class for the help of the options that come first, and of how to see the others."""
+    """Return a class for the help of the options that come first, and of how to see the others."""
     found = list(options_of(options))
     optional = [one for one in found if not one.is_positional]
     if len(optional) <= FEW:
@@ -108,7 +108,7 @@ def _with_first(options: type) -> type:
 
 
 def _in_short(part: tuple[str, Any, Field[Any]]) -> tuple[str, Any, Field[Any]]:
-    """A field with the first sentence of its help."""
+    """Return a field with the first sentence of its help."""
     name, hint, value = part
     texts = [mark.help for mark in hint.__metadata__ if getattr(mark, "help", None)]
     return (name, Annotated[hint, arg(help=re.split(r"(?<=\.)\s", texts[-1])[0])], value) if texts else part
@@ -119,7 +119,7 @@ def _flag(name: str, text: str) -> tuple[str, Any, Any]:
 
 
 def _command(commands: Any) -> tuple[str, Any, Field[Any]]:
-    """A field of commands, each with the first paragraph of its description."""
+    """Return a field of commands, each with the first paragraph of its description."""
     union: Any = None
     for name, options in commands_by_name(commands).items():
         made: Any = _made(options.__name__, (getdoc(options) or "").partition("\n\n")[0], [])
@@ -135,7 +135,7 @@ def _made(name: str, description: str, parts: list[Any]) -> type:
 
 
 def options_of(options: type, values: Any = None) -> Iterator[Option]:
-    """The options of a command, those of parts of its class in their places."""
+    """Yield the options of a command, those of parts of its class in their places."""
     texts, hints = _texts(options), get_type_hints(options, include_extras=True)
     for one in fields(options):
         hint = hints[one.name]
@@ -154,7 +154,7 @@ def options_of(options: type, values: Any = None) -> Iterator[Option]:
 
 
 def _texts(options: type) -> Mapping[str, str]:
-    """The strings below the fields of a class and of its bases."""
+    """Return the strings below the fields of a class and of its bases."""
     found = {}
     for kind in reversed(options.__mro__):
         body = ast.parse(dedent(getsource(kind))).body[0].body if is_dataclass(kind) else []  # type: ignore[attr-defined]

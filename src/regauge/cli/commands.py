@@ -42,7 +42,7 @@ ELSEWHERE = {"reproduce": "regauge-papers"}
 
 
 def with_others(commands: Any, words: Sequence[str]) -> Any:
-    """The commands of regauge and, unless the words name one of these, those that other distributions add.
+    """Return the commands of regauge and, unless the words name one of these, those that other distributions add.
 
     Args:
         commands: The union of the options of regauge's commands.
@@ -62,7 +62,7 @@ def with_others(commands: Any, words: Sequence[str]) -> Any:
 
 @cache
 def other_commands() -> dict[str, Any]:
-    """The options of the commands that other distributions add, by name."""
+    """Return the options of the commands that other distributions add, by name."""
     return {one.name: one.load() for one in entry_points(group=GROUP)}
 
 
@@ -111,7 +111,7 @@ def _require_options(words: list[str], options: Any, typed: str) -> None:
 
 
 def _flags(options: Any) -> set[str]:
-    """The options of a command as they are typed."""
+    """Return the options of a command as they are typed."""
     found = set()
     for name, hint in get_type_hints(options, include_extras=True).items():
         kind, *marks = get_args(hint) if get_origin(hint) is Annotated else (hint,)
@@ -136,7 +136,7 @@ def _require_choices(words: list[str], options: Any) -> None:
 
 
 def commands_by_name(commands: Any) -> dict[str, Any]:
-    """The options of each command in a union, under its name."""
+    """Return the options of each command in a union, under its name."""
     found = {}
     for one in get_args(commands):
         options, *marks = get_args(one) if get_origin(one) is Annotated else (one,)

@@ -77,7 +77,7 @@ def _tell_layout(found: TensorMap, out: rg.Output | None) -> None:
 
 
 def _statistics(choosing: rg.Task | None, task: rg.Task | None) -> str:
-    """A sentence on the data that gave the statistics of batch normalization; empty if none were recomputed."""
+    """Return a sentence on the data that gave the statistics of batch normalization; empty if none were recomputed."""
     if choosing is None or task is None or task.prepare is None:
         return ""
     networks = "losses and barriers are those of networks whose statistics of batch normalization were recomputed from"

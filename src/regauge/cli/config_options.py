@@ -29,7 +29,7 @@ def with_settings(config: type, names: str, **metavars: str) -> Callable[[type[T
     defaults = {field.name: field.default for field in fields(config)}
 
     def as_option(mention: re.Match[str]) -> str:
-        """Settings that a text mentions are options."""
+        """Return settings that a text mentions are options."""
         return f"--{mention[1].replace('_', '-')}" if mention[1] in defaults else mention[0]
 
     def declare(options: type[T]) -> type[T]:
@@ -50,7 +50,7 @@ def with_settings(config: type, names: str, **metavars: str) -> Callable[[type[T
 
 
 def settings_of(options: Any, config: type) -> dict[str, Any]:
-    """The settings of a config that were typed, by the names that the config has for them."""
+    """Return the settings of a config that were typed, by the names that the config has for them."""
     known = {field.name for field in fields(config)}
     typed = {setting: getattr(options, option) for option, setting in options.SETTINGS.items() if setting in known}
     return {name: value == "yes" if value in ("yes", "no") else value for name, value in typed.items()}

@@ -25,7 +25,7 @@ def run(options: Demo) -> None:
 
 
 def summary(results: dict[str, Any]) -> Table:
-    """The numbers of the report for the terminal."""
+    """Return the numbers of the report for the terminal."""
     data = results["data"]
     table = Table(title=f"{data['name']}: loss and accuracy on {data['test']:,} test images", title_justify="left")
     for title in ("network", "loss", "accuracy", "barrier"):

@@ -80,7 +80,7 @@ def _require_extras(options: Any) -> None:
 
 
 def _marks(hint: Any) -> Iterator[Any]:
-    """The annotations of a type, at any depth."""
+    """Yield the annotations of a type, at any depth."""
     for one in (*getattr(hint, "__metadata__", ()), *getattr(hint, "__args__", ())):
         yield one
         if not isinstance(one, type):

@@ -55,7 +55,7 @@ def fit(options: FlowFit) -> None:
 
 
 def config_of(options: FlowFit) -> flow.FlowConfig:
-    """The settings that were typed."""
+    """Return the settings that were typed."""
     settings, how = settings_of(options, flow.FlowConfig), settings_of(options, flow.Representation)
     is_aligned = options.aligned or not options.unaligned
     if options.thesis != "no":
@@ -76,7 +76,7 @@ def config_of(options: FlowFit) -> flow.FlowConfig:
 
 
 def net_of(options: FlowFit, name: str, *, is_aligned: bool, **sizes: int) -> Any:
-    """The net that learns the velocity, of these sizes unless others were typed."""
+    """Return the net that learns the velocity, of these sizes unless others were typed."""
     sizes |= {key: value for key in ("width", "depth") if (value := getattr(options, key)) is not None}
     if name in ws.LAYERS:
         return flow.Metanetwork(layer_of(name, options.layer_settings), **sizes)
@@ -128,7 +128,7 @@ def guide(options: FlowGuide) -> None:
 
 
 def drawn_of(options: Sampling) -> dict[str, Any]:
-    """The settings with which networks are drawn, with the label as the column has it."""
+    """Return the settings with which networks are drawn, with the label as the column has it."""
     if options.networks < 1:
         raise UsageError(f"--networks is {options.networks}; draw one at least")
     known = {} if options.label is None else {str(value): value for value in flow.load_flow(options.flow).classes}

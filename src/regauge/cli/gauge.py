@@ -75,7 +75,7 @@ def run(options: Gauge) -> None:
 
 
 def _scheme(options: Gauge) -> RoundToNearest:
-    """The rounding that a gauge is chosen for; options that do not go together are refused."""
+    """Return the rounding that a gauge is chosen for; options that do not go together are refused."""
     if options.group < 0:
         raise UsageError(f"--group is {options.group}; write how many values share a scale, or leave it out")
     if options.method == "smooth" and options.data is None:
@@ -90,7 +90,7 @@ def _scheme(options: Gauge) -> RoundToNearest:
 def _read(
     options: Gauge, name: str | None, checkpoint: rg.Checkpoint, *, fits: bool
 ) -> tuple[Networks, rg.Task | None, rg.Task | None]:
-    """The checkpoint under the names of its model, and the model on data that choose and on data that judge.
+    """Return the checkpoint under the names of its model, and the model on data that choose and on data that judge.
 
     It stays on the disk if memory does not suffice, or where rotations alone are drawn for a model without values.
     """

@@ -49,7 +49,7 @@ def run(options: Info) -> None:
 
 
 def _lines(document: Mapping[str, Any]) -> Iterator[str]:
-    """A provenance, and below each input its own, once."""
+    """Yield a provenance, and below each input its own, once."""
     ancestors = dict(document.get("ancestors", {}))
     open_inputs = [_begin(document)]
     while open_inputs:
@@ -64,7 +64,7 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _begin(document: Mapping[str, Any]) -> Iterator[tuple[str | None, str | None]]:
-    """The lines of one provenance, each with the name of that of the input that it is about."""
+    """Yield the lines of one provenance, each with the name of that of the input that it is about."""
     (title, _), *facts = summarize(document)
     yield title, None
     for (what, hashes), one in zip(facts, document["inputs"], strict=True):

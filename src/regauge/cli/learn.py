@@ -53,7 +53,7 @@ def predict(options: LearnPredict) -> None:
 
 
 def _predictions(options: LearnPredict, path: Path) -> Iterator[dict[str, Any]]:
-    """A row for each network of a store, or for a checkpoint."""
+    """Yield a row for each network of a store, or for a checkpoint."""
     named = read_networks(path, options.checkpoints)
     tell_chosen(len(named.rows), None if named.store is None else len(named.store), options.checkpoints)
     made = learn.load_predictor(options.predictor, make_module=lambda: _module(options, named.store))
@@ -69,7 +69,7 @@ def _predictions(options: LearnPredict, path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _module(options: LearnPredict, store: Store | None) -> nn.Module:
-    """The architecture of networks that are run on probes."""
+    """Return the architecture of networks that are run on probes."""
     if options.model is not None:
         return open_model(options.model).module
     if store is None:
@@ -78,7 +78,7 @@ def _module(options: LearnPredict, store: Store | None) -> nn.Module:
 
 
 def config_of(options: LearnPredictor) -> learn.PredictorConfig:
-    """The settings that were typed."""
+    """Return the settings that were typed."""
     sizes = sizes_of(options.probes)
     if not sizes:
         raise UsageError(

@@ -43,7 +43,7 @@ def autoencoder(options: LearnAutoencoder) -> None:
 
 
 def config_of(options: LearnAutoencoder) -> learn.AutoencoderConfig:
-    """The settings that were typed."""
+    """Return the settings that were typed."""
     decoder: Any = ws.MLPDecoder() if options.decoder == "mlp" else ws.TemplateDecoder()
     if options.decoder_widths:
         if options.decoder != "mlp":

@@ -47,7 +47,7 @@ def matching(options: LearnMatching) -> None:
 
 
 def tasks_of(options: LearnMatching, collection: Collection) -> list[rg.Task]:
-    """The data on the modules of each layout."""
+    """Return the data on the modules of each layout."""
     batches = open_batches(options.data, options.examples)
     modules = [store.architecture.module() for store in collection.first_stores]
     tasks = (make_task(module, batches, loss=options.loss, dtype=torch.float32) for module in modules)
@@ -55,7 +55,7 @@ def tasks_of(options: LearnMatching, collection: Collection) -> list[rg.Task]:
 
 
 def config_of(options: LearnMatching) -> learn.MatchingConfig:
-    """The settings that were typed."""
+    """Return the settings that were typed."""
     settings: dict[str, Any] = settings_of(options, learn.MatchingConfig)
     if options.layer not in ws.LAYERS:
         raise UsageError(f"there is no layer {options.layer!r}; there are {', '.join(ws.LAYERS)}")
@@ -65,7 +65,7 @@ def config_of(options: LearnMatching) -> learn.MatchingConfig:
 
 
 def read_matcher(path: Path | None, options: Matching) -> learn.LearnedMatching:
-    """The matcher in a file, with the model of the networks if it runs them."""
+    """Return the matcher in a file, with the model of the networks if it runs them."""
     if path is None:
         raise UsageError("the method 'learned' needs a trained matcher: give --matcher FILE (`regauge learn matching`)")
 

@@ -27,7 +27,7 @@ EXAMPLES = 512
 
 
 def networks_of(options: LearnRun) -> tuple[Collection, NDArray[np.int64]]:
-    """The stores, and the numbers of the networks that are wanted."""
+    """Return the stores, and the numbers of the networks that are wanted."""
     if not options.stores:
         raise UsageError("no store is named; give the folder of one, or of several")
     with show_progress() as progress:
@@ -38,7 +38,7 @@ def networks_of(options: LearnRun) -> tuple[Collection, NDArray[np.int64]]:
 
 
 def run_of(options: LearnRun, chosen: NDArray[np.int64], place: TrainingOutput) -> dict[str, Any]:
-    """The arguments that all functions of this kind have: `learn.fit_predictor`, `flow.fit` and others."""
+    """Return the arguments that all functions of this kind have: `learn.fit_predictor`, `flow.fit` and others."""
     return {
         "generator": torch.Generator().manual_seed(options.seed),
         "indices": chosen,
@@ -48,7 +48,7 @@ def run_of(options: LearnRun, chosen: NDArray[np.int64], place: TrainingOutput) 
 
 
 def net_settings_of(options: LearnPredictor | LearnAutoencoder, config: type) -> dict[str, Any]:
-    """The net that reads networks, for the settings of a predictor or an autoencoder."""
+    """Return the net that reads networks, for the settings of a predictor or an autoencoder."""
     return {
         **settings_of(options, config),
         "layer": layer_of(options.layer, options.layer_settings),
@@ -60,14 +60,14 @@ def net_settings_of(options: LearnPredictor | LearnAutoencoder, config: type) ->
 
 
 def values_of(options: LearnNet) -> ws.Fourier | ws.Logarithms | None:
-    """The encoding of values; None for values as they are."""
+    """Return the encoding of values; None for values as they are."""
     if options.fourier and options.logarithms:
         raise UsageError("--fourier and --logarithms are two ways to encode values; choose one")
     return ws.Fourier(options.fourier) if options.fourier else ws.Logarithms() if options.logarithms else None
 
 
 def changes_of(varied: Varied) -> tuple[Change, ...]:
-    """The random changes in each step."""
+    """Return the random changes in each step."""
     kinds: tuple[tuple[Callable[[float], Change], float], ...] = (
         (learn.Translation, varied.translate),
         (learn.Rotation, varied.rotate),
@@ -79,7 +79,7 @@ def changes_of(varied: Varied) -> tuple[Change, ...]:
 
 
 def layer_of(name: str, typed: str) -> Any:
-    """The layer with its settings."""
+    """Return the layer with its settings."""
     if name not in ws.LAYERS:
         raise UsageError(f"there is no layer {name!r}; there are {', '.join(ws.LAYERS)}")
     kind = ws.LAYERS[name]
@@ -96,7 +96,7 @@ def layer_of(name: str, typed: str) -> Any:
 
 
 def inputs_of(text: str) -> Tensor | Any:
-    """The inputs on which networks are run."""
+    """Return the inputs on which networks are run."""
     kind, _, size = text.partition(":")
     if kind not in ("grid", "points"):
         return open_batches(text, EXAMPLES)[0][0]

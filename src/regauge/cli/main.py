@@ -116,7 +116,7 @@ def _refuse(text: str, code: int = 2) -> NoReturn:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """Whether an error is Python's, or torch's, about memory."""
+    """Return whether an error is Python's, or torch's, about memory."""
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "memory" in str(error)[:300].lower())
 
 
@@ -147,7 +147,7 @@ def _tell(package: str) -> None:
 
 
 def parse(args: Sequence[str] | None = None) -> Command:
-    """The options of one command; prints help or what is wrong with them and exits otherwise."""
+    """Return the options of one command; prints help or what is wrong with them and exits otherwise."""
     options: Command = tyro.cli(
         with_others(Command, sys.argv[1:] if args is None else args),
         prog="regauge",
@@ -159,7 +159,7 @@ def parse(args: Sequence[str] | None = None) -> Command:
 
 
 def sentence(error: BaseException) -> str:
-    """The message of an error on one line, without the quotes of `str(KeyError(...))` or the number of an OSError."""
+    """Return the message of an error on one line, without quotes of a KeyError or the number of an OSError."""
     text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         names = [repr(os.fspath(name)) for name in (error.filename, error.filename2) if name is not None]

@@ -105,7 +105,7 @@ def _assemble(options: Merge, make: Callable[..., Any]) -> None:
 
 
 def _setting(options: Merge) -> dict[str, Any]:
-    """Options of merges that are made tensor by tensor, as arguments."""
+    """Return options of merges that are made tensor by tensor, as arguments."""
     if options.data is not None or options.refine:
         raise UsageError("this merge reads tensor after tensor and looks at no data; leave --data and --refine out")
     if options.rotate == "always" or options.untie:
@@ -120,7 +120,7 @@ def _setting(options: Merge) -> dict[str, Any]:
 
 
 def rule_of(options: Merge) -> Rule:
-    """The rule that the options ask for."""
+    """Return the rule that the options ask for."""
     row = RULES[options.rule]
     named = ("density", "drop", "epsilon", "gamma", "scale", "reach")
     given: dict[str, str | tuple[str, ...]] = {name: one for name in named if (one := getattr(options, name))}

@@ -17,7 +17,7 @@ def find_model(
     values: Values = "if small",
     verify: bool | None = None,
 ) -> Model | None:
-    """The model that is named, or that of a checkpoint which says what it holds; None if it is unknown."""
+    """Return the model that is named, or that of a checkpoint which says what it holds; None if it is unknown."""
     name = name_model(checkpoint) if text is None else text
     if name is None:
         return None
@@ -27,7 +27,7 @@ def find_model(
 def require_model(
     text: str | None, checkpoint: Checkpoint, inputs: ExampleInputs, *, values: Values = "if small"
 ) -> Model:
-    """The model of a command that cannot do without."""
+    """Return the model of a command that cannot do without."""
     model = find_model(text, checkpoint, inputs, values=values)
     if model is None:
         raise UsageError(f"{checkpoint.label!r} does not record which network it holds: name the model with --model")

@@ -169,7 +169,7 @@ def show_progress(*, is_transient: bool = False, is_counted: bool = True) -> Ite
 
 
 def _line(task: rich.Task) -> str:
-    """A line about the progress of a piece of work."""
+    """Return a line about the progress of a piece of work."""
     columns = (rich.TimeElapsedColumn(), rich.TimeRemainingColumn())
     elapsed, left = (column.render(task).plain for column in columns)
     return f"{task.description}: {task.percentage:.1f}% in {elapsed}, left: {left}"
@@ -182,7 +182,7 @@ def _cell(value: Any, style: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A value ready for JSON, without rounding; numbers that JSON does not have are null."""
+    """Return a value ready for JSON, without rounding; numbers that JSON does not have are null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, bool | int | str):

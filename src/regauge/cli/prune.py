@@ -66,7 +66,7 @@ def run(options: Prune) -> None:
 
 
 def _read(options: Prune, model: Model, checkpoint: rg.Checkpoint) -> tuple[Networks, rg.Task, rg.Task | None]:
-    """The checkpoint under the names of its model with their symmetry, and tasks that choose and judge."""
+    """Return the checkpoint under the names of its model with their symmetry, and tasks that choose and judge."""
     with show_status("tracing the model"):
         kwargs = model.trace().kwargs
     found = read_networks(options, [checkpoint], model=model)

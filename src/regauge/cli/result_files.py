@@ -30,7 +30,7 @@ def require_results(page: Path, *, overwrite: bool) -> None:
 
 
 def name_files(paths: Sequence[Path]) -> list[str]:
-    """Names of files or folders in pictures: without the folders that they are in, unless two were the same then."""
+    """Return names of files or folders for pictures: without their folders, unless two names were then equal."""
     names = [path.name for path in paths]
     return names if len(set(names)) == len(names) else list(map(str, paths))
 

@@ -119,12 +119,12 @@ def show_output(shards: Sequence[Any], out: Path | None) -> None:
 
 
 def notes_of(told: Any) -> dict[str, list[str]]:
-    """The notes of a result as an entry of the report; no entry without notes."""
+    """Return the notes of a result as an entry of the report; no entry without notes."""
     return {"notes": list(told.notes)} if told.notes else {}
 
 
 def facts_of(result: rg.alignment.Result[Any]) -> dict[str, Any]:
-    """The course of an alignment, for the report: objectives, starts and convergence."""
+    """Return the course of an alignment, for the report: objectives, starts and convergence."""
     return {
         "initial": result.initial,
         "objective": result.objective,
@@ -135,7 +135,7 @@ def facts_of(result: rg.alignment.Result[Any]) -> dict[str, Any]:
 
 
 def method_of(options: Matching, plain: type[Method] = rg.WeightMatching) -> Method:
-    """The method that the options ask for; `plain` where they name none and there is no data."""
+    """Return the method that the options ask for; `plain` where they name none and there is no data."""
     name, has_data = options.method, options.data is not None
     if name == "auto":
         name = "data" if has_data and not options.restarts else "weights"
@@ -154,7 +154,7 @@ def method_of(options: Matching, plain: type[Method] = rg.WeightMatching) -> Met
 
 
 def _method_named(name: str, options: Matching) -> tuple[Method, bool]:
-    """The method of that name, and whether it needs data."""
+    """Return the method of that name, and whether it needs data."""
     if name == "learned":
         from regauge.cli.learn_matching import read_matcher  # It imports networks over networks, which takes a while.
 
@@ -165,7 +165,7 @@ def _method_named(name: str, options: Matching) -> tuple[Method, bool]:
 
 
 def configure(method: Method, options: Matching) -> Method:
-    """The method with the options that it has settings for; the methods within it take over the scales."""
+    """Return the method with the options that it has settings for; the methods within it take over the scales."""
     if options.statistic != "correlation" and not hasattr(method, "statistic"):
         kind = type(method).__name__
         raise UsageError(

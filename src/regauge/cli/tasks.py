@@ -76,7 +76,7 @@ def read(options: Judging, paths: Sequence[Path | Checkpoint], held: Held | None
 
 
 def _divide(options: Judging, model: Model, dtype: torch.dtype) -> tuple[rg.Task, rg.Task]:
-    """The data that choose and the data that judge: DATA for both where nothing is chosen by DATA."""
+    """Return the data that choose and the data that judge: DATA for both where nothing is chosen by DATA."""
     data = task_on(options, model, options.data, dtype)
     if options.test is not None:
         return data, task_on(options, model, options.test, dtype)
@@ -88,14 +88,14 @@ def _divide(options: Judging, model: Model, dtype: torch.dtype) -> tuple[rg.Task
 
 
 def task_on(options: Matching | Judging | Compare, model: Model, data: str, dtype: torch.dtype) -> rg.Task:
-    """The task of a model on what the user gave for DATA, with the loss, the batches and the outputs of the options."""
+    """Return the task of a model on the user's DATA, with the loss, the batches and the outputs of the options."""
     return open_task(model, data, loss=options.loss, batch=options.batch, outputs=options.outputs, dtype=dtype)
 
 
 def matching_tasks(
     options: Matching | Compare, networks: Networks, *, is_matched: bool = True
 ) -> tuple[rg.Task | None, rg.Task | None]:
-    """The tasks that choose and that judge for a command that aligns; statistics come from the data that choose.
+    """Return the tasks that choose and that judge for a command that aligns; statistics come from the data that choose.
 
     Where data match nothing, and no statistics come from them, all of them judge.
     """
@@ -117,7 +117,7 @@ def matching_tasks(
 
 
 def _statistics(options: Judging, model: Model) -> rg.Task | None:
-    """The data that statistics are recomputed from where the options name others than those of the task."""
+    """Return the data that statistics are recomputed from where the options name others than those of the task."""
     if not isinstance(options, Between) or options.statistics is None:
         return None
     task = task_on(options, model, options.statistics, dtype_of(model.module.state_dict()))

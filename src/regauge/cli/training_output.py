@@ -99,7 +99,7 @@ def tell_training(
 
 
 def require_named(paths: tuple[Path, ...]) -> tuple[Path, ...]:
-    """The networks that are named, at least one."""
+    """Return the networks that are named, at least one."""
     if not paths:
         raise UsageError("no networks are named; give folders of stores, or checkpoints")
     return paths

@@ -123,7 +123,7 @@ def check(options: ZooVerify) -> None:
 
 
 def config_of(options: ZooTrain) -> zoo.PopulationConfig:
-    """The population that was named, with the number and the seed that were typed."""
+    """Return the population that was named, with the number and the seed that were typed."""
     if options.networks is not None and options.networks < 1:
         raise UsageError(f"--networks is {options.networks}; train one at least")
     if options.config in zoo.presets.PRESETS:
@@ -145,7 +145,7 @@ def config_of(options: ZooTrain) -> zoo.PopulationConfig:
 
 
 def source_of(options: ZooImport) -> zoo.Source:
-    """The source to import, from an importer that takes the options that were given."""
+    """Return the source to import, from an importer that takes the options that were given."""
     read = zoo.importer(options.format)
     given = {
         "template": options.template,
@@ -164,7 +164,7 @@ def source_of(options: ZooImport) -> zoo.Source:
 
 
 def architecture_of(options: ZooImport) -> Architecture | None:
-    """The model that was named."""
+    """Return the model that was named."""
     if options.model is None:
         return None
     if ".py:" in options.model:

@@ -47,7 +47,7 @@ def align(options: ZooAlign) -> None:
 
 
 def target_of(text: str) -> int | Literal["medoid", "universe"]:
-    """The value of `--to`."""
+    """Return the value of `--to`."""
     if text in ("medoid", "universe"):
         return text  # type: ignore[return-value]
     if not text.lstrip("-").isdigit():
@@ -142,7 +142,7 @@ def find_nearest(options: ZooNearest) -> None:
 
 
 def task_on(architecture: Architecture, data: str, loss: Loss, batch: int) -> rg.Task:
-    """The task of networks on a set's examples that were kept, or on what the user gave for DATA."""
+    """Return the task of networks on a set's examples that were kept, or on what the user gave for DATA."""
     dtype = next((spec.dtype for spec in architecture.layout if spec.dtype.is_floating_point), torch.float32)
     if ":" in data or data.endswith(SUFFIXES):
         batches = open_batches(data, batch)
@@ -156,6 +156,6 @@ def task_on(architecture: Architecture, data: str, loss: Loss, batch: int) -> rg
 
 
 def words(store: Store) -> str:
-    """The number of networks of a store, and of what is stored of their trainings."""
+    """Return the number of networks of a store, and of what is stored of their trainings."""
     runs, one = store.count_runs(), f"networks of {store.architecture.name!r}"
     return f"{runs:,} {one}" if len(store) == runs else f"{len(store):,} checkpoints of {runs:,} {one}"

@@ -49,7 +49,7 @@ def find_averages(
     related: Collection[str],
     parents: Mapping[str, Sequence[str]],
 ) -> tuple[Average, ...]:
-    """The networks that are averages of two others or more.
+    """Return the networks that are averages of two others or more.
 
     An average lies in between: no step of its own leads away from its parents. A common ancestor does not, because the
     steps of separate trainings are nearly orthogonal: with weights `w` at squared distances `c` they leave the sum of
@@ -85,7 +85,7 @@ def find_averages(
 
 
 def _average(child: str, others: Sequence[str], squares: np.ndarray, *, is_told: bool) -> tuple[float, Average] | None:
-    """A network as the average of others, if its provenance names them, or by its distances.
+    """Return a network as the average of others, if its provenance names them, or by its distances.
 
     With it comes what is left outside of the average, as a share of what independent steps to its parents would leave.
     """
@@ -127,7 +127,7 @@ class _Fit(NamedTuple):
 
 
 def _weigh(squares: np.ndarray, chosen: Sequence[int]) -> _Fit:
-    """The average of some points that is nearest to point 0, by all squared distances."""
+    """Return the average of some points that is nearest to point 0, by all squared distances."""
     own = squares[np.ix_([0, *chosen], [0, *chosen])]
     n = len(own)
     center = np.eye(n) - 1 / n

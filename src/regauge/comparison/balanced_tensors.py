@@ -108,12 +108,12 @@ def _balance(job: FileJob, symmetry: Symmetry, passes: Passes, nbytes: int) -> E
 
 
 def seen_by_fingerprints(symmetry: Symmetry) -> Symmetry:
-    """The symmetry of what fingerprints measure: of representatives, if streams are rotated there."""
+    """Return the symmetry of what fingerprints measure: of representatives, if streams are rotated there."""
     return symmetry.on_representatives(rotate=True) if symmetry.rotatable else symmetry
 
 
 def without_marks(tensor: Tensor, name: str, symmetry: Symmetry) -> Tensor:
-    """A tensor `[models, ...]` as fingerprints measure it: orders and half periods leave no mark on it.
+    """Return a tensor `[models, ...]` as fingerprints measure it: orders and half periods leave no mark on it.
 
     Gains of streams that are rotated are ones, but where they are zero; there the stream is reordered, and they with
     it, so that they are sorted. Biases to which half periods are added are `_without_shifts`.
@@ -124,7 +124,7 @@ def without_marks(tensor: Tensor, name: str, symmetry: Symmetry) -> Tensor:
 
 
 def _without_shifts(tensor: Tensor, sites: Sequence[Site]) -> Tensor:
-    """A tensor to which half periods c add, as `sin(pi x / c)`, which they only give another sign."""
+    """Return a tensor to which half periods c add, as `sin(pi x / c)`, which they only give another sign."""
     amounts = {abs(amount) for site in sites for amount in site.placement.shift if amount}
     if not amounts:
         return tensor

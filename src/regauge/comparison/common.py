@@ -41,14 +41,15 @@ class Common:
     is_whole: bool = False
 
     def of(self, network: Mapping[str, Tensor] | Checkpoint) -> "Params | CutCheckpoint":
-        """The common part of a network; for a checkpoint on the disk, a checkpoint that reads no more than that."""
+        """Return the common part of a network; for a checkpoint on the disk, a checkpoint that reads no more than
+        that."""
         if isinstance(network, Checkpoint) and network.is_lazy:
             return CutCheckpoint(network, self.shapes)
         params = network.params if isinstance(network, Checkpoint) else network
         return {name: params[name][corner(shape)] for name, shape in self.shapes.items() if name in params}
 
     def part_of(self, network: Mapping[str, Tensor], k: int) -> tuple[Params, Symmetry]:
-        """The common part of network k with all units that it has, and the symmetry that acts on it."""
+        """Return the common part of network k with all units that it has, and the symmetry that acts on it."""
         assert self.widths is not None
         symmetry = self.extend(self.widths.sides[k])
         shapes = {**self.shapes, **symmetry.shapes}
@@ -56,7 +57,7 @@ class Common:
         return part, symmetry.bind(part)
 
     def extend(self, symmetry: Symmetry) -> Symmetry:
-        """A symmetry with more units, as it acts on that part."""
+        """Return a symmetry with more units, as it acts on that part."""
         shapes = dict(self.shapes)
         for place in (place for group in symmetry.groups for place in group.placements):
             if place.parameter in shapes:
@@ -80,11 +81,11 @@ class CutCheckpoint(Checkpoint):
         self._take_over(source)
 
     def dtype_of(self, name: str) -> torch.dtype:
-        """The dtype in which a tensor is read."""
+        """Return the dtype in which a tensor is read."""
         return self.source.dtype_of(name)
 
     def read(self, name: str, *, rows: tuple[int, int] | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """A copy of one tensor, or of a range of its first axis, as far as it is compared."""
+        """Return a copy of one tensor, or of a range of its first axis, as far as it is compared."""
         shape = self.stored[name].shape
         if rows is None and shape and shape != self.source.stored[name].shape:
             rows = (0, shape[0])
@@ -95,7 +96,8 @@ class CutCheckpoint(Checkpoint):
 def find_common(
     a: Mapping[str, Tensor], b: Mapping[str, Tensor], symmetry: Symmetry, *, has_widths: bool = True
 ) -> Common | None:
-    """The part of two networks that can be compared where their shapes differ; None where all is as in the symmetry.
+    """Return the part of two networks that can be compared where their shapes differ; None where all is as in the
+    symmetry.
 
     Tensors of the same shape are compared, and those that are longer along axes that nothing moves up to the shorter
     length (vocabularies that were extended). Where groups have other numbers of units, the smaller number of them is
@@ -158,7 +160,8 @@ def find_common(
 
 
 def restrict(symmetry: Symmetry, shapes: Mapping[str, Shape]) -> Symmetry:
-    """A symmetry as it acts on some of its tensors, of these shapes, without the groups that do nothing to them."""
+    """Return a symmetry as it acts on some of its tensors, of these shapes, without the groups that do nothing to
+    them."""
     groups = [replace(g, placements=tuple(p for p in g.placements if p.parameter in shapes)) for g in symmetry.groups]
     needed = {name for group in groups if group.placements for name in (group.name, *group.within)}
     given = {name: shape for name, shape in symmetry.shapes.items() if name in shapes and 0 not in shape}
@@ -189,13 +192,13 @@ def _known(names: Iterable[str], shapes: Mapping[str, Shape]) -> tuple[str, ...]
 
 
 def numbered_parts(name: str) -> list[str]:
-    """The parts with a number that a tensor is in, such as "layers.7" for "layers.7.mlp.weight"."""
+    """Return the parts with a number that a tensor is in, such as "layers.7" for "layers.7.mlp.weight"."""
     words = name.split(".")
     return [".".join(words[: k + 1]) for k, word in enumerate(words) if word.isdigit()]
 
 
 def _shared_shape(x: Shape, y: Shape, moved: set[int]) -> Shape | None:
-    """The shape to which two tensors are cut; None if they cannot be compared."""
+    """Return the shape to which two tensors are cut; None if they cannot be compared."""
     if len(x) != len(y):
         return None
     for axis, (n, m) in enumerate(zip(x, y, strict=True)):
@@ -205,7 +208,7 @@ def _shared_shape(x: Shape, y: Shape, moved: set[int]) -> Shape | None:
 
 
 def _units(symmetry: Symmetry, widths: Widths) -> list[str]:
-    """Sentences about the units that are compared."""
+    """Return sentences about the units that are compared."""
     names: dict[tuple[int, int], list[str]] = {}
     for group in symmetry.groups:
         if group.name in widths.sizes:
@@ -221,12 +224,12 @@ def _units(symmetry: Symmetry, widths: Widths) -> list[str]:
 
 
 def _lengths(x: Shape, y: Shape) -> str:
-    """A clause about the entries that are compared along each axis in which two tensors differ."""
+    """Return a clause about the entries that are compared along each axis in which two tensors differ."""
     differing = [(k, n, m) for k, (n, m) in enumerate(zip(x, y, strict=True)) if n != m]
     parts = (f"the first {min(n, m):,} along axis {k}, where A has {n:,} and B {m:,}" for k, n, m in differing)
     return "compared are " + ", and ".join(parts)
 
 
 def corner(shape: Sequence[int]) -> tuple[slice, ...]:
-    """The slices of the first entries along each axis."""
+    """Return the slices of the first entries along each axis."""
     return tuple(slice(n) for n in shape)

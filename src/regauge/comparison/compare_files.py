@@ -175,7 +175,7 @@ def find_checkpoints(paths: Sequence[str | Path]) -> list[Path]:
 
 
 def _is_checkpoint(path: Path) -> bool:
-    """Whether a path is a folder with a checkpoint, or a file of weights."""
+    """Return whether a path is a folder with a checkpoint, or a file of weights."""
     if not path.is_dir():
         return path.suffix in weight_suffixes(is_read=True) and not path.name.endswith(ALIGNMENT)
     try:
@@ -197,7 +197,8 @@ class _Place:
 def _open(
     names: Mapping[str, Path], open_all: Callable[[Sequence[Path]], Relatives]
 ) -> tuple[dict[str, _Place], list[Exception]]:
-    """The places of all checkpoints that have something in common with another one, and the errors of the others."""
+    """Return the places of all checkpoints that have something in common with another one, and the errors of the
+    others."""
     classes: dict[tuple[Any, ...], list[str]] = {}
     for name, path in names.items():
         with Checkpoint.open(path) as one:
@@ -226,7 +227,7 @@ def _open(
 
 
 def _together(places: Mapping[str, _Place]) -> list[list[str]]:
-    """The names of networks of which some can be compared, in their order."""
+    """Return the names of networks of which some can be compared, in their order."""
     pairs = [{a, b} for a, b in combinations(places, 2) if _can_compare(places[a], places[b])]
     return [[name for name in places if name in part] for part in connected(pairs)]
 

@@ -134,7 +134,7 @@ class _Sampled:
             self._behind = partial(_read, one), partial(_read, other)
 
     def compare(self, origins: Origins, values: int, draws: int, generator: torch.Generator) -> Comparison | None:
-        """The comparison, if the sample decides."""
+        """Return the comparison, if the sample decides."""
         sample = self._sample
         a, b = (sample.cut(read, sample.units) for read in self._stored)
         narrow = bind_networks((a, b), sample.narrow, "compare single networks, two at a time")
@@ -178,13 +178,13 @@ class _Sampled:
         )
 
     def _narrow(self, params: Params, narrow: Symmetry) -> Params:
-        """A representative of a network of the sampled units, in one dtype."""
+        """Return a representative of a network of the sampled units, in one dtype."""
         wide = functools.reduce(torch.promote_types, {t.dtype for t in params.values() if t.dtype in VALUES})
         params = {name: t.to(work_dtype(wide)) if t.dtype in VALUES else t for name, t in params.items()}
         return narrow.split(params)[0] if narrow.translations or narrow.gains else params
 
     def _is_sure(self, found: Comparison, least: int) -> bool:
-        """Whether all values would give the same verdict."""
+        """Return whether all values would give the same verdict."""
         low, high = (beyond_chance(share, found.share_by_chance) for share in _interval(found, self._sample.layers))
         if low is None or high is None:
             return False
@@ -264,7 +264,7 @@ def _representative(network: Mapping[str, Tensor] | Checkpoint, symmetry: Symmet
 
 
 def _read(network: Mapping[str, Tensor] | Checkpoint, name: str, indices: Indices) -> Tensor:
-    """A part of a tensor of a network; of one in a file piece by piece, if it is large."""
+    """Return a part of a tensor of a network; of one in a file piece by piece, if it is large."""
     if not isinstance(network, Checkpoint) or not network.is_lazy:
         return select(network[name].detach().cpu(), indices)
     stored = network.stored[name]
@@ -283,7 +283,7 @@ def _read(network: Mapping[str, Tensor] | Checkpoint, name: str, indices: Indice
 
 
 def _scrambled(read: Read, sample: Sample, name: str, indices: Indices) -> Tensor:
-    """A part of a tensor of a stranger."""
+    """Return a part of a tensor of a stranger."""
     tensor = read(name, sample.entries.get(name, {}))
     moved = scramble(sample.symmetry, name, tensor.to(work_dtype(tensor.dtype)), 0)
     entries = sample.entries.get(name, {})

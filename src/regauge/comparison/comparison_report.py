@@ -12,7 +12,7 @@ from regauge.names import VERSION
 
 
 def require_page(out: Output | str | Path | None) -> Path | None:
-    """The path of a page, if one is wanted.
+    """Return the path of a page, if one is wanted.
 
     Raises:
         FileExistsError: It exists and may not be replaced.

@@ -71,7 +71,7 @@ class _Architecture:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
     def names(self, checkpoint: Checkpoint) -> Checkpoint | None:
-        """A checkpoint under the names of this architecture; None if it has another one."""
+        """Return a checkpoint under the names of this architecture; None if it has another one."""
         try:
             named = name_by(checkpoint, self.symmetry)
         except ValueError:
@@ -204,7 +204,7 @@ class Database:
     def nearest(
         self, network: str | Path, count: int = 10, *, memory: int | str | MemoryLimit | None = None
     ) -> list[Neighbor]:
-        """The networks whose fingerprints are nearest to that of a checkpoint, without itself.
+        """Return the networks whose fingerprints are nearest to that of a checkpoint, without itself.
 
         The distance is zero for copies in any gauge, up to the rounding of their format, and below the relative change
         of the parameters for near ones.
@@ -273,7 +273,7 @@ class Database:
         return Search(tuple(one for _, one in near), tuple(comparisons), tuple(notes))
 
     def _known(self, checkpoint: Checkpoint) -> _Architecture | None:
-        """The architecture of the database that a checkpoint has."""
+        """Return the architecture of the database that a checkpoint has."""
         return next((one for one in self._architectures.values() if one.names(checkpoint) is not None), None)
 
     def _add(
@@ -322,7 +322,8 @@ class Database:
         return sorted(found, key=lambda row: row[1].distance)[:count]
 
     def _name(self, checkpoint: Checkpoint) -> str:
-        """The path of a network in the file: relative to its folder where it is in it, and absolute elsewhere."""
+        """Return the path of a network in the file: relative to its folder where it is in it, and absolute
+        elsewhere."""
         path, home = Path(checkpoint.label).resolve(), self.path.resolve().parent
         return path.relative_to(home).as_posix() if path.is_relative_to(home) else str(path)
 
@@ -383,6 +384,6 @@ class Database:
 
 
 def _stamp(checkpoint: Checkpoint) -> str:
-    """The sizes and the times of the files of a checkpoint."""
+    """Return the sizes and the times of the files of a checkpoint."""
     states = [file.stat() for file in checkpoint.metadata]
     return f"{sum(one.st_size for one in states)} {max(one.st_mtime_ns for one in states)}"

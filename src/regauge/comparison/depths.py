@@ -33,7 +33,7 @@ class Depths:
     single: Mapping[str, str] = field(default_factory=dict)
 
     def as_stored(self, note: str) -> str:
-        """A sentence with the names that blocks without a counterpart had."""
+        """Return a sentence with the names that blocks without a counterpart had."""
         for new, old in self.single.items():
             note = note.replace(f"'{new}", f"'{old}")
         return note
@@ -86,7 +86,8 @@ def match_depths(
 
 
 def _stacks(params: Mapping[str, Tensor]) -> dict[str, Blocks]:
-    """The tensors of each stack of blocks, by what names begin with, the number of the block, and the rest of names."""
+    """Return the tensors of each stack of blocks, by what names begin with, the number of the block, and the rest of
+    names."""
     found: dict[str, Blocks] = {}
     for name, tensor in params.items():
         for part in numbered_parts(name)[:1]:
@@ -106,7 +107,8 @@ def _score(
     own: tuple[str, Mapping[str, Tensor]],
     other: tuple[str, Mapping[str, Tensor]],
 ) -> float:
-    """The share of a block of the first network that one of the second network explains, once they are aligned."""
+    """Return the share of a block of the first network that one of the second network explains, once they are
+    aligned."""
     outside = [n for n, t in a.items() if not numbered_parts(n) and n in b and b[n].shape == t.shape]
     pair: list[Params] = [
         {n: params[n] for n in outside} | {own[0] + rest: tensor for rest, tensor in block.items()}
@@ -122,7 +124,8 @@ def _score(
 
 
 def _match_in_order(scores: Mapping[tuple[int, int], float], rows: int, columns: int) -> dict[int, int]:
-    """The row of each column in the match of largest total score that keeps the order of both; some stay unmatched."""
+    """Return the row of each column in the match of largest total score that keeps the order of both; some stay
+    unmatched."""
     best: dict[tuple[int, int], tuple[float, dict[int, int]]] = {}
     nothing = (0.0, dict[int, int]())
     for i in range(rows):

@@ -44,7 +44,7 @@ def fingerprint(
     memory: int | str | MemoryLimit | None = None,
     progress: Progress = no_progress,
 ) -> Float64[Tensor, "*models numbers"]:
-    """Numbers that every network on an orbit shares, for finding copies and relatives in large collections.
+    """Return numbers that every network on an orbit shares, for finding copies and relatives in large collections.
 
     `fingerprint(act(g, p)) == fingerprint(p)` up to rounding, for every element g; networks with other functions
     differ almost surely. The Euclidean distance of two fingerprints is below the relative change of the parameters for
@@ -119,7 +119,7 @@ def fingerprint(
 
 
 def _project(features: Mapping[str, Features], models: int = 1) -> Float64[Tensor, "models numbers"]:
-    """A fixed random projection of all features."""
+    """Return a fixed random projection of all features."""
     numbers = torch.zeros(models, SIZE, dtype=torch.float64)
     for key, values in features.items():
         numbers += values @ _fixed(f"{key} projection", values.shape[1], SIZE)
@@ -164,7 +164,7 @@ def _features(symmetry: Symmetry, tensors: Mapping[str, Tensor]) -> dict[str, Fe
 
 
 def _column(numbers: Float64[Tensor, " models"], like: Tensor) -> Tensor:
-    """Numbers of networks as a tensor that broadcasts with their tensors."""
+    """Return numbers of networks as a tensor that broadcasts with their tensors."""
     return numbers.reshape(-1, *[1] * (like.ndim - 1))
 
 
@@ -211,7 +211,7 @@ def _gram_norm(values: Float64[Tensor, "models *copies units values"]) -> Featur
 
 
 def _gram_root(grams: Float64[Tensor, "models *copies n n"]) -> Features:
-    """The fourth root of the sum of squares of all Gram matrices, one for each copy of a group."""
+    """Return the fourth root of the sum of squares of all Gram matrices, one for each copy of a group."""
     return grams.flatten(1).square().sum(1, keepdim=True).pow(0.25)
 
 

@@ -113,7 +113,8 @@ def measure_independence(
 
 
 def choose_groups(symmetry: Symmetry, names: Sequence[str]) -> list[tuple[Group, list[tuple[str, Site]]]]:
-    """Groups whose units can be reordered and that have no tensor in common, most orders first, and their places.
+    """Return groups whose units can be reordered and that have no tensor in common, most orders first, and their
+    places.
 
     Tensors are left out on which a group acts along several axes.
     """
@@ -140,7 +141,7 @@ def choose_groups(symmetry: Symmetry, names: Sequence[str]) -> list[tuple[Group,
 
 
 def _describe(values: Float[Tensor, "*copies units values"]) -> Float[Tensor, "*copies units numbers"]:
-    """The direction of what each unit has, summed up in few numbers."""
+    """Return the direction of what each unit has, summed up in few numbers."""
     length = values.shape[-1]
     if length > SKETCH:
         # A count sketch (Charikar et al. 2002): with random signs, the same in both networks, the inner products of

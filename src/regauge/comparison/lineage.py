@@ -124,12 +124,12 @@ def compare_many(
 
 
 def _balanced(found: Comparison) -> tuple[float, float, float] | None:
-    """The distance where the first network is balanced, and norms there; nothing is between equal networks."""
+    """Return the distance where the first network is balanced, and norms there; nothing is between equal networks."""
     return (0.0, 0.0, 0.0) if found.verdict == "identical" and found.balanced is None else found.balanced
 
 
 def _families(names: list[str], pairs: Sequence[tuple[str, str]]) -> list[tuple[str, ...]]:
-    """The names that pairs connect, directly or by way of others, in their order."""
+    """Return the names that pairs connect, directly or by way of others, in their order."""
     parts = connected([*({name} for name in names), *pairs])
     found = (tuple(name for name in names if name in part) for part in parts)
     return sorted(found, key=lambda family: names.index(family[0]))

@@ -80,7 +80,7 @@ def match_streamed(
 
 
 def without_widths(job: FileJob, symmetry: Symmetry) -> Common:
-    """The common part of streamed networks without the tensors of different widths, whose units are not matched.
+    """Return the common part of streamed networks without the tensors of different widths, whose units are not matched.
 
     Raises:
         ValueError: Nothing is left without them.

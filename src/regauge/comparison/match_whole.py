@@ -92,7 +92,7 @@ def match_whole(
 
 
 def _measure_balanced(first: Params, second: Params, behind: Symmetry, ignored: set[str]) -> tuple[float, float, float]:
-    """The distance of two aligned networks where both are balanced, and the norms of both there."""
+    """Return the distance of two aligned networks where both are balanced, and the norms of both there."""
     if has_balance(behind):
         element = balance(first, behind)
         first, second = behind.act(element, first), behind.act(element, second)

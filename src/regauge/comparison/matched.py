@@ -148,7 +148,7 @@ def _test(pair: Pair, origins: Origins, draws: int, generator: torch.Generator) 
 
 
 def _rounding(shares: Sequence[TensorShare]) -> tuple[bool, list[float]]:
-    """Whether both networks are equal in the coarser of their formats, and the precision of each."""
+    """Return whether both networks are equal in the coarser of their formats, and the precision of each."""
     # A float32 tensor whose values all fit bfloat16 was stored in it once: the values decide, not the dtype. A network
     # has the coarsest format that fits all its tensors.
     everywhere = [frozenset(FORMATS).intersection(*(share.formats[k] for share in shares)) for k in range(2)]

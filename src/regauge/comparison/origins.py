@@ -56,7 +56,7 @@ class Origin:
         return cls(label, command, tuple(_parents(document, command)), is_chosen, alignment)
 
     def knows(self, other: Mapping[str, Tensor] | Checkpoint) -> bool:
-        """Whether it names another network among those that it was made of, by the hashes of its weights."""
+        """Return whether it names another network among those that it was made of, by the hashes of its weights."""
         if not self.parents or not isinstance(other, Checkpoint):
             return False
         files = [path for path in Input("", other.home).files if path.name.endswith(weight_suffixes(is_read=True))]
@@ -64,7 +64,7 @@ class Origin:
         return any(own and own == hashes for _, hashes in self.parents)
 
     def undo(self, network: Mapping[str, Tensor] | Checkpoint) -> "Undo | None":
-        """A map of tensors to what they were before the alignment; None where the element is not known."""
+        """Return a map of tensors to what they were before the alignment; None where the element is not known."""
         if self.alignment is None or self.alignment.element.rotation:  # Rotations mix units: they have no order.
             return None
         try:
@@ -74,7 +74,7 @@ class Origin:
         return Undo(symmetry, symmetry.inverse(self.alignment.element))
 
     def note(self, *, is_undone: bool) -> str | None:
-        """A sentence on the origin of its order of units, and what that means for the p-value."""
+        """Return a sentence on the origin of its order of units, and what that means for the p-value."""
         if not self.command:
             return None
         made = f"{self.label} says that `regauge {escape(self.command)}` wrote it"
@@ -159,7 +159,7 @@ def _word(document: Mapping[str, Any]) -> str:
 
 
 def _parents(document: Mapping[str, Any], command: str) -> Iterator[tuple[str, frozenset[str]]]:
-    """The networks that an output was made of; what only served as a reference is none."""
+    """Yield the networks that an output was made of; what only served as a reference is none."""
     for one in document["inputs"]:
         is_reference = one["as"] in NO_PARENTS or (command == "align" and one["as"] == "a")
         of_weights = weight_suffixes(is_read=True)

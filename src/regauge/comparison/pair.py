@@ -42,7 +42,8 @@ class Pair:
         }
 
     def load(self, name: str, rows: tuple[int, int] | None = None) -> tuple[Tensor, Tensor]:
-        """A tensor of both networks, or a range of its first axis, on the CPU in the precision of the comparison."""
+        """Return a tensor of both networks, or a range of its first axis, on the CPU in the precision of the
+        comparison."""
         pair = [_read(network, name, rows) for network in (self.first, self.second)]
         dtype = work_dtype(*(tensor.dtype for tensor in pair))
         return pair[0].to("cpu", dtype), pair[1].to("cpu", dtype)

@@ -58,7 +58,7 @@ class Relatives:
         return named if self.is_streamed else named.with_params({name: named[name] for name in named})
 
     def can_compare(self, a: Checkpoint, b: Checkpoint) -> bool:
-        """Whether two networks have something in common that the symmetry moves."""
+        """Return whether two networks have something in common that the symmetry moves."""
         return find_common(a, b, self.networks.symmetry, has_widths=not self.is_streamed) is not None
 
     def compare(

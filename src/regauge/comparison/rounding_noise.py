@@ -46,7 +46,7 @@ def rounding_noise(
 
 
 def perturb(name: str, tensor: Tensor, precision: float) -> Tensor:
-    """A tensor in float64 with each value changed as rounding to a format of a precision does."""
+    """Return a tensor in float64 with each value changed as rounding to a format of a precision does."""
     if not tensor.is_floating_point():
         return tensor
     source = torch.Generator().manual_seed(zlib.crc32(name.encode()))

@@ -93,7 +93,7 @@ class Sample:
         return sum(map(prod, (self.narrow.shapes.get(name, shape) for name, shape in self.shapes.items())))
 
     def indices(self, name: str, units: Units) -> Indices:
-        """The indices of a tensor at which sampled entries and some units are; those come in their order."""
+        """Return the indices of a tensor at which sampled entries and some units are; those come in their order."""
         found = dict(self.entries.get(name, {}))
         masks: dict[int, Tensor] = {}
         for site in self.symmetry.sites.get(name, ()):
@@ -108,7 +108,7 @@ class Sample:
         return found | {axis: found[axis][mask] for axis, mask in masks.items()}
 
     def cut(self, read: Read, units: Units) -> Params:
-        """The sampled tensors of a network, with the given units of each sampled group, in their order."""
+        """Return the sampled tensors of a network, with the given units of each sampled group, in their order."""
         return {name: read(name, self.indices(name, units)) for name in self.shapes}
 
     def match(self, first: Read, second: Read) -> tuple[Units, int]:
@@ -133,7 +133,8 @@ class Sample:
         return found, least
 
     def _telling(self, name: str, known: Units) -> list[tuple[str, Site, int]]:
-        """The places of a group on tensors on which all else is known, with the values of a unit that are read."""
+        """Return the places of a group on tensors on which all else is known, with the values of a unit that are
+        read."""
         places, group = [], self.symmetry[name]
         for tensor in dict.fromkeys(place.parameter for place in group.placements):
             sites, shape = self.symmetry.sites[tensor], list(self.symmetry.shapes[tensor])
@@ -152,7 +153,8 @@ class Sample:
     def _nearest(
         self, name: str, places: list[tuple[str, Site, int]], first: Read, second: Read, known: Units
     ) -> Int[Tensor, " units"]:
-        """The units of the second network whose directions in some tensors agree best with those of the first one's."""
+        """Return the units of the second network whose directions in some tensors agree best with those of the first
+        one's."""
         own = self.units[name]
         cosines: dict[tuple[int, ...], Float[Tensor, "sampled units"]] = {}
         for tensor, site, _ in places:
@@ -168,28 +170,29 @@ class Sample:
         return torch.from_numpy(assign_rows(score.numpy()))
 
     def _has_free_signs(self, tensor: str, name: str) -> bool:
-        """Whether other groups give the entries of a unit signs, which are not known when it is matched."""
+        """Return whether other groups give the entries of a unit signs, which are not known when it is matched."""
         return any(any(character(s.placement)) for s in self.symmetry.sites[tensor] if s.group.name != name)
 
     def _firsts(self, known: Units) -> Units:
-        """The units of the first network of groups of which those of the second are known."""
+        """Return the units of the first network of groups of which those of the second are known."""
         return {name: self.units[name] for name in known}
 
 
 def select(tensor: Tensor, indices: Indices) -> Tensor:
-    """The entries of a tensor at some indices of its axes."""
+    """Return the entries of a tensor at some indices of its axes."""
     for axis, index in sorted(indices.items(), key=lambda one: len(one[1]) / tensor.shape[one[0]]):
         tensor = take(tensor, axis, index)
     return tensor
 
 
 def layer_of(name: str) -> str | None:
-    """The outermost numbered part that a tensor is in, such as "layers.7"; None where there is none."""
+    """Return the outermost numbered part that a tensor is in, such as "layers.7"; None where there is none."""
     return next(iter(numbered_parts(name)), None)
 
 
 def _choose_layers(shapes: Mapping[str, tuple[int, ...]]) -> tuple[list[str], tuple[int, int]]:
-    """The tensors of evenly spread layers and of all that is in no layer; and the number of layers, chosen and all."""
+    """Return the tensors of evenly spread layers and of all that is in no layer; and the number of layers, chosen and
+    all."""
     stacks: dict[str, dict[str, None]] = {}
     for name in shapes:
         layer = layer_of(name)

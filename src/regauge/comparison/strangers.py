@@ -37,13 +37,13 @@ def estimate_chance(
 
 
 def explain(pair: Pair) -> float | None:
-    """The mean share of the first network's matrices that the second one explains after alignment."""
+    """Return the mean share of the first network's matrices that the second one explains after alignment."""
     found = align(pair.first, pair.second, pair.symmetry, method=WeightMatching())
     return mean_share(measure_shares(pair, found.element))
 
 
 def stranger_of(params: Mapping[str, Tensor], symmetry: Symmetry, seed: int) -> Params:
-    """A network with the tensors of another one, in each of which units have another order, signs and rotations.
+    """Return a network with the tensors of another one, in each of which units have another order, signs and rotations.
 
     Whatever held its tensors together is gone, so that what a network explains of it after alignment is due to the
     choice among elements alone.
@@ -52,7 +52,7 @@ def stranger_of(params: Mapping[str, Tensor], symmetry: Symmetry, seed: int) -> 
 
 
 def scramble(symmetry: Symmetry, name: str, tensor: Tensor, seed: int) -> Tensor:
-    """One tensor with its units in another order, with other signs and rotations."""
+    """Return one tensor with its units in another order, with other signs and rotations."""
     if name not in symmetry.sites:
         return tensor
     generator = torch.Generator().manual_seed((seed << 32) + zlib.crc32(name.encode()))
@@ -62,12 +62,12 @@ def scramble(symmetry: Symmetry, name: str, tensor: Tensor, seed: int) -> Tensor
 
 @remembered
 def _acting_on(symmetry: Symmetry, name: str) -> Symmetry:
-    """The symmetry with the groups alone that act on a tensor, and those in which they are repeated."""
+    """Return the symmetry with the groups alone that act on a tensor, and those in which they are repeated."""
     return restrict(symmetry, {name: symmetry.shapes[name]})
 
 
 def _without_stretching(symmetry: Symmetry, element: Element) -> Element:
-    """The element with the nearest rotation to each invertible matrix."""
+    """Return the element with the nearest rotation to each invertible matrix."""
     for name, value in element.items():
         if value.matrix is not None and symmetry[name].matrix == "linear":
             u, _, vh = torch.linalg.svd(value.matrix)

@@ -67,5 +67,5 @@ class _Formats:
 
 
 def _holds(dtype: torch.dtype, tensor: Tensor) -> bool:
-    """Whether a format holds all values of a tensor."""
+    """Return whether a format holds all values of a tensor."""
     return dtype.itemsize >= tensor.itemsize or torch.equal(tensor.to(dtype).to(tensor.dtype), tensor)

@@ -44,7 +44,8 @@ class Branch:
 
 
 def join_neighbors(names: list[str], distances: Float64[Tensor, "n n"]) -> list[Branch]:
-    """The tree whose paths between networks are as long as the distances say, as nearly as neighbor joining finds it.
+    """Return the tree whose paths between networks are as long as the distances say, as nearly as neighbor joining
+    finds it.
 
     If the distances are those of a tree, it is that tree. Inner nodes are ancestors that are not among the networks,
     named "ancestor 1" and so on; a network that is itself an ancestor hangs on a branch of length zero. For networks
@@ -81,7 +82,7 @@ def join_neighbors(names: list[str], distances: Float64[Tensor, "n n"]) -> list[
 
 
 def grow_tree(names: list[str], squares: Float64[Tensor, "n n"], norms: Float64[Tensor, " n"]) -> list[Branch]:
-    """The branches of the tree on which several models of a family agree, with the share that has each of them.
+    """Return the branches of the tree on which several models of a family agree, with the share that has each of them.
 
     Squared distances add up along a tree if steps are orthogonal. Trainings on one task share a drift: then
     `d_ij = path_ij + |c(t_i) - c(t_j)|^2` for a curve c in a clock t. Squared norms are a clock, because training
@@ -115,7 +116,7 @@ def grow_tree(names: list[str], squares: Float64[Tensor, "n n"], norms: Float64[
 
 
 def _first_coordinate(squares: np.ndarray, norms: Tensor) -> np.ndarray:
-    """The first principal coordinate of networks, from short to long ones."""
+    """Return the first principal coordinate of networks, from short to long ones."""
     center = np.eye(len(squares)) - 1 / len(squares)
     values, vectors = np.linalg.eigh(-center @ squares @ center / 2)
     found: np.ndarray = vectors[:, -1] * np.sqrt(max(float(values[-1]), 0.0))
@@ -143,7 +144,7 @@ def _fit_spanning(
     power: float,
     first: int,
 ) -> set[frozenset[int]]:
-    """The divisions by the spanning tree that fits best, each as the side without the first network."""
+    """Return the divisions by the spanning tree that fits best, each as the side without the first network."""
     wanted, rest = squares[pairs], squares.copy()
     weights = np.maximum(wanted, 1e-12 * wanted.max() + 1e-300) ** -power
     best, least, seen = np.zeros((0, len(squares)), bool), np.inf, set[bytes]()
@@ -163,7 +164,7 @@ def _fit_spanning(
 
 
 def _span(squares: np.ndarray, clock: np.ndarray | None) -> np.ndarray:
-    """The nearest spanning tree: for each of its branches, which networks are beyond it, `[n - 1, n]`.
+    """Return the nearest spanning tree: for each of its branches, which networks are beyond it, `[n - 1, n]`.
 
     With a clock each network but the first is joined to the nearest one before it.
     """
@@ -194,7 +195,8 @@ def _hang(
     sides: dict[frozenset[int], float],
     first: int,
 ) -> list[Branch]:
-    """A tree of divisions that do not contradict each other, with the lengths that fit best next to the drift."""
+    """Return a tree of divisions that do not contradict each other, with the lengths that fit best next to the
+    drift."""
     count = len(names)
     nodes = [frozenset(range(count)), *sorted(sides, key=len, reverse=True)]
     called = {node: f"ancestor {len(nodes) - k}" for k, node in enumerate(nodes)}
@@ -211,7 +213,7 @@ def _hang(
 
 
 def tree_lines(branches: list[Branch]) -> list[str]:
-    """A tree as text: each network or ancestor below the one that it hangs on, with the length of its branch.
+    """Return a tree as text: each network or ancestor below the one that it hangs on, with the length of its branch.
 
     Branches that are not certain have their support next to it.
     """

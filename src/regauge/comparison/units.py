@@ -90,13 +90,14 @@ def choose_units(common: Common, a: Mapping[str, Tensor], b: Mapping[str, Tensor
 
 
 def _balanced(params: Mapping[str, Tensor], symmetry: Symmetry) -> Params:
-    """A network at the point of smallest norm on its orbit, in the precision in which it is compared."""
+    """Return a network at the point of smallest norm on its orbit, in the precision in which it is compared."""
     values = {n: t.detach().to("cpu", work_dtype(t.dtype)) if t.dtype in VALUES else t for n, t in params.items()}
     return symmetry.act(balance(values, symmetry), values) if has_balance(symmetry) else values
 
 
 def _without_stretching(symmetry: Symmetry) -> Symmetry:
-    """The symmetry of balanced representatives: without scales, and with rotations in place of invertible matrices."""
+    """Return the symmetry of balanced representatives: without scales, and with rotations in place of invertible
+    matrices."""
     groups = (
         replace(
             group,
@@ -110,7 +111,7 @@ def _without_stretching(symmetry: Symmetry) -> Symmetry:
 
 
 def _is_met(symmetry: Symmetry, name: str, marks: Params, counts: Mapping[str, int]) -> Bool[Tensor, "*bases units"]:
-    """A mask of the units of a group in one network that meet any values of the other one."""
+    """Return a mask of the units of a group in one network that meet any values of the other one."""
     tensor, site = next((n, s) for n, local in symmetry.sites.items() for s in local if s.group.name == name)
     is_met = unit_values(symmetry, tensor, site, marks[tensor]).ne(0).any(-1)
     bases = (*symmetry[name].within, name)
@@ -118,6 +119,7 @@ def _is_met(symmetry: Symmetry, name: str, marks: Params, counts: Mapping[str, i
 
 
 def _first(is_met: Bool[Tensor, "*bases units"], number: int) -> Units:
-    """The numbers of the units that meet values, ascending; of others where too few do, in bases that are left out."""
+    """Return the numbers of the units that meet values, ascending; of others where too few do, in bases that are left
+    out."""
     order = is_met.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
     return order[..., :number].sort(-1).values

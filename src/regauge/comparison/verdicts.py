@@ -98,7 +98,7 @@ class Evidence:
 
 
 def needs_noise(evidence: Evidence) -> bool:
-    """Whether what rounding does to representatives decides, and is not known."""
+    """Return whether what rounding does to representatives decides, and is not known."""
     if evidence.noise:
         return False
     same = replace(evidence, noise=LEGIBLE)
@@ -107,13 +107,13 @@ def needs_noise(evidence: Evidence) -> bool:
 
 
 def needs_chance(evidence: Evidence) -> bool:
-    """Whether what strangers explain decides, and is not known."""
+    """Return whether what strangers explain decides, and is not known."""
     is_open = evidence.chance is None and evidence.share is not None and evidence.free >= ENOUGH
     return is_open and _judge_weights(evidence)[0] == "undecided"
 
 
 def judge(evidence: Evidence) -> tuple[Verdict, str]:
-    """The verdict, and a sentence that gives the reason."""
+    """Return the verdict, and a sentence that gives the reason."""
     verdict, reason = _judge_weights(evidence)
     if evidence.parent and verdict in (ALIGNED, "unrelated", "undecided"):
         return "descended", f"{evidence.parent}. By weights alone it is {verdict}: {reason}"
@@ -131,7 +131,7 @@ def _judge_weights(evidence: Evidence) -> tuple[Verdict, str]:
 
 
 def _judge_clear(e: Evidence) -> tuple[Verdict, str]:
-    """The verdict by weights if rounding hides nothing."""
+    """Return the verdict by weights if rounding hides nothing."""
     if e.is_equal or e.stored <= IDENTICAL:
         how = "all values are equal" if e.is_equal else f"they differ by {e.stored:.1e} of the norm, which is rounding"
         return _judge_same("identical", how, e)
@@ -177,7 +177,7 @@ def _judge_clear(e: Evidence) -> tuple[Verdict, str]:
 
 
 def _judge_same_gauge(e: Evidence) -> tuple[Verdict, str] | None:
-    """The verdict if an element leads from one network to the other up to rounding; else None."""
+    """Return the verdict if an element leads from one network to the other up to rounding; else None."""
     tolerance = max(MOVED, REGAUGED * e.precision, NOISE * e.noise if e.noise <= LEGIBLE else 0.0)
     if e.modulo > tolerance or e.modulo > e.stored / 2:
         return None
@@ -194,7 +194,7 @@ def _judge_same_gauge(e: Evidence) -> tuple[Verdict, str] | None:
 
 
 def _order(evidence: Evidence) -> str | None:
-    """A clause that units correspond as stored, if that is certain; it claims no cause."""
+    """Return a clause that units correspond as stored, if that is certain; it claims no cause."""
     if evidence.z_score is None or evidence.z_score < CERTAIN:
         return None
     return (
@@ -208,7 +208,7 @@ def _upper(sentence: str) -> str:
 
 
 def _judge_same(verdict: Verdict, reason: str, evidence: Evidence) -> tuple[Verdict, str]:
-    """The verdict for an exact match: the given one, or "descended" where the networks have different shapes."""
+    """Return the verdict for an exact match: the given one, or "descended" where the networks have different shapes."""
     if evidence.is_whole:
         return verdict, reason
     return "descended", f"in what both have in common {reason}; the rest, which only one of them has, was added or cut"
@@ -234,7 +234,7 @@ def kinship(lean: float | None) -> str:
 
 
 def lean_of(balanced: tuple[float, float, float] | None) -> float | None:
-    """The change of the squared norm relative to the squared distance, of a distance and both norms."""
+    """Return the change of the squared norm relative to the squared distance, of a distance and both norms."""
     if balanced is None or not balanced[0]:
         return None
     distance, first, second = balanced
@@ -242,7 +242,8 @@ def lean_of(balanced: tuple[float, float, float] | None) -> float | None:
 
 
 def by_chance(shares: Sequence[float | None]) -> float | None:
-    """An upper estimate of the share by chance: the largest share of a stranger plus the range of all, at most one.
+    """Return an upper estimate of the share by chance: the largest share of a stranger plus the range of all, at most
+    one.
 
     In networks of a few units strangers differ much from one another.
     """
@@ -251,12 +252,12 @@ def by_chance(shares: Sequence[float | None]) -> float | None:
 
 
 def beyond_chance(share: float | None, chance: float | None) -> float | None:
-    """The share beyond chance, (share - chance) / (1 - chance); zero where it is not above chance."""
+    """Return the share beyond chance, (share - chance) / (1 - chance); zero where it is not above chance."""
     if share is None or chance is None:
         return None
     return max(0.0, share - chance) / (1 - chance) if chance < 1 else 0.0
 
 
 def precision_of(formats: tuple[torch.dtype, ...]) -> float:
-    """The spacing of numbers around one in the coarsest of some formats."""
+    """Return the spacing of numbers around one in the coarsest of some formats."""
     return max((torch.finfo(one).eps for one in formats), default=torch.finfo(torch.float64).eps)

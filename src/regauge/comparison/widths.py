@@ -28,7 +28,7 @@ class Widths:
     common: Symmetry
 
     def narrow(self, shapes: Shapes) -> dict[str, Shape]:
-        """The shapes of one of both networks as they are with the units that both have."""
+        """Return the shapes of one of both networks as they are with the units that both have."""
         result = dict(shapes)
         for group in (self.common[name] for name in self.sizes):
             for place in group.placements:
@@ -40,7 +40,7 @@ class Widths:
 
 
 def find_widths(a: Shapes, b: Shapes, symmetry: Symmetry) -> Widths | None:
-    """The groups of a symmetry that have other numbers of units in two networks; None where there are none.
+    """Return the groups of a symmetry that have other numbers of units in two networks; None where there are none.
 
     Only units that can be reordered one by one are counted. A group counts where all axes that it acts on agree about
     its number of units, in both networks, as they do in a network that `regauge.prune` made.
@@ -67,7 +67,7 @@ def find_widths(a: Shapes, b: Shapes, symmetry: Symmetry) -> Widths | None:
 
 
 def fit_widths(symmetry: Symmetry, shapes: Shapes) -> Symmetry:
-    """A symmetry with the numbers of units that a network has; the same one where it fits, or nothing would."""
+    """Return a symmetry with the numbers of units that a network has; the same one where it fits, or nothing would."""
     if not symmetry.is_sized or _fits(symmetry, shapes):
         return symmetry
     try:
@@ -82,7 +82,7 @@ def _fits(symmetry: Symmetry, shapes: Shapes) -> bool:
 
 
 def resize(symmetry: Symmetry, sizes: Mapping[str, int]) -> Symmetry:
-    """The symmetry of a network some of whose groups have more or fewer units.
+    """Return the symmetry of a network some of whose groups have more or fewer units.
 
     Raises:
         ValueError: There is no regular place for them.
@@ -94,7 +94,7 @@ def resize(symmetry: Symmetry, sizes: Mapping[str, int]) -> Symmetry:
 
 
 def count_units(shapes: Shapes, symmetry: Symmetry) -> dict[str, int]:
-    """The number of units that each group has in a network; what it has in the symmetry where its axes disagree.
+    """Return the number of units that each group has in a network; what it has in the symmetry where its axes disagree.
 
     A group that shares all its axes with others is counted as soon as these are.
     """

@@ -50,7 +50,7 @@ class AffineLayer:
 
 
 def layers_of(program: Program) -> tuple[AffineLayer, ...]:
-    """The affine layers of a traced model, in the order of the graph.
+    """Return the affine layers of a traced model, in the order of the graph.
 
     Layers whose weight serves elsewhere, too, are left out: what it needs here would be wrong there.
     """
@@ -77,7 +77,7 @@ def layers_of(program: Program) -> tuple[AffineLayer, ...]:
 
 
 def _affine(program: Program, node: Node, uses: Counter[str]) -> tuple[Node, AffineLayer] | None:
-    """The layer of an operator, without its surroundings, and the node of its value."""
+    """Return the layer of an operator, without its surroundings, and the node of its value."""
     operator = operator_name(node)
     if operator not in OPERATORS:
         return None
@@ -108,13 +108,13 @@ def _affine(program: Program, node: Node, uses: Counter[str]) -> tuple[Node, Aff
 
 
 def _sole_user(node: Node, operator: str) -> Node | None:
-    """The only reader of a value, if it is this operator."""
+    """Return the only reader of a value, if it is this operator."""
     users = list(node.users)
     return users[0] if len(users) == 1 and operator_name(users[0]) == operator else None
 
 
 def _own(program: Program, source: Any, uses: Counter[str]) -> str | None:
-    """The name of a parameter that nothing else uses."""
+    """Return the name of a parameter that nothing else uses."""
     if not isinstance(source, Node) or source.op != "placeholder":
         return None
     name = program.states.get(source.name)
@@ -122,7 +122,7 @@ def _own(program: Program, source: Any, uses: Counter[str]) -> str | None:
 
 
 def _is_flip(node: Node) -> bool:
-    """Whether this is the transpose of a matrix that is made for one reader."""
+    """Return whether this is the transpose of a matrix that is made for one reader."""
     value = node.meta.get("val")
     if not isinstance(value, Tensor) or value.ndim != 2 or len(node.users) != 1:
         return False
@@ -134,7 +134,7 @@ def _is_flip(node: Node) -> bool:
 
 
 def _read_by_layers(program: Program, nodes: list[Node]) -> set[Node]:
-    """The nodes on which matrix products with parameters, convolutions and recurrent layers depend."""
+    """Return the nodes on which matrix products with parameters, convolutions and recurrent layers depend."""
     read: set[Node] = set()
     for node in reversed(nodes):
         is_reader = operator_name(node) in READERS and any(_is_state(program, s) for s in node.all_input_nodes)
@@ -150,7 +150,7 @@ def _is_state(program: Program, node: Node) -> bool:
 
 
 def _argument(node: Node, name: str, default: Any) -> Any:
-    """An argument by its name in the operator's schema."""
+    """Return an argument by its name in the operator's schema."""
     if name in node.kwargs:
         return node.kwargs[name]
     target: Any = node.target

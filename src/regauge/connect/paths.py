@@ -23,7 +23,7 @@ class Path(Protocol):
     """A way from one network (t = 0) to another (t = 1); exactly these at its ends."""
 
     def at(self, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], t: float) -> Params:
-        """The network a share t of the way."""
+        """Return the network a share t of the way."""
         ...
 
 
@@ -85,7 +85,7 @@ class WassersteinGeodesic:
     """
 
     def at(self, gaussian_a: Gaussian, gaussian_b: Gaussian, t: float) -> tuple[Params, Params]:
-        """The Gaussian a share t of the way.
+        """Return the Gaussian a share t of the way.
 
         Raises:
             ValueError: A standard deviation is negative, or an end is not a pair.
@@ -162,7 +162,7 @@ class ControlledPath(ABC):
 
     @classmethod
     def between(cls, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], *, bends: int = 1) -> Self:
-        """The straight line in this form, with `bends` equally spaced control points: a start for training."""
+        """Return the straight line in this form, with `bends` equally spaced control points: a start for training."""
         return cls(tuple(interpolate(params_a, params_b, k / (bends + 1)) for k in range(1, bends + 1)))
 
     @abstractmethod
@@ -184,7 +184,7 @@ class Bezier(ControlledPath):
     """
 
     def weights(self, t: float) -> tuple[float, ...]:
-        """The Bernstein polynomials."""
+        """Return the Bernstein polynomials."""
         degree = len(self.inner) + 1
         return tuple(math.comb(degree, k) * t**k * (1 - t) ** (degree - k) for k in range(degree + 1))
 

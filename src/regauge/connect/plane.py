@@ -46,7 +46,7 @@ class Plane:
     _buffers: frozenset[str] = field(repr=False)
 
     def at(self, x: float, y: float) -> Params:
-        """The network at a point of the plane: an affine combination of the three.
+        """Return the network at a point of the plane: an affine combination of the three.
 
         Buffers are combined with the same (barycentric) weights but never leave the range of the three, since a
         variance that is extrapolated may be negative. Values that all three have in common stay bit by bit.
@@ -133,7 +133,7 @@ def plane(
 
 
 def barycentric(points: Tensor, where: Tensor) -> Tensor:
-    """The weights of three points `[3, 2]` whose sum is at `[..., 2]`; they sum to one, `[..., 3]`."""
+    """Return the weights of three points `[3, 2]` whose sum is at `[..., 2]`; they sum to one, `[..., 3]`."""
     (_, _), (width, _), (x, y) = points.tolist()
     third = where[..., 1] / y
     second = (where[..., 0] - third * x) / width

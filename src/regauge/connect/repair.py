@@ -192,7 +192,7 @@ def repair(
 
 
 def _read(network: Network, module: nn.Module) -> Mapping[str, Tensor]:
-    """The parameters of a network, also of one in a file, under the names of its module."""
+    """Return the parameters of a network, also of one in a file, under the names of its module."""
     job = open_job([network], 0)
     if job is not None:
         return job.named_for(module).source.params
@@ -235,7 +235,7 @@ class Repairer:
     def _measure(
         self, params: Params, endpoints: list[Params]
     ) -> tuple[LayerStatistics, tuple[AffineLayer, ...], list[dict[str, RunningMoments]]]:
-        """The module with its data, the layers to repair, and the moments of their values for each endpoint."""
+        """Return the module with its data, the layers to repair, and the moments of their values for each endpoint."""
         if self._known is None:
             statistics = LayerStatistics(self._module, self._batches, [params, *endpoints])
             layers = tuple(layer for layer in statistics.layers if layer.is_repaired)
@@ -346,7 +346,7 @@ def reset_batchnorm(params: Mapping[str, Tensor], module: nn.Module, batches: It
 
 
 def goals(ends: Sequence[RunningMoments], shares: Sequence[float]) -> tuple[Tensor, Tensor]:
-    """The interpolated means and standard deviations; exactly those of the endpoints where these are equal."""
+    """Return the interpolated means and standard deviations; exactly those of the endpoints where these are equal."""
     first = ends[0]
     rest = list(zip(ends, shares, strict=True))[1:]
     mean = first.mean + sum(w * (end.mean - first.mean) for end, w in rest)
@@ -357,7 +357,7 @@ def goals(ends: Sequence[RunningMoments], shares: Sequence[float]) -> tuple[Tens
 def require_endpoints(
     params: Mapping[str, Tensor], endpoints: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | None
 ) -> tuple[Params, list[Params], tuple[float, ...]]:
-    """The network, its endpoints and their shares, which sum to one; raise unless they fit and are finite."""
+    """Return the network, its endpoints and their shares, which sum to one; raise unless they fit and are finite."""
     params = as_params(params, "the interpolated network")
     ends = [as_params(end, f"endpoint {k}") for k, end in enumerate(as_networks(endpoints))]
     if not ends:
@@ -376,7 +376,7 @@ def require_endpoints(
 
 
 def _repair_layer(layer: AffineLayer, params: Params, now: RunningMoments, mean: Tensor, std: Tensor) -> Params:
-    """The weight and the bias of a layer that bring its units to a mean and a standard deviation."""
+    """Return the weight and the bias of a layer that bring its units to a mean and a standard deviation."""
     # A unit that is constant has no spread to scale; its factor of one leaves the spread at zero and moves the mean.
     is_live = now.std > CONSTANT_UNIT * (now.mean.abs() + std)
     factor = torch.where(is_live, std / torch.where(is_live, now.std, 1.0), 1.0)

@@ -93,7 +93,8 @@ class LayerStatistics:
         return next(iter(self._traces.values())).program.aliases
 
     def moments(self, params: Mapping[str, Tensor], places: Mapping[str, int]) -> dict[str, RunningMoments]:
-        """The mean and variance of every unit of some values, in one pass; `places` gives each value's axis of units.
+        """Return the mean and variance of every unit of some values, in one pass; `places` gives each value's axis of
+        units.
 
         Raises:
             ValueError: A value is NaN or Inf.
@@ -105,7 +106,7 @@ class LayerStatistics:
         return result
 
     def activations(self, params: Mapping[str, Tensor], places: Mapping[str, int]) -> Iterator[dict[str, Tensor]]:
-        """The values themselves, `[units, samples]`, batch by batch.
+        """Yield the values themselves, `[units, samples]`, batch by batch.
 
         Raises:
             ValueError: A value is NaN or Inf.
@@ -125,7 +126,7 @@ class LayerStatistics:
             yield result
 
     def floats(self, params: Mapping[str, Tensor]) -> Params:
-        """Parameters in the precision in which networks run."""
+        """Return parameters in the precision in which networks run."""
         return {name: t.detach().to(self._dtype) if t.is_floating_point() else t for name, t in params.items()}
 
     def __iter__(self) -> Iterator[Any]:

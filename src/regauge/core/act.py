@@ -119,7 +119,7 @@ def covered(group: Group, placement: Placement, shape: tuple[int, ...]) -> tuple
 
 
 def span(group: Group, place: Placement) -> tuple[int, int]:
-    """The first and the last index of a placement."""
+    """Return the first and the last index of a placement."""
     return place.start, place.start + sum(
         (size - 1) * stride for size, stride in ((group.size, place.stride), *place.repeats)
     )
@@ -128,7 +128,7 @@ def span(group: Group, place: Placement) -> tuple[int, int]:
 def overlapping(
     groups: Sequence[Group], shapes: Mapping[str, tuple[int, ...]]
 ) -> Iterator[tuple[Group, Group, Placement]]:
-    """Two groups that move one axis, and not independently: one changes the units of the other; and where."""
+    """Yield two groups that move one axis, and not independently: one changes the units of the other; and where."""
     moving: dict[tuple[str, int], list[tuple[Group, Placement]]] = {}
     for group in groups:
         if group.size and (group.is_permuted or group.matrix != "none"):
@@ -200,12 +200,12 @@ class ReadValues:
         return known[key]
 
     def factor(self, site: Site) -> Float[Tensor, "..."] | None:
-        """The factors of a site, or None where they are one everywhere."""
+        """Return the factors of a site, or None where they are one everywhere."""
         place = site.placement
         return self._once(site, ("factor", place.scale, place.sign, place.parity), _factor)
 
     def displacement(self, site: Site) -> Int[Tensor, "..."] | None:
-        """The source of each value relative to its destination, or None where nothing moves."""
+        """Return the source of each value relative to its destination, or None where nothing moves."""
         return self._once(site, "displacement", self._displacement)
 
     def _displacement(self, site: Site, value: Value) -> Tensor | None:
@@ -215,11 +215,11 @@ class ReadValues:
         return found if self.element.batch or bool(found.any()) else None
 
     def order(self, site: Site) -> Int[Tensor, " size"] | None:
-        """The order of units of a plain site by an element without a batch, or None where nothing moves."""
+        """Return the order of units of a plain site by an element without a batch, or None where nothing moves."""
         return self._once(site, "order", _order)
 
     def dual(self, group: Group) -> Float[Tensor, "..."]:
-        """The inverse transpose of a group's matrix: `<A^-T v, A w> = <v, w>`."""
+        """Return the inverse transpose of a group's matrix: `<A^-T v, A w> = <v, w>`."""
         matrix = self.element[group.name].matrix
         assert matrix is not None
         known = self._known.setdefault(group.name, {})
@@ -234,7 +234,7 @@ def _order(site: Site, value: Value) -> Tensor | None:
 
 
 def moves_of(sites: list[Site], read: ReadValues, shape: tuple[int, ...], dtype: torch.dtype) -> Moves:
-    """The changes of one parameter of a shape by an element, with factors and shifts in a dtype."""
+    """Return the changes of one parameter of a shape by an element, with factors and shifts in a dtype."""
     moves = Moves({}, {}, {}, [])
     for site in sites:
         value, displacement, factor = read.element[site.group.name], read.displacement(site), read.factor(site)
@@ -312,7 +312,7 @@ def _act_one(sites: list[Site], read: ReadValues, tensor: Tensor, ndim: int) -> 
 
 
 def _are_apart(sites: list[Site], shape: tuple[int, ...]) -> bool:
-    """Whether each site is a whole axis of its own, entry by unit, and nothing is added: most parameters."""
+    """Return whether each site is a whole axis of its own, entry by unit, and nothing is added: most parameters."""
     return len({site.placement.axis for site in sites}) == len(sites) and all(
         site.is_plain
         and site.group.size == shape[site.placement.axis]
@@ -347,7 +347,8 @@ def _act_by_axes(sites: list[Site], read: ReadValues, tensor: Tensor, lead: int)
 def _base_index(
     base: Group, parameter: str, placement: Placement, positions: Tensor, shape: tuple[int, ...]
 ) -> tuple[int | None, Tensor]:
-    """The axis from which the index of a base is read (None for the placement's own axis), and the index itself."""
+    """Return the axis from which the index of a base is read (None for the placement's own axis), and the index
+    itself."""
     found: dict[int, Tensor] = {}
     for other in base.placements:
         if other.parameter == parameter:
@@ -366,7 +367,7 @@ def _base_index(
 
 
 def _look_up(site: Site, values: Num[Tensor, "*lead size"]) -> Num[Tensor, "*axes m"]:
-    """Values `[*batch, *bases, size]` at the positions of a site: `[*batch, *other axes, m]`."""
+    """Return values `[*batch, *bases, size]` at the positions of a site: `[*batch, *other axes, m]`."""
     if not site.bases:
         return values if site.is_plain else values.index_select(-1, site.units)
     key: tuple[EllipsisType | Tensor, ...] = (..., *site.base_index, site.units)
@@ -374,7 +375,7 @@ def _look_up(site: Site, values: Num[Tensor, "*lead size"]) -> Num[Tensor, "*axe
 
 
 def _factor(site: Site, value: Value) -> Float[Tensor, "..."] | None:
-    """The factors of a site, or None where they are one everywhere."""
+    """Return the factors of a site, or None where they are one everywhere."""
     factor = None
     placement = site.placement
 
@@ -470,7 +471,7 @@ def _gather(
 
 
 def flat_index(displacements: Mapping[tuple[int, ...], Tensor], shape: tuple[int, ...], batch: int) -> Tensor:
-    """The flat index of the source of each value, `[*batch, *shape]`."""
+    """Return the flat index of the source of each value, `[*batch, *shape]`."""
     index = torch.arange(math.prod(shape)).reshape(shape)
     for axes, displacement in displacements.items():
         stride = math.prod(shape[axes[-1] + 1 :])
@@ -488,7 +489,7 @@ def take(tensor: Shaped[Tensor, "*shape"], axis: int, index: Int[Tensor, " lengt
 
 
 def _is_long(shape: tuple[int, ...], axis: int) -> bool:
-    """Whether many consecutive values in memory lie behind an index of an axis."""
+    """Return whether many consecutive values in memory lie behind an index of an axis."""
     return math.prod(shape[axis + 1 :]) >= LONG_ROW
 
 

@@ -13,14 +13,15 @@ from regauge.core.params import Params
 
 
 def sums(added: Mapping[str, float], params: Mapping[str, Tensor]) -> Params:
-    """Parameters with what the model adds to them, which is computed in at least 32 bits."""
+    """Return parameters with what the model adds to them, which is computed in at least 32 bits."""
     there = {name: (params[name], number) for name, number in added.items() if name in params}
     wide = {name: t.to(torch.promote_types(t.dtype, torch.float32)) + number for name, (t, number) in there.items()}
     return {**params, **wide}
 
 
 def from_sums(added: Mapping[str, float], summed: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Params:
-    """The parameters of sums; those of the given networks where these have the same sums, so that no bit is lost."""
+    """Return the parameters of sums; those of the given networks where these have the same sums, so that no bit is
+    lost."""
     found = dict(summed)
     for name in added:
         if name in summed:

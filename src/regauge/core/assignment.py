@@ -23,7 +23,7 @@ POTENTIAL_ROUNDS = 2
 
 
 def assign(profit: Floats) -> NDArray[np.int64]:
-    """The permutation c that maximizes `sum_i profit[i, c[i]]`, exactly.
+    """Return the permutation c that maximizes `sum_i profit[i, c[i]]`, exactly.
 
     The cost `-profit` is first made nonnegative with many zeros, by its row and column minima. That changes the value
     of every permutation by the same constant, so the optimum stays, and the search that remains is several times
@@ -53,7 +53,7 @@ def assign(profit: Floats) -> NDArray[np.int64]:
 
 
 def assign_rows(profit: NDArray[np.floating]) -> NDArray[np.int64]:
-    """The different columns, one for each of a few rows, that maximize the sum of profits, exactly: `[rows]`."""
+    """Return the different columns, one for each of a few rows, that maximize the sum of profits, exactly: `[rows]`."""
     return _scipy(-np.asarray(profit, dtype=np.float64))
 
 
@@ -171,7 +171,7 @@ def _require_finite(profits: Tensor, which: str) -> None:
 
 @cache
 def _solver() -> Solver:
-    """The Jonker-Volgenant variant of `lapx`, or scipy's where the package `lap` has replaced it."""
+    """Return the Jonker-Volgenant variant of `lapx`, or scipy's where the package `lap` has replaced it."""
     try:
         lap = importlib.import_module("lap")
     except ImportError:
@@ -190,7 +190,8 @@ def _solver() -> Solver:
 
 
 def _search(reduced: Float[Tensor, "problem target source"]) -> Int[Tensor, "problem target"]:
-    """The searches, on the CPU: in one call of `lapx` where it can, else one call for each, in torch's threads."""
+    """Return the searches, on the CPU: in one call of `lapx` where it can, else one call for each, in torch's
+    threads."""
     costs, solve = reduced.cpu().numpy(), _solver()
     batched = None
     if len(costs) > 1 and solve is not _scipy:

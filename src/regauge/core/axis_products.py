@@ -36,7 +36,7 @@ class Kronecker:
         return product * self.signs
 
     def times(self, tensor: Float[Tensor, "*shape"], axis: int) -> Float[Tensor, "*shape"]:
-        """The product of the matrix with every vector along an axis, in the precision of the tensor."""
+        """Return the product of the matrix with every vector along an axis, in the precision of the tensor."""
         n, outer, inner = len(self.signs), math.prod(tensor.shape[:axis]), math.prod(tensor.shape[axis + 1 :])
         factors, signs = [one.to(tensor) for one in self.factors], self.signs.to(tensor).unsqueeze(-1)
         result = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)

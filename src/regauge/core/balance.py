@@ -55,12 +55,12 @@ class Balance:
 
 
 def has_balance(symmetry: Symmetry) -> bool:
-    """Whether there is anything to balance."""
+    """Return whether there is anything to balance."""
     return any(group.scales or group.matrix == "linear" for group in symmetry.groups)
 
 
 def balance(params: Mapping[str, Tensor], symmetry: Symmetry, *, buffers: Buffers = "move") -> Element:
-    """The scales and matrices that bring a network to the point of smallest norm that they can reach.
+    """Return the scales and matrices that bring a network to the point of smallest norm that they can reach.
 
     `act(balance(p), p)` minimizes the sum of squares of all parameters over the positive factors of every unit and the
     invertible matrices of every linear group. The logarithm of that sum is convex along geodesics of these groups, so
@@ -119,7 +119,7 @@ def balance_alike(
 
 
 def _join(networks: Sequence[Mapping[str, Tensor]], symmetry: Symmetry) -> Params | None:
-    """Small networks, or populations, as one population; None where that gains nothing or they are not alike."""
+    """Return small networks, or populations, as one population; None where that gains nothing or they are not alike."""
     names = [name for name in symmetry.sites if name not in symmetry.buffers]
     if len(networks) < 2 or sum(params[name].numel() for params in networks for name in names) > JOINED:
         return None
@@ -200,7 +200,8 @@ def balance_but(
 
 
 def balanced_parts(symmetry: Symmetry, *, buffers: Buffers = "move") -> list[frozenset[str]]:
-    """The parameters that `balance` looks at, in parts that do not depend on one another; all sizes must be known.
+    """Return the parameters that `balance` looks at, in parts that do not depend on one another; all sizes must be
+    known.
 
     Balancing the part alone (with all buffers, where they are kept) gives the same factors as balancing everything.
     """
@@ -211,7 +212,7 @@ def balanced_parts(symmetry: Symmetry, *, buffers: Buffers = "move") -> list[fro
 
 @remembered
 def count_frozen_gains(symmetry: Symmetry, buffers: Buffers) -> Symmetry:
-    """The symmetry, with those buffers among the parameters that balancing needs.
+    """Return the symmetry, with those buffers among the parameters that balancing needs.
 
     Where gains are buffers, as in a normalization that is not trained, filters around them could be made ever smaller
     at their expense. So the buffers that move along such a way count. Which these are follows from the exponents of the
@@ -260,7 +261,7 @@ def _exponents_of(terms: Sequence[tuple[str, Exponents]], count: int) -> NDArray
 
 
 def _shrinking_way(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """A short way along which as many rows as possible shrink, by one at least, and none grows; else zero."""
+    """Return a short way along which as many rows as possible shrink, by one at least, and none grows; else zero."""
     terms, count = rows.shape
     # Maximize sum s over 0 <= s <= 1 with rows (up - down) + s <= 0: at the optimum every s is zero or one.
     costs = np.concatenate([np.full(2 * count, LENGTH_COST), -np.ones(terms)])

@@ -54,13 +54,13 @@ class _Kept:
     signs: tuple[tuple[int, ...], ...]
 
     def place(self, place: Placement) -> Placement:
-        """A placement with an exponent for each combination."""
+        """Return a placement with an exponent for each combination."""
         scale = tuple(sum(x * y for x, y in zip(row, place.scale, strict=True)) for row in self.scales)
         sign = tuple(sum(x * y for x, y in zip(row, place.sign, strict=True)) % 2 for row in self.signs)
         return replace(place, scale=scale, sign=sign)
 
     def lift(self, value: Value, blank: Value) -> Value:
-        """The value of the whole group that is a value of the combinations."""
+        """Return the value of the whole group that is a value of the combinations."""
         scale, sign = blank.scale, blank.sign
         if scale is not None and value.scale is not None:
             rows = torch.tensor(self.scales, dtype=value.scale.dtype)
@@ -73,7 +73,7 @@ class _Kept:
         return replace(value, scale=scale, sign=sign)
 
     def lower(self, value: Value) -> Value:
-        """The combinations of a value that leaves gains alone."""
+        """Return the combinations of a value that leaves gains alone."""
         scale = sign = None
         if self.scales and value.scale is not None:
             rows = torch.tensor(self.scales, dtype=value.scale.dtype)
@@ -98,7 +98,7 @@ def _kept(symmetry: Gained) -> dict[str, _Kept]:
 
 @remembered
 def rotatable(symmetry: Gained) -> tuple[str, ...]:
-    """The groups that may be rotated behind gains; structure on a group's axes forbids it."""
+    """Return the groups that may be rotated behind gains; structure on a group's axes forbids it."""
     known = {one.group.name for one in gain_scales(symmetry, symmetry.gains)}
     several = (g for g in symmetry.groups if g.behind_gains != "none" and g.name in known)
     return tuple(group.name for group in several if not group.classes)
@@ -106,7 +106,7 @@ def rotatable(symmetry: Gained) -> tuple[str, ...]:
 
 @remembered
 def on_representatives(symmetry: Owner, rotated: tuple[str, ...] = ()) -> Owner:
-    """The symmetry of representatives, in which some groups are rotated; see `Symmetry.on_representatives`."""
+    """Return the symmetry of representatives, in which some groups are rotated; see `Symmetry.on_representatives`."""
     gains = [name for one in gain_scales(symmetry, symmetry.gains) for name in one.sites]
     # Every representative has the same statistics there: nothing moves them, so that they hold no scale in its place.
     constant = {family.entries.parameter for family in symmetry.translations if family.is_stored_only}
@@ -126,7 +126,7 @@ def on_representatives(symmetry: Owner, rotated: tuple[str, ...] = ()) -> Owner:
 
 
 def rotated_group(symmetry: Gained, name: str) -> Group:
-    """A group as rotations of representatives."""
+    """Return a group as rotations of representatives."""
     group, gains = symmetry[name], gains_of(symmetry, name)
     places = tuple(
         Placement(place.parameter, place.axis, place.start, place.stride, place.repeats)
@@ -139,12 +139,12 @@ def rotated_group(symmetry: Gained, name: str) -> Group:
 
 @remembered
 def gains_of(symmetry: Gained, name: str) -> tuple[str, ...]:
-    """The gains that the scales of a group bring to one."""
+    """Return the gains that the scales of a group bring to one."""
     return tuple(gain for one in gain_scales(symmetry, symmetry.gains) if one.group.name == name for gain in one.sites)
 
 
 def lift(symmetry: Gained, element: Element, rotated: Collection[str] = ()) -> Element:
-    """The element of the whole group that acts on representatives as an element of `on_representatives` does."""
+    """Return the element of the whole group that acts on representatives as an element of `on_representatives` does."""
     blank, values, kept = symmetry.identity(element.batch), {}, _kept(symmetry)
     for name in blank:
         if name in rotated:
@@ -155,12 +155,12 @@ def lift(symmetry: Gained, element: Element, rotated: Collection[str] = ()) -> E
 
 
 def matrices(element: Element, names: Collection[str]) -> dict[str, Tensor]:
-    """The matrices of some groups."""
+    """Return the matrices of some groups."""
     return {name: matrix for name in names if (matrix := element[name].matrix) is not None}
 
 
 def lower(symmetry: Gained, element: Element, rotated: Collection[str] = ()) -> Element:
-    """The element of `on_representatives` that acts as an element does on representatives."""
+    """Return the element of `on_representatives` that acts as an element does on representatives."""
     linear, kept, values = without_gains(symmetry, element, symmetry.gains), _kept(symmetry), {}
     for name in linear:
         if name in rotated:
@@ -173,7 +173,8 @@ def lower(symmetry: Gained, element: Element, rotated: Collection[str] = ()) -> 
 
 
 def carry_rows(symmetry: Gained, linear: Element, name: str, matrix: Tensor) -> Tensor:
-    """Rows `[*batch, size, n]` in the order and with the signs that an element gives units of representatives."""
+    """Return rows `[*batch, size, n]` in the order and with the signs that an element gives units of
+    representatives."""
     value = linear[name]
     if value.perm is not None:
         matrix = matrix.take_along_dim(value.perm.unsqueeze(-1), -2)
@@ -186,13 +187,15 @@ def carry_rows(symmetry: Gained, linear: Element, name: str, matrix: Tensor) -> 
 
 
 def carry_rotation(symmetry: Gained, element: Element, name: str, matrix: Tensor) -> Tensor:
-    """A rotation `[*batch, size, size]` of a group as it is where an element without rotations has moved the units."""
+    """Return a rotation `[*batch, size, size]` of a group as it is where an element without rotations has moved the
+    units."""
     linear = without_gains(symmetry, element, symmetry.gains)
     return carry_rows(symmetry, linear, name, carry_rows(symmetry, linear, name, matrix).mT).mT
 
 
 def zero_gains(symmetry: Gained, params: Mapping[str, Tensor], names: Collection[str]) -> dict[str, Tensor]:
-    """Whether gains on the axes of some groups are zero in a channel, bool `[*lead]`: those axes are not rotated."""
+    """Return whether gains on the axes of some groups are zero in a channel, bool `[*lead]`: those axes are not
+    rotated."""
     gains = [gain for name in names for gain in gains_of(symmetry, name)]
     found = sums(symmetry.added, {gain: params[gain] for gain in gains})
     return {gain: (found[gain] == 0).any(-1).cpu() for gain in gains}
@@ -218,7 +221,7 @@ def turn(
     representative: Mapping[str, Tensor],
     batch: tuple[int, ...] = (),
 ) -> Element:
-    """The element of representatives with these rotations, but for those on whose axes a gain is zero.
+    """Return the element of representatives with these rotations, but for those on whose axes a gain is zero.
 
     Args:
         symmetry: The whole symmetry.

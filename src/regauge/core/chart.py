@@ -42,10 +42,10 @@ class Charted(Gained, Protocol):
         """Names of one tensor."""
 
     def translation(self, name: str) -> TranslationFamily:
-        """The family of a name."""
+        """Return the family of a name."""
 
     def compose(self, left: Element, right: Element) -> Element:
-        """The product of two elements."""
+        """Return the product of two elements."""
 
     @property
     def on_sums(self) -> "Charted":
@@ -53,7 +53,7 @@ class Charted(Gained, Protocol):
 
 
 def split(symmetry: Charted, params: Params, lead: int) -> tuple[Params, dict[str, Tensor]]:
-    """The representative and the coordinates of networks `[*lead, ...]`; see `Symmetry.split`."""
+    """Return the representative and the coordinates of networks `[*lead, ...]`; see `Symmetry.split`."""
     wide = _widen(symmetry, params)
     current, coordinates = _without_variances(symmetry, sums(symmetry.added, wide), lead)
     gains = chart_gains(symmetry)
@@ -71,7 +71,7 @@ def split(symmetry: Charted, params: Params, lead: int) -> tuple[Params, dict[st
 
 
 def join(symmetry: Charted, representative: Params, coordinates: Coordinates, lead: int) -> Params:
-    """The networks of representatives `[*lead, ...]` and coordinates; see `Symmetry.join`."""
+    """Return the networks of representatives `[*lead, ...]` and coordinates; see `Symmetry.join`."""
     wide = _widen(symmetry, representative)
     current = sums(symmetry.added, wide)
     for family in reversed(symmetry.translations):
@@ -89,7 +89,8 @@ def join(symmetry: Charted, representative: Params, coordinates: Coordinates, le
 
 
 def _without_variances(symmetry: Charted, params: Params, lead: int) -> tuple[Params, dict[str, Tensor]]:
-    """Networks whose gains have taken up running variances, and the logarithms of these: before gains become one."""
+    """Return networks whose gains have taken up running variances, and the logarithms of these: before gains become
+    one."""
     coordinates = {}
     for family in symmetry.translations:
         if family.eps is not None:
@@ -144,20 +145,20 @@ def _sites_of(symmetry: Charted, name: str) -> list[Site]:
 
 @remembered
 def chart_gains(symmetry: Charted) -> tuple[str, ...]:
-    """The gains that are one in a representative."""
+    """Return the gains that are one in a representative."""
     return tuple(name for one in gain_scales(symmetry, symmetry.gains) for name in one.sites)
 
 
 @remembered
 def scaled_by_gains(symmetry: Charted) -> tuple[str, ...]:
-    """The parameters that scale with gains."""
+    """Return the parameters that scale with gains."""
     places = [place for one in gain_scales(symmetry, symmetry.gains) for place in one.group.placements]
     return tuple(dict.fromkeys(place.parameter for place in places if any(place.scale) or any(place.sign)))
 
 
 @remembered
 def charted(symmetry: Charted) -> frozenset[str]:
-    """The parameters that may differ between a network and its representative, by all their names."""
+    """Return the parameters that may differ between a network and its representative, by all their names."""
     families = {name for family in symmetry.translations for name in family.parameters}
     found = frozenset(scaled_by_gains(symmetry)) | families
     return found | {name for names in symmetry.tied if found & {*names} for name in names}
@@ -165,24 +166,24 @@ def charted(symmetry: Charted) -> frozenset[str]:
 
 @remembered
 def _needed(symmetry: Charted) -> frozenset[str]:
-    """The parameters that translations and gains change or read."""
+    """Return the parameters that translations and gains change or read."""
     return charted(symmetry) | {name for family in symmetry.translations for name in family.coefficients}
 
 
 def _widen(symmetry: Charted, params: Mapping[str, Tensor]) -> Params:
-    """Networks whose parameters are in the next wider dtype, so that they are rounded once."""
+    """Return networks whose parameters are in the next wider dtype, so that they are rounded once."""
     needed = _needed(symmetry)
     return {name: widen(tensor) if name in needed else tensor for name, tensor in params.items()}
 
 
 def widen(tensor: Tensor) -> Tensor:
-    """A tensor in the next wider dtype."""
+    """Return a tensor in the next wider dtype."""
     wider = {torch.float32: torch.float64, torch.float16: torch.float32, torch.bfloat16: torch.float32}
     return tensor.to(wider.get(tensor.dtype, tensor.dtype))
 
 
 def _scale(symmetry: Charted, params: Params, gains: Mapping[str, Tensor], lead: int) -> Params:
-    """The parameters that scale with gains, by what brings the given gains to one; gains are sums in both."""
+    """Return the parameters that scale with gains, by what brings the given gains to one; gains are sums in both."""
     element = unit_element(symmetry, gains, symmetry.gains, lead)
     scaled = scaled_by_gains(symmetry)
     return symmetry.on_sums._act_on(element, {name: params[name] for name in scaled if name in params})
@@ -197,7 +198,7 @@ def _tie(symmetry: Charted, params: Params) -> Params:
 
 
 def compose_rotations(symmetry: Charted, left: Element, right: Element, batch: tuple[int, ...]) -> dict[str, Tensor]:
-    """The rotations of the right element, carried over by the left one, and those of the left one after them."""
+    """Return the rotations of the right element, carried over by the left one, and those of the left one after them."""
     wide = left if left.batch == batch else left.expand(*batch)
     composed = dict(wide.rotation)
     for name, matrix in right.rotation.items():
@@ -213,7 +214,7 @@ def random_rotation(symmetry: Charted, generator: torch.Generator, batch: tuple[
 
 
 def compose_translations(symmetry: Charted, left: Element, right: Element, batch: tuple[int, ...]) -> dict[str, Tensor]:
-    """The sum of the vectors of the left element and those of the right one, which the left one carries over."""
+    """Return the sum of the vectors of the left element and those of the right one, which the left one carries over."""
     wide = left if left.batch == batch else left.expand(*batch)
     carried, carrier = {}, Carrier(symmetry, wide)
     for name, vector in right.translation.items():
@@ -226,7 +227,8 @@ def compose_translations(symmetry: Charted, left: Element, right: Element, batch
 
 
 def onto_representative(symmetry: Charted, element: Element, params: Mapping[str, Tensor]) -> Element:
-    """The element that acts on networks as a given one does on their representatives, whose coordinates are zero."""
+    """Return the element that acts on networks as a given one does on their representatives, whose coordinates are
+    zero."""
     params = {name: tensor.detach() for name, tensor in params.items()}
     lead = count_lead(symmetry, params)
     coordinates = split(symmetry, dict(params), lead)[1]
@@ -239,7 +241,8 @@ def onto_representative(symmetry: Charted, element: Element, params: Mapping[str
 def into_coordinates(
     symmetry: Charted, element: Element, own: Coordinates, wanted: Coordinates, kept: Mapping[str, Tensor]
 ) -> Element:
-    """The element that moves representatives as a given one does, and networks of its batch to wanted coordinates.
+    """Return the element that moves representatives as a given one does, and networks of its batch to wanted
+    coordinates.
 
     Args:
         symmetry: The whole symmetry.
@@ -270,7 +273,7 @@ def into_coordinates(
 
 @remembered
 def _is_beside(symmetry: Charted, family: TranslationFamily, gain: str) -> bool:
-    """Whether a family adds to the bias next to a gain, entry by entry: both scale alike."""
+    """Return whether a family adds to the bias next to a gain, entry by entry: both scale alike."""
     home = family.entries.parameter
     scales = [
         {(site.group.name, site.placement.scale) for site in symmetry.sites.get(name, ())} for name in (home, gain)
@@ -281,7 +284,7 @@ def _is_beside(symmetry: Charted, family: TranslationFamily, gain: str) -> bool:
 def random_translation(
     symmetry: Charted, generator: torch.Generator, batch: tuple[int, ...], *, is_stored: bool = False
 ) -> dict[str, Tensor]:
-    """Vectors of the size of usual weights, one for each family that keeps the function at any statistics.
+    """Return vectors of the size of usual weights, one for each family that keeps the function at any statistics.
 
     Those of families that keep it with statistics as stored come with them if `is_stored`.
     """
@@ -297,7 +300,7 @@ def random_translation(
 
 
 def count_lead(symmetry: Charted, params: Mapping[str, Tensor]) -> int:
-    """The number of model axes before those of the parameters."""
+    """Return the number of model axes before those of the parameters."""
     return max((params[n].ndim - len(symmetry.shapes[n]) for n in charted(symmetry) if n in params), default=0)
 
 
@@ -359,7 +362,7 @@ def translate(symmetry: Charted, element: Element, params: Params, skip: Collect
 
 
 def changed_by(symmetry: Charted, element: Element) -> set[str]:
-    """The parameters that the translations and rotations of an element change, by all their names."""
+    """Return the parameters that the translations and rotations of an element change, by all their names."""
     changed = {name for family in element.translation for name in symmetry.translation(family).parameters}
     for name in element.rotation:
         changed |= {place.parameter for place in rotated_group(symmetry, name).placements} | charted(symmetry)
@@ -386,5 +389,5 @@ def _require_shapes(symmetry: Charted, element: Element) -> None:
 
 
 def round_alike_given(wide: Params, given: Mapping[str, Tensor], changed: Collection[str]) -> Params:
-    """Networks in the dtypes of those given, of which tensors that nothing changed are kept."""
+    """Return networks in the dtypes of those given, of which tensors that nothing changed are kept."""
     return {**given, **{name: round_to(wide[name], given[name].dtype, name) for name in changed if name in given}}

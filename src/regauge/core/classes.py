@@ -10,7 +10,7 @@ from regauge.core.groups import Group
 
 
 def class_labels(group: Group) -> Int[Tensor, " size"]:
-    """The classes of the units, numbered from zero by their first units."""
+    """Return the classes of the units, numbered from zero by their first units."""
     return _labels(group.classes or (0,) * group.size)
 
 
@@ -21,7 +21,7 @@ def _labels(classes: tuple[int, ...]) -> Int[Tensor, " size"]:
 
 
 def within_classes(group: Group, orders: Int[Tensor, "*lead size"]) -> Int[Tensor, "*lead size"]:
-    """Orders of all units as orders that exchange units within classes only; uniform ones stay uniform."""
+    """Return orders of all units as orders that exchange units within classes only; uniform ones stay uniform."""
     if not group.classes:
         return orders
     labels = class_labels(group)
@@ -44,7 +44,8 @@ def forbid_between_classes(
 
 
 def class_sums(group: Group, tensor: Num[Tensor, "..."], axis: int, units: Int[Tensor, " units"]) -> Num[Tensor, "..."]:
-    """Sums over the units of each class, divided by the root of their number; `units` own the indices of the axis."""
+    """Return sums over the units of each class, divided by the root of their number; `units` own the indices of the
+    axis."""
     labels, sizes = class_labels(group), torch.tensor(group.class_sizes)
     shape = list(tensor.shape)
     shape[axis] = len(sizes)

@@ -58,11 +58,11 @@ class Cost:
         return Cost(matrices, (*self.shifts, *other.shifts))
 
     def at_identity(self) -> Float64[Tensor, "*lead"]:
-        """The objective of the identity."""
+        """Return the objective of the identity."""
         return torch.stack([diagonal(m).sum(-1, dtype=torch.float64) for m in self.matrices.values()]).sum(0).cpu()
 
     def at(self, value: Value) -> Float64[Tensor, "*lead"]:
-        """The objective of any value without positive factors."""
+        """Return the objective of any value without positive factors."""
         if value.matrix is not None:
             matrices = torch.stack([m.double() for m in self.matrices.values()]).sum(0)
             return (matrices * value.matrix.to(matrices)).sum((-1, -2)).cpu()
@@ -95,7 +95,7 @@ class Closest:
 
 
 def character(placement: Placement) -> Character:
-    """The character of a group's signs and parities at a placement."""
+    """Return the character of a group's signs and parities at a placement."""
     return (*(e % 2 for e in placement.sign), *placement.parity)
 
 
@@ -108,7 +108,7 @@ def closest(
     slack: Float64[Tensor, "*lead"] | None = None,
     is_repeated: bool = False,
 ) -> Closest:
-    """The element g of one group that maximizes `<g, C>`.
+    """Return the element g of one group that maximizes `<g, C>`.
 
     | kind | solution |
     | --- | --- |
@@ -196,7 +196,7 @@ def _nearest_rotation(c: Float64[Tensor, "*lead n n"], *, is_proper: bool = Fals
 
 
 def profits(group: Group, cost: Cost) -> Float[Tensor, "*lead target source"]:
-    """The largest profit of every pair of units over sign patterns and shifts; a large loss between classes."""
+    """Return the largest profit of every pair of units over sign patterns and shifts; a large loss between classes."""
     if group.shifts:
         found = _best_profits(group, cost)
     elif group.signs:
@@ -209,7 +209,7 @@ def profits(group: Group, cost: Cost) -> Float[Tensor, "*lead target source"]:
 
 
 def _signs_and_shifts(group: Group, cost: Cost) -> tuple[Value, Float64[Tensor, "*lead"]]:
-    """The best signs and shifts for given pairs, from a cost of shape `[..., n, 1]`."""
+    """Return the best signs and shifts for given pairs, from a cost of shape `[..., n, 1]`."""
     cost = replace(cost, matrices={key: matrix.double() for key, matrix in cost.matrices.items()})
     if group.shifts:
         best, bits, steps = _enumerate(group, cost)
@@ -225,7 +225,7 @@ def _signs_and_shifts(group: Group, cost: Cost) -> tuple[Value, Float64[Tensor, 
 
 
 def _best_profits(group: Group, cost: Cost) -> Tensor:
-    """The best profit over all sign patterns and shifts of each pair alone."""
+    """Return the best profit over all sign patterns and shifts of each pair alone."""
     like = next(iter(cost.matrices.values()))
     parts = torch.split(_patterns(group.signs + group.shifts), max(1, ENUMERATED_AT_ONCE // max(1, like.numel())))
     return reduce(torch.maximum, (_by_shift(group, cost, part.to(like.device))[0].amax(0) for part in parts))
@@ -246,14 +246,15 @@ def _enumerate(group: Group, cost: Cost) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _best_of(group: Group, cost: Cost, patterns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The best of some patterns for each pair: its profit, its number, and its shifts `[families, ..., n, m]`."""
+    """Return the best of some patterns for each pair: its profit, its number, and its shifts `[families, ..., n,
+    m]`."""
     total, steps = _by_shift(group, cost, patterns)
     best, chosen = total.max(0)
     return best, chosen, torch.stack([k.gather(0, chosen.unsqueeze(0)).squeeze(0) for k in steps])
 
 
 def _by_shift(group: Group, cost: Cost, patterns: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """The profit of each pattern with its best shifts, `[pattern, ...]`, and these shifts for each family.
+    """Return the profit of each pattern with its best shifts, `[pattern, ...]`, and these shifts for each family.
 
     Given a pattern, the best shift of each parity is a rounded number. That is exact where no place is moved by two
     families; else the families are improved in turns.
@@ -298,18 +299,18 @@ def _by_pattern(terms: Mapping[Character, Tensor], patterns: Tensor) -> Tensor:
 
 @cache
 def _patterns(bits: int) -> Int64[Tensor, "pattern bit"]:
-    """All rows of zeros and ones."""
+    """Return all rows of zeros and ones."""
     return torch.tensor(list(product((0, 1), repeat=bits)), dtype=torch.int64).reshape(-1, bits)
 
 
 def _picked(cost: Cost, perm: Int64[Tensor, "*lead target"]) -> Cost:
-    """The cost of the pairs `(i, perm[i])` alone, `[..., n, 1]`."""
+    """Return the cost of the pairs `(i, perm[i])` alone, `[..., n, 1]`."""
     matrices = {key: matrix.gather(-1, perm.unsqueeze(-1).to(matrix.device)) for key, matrix in cost.matrices.items()}
     return Cost(matrices, tuple(replace(s, source=s.source.gather(-1, perm.to(s.source.device))) for s in cost.shifts))
 
 
 def unit_signs(key: Character, value: Value) -> Tensor | None:
-    """The factor of a character for each unit, `[..., n]`; None where it is one everywhere."""
+    """Return the factor of a character for each unit, `[..., n]`; None where it is one everywhere."""
     signs = 0 if value.sign is None else value.sign.shape[-2]
     factor: Tensor | None = None
     for k, exponent in enumerate(key):
@@ -326,5 +327,5 @@ def unit_signs(key: Character, value: Value) -> Tensor | None:
 
 
 def diagonal(matrix: Float[Tensor, "*lead n column"]) -> Float[Tensor, "*lead n"]:
-    """The profits of pairing each unit with itself."""
+    """Return the profits of pairing each unit with itself."""
     return matrix.squeeze(-1) if matrix.shape[-1] == 1 else matrix.diagonal(dim1=-2, dim2=-1)

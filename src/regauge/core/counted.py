@@ -6,7 +6,7 @@ from typing import Any
 
 
 def count(items: Sized, word: str, plural: str | None = None) -> str:
-    """The number of items with its noun, singular or plural.
+    """Return the number of items with its noun, singular or plural.
 
     >>> count("ab", "group"), count("a", "batch", "batches")
     ('2 groups', '1 batch')
@@ -15,7 +15,7 @@ def count(items: Sized, word: str, plural: str | None = None) -> str:
 
 
 def brief(value: Any) -> str:
-    """A value of plain JSON on one line; objects with a kind as Python writes them, without what is null.
+    """Return a value of plain JSON on one line; objects with a kind as Python writes them, without what is null.
 
     >>> print(brief({"kind": "Adam", "lr": {"kind": "Choice", "values": [0.1, 0.2]}, "clip": None}))
     Adam(lr=Choice(values=[0.1, 0.2]))
@@ -27,6 +27,6 @@ def brief(value: Any) -> str:
 
 
 def shorten(names: Sequence[str], limit: int = 4) -> str:
-    """Some names for a sentence."""
+    """Return some names for a sentence."""
     listed = ", ".join(repr(name) for name in names[:limit])
     return listed if len(names) <= limit else f"{listed} and {len(names) - limit} more"

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 def find_device(name: str, *, is_here: bool = True) -> torch.device:
-    """The device of that name, to train on.
+    """Return the device of that name, to train on.
 
     Args:
         name: As `torch.device` takes it.
@@ -31,7 +31,7 @@ def find_device(name: str, *, is_here: bool = True) -> torch.device:
 
 
 def multiplies_bfloat16(device: torch.device) -> bool:
-    """Whether a device has instructions for products in bfloat16.
+    """Return whether a device has instructions for products in bfloat16.
 
     A processor without them computes such products by other instructions, which can take much longer than single
     precision: 1,024 x 1,024 matrices took 68 times as long on one with AVX2 alone.
@@ -42,7 +42,7 @@ def multiplies_bfloat16(device: torch.device) -> bool:
 
 
 def to_device(values: Any, device: torch.device | str) -> Any:
-    """Tensors and modules, or tuples and mappings of them, on a device; modules are moved themselves."""
+    """Return tensors and modules, or tuples and mappings of them, on a device; modules are moved themselves."""
     if isinstance(values, Mapping):
         return {name: to_device(value, device) for name, value in values.items()}
     if isinstance(values, tuple | list):

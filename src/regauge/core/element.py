@@ -57,13 +57,13 @@ class Value:
 
     @classmethod
     def of_product(cls, product: Kronecker) -> "Value":
-        """The value with the matrix that is a product of factors."""
+        """Return the value with the matrix that is a product of factors."""
         value = cls(matrix=product.matrix)
         object.__setattr__(value, "product", product)
         return value
 
     def items(self) -> Iterator[tuple[str, Tensor]]:
-        """The tensors that the value has, by field name."""
+        """Return the tensors that the value has, by field name."""
         return ((name, tensor) for name in FIELDS if (tensor := getattr(self, name)) is not None)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Value":
@@ -126,7 +126,8 @@ class Element(Mapping[str, Value]):
         return f"Element({count(self, 'group')}{added}, batch={self.batch})"
 
     def order(self, group: str) -> Int[Tensor, "*lead size"]:
-        """The permutation of a group as a vector: unit i of the moved network is unit `order[i]` of the given one.
+        """Return the permutation of a group as a vector: unit i of the moved network is unit `order[i]` of the given
+        one.
 
         Raises:
             KeyError: There is no such group.
@@ -140,23 +141,23 @@ class Element(Mapping[str, Value]):
         return perm
 
     def order_matrix(self, group: str) -> Float[Tensor, "*lead size size"]:
-        """The permutation of a group as a float64 matrix P: `P @ x` is `x[order]`. It raises as `order` does."""
+        """Return the permutation of a group as a float64 matrix P: `P @ x` is `x[order]`. It raises as `order` does."""
         return torch.nn.functional.one_hot(self.order(group), self.order(group).shape[-1]).double()
 
     def replace(self, name: str, value: Value) -> "Element":
-        """A copy of the element with another value for one group."""
+        """Return a copy of the element with another value for one group."""
         return Element({**self._values, name: value}, self.batch, self.translation, self.rotation)
 
     def translated(self, translation: Mapping[str, Tensor]) -> "Element":
-        """A copy of the element that adds these vectors, and no others, to coordinates."""
+        """Return a copy of the element that adds these vectors, and no others, to coordinates."""
         return Element(self._values, self.batch, translation, self.rotation)
 
     def rotated(self, rotation: Mapping[str, Tensor]) -> "Element":
-        """A copy of the element that rotates representatives by these matrices, and no others."""
+        """Return a copy of the element that rotates representatives by these matrices, and no others."""
         return Element(self._values, self.batch, self.translation, rotation)
 
     def item(self, *index: int) -> "Element":
-        """One element of a batch."""
+        """Return one element of a batch."""
         if len(index) != len(self.batch):
             raise ValueError(f"element has batch shape {self.batch}; give one index per axis, not {index}")
         return self.map(lambda tensor: tensor[index], ())
@@ -210,7 +211,7 @@ def concatenate(elements: Sequence[Element]) -> Element:
 
 
 def identity(groups: tuple[Group, ...], batch: tuple[int, ...] = ()) -> Element:
-    """The element that changes nothing."""
+    """Return the element that changes nothing."""
     sizes = {group.name: group.size for group in groups}
     values = {}
     for group in groups:
@@ -231,7 +232,7 @@ def random(
     parts: tuple[str, ...] = PARTS,
     batch: tuple[int, ...] = (),
 ) -> Element:
-    """A random element: uniform permutations and signs, scales in [1/2, 2], shifts in {-1, 0, 1}.
+    """Return a random element: uniform permutations and signs, scales in [1/2, 2], shifts in {-1, 0, 1}.
 
     Orthogonal values and rotations are uniform (Haar); invertible ones have singular values in [1/2, 2].
     """
@@ -277,7 +278,7 @@ def require_parts(parts: tuple[str, ...]) -> None:
 
 
 def compose(groups: tuple[Group, ...], left: Element, right: Element) -> Element:
-    """The element that acts as `right` first and `left` after it."""
+    """Return the element that acts as `right` first and `left` after it."""
     batch = np.broadcast_shapes(left.batch, right.batch)
     left, right = _broadcast(left, batch), _broadcast(right, batch)
     values = {}
@@ -298,7 +299,7 @@ def compose(groups: tuple[Group, ...], left: Element, right: Element) -> Element
 
 
 def inverse(groups: tuple[Group, ...], element: Element) -> Element:
-    """The element that undoes this one."""
+    """Return the element that undoes this one."""
     undone = identity(groups, element.batch)
     for group in sorted(groups, key=lambda group: len(group.within)):
         value = _value(element, group)
@@ -324,7 +325,7 @@ def inverse(groups: tuple[Group, ...], element: Element) -> Element:
 
 
 def select_parts(element: Element, groups: tuple[Group, ...], parts: tuple[str, ...]) -> Element:
-    """The element with everything outside `parts` set to the identity."""
+    """Return the element with everything outside `parts` set to the identity."""
     blank = identity(groups, element.batch)
     kept = {FIELD_OF_PART[part] for part in parts if part in PARTS}
     values = {
@@ -336,7 +337,7 @@ def select_parts(element: Element, groups: tuple[Group, ...], parts: tuple[str, 
 
 
 def _parts_by_name(element: Element) -> dict[str, dict[str, Tensor]]:
-    """The parts that only some names have."""
+    """Return the parts that only some names have."""
     return {TRANSLATION: element.translation, ROTATION: element.rotation}
 
 
@@ -358,7 +359,8 @@ def _join(elements: Sequence[Element], join: Callable[[list[Tensor]], Tensor], b
 
 
 def _in_full(elements: Sequence[Element]) -> list[dict[str, dict[str, Tensor]]]:
-    """The vectors and rotations of elements, by part and name: zeros and identities for names that only others have."""
+    """Return the vectors and rotations of elements, by part and name: zeros and identities for names that only others
+    have."""
     whole: list[dict[str, dict[str, Tensor]]] = [{} for _ in elements]
     for part in (TRANSLATION, ROTATION):
         each = [_parts_by_name(element)[part] for element in elements]
@@ -439,7 +441,7 @@ def _broadcast(element: Element, batch: tuple[int, ...]) -> Element:
 
 
 def _shift_sign(group: Group, value: Value) -> Tensor:
-    """The sign that multiplies what the shifts are added to, for each family of shifts."""
+    """Return the sign that multiplies what the shifts are added to, for each family of shifts."""
     assert value.shift is not None
     rows = []
     for family in range(group.shifts):

@@ -14,7 +14,7 @@ MARKDOWN = re.compile(r"([\\*\[\]])")
 
 
 def escape(text: str) -> str:
-    r"""A text on one line, with each character that is not seen as Python writes it.
+    r"""Return a text on one line, with each character that is not seen as Python writes it.
 
     >>> print(escape("\x1b[31mred\nname"))
     \x1b[31mred\nname
@@ -28,7 +28,7 @@ def escape_lines(text: str) -> str:
 
 
 def escape_json(text: str) -> str:
-    """A JSON text of several lines with the same characters as JSON writes them."""
+    """Return a JSON text of several lines with the same characters as JSON writes them."""
     return "\n".join(UNSEEN.sub(_in_json, line) for line in text.split("\n"))
 
 
@@ -37,12 +37,12 @@ def _in_json(found: re.Match[str]) -> str:
 
 
 def escape_html(text: str) -> str:
-    """A text without tags and entities, for pages and Markdown."""
+    """Return a text without tags and entities, for pages and Markdown."""
     return escape(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def escape_markdown(text: str) -> str:
-    r"""A text on one line of Markdown that is shown as it is, without links, pictures and tags.
+    r"""Return a text on one line of Markdown that is shown as it is, without links, pictures and tags.
 
     >>> print(escape_markdown("![x](y) <b> `code`"))
     !\[x\](y) &lt;b&gt; &#96;code&#96;
@@ -51,12 +51,12 @@ def escape_markdown(text: str) -> str:
 
 
 def escape_code(text: str) -> str:
-    """A text as code on one line of Markdown; quotation marks take the place of backquotes."""
+    """Return a text as code on one line of Markdown; quotation marks take the place of backquotes."""
     return "`" + escape_html(text).replace("`", "'") + "`"
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of a table for a terminal; the last column is as long as its cells are.
+    """Return the lines of a table for a terminal; the last column is as long as its cells are.
 
     >>> print("\n".join(text_table(["group", "acts on"], [["a", "x"], ["longer", "y"]])))
     group   acts on
@@ -71,7 +71,7 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, is_numeric: bool = False) -> list[str]:
-    r"""The lines of a table, its cells escaped; columns of numbers behind the first are aligned to the right.
+    r"""Return the lines of a table, its cells escaped; columns of numbers behind the first are aligned to the right.
 
     >>> print("\n".join(markdown_table(["", "loss"], [["a|b", "0.1"]], is_numeric=True)))
     |  | loss |

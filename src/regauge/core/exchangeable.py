@@ -13,7 +13,8 @@ from regauge.core.groups import Group
 def classes_of(
     group: Group, sites: Mapping[str, Sequence[Site]], structure: Mapping[str, Tensor], ndims: Mapping[str, int]
 ) -> tuple[int, ...]:
-    """The class of each unit: units are in one class if exchanging the two keeps every structure tensor bit by bit.
+    """Return the class of each unit: units are in one class if exchanging the two keeps every structure tensor bit by
+    bit.
 
     That is an equivalence. Exchanges of several groups keep the structure together, since each of them does alone.
 
@@ -66,7 +67,7 @@ def _labels_along_axes(places: Mapping[int, Tensor], tensor: Tensor) -> list[Has
 
 
 def _invariants(places: Mapping[int, Tensor], tensor: Tensor) -> list[Hashable]:
-    """An invariant of exchanges for each unit: its entries on the diagonal of all axes, as bytes.
+    """Return an invariant of exchanges for each unit: its entries on the diagonal of all axes, as bytes.
 
     Units with different ones cannot be exchanged, which spares `_is_kept` most pairs.
     """
@@ -80,7 +81,7 @@ def _invariants(places: Mapping[int, Tensor], tensor: Tensor) -> list[Hashable]:
 
 
 def _is_kept(places: Mapping[int, Tensor], tensor: Tensor, one: int, other: int) -> bool:
-    """Whether exchanging two units along all axes leaves a tensor as it is."""
+    """Return whether exchanging two units along all axes leaves a tensor as it is."""
     for axis, positions in places.items():
         row, there = tensor.select(axis, int(positions[one])), tensor.select(axis, int(positions[other]))
         for second, indices in places.items():
@@ -94,13 +95,13 @@ def _is_kept(places: Mapping[int, Tensor], tensor: Tensor, one: int, other: int)
 
 
 def _bytes(rows: Tensor) -> list[Hashable]:
-    """The bits of each row."""
+    """Return the bits of each row."""
     if not rows.shape[1]:
         return [b""] * len(rows)
     return [row.tobytes() for row in bits(rows).reshape(len(rows), -1).numpy()]
 
 
 def bits(tensor: Tensor) -> UInt8[Tensor, " bytes"]:
-    """The bits of a tensor, byte by byte."""
+    """Return the bits of a tensor, byte by byte."""
     # A contiguous tensor with one column or one entry may have any stride, with which it cannot be seen as bytes.
     return tensor.flatten().clone(memory_format=torch.contiguous_format).view(torch.uint8)

@@ -53,7 +53,7 @@ class Expression:
             raise self._refuse()
 
     def fullmatch(self, name: str) -> bool:
-        """Whether it matches a whole name."""
+        """Return whether it matches a whole name."""
         if self._plain is not None:
             return self._plain.fullmatch(name) is not None
         states = self._close({self._first}, is_first=True, is_last=not name)
@@ -71,7 +71,7 @@ class Expression:
         return self._last in states
 
     def match(self, name: str) -> bool:
-        """Whether it matches the beginning of a name."""
+        """Return whether it matches the beginning of a name."""
         return any(self.fullmatch(name[:end]) for end in range(len(name) + 1))
 
     def _close(self, states: set[int], *, is_first: bool = False, is_last: bool = False) -> States:

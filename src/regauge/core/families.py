@@ -52,7 +52,7 @@ class Family:
 
 
 def families(groups: Iterable[Group], sites: Sites) -> list[Family]:
-    """The families that have something to choose and act somewhere in `sites`."""
+    """Return the families that have something to choose and act somewhere in `sites`."""
     groups = tuple(groups)
     by_name = {group.name: group for group in groups}
     result = []
@@ -82,7 +82,7 @@ def complete(family: Family, values: Mapping[str, Value], batch: Sequence[int]) 
 
 
 def coupled_tensors(family: Family) -> frozenset[str]:
-    """Tensors on which the root acts along two axes, so that the objective is quadratic in it."""
+    """Return tensors on which the root acts along two axes, so that the objective is quadratic in it."""
     return frozenset(
         name
         for name, local in family.sites.items()
@@ -91,7 +91,7 @@ def coupled_tensors(family: Family) -> frozenset[str]:
 
 
 def connected(sets: Iterable[Collection[str]]) -> list[frozenset[str]]:
-    """The unions of sets that share something, each with all that they share anything with."""
+    """Return the unions of sets that share something, each with all that they share anything with."""
     parts: list[frozenset[str]] = []
     for one in sets:
         whole = frozenset(one)
@@ -103,12 +103,13 @@ def connected(sets: Iterable[Collection[str]]) -> list[frozenset[str]]:
 
 
 def has_choice(group: Group) -> bool:
-    """Whether matching chooses anything in a group; positive factors stay at one."""
+    """Return whether matching chooses anything in a group; positive factors stay at one."""
     return group.has_order or bool(group.signs or group.shifts) or group.matrix != "none"
 
 
 def compared(networks: Sequence[Tensors], symmetry: Symmetry) -> list[dict[str, Tensor]]:
-    """The compared parameters of each network: those that the symmetry moves, in float32 or float64, on one device."""
+    """Return the compared parameters of each network: those that the symmetry moves, in float32 or float64, on one
+    device."""
     result: list[dict[str, Tensor]] = [{} for _ in networks]
     for name in symmetry.sites:
         tensors = [params[name] for params in networks]
@@ -122,7 +123,7 @@ def compared(networks: Sequence[Tensors], symmetry: Symmetry) -> list[dict[str, 
 
 @remembered
 def balanced_matrices(symmetry: Symmetry) -> dict[str, frozenset[str]]:
-    """The compared parameters on which each group of invertible matrices acts."""
+    """Return the compared parameters on which each group of invertible matrices acts."""
     return {
         group.name: names
         for group in symmetry.groups
@@ -148,7 +149,7 @@ def row_ranges(
 
 
 def move_tensor(symmetry: Symmetry, element: Element, name: str, tensor: Tensor) -> Tensor:
-    """A tensor, or a piece of it, moved by an element."""
+    """Return a tensor, or a piece of it, moved by an element."""
     if name not in symmetry.sites:
         return tensor
     sites = {name: symmetry.sites[name]}
@@ -156,7 +157,7 @@ def move_tensor(symmetry: Symmetry, element: Element, name: str, tensor: Tensor)
 
 
 def unfold(tensor: Num[Tensor, "..."], site: Site, lead: int = 0) -> Num[Tensor, "*lead units values"]:
-    """The values that each unit of a site owns."""
+    """Return the values that each unit of a site owns."""
     axis = lead + site.placement.axis
     if not (site.is_sorted and site.positions.numel() == tensor.shape[axis]):
         tensor = take(tensor, axis, site.positions.to(tensor.device))
@@ -174,7 +175,7 @@ def inner_products(
 
 
 def shift_cost(site: Site, a: Tensor, b: Tensor) -> ShiftCost | None:
-    """The quadratic part of a site, from unfolded values; None where no shift adds anything."""
+    """Return the quadratic part of a site, from unfolded values; None where no shift adds anything."""
     amounts = site.placement.shift
     if not any(amounts):
         return None
@@ -182,7 +183,7 @@ def shift_cost(site: Site, a: Tensor, b: Tensor) -> ShiftCost | None:
 
 
 def group_cost(group: Group, sites: Sites, a: Tensors, b: Tensors, lead: int = 0) -> Cost:
-    """The cost of a group that nothing is repeated within, all other groups held fixed."""
+    """Return the cost of a group that nothing is repeated within, all other groups held fixed."""
     matrices: dict[Character, Tensor] = {}
     shifts: list[ShiftCost] = []
     for name, local in sites.items():
@@ -205,7 +206,7 @@ def add_term(
 
 
 def barycenter(tensor: Tensor, sites: Iterable[Site], lead: int = 0) -> Tensor | None:
-    """The part of a tensor that the groups of `sites` cannot change: its average over their elements.
+    """Return the part of a tensor that the groups of `sites` cannot change: its average over their elements.
 
     Permutations average the values of all units; signs and rotations average to zero. The inner product of
     two averaged tensors is their expected inner product under a uniformly random element, so it is what an
@@ -229,7 +230,7 @@ def barycenter(tensor: Tensor, sites: Iterable[Site], lead: int = 0) -> Tensor |
 
 
 def average(tensor: Num[Tensor, "*shape"], site: Site, lead: int = 0) -> Num[Tensor, "*shape"]:
-    """The mean of a tensor over all elements of the group of one site."""
+    """Return the mean of a tensor over all elements of the group of one site."""
     axis, positions = lead + site.placement.axis, site.positions.to(tensor.device)
     if _averages_to_zero(site):
         return tensor.index_fill(axis, positions, 0.0)
@@ -242,7 +243,7 @@ def average(tensor: Num[Tensor, "*shape"], site: Site, lead: int = 0) -> Num[Ten
 
 
 def _averages_to_zero(site: Site) -> bool:
-    """Whether rotations or signs act at a site."""
+    """Return whether rotations or signs act at a site."""
     placement = site.placement
     return site.group.matrix != "none" or any(e % 2 for e in placement.sign) or any(placement.parity)
 
@@ -254,7 +255,7 @@ def _held(site: Site, fixed: Mapping[str, Group]) -> Site:
 
 
 def dot(x: Tensor, y: Tensor) -> float:
-    """The inner product of two tensors: rows in their own precision, the sum over rows in float64."""
+    """Return the inner product of two tensors: rows in their own precision, the sum over rows in float64."""
     if x.ndim < 2:
         return float(torch.dot(x.flatten(), y.flatten()))
     return float(torch.linalg.vecdot(x.flatten(1), y.flatten(1)).sum(dtype=torch.float64))
@@ -283,7 +284,7 @@ def unit_index(symmetry: Symmetry, name: str, site: Site) -> Int[Tensor, "units 
 def unit_values(
     symmetry: Symmetry, name: str, site: Site, tensor: Num[Tensor, "..."], lead: int = 0
 ) -> Num[Tensor, "*lead size values"]:
-    """The values that each unit of each copy of a site's group owns: `[*lead, *bases, size, values]`."""
+    """Return the values that each unit of each copy of a site's group owns: `[*lead, *bases, size, values]`."""
     if not site.bases:
         return unfold(tensor, site, lead)
     group, before = site.group, tensor.shape[:lead]

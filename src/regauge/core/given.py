@@ -27,7 +27,8 @@ WORDS: dict[Any, str] = {
 
 
 def as_params(network: Any, what: str = "the network") -> Params:
-    """A network that a caller gave, without gradients; its tensors are shared. It raises as `require_tensors` does."""
+    """Return a network that a caller gave, without gradients; its tensors are shared. It raises as `require_tensors`
+    does."""
     require_tensors(network, what)
     return {name: tensor.detach() if tensor.requires_grad else tensor for name, tensor in network.items()}
 
@@ -47,7 +48,7 @@ def require_tensors(network: object, what: str = "the network") -> None:
 
 
 def as_networks(networks: object) -> list[Any]:
-    """The networks that a caller gave as one argument.
+    """Return the networks that a caller gave as one argument.
 
     Raises:
         TypeError: They are no list.
@@ -121,7 +122,7 @@ def example_arguments(
 
 
 def as_pair(batch: Any) -> tuple[Any, Any]:
-    """A batch as inputs and targets.
+    """Return a batch as inputs and targets.
 
     Raises:
         TypeError: It is no pair.
@@ -135,7 +136,7 @@ def as_pair(batch: Any) -> tuple[Any, Any]:
 
 
 def inputs_of(batch: Any) -> Any:
-    """The inputs of a batch where targets are not needed: of a pair as `Task` reads it, or alone.
+    """Return the inputs of a batch where targets are not needed: of a pair as `Task` reads it, or alone.
 
     Raises:
         TypeError: It is a tuple of another length than a pair.
@@ -171,7 +172,7 @@ def _holds_tensors(value: object) -> bool:
 
 
 def _way_to_params(value: object) -> str:
-    """The expression to write instead, for objects that hold parameters; empty for others."""
+    """Return the expression to write instead, for objects that hold parameters; empty for others."""
     if isinstance(value, type):
         return ""
     if callable(getattr(value, "state_dict", None)):
@@ -180,7 +181,7 @@ def _way_to_params(value: object) -> str:
 
 
 def describe(value: object) -> str:
-    """A value in a sentence, by its class; text as it is, and the shapes of tensors."""
+    """Return a value in a sentence, by its class; text as it is, and the shapes of tensors."""
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     if isinstance(value, str):
@@ -192,7 +193,7 @@ def describe(value: object) -> str:
 
 
 def is_plain(annotation: Any) -> bool:
-    """Whether an annotation says something of a value that `require_plain` can check."""
+    """Return whether an annotation says something of a value that `require_plain` can check."""
     kinds = [_base(kind) for kind in _kinds(annotation)]
     return any(kind in WORDS and kind is not NoneType for kind in kinds) and all(
         kind in WORDS or kind is Literal or isinstance(kind, type) for kind in kinds

@@ -145,7 +145,7 @@ class Group:
         return "permutation"
 
     def without(self, *exponents: Literal["scale", "sign", "parity", "shift"]) -> "Group":
-        """The group without some exponents of its placements; its families stay, and its elements fit."""
+        """Return the group without some exponents of its placements; its families stay, and its elements fit."""
         counts = {"scale": self.scales, "sign": self.signs, "parity": self.shifts, "shift": self.shifts}
         zeros: dict[str, Any] = {name: (0,) * counts[name] for name in exponents}
         return replace(self, placements=tuple(replace(place, **zeros) for place in self.placements))
@@ -196,7 +196,7 @@ class Frozen:
 def groups_from_axes(
     axes: Mapping[str, Sequence[str | None]], kinds: Mapping[str, Kind], omegas: Mapping[str, float]
 ) -> tuple[Group, ...]:
-    """The groups that a dictionary of axes describes, without sizes; see `Symmetry.from_axes`."""
+    """Return the groups that a dictionary of axes describes, without sizes; see `Symmetry.from_axes`."""
     found: dict[str, list[Placement]] = {}
     for parameter, row in axes.items():
         for axis, text in enumerate(row):
@@ -227,7 +227,7 @@ def groups_from_axes(
 
 
 def readers_from_axes(axes: Mapping[str, Sequence[str | None]]) -> tuple[tuple[str, int], ...]:
-    """The axes (parameter, axis) that sum over units, in a dictionary of axes: those that carry the inverse."""
+    """Return the axes (parameter, axis) that sum over units, in a dictionary of axes: those that carry the inverse."""
     return tuple(
         (parameter, axis)
         for parameter, row in axes.items()
@@ -237,7 +237,7 @@ def readers_from_axes(axes: Mapping[str, Sequence[str | None]]) -> tuple[tuple[s
 
 
 def _read_axis(parameter: str, axis: int, text: str) -> tuple[str, int, bool]:
-    """The group of an axis, how many entries each unit has, and whether the axis carries the inverse."""
+    """Return the group of an axis, how many entries each unit has, and whether the axis carries the inverse."""
     match = re.fullmatch(r"(.+?)(?:\*(\d+))?(\^[+-]1)?", text)
     if match is None:
         raise ValueError(f"axis {axis} of {parameter!r} is {text!r}; write 'name', 'name*4' or 'name^-1'")

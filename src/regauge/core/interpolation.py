@@ -139,7 +139,7 @@ class ExplainedSums:
             self._products[k] += dot(centered, other)
 
     def tensor(self, name: str, shape: Sequence[int]) -> ExplainedTensor:
-        """The shares and squared distances of a tensor from the sums over its pieces."""
+        """Return the shares and squared distances of a tensor from the sums over its pieces."""
         is_constant = self._own <= CONSTANT_TENSOR * self._first or self._others[0] <= CONSTANT_TENSOR * self._second[0]
         before, after = (None if is_constant else self._squared_correlation(k) for k in range(2))
         return ExplainedTensor(name, tuple(shape), before, after, self._own, (*self._gaps, self._first))  # type: ignore[arg-type]
@@ -150,7 +150,8 @@ class ExplainedSums:
 
 
 def mean_share(shares: Sequence[ExplainedTensor], *, is_after: bool = True) -> float | None:
-    """The mean over matrices, each counted once; over vectors if there is no matrix, None if there are none either."""
+    """Return the mean over matrices, each counted once; over vectors if there is no matrix, None if there are none
+    either."""
     known = [share for share in shares if share.after is not None and share.before is not None]
     counted = [share for share in known if len(share.shape) > 1] or known
     values = [share.after if is_after else share.before for share in counted]
@@ -158,7 +159,7 @@ def mean_share(shares: Sequence[ExplainedTensor], *, is_after: bool = True) -> f
 
 
 def _kept(symmetry: Symmetry, name: str, tensor: Tensor) -> Tensor:
-    """The part of a tensor that no element changes: its average over all elements."""
+    """Return the part of a tensor that no element changes: its average over all elements."""
     sites = symmetry.sites.get(name, ())
     if not sites:
         return tensor.new_zeros(())

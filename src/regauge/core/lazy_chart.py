@@ -39,7 +39,7 @@ class LazyTensors(Mapping[str, Tensor]):
         self._variances: dict[str, list[Addition]] = {}
 
     def rows(self, name: str, rows: Rows) -> Tensor:
-        """A tensor, or a range of its first axis where no group acts on that."""
+        """Return a tensor, or a range of its first axis where no group acts on that."""
         several = (*self._added.get(name, ()), *self._variances.get(name, ()))
         length = math.prod(self.symmetry.shapes[name][1:]) if several else 1
         if rows is not None and any(one.rows(rows, length) is None for one in several):
@@ -47,7 +47,7 @@ class LazyTensors(Mapping[str, Tensor]):
         return self._make(name, rows)
 
     def parameter(self, name: str, rows: Rows = None) -> Tensor:
-        """A tensor as it is in a network, or a range of its first axis where no group acts on that."""
+        """Return a tensor as it is in a network, or a range of its first axis where no group acts on that."""
         return self.rows(name, rows) - self.symmetry.added.get(name, 0.0)
 
     def __getitem__(self, name: str) -> Tensor:
@@ -63,7 +63,7 @@ class LazyTensors(Mapping[str, Tensor]):
         raise NotImplementedError
 
     def _scale(self, name: str, tensor: Tensor) -> Tensor:
-        """A tensor as it is when gains have other values."""
+        """Return a tensor as it is when gains have other values."""
         if self._scaling is None:
             return tensor
         if name in self._gains:
@@ -84,7 +84,7 @@ def _note(known: dict[str, list[Addition]], several: Iterable[Addition]) -> None
 
 
 def _add(several: Mapping[str, list[Addition]], name: str, tensor: Tensor, rows: Rows) -> Tensor:
-    """A tensor, or a range of its first axis, with all that is added to it."""
+    """Return a tensor, or a range of its first axis, with all that is added to it."""
     for one in several.get(name, ()):
         part = one if rows is None else one.rows(rows, math.prod(tensor.shape[1:]))
         assert part is not None
@@ -147,7 +147,7 @@ class LazyNetwork(LazyTensors):
 
 
 def move_lazily(symmetry: Charted, element: Element, read: Read) -> LazyNetwork:
-    """The tensors of a network that an element moves which translates or rotates; see `translate`.
+    """Return the tensors of a network that an element moves which translates or rotates; see `translate`.
 
     Args:
         symmetry: The symmetry, with every size known.

@@ -11,7 +11,8 @@ Gram = Float64[Tensor, "*lead n n"]
 
 
 def balancing(forward: Gram, inverse: Gram, zero: float, certain: float) -> tuple[Gram, Bool[Tensor, "*lead"]]:
-    """The matrix A that makes `A F A'` and `A^-T G A^-1` equal and diagonal, and where rounding leaves no doubt of it.
+    """Return the matrix A that makes `A F A'` and `A^-T G A^-1` equal and diagonal, and where rounding leaves no doubt
+    of it.
 
     F is the Gram matrix of what A multiplies, G of what its inverse transpose does. With `F = L L'` and
     `L' G L = V D^2 V'` it is `sqrt(D) V' L^-1`, which minimizes `tr A F A' + tr A^-T G A^-1`.
@@ -70,7 +71,8 @@ def _singular(forward: Gram, inverse: Gram, zero: float, certain: float) -> Gram
 
 
 def _flushed(gram: Gram) -> Gram:
-    """A Gram matrix without entries so small that LAPACK's eigenvalues do not converge: null spaces shrink forever."""
+    """Return a Gram matrix without entries so small that LAPACK's eigenvalues do not converge: null spaces shrink
+    forever."""
     return torch.where(gram.abs() > FAINT_ENTRY * gram.abs().amax((-1, -2), keepdim=True), gram, 0.0)
 
 
@@ -85,12 +87,12 @@ def _root(gram: Gram, zero: float, certain: float) -> Gram | None:
 
 
 def _ratio(values: Float64[Tensor, "*lead n"]) -> Float64[Tensor, "*lead"]:
-    """The smallest eigenvalue as a share of the largest; zero for a zero matrix."""
+    """Return the smallest eigenvalue as a share of the largest; zero for a zero matrix."""
     return values[..., 0] / values[..., -1].clamp_min(torch.finfo(values.dtype).tiny)
 
 
 def root_of(product: Gram, power: float = 0.5) -> Gram:
-    """The symmetric root of a positive definite matrix, or another power."""
+    """Return the symmetric root of a positive definite matrix, or another power."""
     values, vectors = torch.linalg.eigh(product)
     root: Tensor = (vectors * values.clamp_min(0).pow(power).unsqueeze(-2)) @ vectors.mT
     return root

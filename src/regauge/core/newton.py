@@ -80,7 +80,7 @@ def minimize(
 
 
 def _solve(norm: SquaredNorm, right: Steps, diagonal: Steps) -> tuple[Steps, int]:
-    """The x with `H x = right` by conjugate gradients, with the diagonal of the Hessian as preconditioner.
+    """Return the x with `H x = right` by conjugate gradients, with the diagonal of the Hessian as preconditioner.
 
     The second result is the number of products with H that it took.
 

@@ -129,7 +129,7 @@ class NormPlan:
 
 @remembered
 def plan_of(symmetry: Symmetry, buffers: Literal["move", "keep"]) -> NormPlan:
-    """The plan of a symmetry with every size known."""
+    """Return the plan of a symmetry with every size known."""
     shapes, linear, scaled = symmetry.shapes, balanced_matrices(symmetry), directions(symmetry, buffers)
     rows = _Rows(symmetry)
     placed: dict[str, list[ScaleSite]] = {}
@@ -221,7 +221,8 @@ class _Rows:
         return slice(first, self._count)
 
     def exponents(self, directions: Sequence[Direction]) -> csr_array:
-        """The exponents of all rows: a scale moves those that are told apart along the axes that it depends on."""
+        """Return the exponents of all rows: a scale moves those that are told apart along the axes that it depends
+        on."""
         placed: dict[str, list[tuple[int, ScaleSite]]] = {}
         ends = np.cumsum([0, *(direction.count for direction in directions)])
         for first, direction in zip(ends, directions, strict=False):

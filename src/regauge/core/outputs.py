@@ -14,7 +14,7 @@ class OutputsError(ValueError):
 
 
 def output_tensors(output: Any, outputs: Outputs = None) -> list[Tensor]:
-    """The tensors of a model's output that count, in a fixed order.
+    """Return the tensors of a model's output that count, in a fixed order.
 
     With `outputs=None` these are all tensors in nested tuples, lists and mappings; objects of other classes
     (key-value caches) are internal state and do not count. A name or several names pick fields; a function

@@ -12,36 +12,37 @@ Params = dict[str, Tensor]
 
 
 def work_dtype(*dtypes: torch.dtype) -> torch.dtype:
-    """The dtype for sums and comparisons: float32, or the widest of the given floating-point dtypes."""
+    """Return the dtype for sums and comparisons: float32, or the widest of the given floating-point dtypes."""
     return reduce(torch.promote_types, dtypes, torch.float32)
 
 
 def to_work(params: Mapping[str, Tensor]) -> Params:
-    """A network whose floating-point tensors are at least as precise as float32; those in 8 bits stay as they are."""
+    """Return a network whose floating-point tensors are at least as precise as float32; those in 8 bits stay as they
+    are."""
     return {
         name: t.to(work_dtype(t.dtype)) if t.is_floating_point() and t.itemsize > 1 else t for name, t in params.items()
     }
 
 
 def select(params: Mapping[str, Tensor], index: int | slice | Tensor) -> Params:
-    """Some networks of a population; an integer gives one of them, without a model axis."""
+    """Return some networks of a population; an integer gives one of them, without a model axis."""
     if isinstance(index, Tensor):
         return {name: tensor[index.to(tensor.device)] for name, tensor in params.items()}
     return {name: tensor[index] for name, tensor in params.items()}
 
 
 def are_copies(population: Mapping[str, Tensor]) -> bool:
-    """Whether the networks of a population are one, expanded along the model axis without copying."""
+    """Return whether the networks of a population are one, expanded along the model axis without copying."""
     return all(len(tensor) > 1 and tensor.stride(0) == 0 for tensor in population.values())
 
 
 def below(prefix: str, params: Mapping[str, Tensor]) -> Params:
-    """The tensors whose names begin with a prefix, by the rest of their names."""
+    """Return the tensors whose names begin with a prefix, by the rest of their names."""
     return {name.removeprefix(prefix): tensor for name, tensor in params.items() if name.startswith(prefix)}
 
 
 def count_models(params: Mapping[str, Tensor]) -> int:
-    """The number of networks of a population; a ValueError if the tensors have different numbers, or none."""
+    """Return the number of networks of a population; a ValueError if the tensors have different numbers, or none."""
     if not params:
         raise ValueError("a population without tensors has no networks; give at least one tensor")
     (first, count), *others = ((name, len(tensor) if tensor.ndim else 0) for name, tensor in params.items())
@@ -100,7 +101,8 @@ def require_same_shapes(params_a: Mapping[str, Tensor], params_b: Mapping[str, T
 
 
 def say_prefix(params_a: Collection[str], params_b: Collection[str]) -> str:
-    """A hint for an error message if all names of one network differ from the other's by one prefix; else empty."""
+    """Return a hint for an error message if all names of one network differ from the other's by one prefix; else
+    empty."""
     for which, longer, shorter in (("second", params_b, params_a), ("first", params_a, params_b)):
         ends = {name for name in shorter if any(one.endswith(name) for one in longer)}
         for lead in {one.removesuffix(name) for name in sorted(ends)[:1] for one in longer if one.endswith(name)}:
@@ -120,7 +122,7 @@ def require_alike(*networks: Mapping[str, Tensor], structure: Collection[str] = 
 
 
 def equal_names(networks: Sequence[Mapping[str, Tensor]]) -> set[str]:
-    """The names of the tensors that are equal in all networks."""
+    """Return the names of the tensors that are equal in all networks."""
     first, rest = networks[0], networks[1:]
     return {n for n, tensor in first.items() if all(n in other and _is_equal(tensor, other[n]) for other in rest)}
 
@@ -130,5 +132,5 @@ def _is_equal(first: Tensor, other: Tensor) -> bool:
 
 
 def label(k: int, what: str = "network") -> str:
-    """The name of network k in error messages, such as "the first network"."""
+    """Return the name of network k in error messages, such as "the first network"."""
     return f"the {('first', 'second', 'third')[k]} {what}" if k < 3 else f"{what} {k + 1}"

@@ -47,7 +47,7 @@ def away(
     run: Callable[[Params], list[Tensor]],
     tolerance: float,
 ) -> Trial:
-    """Parameters away from initialization where the model is finite and keeps rounding errors small.
+    """Return parameters away from initialization where the model is finite and keeps rounding errors small.
 
     A chain of sines of high frequency multiplies them in every layer if its weights are as large as those of other
     networks; it is compared at smaller ones. If it does so everywhere, it is compared where it does so least.
@@ -74,7 +74,7 @@ def away(
 def exact_probe(
     module: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], outputs: Outputs = None
 ) -> tuple["Probe", float]:
-    """A probe that computes as exactly as the model can, and the relative error that its rounding allows."""
+    """Return a probe that computes as exactly as the model can, and the relative error that its rounding allows."""
     single = partial(Probe, module, inputs, kwargs, outputs, dtype=torch.float32)
     try:
         probe = Probe(module, inputs, kwargs, outputs)
@@ -96,7 +96,7 @@ def first_trial(
     fixed: Mapping[str, float],
     generator: torch.Generator,
 ) -> tuple["Probe", float, Trial] | None:
-    """A probe in float64, the relative error that its rounding allows, and a point, with one evaluation.
+    """Return a probe in float64, the relative error that its rounding allows, and a point, with one evaluation.
 
     They are mostly those of `exact_probe` and `away`, but whether the point keeps rounding errors small is not known.
     None where the model cannot run in float64 or is not finite.
@@ -133,7 +133,8 @@ class Probe:
         self.buffers = [name.removeprefix("module.") for name, _ in self.module.named_buffers()]
 
     def examine(self, params: Params) -> tuple[list[Tensor], float]:
-        """The outputs, and the error allowed, which depends on whether what parameters determine is rounded inside."""
+        """Return the outputs, and the error allowed, which depends on whether what parameters determine is rounded
+        inside."""
         self.evaluations += 1
         named = self._name_all(params)
         for name, tensor in named.items():
@@ -161,7 +162,7 @@ class Probe:
         return [t.detach() for t in result]
 
     def _name_all(self, params: Mapping[str, Tensor]) -> Params:
-        """All tensors by their full names; buffers as copies, because a forward pass may write into them."""
+        """Return all tensors by their full names; buffers as copies, because a forward pass may write into them."""
         named = {f"module.{name}": tensor.detach() for name, tensor in params.items()}
         for name, tensor in self.module.named_buffers(remove_duplicate=False):
             named[name] = named.get(name, tensor).clone()
@@ -169,7 +170,8 @@ class Probe:
 
 
 def _copy(module: nn.Module) -> nn.Module:
-    """A copy of a module, with values in place of graphs: torch copies no tensor that an earlier pass left behind."""
+    """Return a copy of a module, with values in place of graphs: torch copies no tensor that an earlier pass left
+    behind."""
     held = [one for part in module.modules() for one in pytree.tree_leaves(dict(vars(part)))]
     memo = {id(one): one.detach().clone() for one in held if isinstance(one, Tensor) and not one.is_leaf}
     return copy.deepcopy(module, memo)
@@ -184,7 +186,7 @@ def perturb(
     is_raised: bool = True,
     fixed: Mapping[str, float] | None = None,
 ) -> Params:
-    """Parameters away from initialization: no zero biases, no unit gains, no vanishing weights.
+    """Return parameters away from initialization: no zero biases, no unit gains, no vanishing weights.
 
     Buffers that hold nothing negative (running variances) keep their signs; tied names stay tied. The noise is relative
     to the values; small weights may be raised until a layer keeps the size of what it reads. Parameters with a fixed
@@ -208,7 +210,7 @@ def _is_finite(outputs: list[Tensor]) -> bool:
 
 
 def relative_change(before: list[Tensor], after: list[Tensor]) -> float:
-    """Largest absolute difference of two lists of outputs, relative to the largest entry of each output.
+    """Return largest absolute difference of two lists of outputs, relative to the largest entry of each output.
 
     Outputs of other shapes, as where their length follows from parameters, are infinitely far.
     """
@@ -261,7 +263,7 @@ def _by_pieces(tensor: Tensor, factor: Tensor, added: Tensor) -> Tensor:
 
 
 def _round_off(params: Params, generator: torch.Generator) -> Params:
-    """Parameters with random rounding errors."""
+    """Return parameters with random rounding errors."""
     result = dict(params)
     for name, tensor in params.items():
         if tensor.is_floating_point() and tensor.numel():

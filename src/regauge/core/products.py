@@ -32,12 +32,12 @@ _used: ContextVar[Library | None] = ContextVar("used library", default=None)
 
 
 def library() -> Library:
-    """The library that multiplies: as set, as the environment says, or the default of this processor."""
+    """Return the library that multiplies: as set, as the environment says, or the default of this processor."""
     return chosen_library() or default_library()
 
 
 def chosen_library() -> Library | None:
-    """The library that `use_library`, `set_library` or the environment named, if any."""
+    """Return the library that `use_library`, `set_library` or the environment named, if any."""
     known = _used.get() or _chosen
     if known is not None:
         return known
@@ -72,7 +72,7 @@ def default_library() -> Library:
 
 
 def require_library(name: str, what: str) -> Library:
-    """The library of that name; a ValueError if there is none, or this torch lacks it."""
+    """Return the library of that name; a ValueError if there is none, or this torch lacks it."""
     for known in get_args(Library):
         if known == name and (known == "blas" or has_onednn()):
             return cast(Library, known)
@@ -171,12 +171,12 @@ class _Linear(torch.autograd.Function):
 
 
 def _is_rewritten() -> bool:
-    """Whether torch compiles the operators or chooses their precision."""
+    """Return whether torch compiles the operators or chooses their precision."""
     return torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu")
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Whether these are numbers in memory that oneDNN multiplies, and no transform of functions follows them."""
+    """Return whether these are numbers in memory that oneDNN multiplies, and no transform of functions follows them."""
     return (
         type(tensor) in (Tensor, torch.nn.Parameter)
         and tensor.dtype == torch.float32
@@ -196,5 +196,5 @@ def _by_onednn(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def has_onednn() -> bool:
-    """Whether torch was built with oneDNN and has its product of matrices where this module looks for it."""
+    """Return whether torch was built with oneDNN and has its product of matrices where this module looks for it."""
     return hasattr(torch.ops.mkldnn, "_linear_pointwise")

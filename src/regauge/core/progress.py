@@ -29,7 +29,7 @@ def no_advance(amount: float = 1, /, *, loss: float | None = None) -> None:
 
 
 def no_progress(label: str, total: float, /) -> Advance:
-    """A `Progress` that shows nothing."""
+    """Return a `Progress` that shows nothing."""
     return no_advance
 
 

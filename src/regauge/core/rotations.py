@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def zero_sum_basis(n: int) -> Float[Tensor, "{n}-1 {n}"]:
-    """An orthonormal basis of the vectors of n entries whose sum is zero, as rows, in float64 (Helmert)."""
+    """Return an orthonormal basis of the vectors of n entries whose sum is zero, as rows, in float64 (Helmert)."""
     k = torch.arange(1, n, dtype=torch.float64).unsqueeze(-1)
     columns = torch.arange(n)
     rows = torch.where(columns < k, 1.0, torch.where(columns == k, -k, 0.0))
@@ -20,14 +20,14 @@ def zero_sum_basis(n: int) -> Float[Tensor, "{n}-1 {n}"]:
 
 
 def keeping_ones(rotation: Float[Tensor, "*lead m m"]) -> Float[Tensor, "*lead m+1 m+1"]:
-    """The rotation that keeps the ones, and on the rest is `rotation` in the coordinates of `zero_sum_basis`."""
+    """Return the rotation that keeps the ones, and on the rest is `rotation` in the coordinates of `zero_sum_basis`."""
     n = rotation.shape[-1] + 1
     basis = zero_sum_basis(n).to(rotation)
     return basis.mT @ rotation @ basis + 1 / n
 
 
 def without_reflection(matrix: Float[Tensor, "*lead n n"]) -> Float[Tensor, "*lead n n"]:
-    """An orthogonal matrix with its last column turned round where its determinant is minus one.
+    """Return an orthogonal matrix with its last column turned round where its determinant is minus one.
 
     With `C = U S V^T` and the singular values in falling order, `without_reflection(U) without_reflection(V)^T` is the
     rotation with the largest `<R, C>` that is no reflection: the direction of the smallest singular value is turned

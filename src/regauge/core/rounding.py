@@ -10,7 +10,7 @@ from regauge.core.params import Params
 
 
 def round_to(tensor: Tensor, dtype: torch.dtype, name: str) -> Tensor:
-    """A tensor in another dtype; it raises as `require_held` does."""
+    """Return a tensor in another dtype; it raises as `require_held` does."""
     if tensor.dtype == dtype:
         return tensor
     rounded = tensor.to(dtype)
@@ -20,7 +20,7 @@ def round_to(tensor: Tensor, dtype: torch.dtype, name: str) -> Tensor:
 
 
 def round_alike(made: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Params:
-    """A network that was made of a given one, in the dtypes of that; it raises as `require_held` does."""
+    """Return a network that was made of a given one, in the dtypes of that; it raises as `require_held` does."""
     rounded = {name: tensor.to(given[name].dtype) for name, tensor in made.items()}
     for name, tensor in rounded.items():
         if tensor is not given[name]:
@@ -53,10 +53,10 @@ def require_held(name: str, made: Tensor, given: Iterable[Tensor]) -> None:
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    """Whether all values are; a finite sum has finite terms, and costs one reading."""
+    """Return whether all values are; a finite sum has finite terms, and costs one reading."""
     return math.isfinite(tensor.detach().sum(dtype=torch.float32 if tensor.itemsize < 4 else None))
 
 
 def _count(tensor: Tensor) -> int:
-    """The number of values that are not finite."""
+    """Return the number of values that are not finite."""
     return int((~tensor.detach().isfinite()).sum())

@@ -48,7 +48,7 @@ class Direction:
 
 @remembered
 def directions(symmetry: Symmetry, buffers: Literal["move", "keep"]) -> tuple[Direction, ...]:
-    """The families of every group, or the combinations of them that keep the buffers."""
+    """Return the families of every group, or the combinations of them that keep the buffers."""
     result = []
     for group in symmetry.groups:
         kept = kept_scales(symmetry, group) if buffers == "keep" else null_space([], group.scales)
@@ -60,13 +60,13 @@ def directions(symmetry: Symmetry, buffers: Literal["move", "keep"]) -> tuple[Di
 
 
 def kept_scales(symmetry: Symmetry, group: Group) -> list[tuple[int, ...]]:
-    """The combinations of the families of scales of a group that keep every buffer; they span all that do."""
+    """Return the combinations of the families of scales of a group that keep every buffer; they span all that do."""
     return null_space(_moving(symmetry, group), group.scales)
 
 
 @remembered
 def normalizers(symmetry: Symmetry) -> tuple[Direction, ...]:
-    """The combinations of families that move buffers, on the values that nothing else scales.
+    """Return the combinations of families that move buffers, on the values that nothing else scales.
 
     These are the filters before batch normalization, for each layer its own. See `SquaredNorm.normalize`.
     """
@@ -84,12 +84,12 @@ def normalizers(symmetry: Symmetry) -> tuple[Direction, ...]:
 
 
 def _moving(symmetry: Symmetry, group: Group) -> list[tuple[int, ...]]:
-    """The distinct exponents of a group's families of scales on buffers."""
+    """Return the distinct exponents of a group's families of scales on buffers."""
     return sorted({p.scale for p in group.placements if p.parameter in symmetry.buffers})
 
 
 def _sites_moved(symmetry: Symmetry, group: Group, weights: Sequence[int] | None = None) -> list[tuple[str, Site]]:
-    """The sites on compared parameters that a combination of families moves, or any of them."""
+    """Return the sites on compared parameters that a combination of families moves, or any of them."""
     every = ((name, site) for name, local in symmetry.sites.items() if name not in symmetry.buffers for site in local)
     own = ((name, site) for name, site in every if site.group.name == group.name)
     return [(name, site) for name, site in own if weights is None or _exponent(site, weights)]

@@ -37,7 +37,7 @@ class SignCode:
     @classmethod
     @cache
     def of(cls, *characters: tuple[int, ...]) -> "SignCode":
-        """The code of some characters."""
+        """Return the code of some characters."""
         return cls(characters)
 
     def __init__(self, characters: Sequence[Sequence[int]]) -> None:
@@ -54,7 +54,7 @@ class SignCode:
         return reduce(torch.add, values)
 
     def signs(self, costs: Sequence[Tensor], families: int) -> Tensor:
-        """The signs that attain it, int8 `[families, ...]`; those that do not matter are plus one."""
+        """Return the signs that attain it, int8 `[families, ...]`; those that do not matter are plus one."""
         chosen: dict[int, Tensor] = {}
         for component in self._components:
             bits = self._solve(component, costs)[1]

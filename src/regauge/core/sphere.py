@@ -19,18 +19,18 @@ MAX_STEPS = 100
 
 
 def normalize(x: Float[Tensor, "*lead dim"]) -> Float[Tensor, "*lead dim"]:
-    """The nearest point of the sphere; zero has none and gives NaN."""
+    """Return the nearest point of the sphere; zero has none and gives NaN."""
     norms: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return x / norms
 
 
 def tangent(x: Points, v: Points) -> Points:
-    """The part of v that is tangent to the sphere at x: `v - <x, v> x`."""
+    """Return the part of v that is tangent to the sphere at x: `v - <x, v> x`."""
     return v - (x * v).sum(-1, keepdim=True) * x
 
 
 def distance(x: Points, y: Points) -> Float[Tensor, "*lead"]:
-    """The angle between points, in [0, pi]: `2 atan2(|x - y|, |x + y|)`.
+    """Return the angle between points, in [0, pi]: `2 atan2(|x - y|, |x + y|)`.
 
     References:
         Kahan (2006), How futile are mindless assessments of roundoff, section 12.
@@ -40,7 +40,7 @@ def distance(x: Points, y: Points) -> Float[Tensor, "*lead"]:
 
 
 def exp(x: Points, v: Points) -> Points:
-    """The end of the geodesic that leaves x with velocity v, tangent at x, after unit time.
+    """Return the end of the geodesic that leaves x with velocity v, tangent at x, after unit time.
 
     `exp(x, v) = cos |v| x + sin |v| v / |v|`.
     """
@@ -49,7 +49,7 @@ def exp(x: Points, v: Points) -> Points:
 
 
 def log(x: Points, y: Points) -> Points:
-    """The velocity at x of the shortest geodesic that reaches y after unit time: `exp(x, log(x, y)) == y`.
+    """Return the velocity at x of the shortest geodesic that reaches y after unit time: `exp(x, log(x, y)) == y`.
 
     Its length is `distance(x, y)`. From antipodal points no geodesic is the shortest, and the
     result is meaningless; see `is_antipodal`.
@@ -60,7 +60,7 @@ def log(x: Points, y: Points) -> Points:
 
 
 def geodesic(x: Points, y: Points, t: Tensor | float) -> Points:
-    """The point a share t of the way along the shortest geodesic from x to y; exactly the ends at 0 and 1.
+    """Return the point a share t of the way along the shortest geodesic from x to y; exactly the ends at 0 and 1.
 
     Args:
         x: Starts.
@@ -79,7 +79,7 @@ def mean(
     *,
     tolerance: float | None = None,
 ) -> Float[Tensor, "*lead dim"]:
-    """The Karcher mean: the point whose weighted squared distances to the points have the smallest sum.
+    """Return the Karcher mean: the point whose weighted squared distances to the points have the smallest sum.
 
     It is the only one when all points lie within an open half sphere. There `sum_k w_k log(mean, point_k) = 0`.
 
@@ -117,6 +117,6 @@ def mean(
 
 
 def is_antipodal(x: Points, y: Points) -> Bool[Tensor, "*lead"]:
-    """Whether points are opposite up to rounding, so that no geodesic between them is the shortest."""
+    """Return whether points are opposite up to rounding, so that no geodesic between them is the shortest."""
     together: Tensor = torch.linalg.vector_norm(x + y, dim=-1)
     return together <= 16 * torch.finfo(x.dtype).eps

@@ -57,7 +57,7 @@ def split_batches(batches: Iterable[Any], share: float, generator: torch.Generat
 
 
 def _count_examples(batch: Any) -> int | None:
-    """The number of examples of a batch; None where it cannot be told."""
+    """Return the number of examples of a batch; None where it cannot be told."""
     leaves = pytree.tree_leaves(batch)
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     others = [leaf for leaf in leaves if not isinstance(leaf, Tensor | int | float | None)]

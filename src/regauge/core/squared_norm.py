@@ -85,17 +85,18 @@ class SquaredNorm:
         return pooled
 
     def _values(self, params: Mapping[str, Tensor], name: str, site: Site) -> Array:
-        """The values of a site, `[batch, copies, n, columns]`."""
+        """Return the values of a site, `[batch, copies, n, columns]`."""
         found: Array = self._units(params, name, site).cpu().numpy()
         return found
 
     def _units(self, params: Mapping[str, Tensor], name: str, site: Site) -> Tensor:
-        """The same, on the device of the parameters."""
+        """Return the same, on the device of the parameters."""
         values = unit_values(self._symmetry, name, site, params[name].detach(), 1)
         return values.reshape(self._batch, -1, *values.shape[-2:]).double()
 
     def _sum_grams(self, params: Mapping[str, Tensor], group: str) -> Array:
-        """The Gram matrices of what a group alone acts on, and of what its inverse does: `[2, batch, copies, n, n]`."""
+        """Return the Gram matrices of what a group alone acts on, and of what its inverse does: `[2, batch, copies, n,
+        n]`."""
         n, copies = self._symmetry[group].size, self._symmetry.count_copies(group)
         sums = np.zeros((2, self._batch, copies, n, n))
         for name, site in self.plan.grams[group]:
@@ -108,12 +109,12 @@ class SquaredNorm:
         return sums
 
     def _side(self, rows: Array, table: Table, side: int) -> Array:
-        """Numbers of rows as those of one side of the matrices of a table: `[tensor, batch, length]`."""
+        """Return numbers of rows as those of one side of the matrices of a table: `[tensor, batch, length]`."""
         parts = rows[table.sides[side]].reshape(len(table.axes), table.shape[side], self._batch)
         return np.ascontiguousarray(parts.swapaxes(1, 2))
 
     def _columns(self, rows: Array, pool: slice, copies: int) -> Array:
-        """Numbers of rows as those of the columns of values: `[batch, copies, 1, columns]`."""
+        """Return numbers of rows as those of the columns of values: `[batch, copies, 1, columns]`."""
         return rows[pool].T.reshape(self._batch, copies, 1, -1)
 
     def _measure(self) -> None:
@@ -138,12 +139,12 @@ class SquaredNorm:
             self.norm = self.norm + np.trace(gram, axis1=-2, axis2=-1).sum((0, 2))
 
     def objective(self) -> Float64[np.ndarray, " batch"]:
-        """The squared norm with the linear terms of units that have one side."""
+        """Return the squared norm with the linear terms of units that have one side."""
         found: Array = self.norm - (self._linear * self.logs).sum(1) - 2 * self._volumes
         return found
 
     def _meet(self, incidence: Incidence) -> Array:
-        """The step to the minimum of a bound of the norm that is the sum of a function of each unit.
+        """Return the step to the minimum of a bound of the norm that is the sum of a function of each unit.
 
         With weights W and exponents e the slope of `sum W exp(e t)` vanishes where the logarithms of its rising and of
         its falling part meet. Their difference grows at most by the largest rising plus the largest falling exponent,
@@ -165,7 +166,7 @@ class SquaredNorm:
         self._measure()
 
     def normalize(self) -> list[Array]:
-        """The steps that give the values of each normalizer that it alone moves norm one, up to a constant."""
+        """Return the steps that give the values of each normalizer that it alone moves norm one, up to a constant."""
         steps, moved = [], set[str]()
         for filters in self.plan.filters:
             own = {place.name for place in filters.direction.own}
@@ -177,14 +178,14 @@ class SquaredNorm:
         return steps
 
     def grams(self, group: str) -> tuple[Gram, Gram]:
-        """The Gram matrices of all that a group acts on, and of all that its inverse does."""
+        """Return the Gram matrices of all that a group acts on, and of all that its inverse does."""
         sums = self._alone[group].copy()
         for sign, values in self._acted_on(group):
             sums[int(sign < 0)] += values @ values.swapaxes(-1, -2)
         return sums[0], sums[1]
 
     def _acted_on(self, group: str) -> Iterator[tuple[int, Array]]:
-        """The values on which a group acts, not alone, with their signs."""
+        """Yield the values on which a group acts, not alone, with their signs."""
         for pool, values in zip(self.plan.pools, self._pools, strict=True):
             if pool.group == group:
                 yield pool.sign, values
@@ -250,11 +251,12 @@ class SquaredNorm:
         return [group for group, copies in self._single.items() if copies]
 
     def matrices(self, step: Steps) -> dict[str, Array]:
-        """The symmetric matrices of a step, which can be written to."""
+        """Return the symmetric matrices of a step, which can be written to."""
         return {name: step[:, part].reshape(self.found[name].shape) for name, part in self._places.items()}
 
     def slopes(self) -> tuple[Steps, Steps]:
-        """The gradient, and the diagonal of the Hessian in the coordinates in which Gram matrices are diagonal."""
+        """Return the gradient, and the diagonal of the Hessian in the coordinates in which Gram matrices are
+        diagonal."""
         gradient, diagonal = np.zeros((2, self._batch, self.size))
         # Products with the Hessian need no more digits.
         self._rounded = [values.astype(np.float32) for values in self._pools]
@@ -281,7 +283,7 @@ class SquaredNorm:
         return found[0], found[1]
 
     def product(self, step: Steps) -> Steps:
-        """The Hessian times a step."""
+        """Return the Hessian times a step."""
         result = np.zeros_like(step)
         units = self.logs.shape[1]
         fields = self.plan.incidence.rows @ step[:, :units].T
@@ -343,7 +345,7 @@ def _times(matrices: Array, vectors: Array) -> Array:
 
 
 def _squares(tensor: Float[Tensor, "batch *shape"], axes: Axes) -> NDArray[np.floating]:
-    """The squares of a tensor summed over all other axes, with these in their order."""
+    """Return the squares of a tensor summed over all other axes, with these in their order."""
     work = torch.promote_types(tensor.dtype, torch.float32)
     squares = tensor.detach().to(work).square()
     free = tuple(1 + axis for axis in range(squares.ndim - 1) if axis not in axes)
@@ -354,7 +356,7 @@ def _squares(tensor: Float[Tensor, "batch *shape"], axes: Axes) -> NDArray[np.fl
 
 
 def _beyond(gram: Array, other: Array, zero: float) -> Array:
-    """An orthonormal basis of what one Gram matrix has and another one annihilates."""
+    """Return an orthonormal basis of what one Gram matrix has and another one annihilates."""
     values, vectors = np.linalg.eigh(other)
     null = vectors[:, values <= zero * values[-1]]
     values, vectors = np.linalg.eigh(null.T @ gram @ null)
@@ -365,7 +367,7 @@ def _beyond(gram: Array, other: Array, zero: float) -> Array:
 def _are_regular(
     grams: Float64[np.ndarray, "side batch copies n n"], certain: float
 ) -> Bool[np.ndarray, "batch copies"]:
-    """Whether the Gram matrices of both sides have full rank."""
+    """Return whether the Gram matrices of both sides have full rank."""
     values = np.linalg.eigvalsh(grams)
     found: NDArray[np.bool_] = np.all(values[..., 0] > certain * values[..., -1], axis=0)
     return found

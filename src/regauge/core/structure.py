@@ -27,7 +27,7 @@ Colors = dict[str, Codes]
 
 
 def is_same(first: Tensor, other: Tensor) -> bool:
-    """Whether two tensors hold the same values bit by bit, in the coarser dtype of the two."""
+    """Return whether two tensors hold the same values bit by bit, in the coarser dtype of the two."""
     if first.shape != other.shape:
         return False
     if first.dtype != other.dtype and {first.dtype, other.dtype} <= VALUES:
@@ -45,7 +45,7 @@ def require_same(name: str, tensors: Sequence[Tensor]) -> None:
 
 
 def carry(symmetry: Symmetry, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Element | None:
-    """The element that carries the structure of network `b` into that of `a`; None where they are the same.
+    """Return the element that carries the structure of network `b` into that of `a`; None where they are the same.
 
     It is found by refining colors of units until they tell units apart as far as structure does (the one-dimensional
     Weisfeiler-Leman test), and by choosing among units of equal color. What is found is checked bit by bit.
@@ -65,7 +65,7 @@ def carry(symmetry: Symmetry, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) 
 
 
 def without_structure(symmetry: Symmetry) -> Symmetry:
-    """The symmetry without its placements on structure tensors, for networks from which these were taken out."""
+    """Return the symmetry without its placements on structure tensors, for networks from which these were taken out."""
     held = frozenset(symmetry.structure)
     groups = tuple(
         replace(g, placements=tuple(p for p in g.placements if p.parameter not in held)) for g in symmetry.groups
@@ -110,7 +110,7 @@ class _Search:
         self._left = ATTEMPTS
 
     def run(self) -> Element | None:
-        """The element, if one is found."""
+        """Return the element, if one is found."""
         start = {group.name: np.zeros(group.size, np.uint64) for group in self._groups}
         return self._descend(start, start)
 
@@ -141,7 +141,7 @@ class _Search:
         return {name: self._a[name].ndim for name in self._names}
 
     def _element(self, first: Colors, other: Colors) -> Element:
-        """The element that takes units of each color from units of that color, in their order."""
+        """Return the element that takes units of each color from units of that color, in their order."""
         element = identity(self._symmetry.groups)
         for group in self._groups:
             perm = np.empty(group.size, np.int64)
@@ -176,7 +176,7 @@ class _Search:
 
 
 def _codes(network: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, Codes]:
-    """The bits of each value as one number, next to the name of its tensor."""
+    """Return the bits of each value as one number, next to the name of its tensor."""
     result = {}
     for k, name in enumerate(names):
         tensor = network[name].detach().cpu().contiguous()
@@ -189,7 +189,7 @@ def _codes(network: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, Cod
 
 
 def _axis_colors(colors: Colors, places: Sequence[Site], axis: int, length: int) -> Codes:
-    """The color of each index of an axis: that of its unit, or its own where no unit has it."""
+    """Return the color of each index of an axis: that of its unit, or its own where no unit has it."""
     found = _mix(np.arange(length, dtype=np.uint64), np.uint64(1))
     for k, site in enumerate(site for site in places if site.placement.axis == axis):
         for copy, positions in enumerate(site.by_copies.numpy()):
@@ -198,7 +198,7 @@ def _axis_colors(colors: Colors, places: Sequence[Site], axis: int, length: int)
 
 
 def _smallest_tie(colors: Colors) -> tuple[str, int] | None:
-    """A unit of the smallest color that several units have."""
+    """Return a unit of the smallest color that several units have."""
     best: tuple[int, str, int] | None = None
     for name, color in colors.items():
         _, firsts, counts = np.unique(color, return_index=True, return_counts=True)
@@ -222,7 +222,7 @@ def _chain(parts: Sequence[Codes]) -> Codes:
 
 
 def _mix(first: Codes, other: Any) -> Codes:
-    """A hash of two numbers each (splitmix64); sums of hashes stand for multisets of numbers."""
+    """Return a hash of two numbers each (splitmix64); sums of hashes stand for multisets of numbers."""
     with np.errstate(over="ignore"):
         mixed = (first * np.uint64(0x9E3779B97F4A7C15)) ^ (np.uint64(0xD1B54A32D192ED03) + other)
         mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

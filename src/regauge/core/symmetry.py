@@ -150,7 +150,8 @@ class Symmetry:
         return sum(group.log10_order * self.count_copies(group.name) for group in self.groups)
 
     def count_copies(self, group: str) -> int:
-        """The number of independent copies of a group: one for each index of the groups that it is repeated within."""
+        """Return the number of independent copies of a group: one for each index of the groups that it is repeated
+        within."""
         return math.prod(self[base].size for base in self[group].within)
 
     @property
@@ -173,13 +174,13 @@ class Symmetry:
         return total
 
     def identity(self, batch: Sequence[int] = ()) -> Element:
-        """The element that changes nothing."""
+        """Return the element that changes nothing."""
         return self._make(lambda groups: _element.identity(groups, tuple(batch)), tuple(batch))
 
     def random(
         self, generator: torch.Generator, parts: Sequence[str] | None = None, batch: Sequence[int] = ()
     ) -> Element:
-        """A random element of the whole group, of which every part keeps the function at any statistics.
+        """Return a random element of the whole group, of which every part keeps the function at any statistics.
 
         Permutations, signs and rotations are uniform; scales and singular values lie in [1/2, 2]; what translations add
         is drawn from a normal distribution of the size of usual weights.
@@ -214,7 +215,7 @@ class Symmetry:
         return found
 
     def compose(self, left: Element, right: Element) -> Element:
-        """The product: `act(compose(left, right), p) == act(left, act(right, p))`."""
+        """Return the product: `act(compose(left, right), p) == act(left, act(right, p))`."""
         _element.require_elements(left, right)
         batch = np.broadcast_shapes(left.batch, right.batch)
         found = self._make(
@@ -230,7 +231,7 @@ class Symmetry:
         return found
 
     def inverse(self, element: Element) -> Element:
-        """The element that undoes `element`."""
+        """Return the element that undoes `element`."""
         _element.require_elements(element)
         found = self._make(
             lambda groups: _element.inverse(groups, materialize(element, groups)), element.batch, element
@@ -294,7 +295,7 @@ class Symmetry:
         return chart.translate(bound, element, moved, skip) if element.translation or element.rotation else moved
 
     def split(self, params: Mapping[str, Tensor]) -> tuple[Params, dict[str, Tensor]]:
-        """A network as its representative and its coordinates.
+        """Return a network as its representative and its coordinates.
 
         The representative computes the same function. Each family of `translations` is zero or centered there, and
         gains are one where all that reads behind them is linear in them. All networks that differ by translations and
@@ -320,7 +321,7 @@ class Symmetry:
         return {name: rounded[name] if name in chart.charted(bound) else t for name, t in params.items()}, coordinates
 
     def join(self, representative: Mapping[str, Tensor], coordinates: Mapping[str, Tensor]) -> Params:
-        """The network with a representative and coordinates, as `split` returns them.
+        """Return the network with a representative and coordinates, as `split` returns them.
 
         It is affine in the representative: a line between two representatives is a line between the networks with equal
         coordinates. The network has the dtypes of the representative.
@@ -336,7 +337,8 @@ class Symmetry:
         return chart.round_alike_given(wide, representative, chart.charted(bound))
 
     def on_representatives(self, *, rotate: bool = False) -> "Symmetry":
-        """The symmetry of representatives, as `split` returns them: gains are one, and there are no translations.
+        """Return the symmetry of representatives, as `split` returns them: gains are one, and there are no
+        translations.
 
         Args:
             rotate: Whether groups that say so in `behind_gains` are rotations instead of orders; this does not hold
@@ -362,7 +364,7 @@ class Symmetry:
         return rotatable(self) if any(group.behind_gains != "none" for group in self.groups) else ()
 
     def translation(self, name: str) -> TranslationFamily:
-        """The family of translations of this name.
+        """Return the family of translations of this name.
 
         Raises:
             KeyError: There is none.
@@ -385,7 +387,7 @@ class Symmetry:
                     params[name].copy_(tensor)
 
     def compile(self, element: Element) -> "CompiledElement":
-        """An element without matrices as one gather over all parameters, for applying it many times.
+        """Return an element without matrices as one gather over all parameters, for applying it many times.
 
         Raises:
             ValueError: The element rotates: orthogonal and linear groups mix values instead of moving them.
@@ -443,11 +445,11 @@ class Symmetry:
         return self if len(kept) == len(self.translations) else replace(self, translations=kept)
 
     def sums(self, params: Mapping[str, Tensor]) -> Params:
-        """Parameters with the numbers that the model adds to them."""
+        """Return parameters with the numbers that the model adds to them."""
         return sums(self.added, params) if self.added else dict(params)
 
     def from_sums(self, summed: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Params:
-        """The parameters of sums; those of given networks where they have the same sums."""
+        """Return the parameters of sums; those of given networks where they have the same sums."""
         return from_sums(self.added, summed, given) if self.added else dict(summed)
 
     @property
@@ -626,7 +628,7 @@ class Symmetry:
         return replace(last, evaluations=last.evaluations + (0 if check is None else check.evaluations))
 
     def to_json(self) -> str:
-        """The stable text form. Fields with default values are left out, which makes it easy to edit."""
+        """Return the stable text form. Fields with default values are left out, which makes it easy to edit."""
         values = {field.name: getattr(self, field.name) for field in fields(self)[1:]}
         late = ("ones", "readers", "structure", "gains", "translations", "added")
         rest = {name: value for name, value in values.items() if value or name not in late}
@@ -666,7 +668,7 @@ class Symmetry:
         omegas: Mapping[str, float] | None = None,
         buffers: Sequence[str] = (),
     ) -> "Symmetry":
-        """A symmetry written by hand: for each parameter, the group of each of its axes or None.
+        """Return a symmetry written by hand: for each parameter, the group of each of its axes or None.
 
         Axis 0 of a parameter carries the element and every other axis carries its inverse, as in torch's
         (out, in, ...) weights; `"h^-1"` and `"h^+1"` say otherwise (an embedding's feature axis is `"h^+1"`).

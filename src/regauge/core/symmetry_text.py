@@ -25,7 +25,8 @@ def render(
     notes: Sequence[str],
     translations: Sequence[TranslationFamily],
 ) -> str:
-    """A readable table: groups and translations, sizes, where they act, what is frozen and kept; names are escaped."""
+    """Return a readable table: groups and translations, sizes, where they act, what is frozen and kept; names are
+    escaped."""
     sizes = {group.name: group.size for group in groups}
     rows = []
     for group in groups:
@@ -58,7 +59,7 @@ def render(
 
 
 def name_families(group: Group) -> str:
-    """The parts of the freedom of a group in words: order, scale, sign, rotation."""
+    """Return the parts of the freedom of a group in words: order, scale, sign, rotation."""
     if group.keeps_ones:
         return "rotation, ones kept"
     if group.is_proper:
@@ -90,7 +91,7 @@ LARGEST_EXPONENT = 1_000_000
 
 
 def write(groups: Sequence[Group], fields: Mapping[str, Any]) -> str:
-    """Groups and further fields as text; what has its default value is left out."""
+    """Return groups and further fields as text; what has its default value is left out."""
     rows = [_compact(asdict(group), Group(name="", size=0, placements=())) for group in groups]
     for row in rows:
         row["placements"] = [_compact(p, Placement("", 0)) for p in row["placements"]]
@@ -168,7 +169,7 @@ def _require_apart(groups: Sequence[Group], shapes: Mapping[str, tuple[int, ...]
 
 
 def read_versioned(text: str, form: str, version: int) -> dict[str, Any]:
-    """A JSON object that says of which form (such as "regauge.symmetry") and version it is.
+    """Return a JSON object that says of which form (such as "regauge.symmetry") and version it is.
 
     Raises:
         ValueError: It is not JSON, of another form, or of another version than the one that can be read.
@@ -195,7 +196,7 @@ def _compact(fields: dict[str, Any], default: Group | Placement) -> dict[str, An
 
 
 def _tuples(value: Any) -> Any:
-    """A value with tuples for lists."""
+    """Return a value with tuples for lists."""
     if isinstance(value, dict):
         return {key: _tuples(one) for key, one in value.items()}
     return tuple(_tuples(one) for one in value) if isinstance(value, list) else value

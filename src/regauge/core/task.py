@@ -22,7 +22,8 @@ Batch = tuple[Any, Any]
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The mean cross entropy, in nats, of logits `[..., classes]` and classes `[...]`; targets of -100 are left out.
+    """Return the mean cross entropy, in nats, of logits `[..., classes]` and classes `[...]`; targets of -100 are left
+    out.
 
     Raises:
         ValueError: The targets are no classes of these logits.
@@ -108,18 +109,18 @@ class Task:
         )
 
     def run(self, params: Mapping[str, Tensor], inputs: Any) -> Tensor:
-        """The output of the network with these parameters; differentiable, and `torch.func.vmap` applies."""
+        """Return the output of the network with these parameters; differentiable, and `torch.func.vmap` applies."""
         with evaluating(self.module):
             result = call(self.module, params, inputs)
         return output_tensors(result, self.outputs)[0]
 
     def loss(self, params: Mapping[str, Tensor], batch: Batch) -> Tensor:
-        """The mean loss of one batch."""
+        """Return the mean loss of one batch."""
         inputs, targets = as_pair(batch)
         return self.criterion(self.run(params, inputs), targets)
 
     def midpoint_loss(self, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor]) -> float:
-        """The mean loss of the network halfway between two, over all batches."""
+        """Return the mean loss of the network halfway between two, over all batches."""
         return self.evaluate_average(interpolate(params_a, params_b))["loss"]
 
     def prepare_average(self, average: Params) -> Params:
@@ -131,7 +132,7 @@ class Task:
         return self.evaluate(self.prepare_average(average))
 
     def evaluate(self, params: Mapping[str, Tensor]) -> dict[str, float]:
-        """The mean "loss" over all batches, each weighted by its number of targets, for `rg.line`.
+        """Return the mean "loss" over all batches, each weighted by its number of targets, for `rg.line`.
 
         Where targets are classes and the output has one more axis than they, "accuracy" is reported too.
 
@@ -162,7 +163,7 @@ class Task:
         return self.criterion(output, targets), output
 
     def _average(self, judge: Callable[[Any, Any], tuple[Tensor, Tensor]], lead: int) -> dict[str, Tensor]:
-        """The metrics over all batches of one network, or of many on a leading axis."""
+        """Return the metrics over all batches of one network, or of many on a leading axis."""
         loss, correct = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
         count = classified = 0
         for inputs, targets in map(as_pair, self.batches):
@@ -196,7 +197,8 @@ class _BetweenEnds:
 
 
 def between_ends(task: Task, a: Mapping[str, Tensor], b: Mapping[str, Tensor], t: float) -> Task:
-    """The task of computing what lies between the outputs of two networks, `(1 - t) f(a) + t f(b)`, without labels."""
+    """Return the task of computing what lies between the outputs of two networks, `(1 - t) f(a) + t f(b)`, without
+    labels."""
     batches = _BetweenEnds(task, a, b, t)
     return replace(task, batches=batches, criterion=functional.mse_loss, has_targets=True)
 
@@ -208,7 +210,7 @@ Judge = Task | Callable[[Params], Mapping[str, float]]
 def choose_and_judge(
     task: Task, test: Task | None = None, *, generator: torch.Generator | None = None
 ) -> tuple[Task, Task]:
-    """The task that chooses and the task that judges: both as given, or the given one split in halves.
+    """Return the task that chooses and the task that judges: both as given, or the given one split in halves.
 
     Args:
         task: Chooses: what is matched, computed or trained from data looks at these.
@@ -230,7 +232,7 @@ def choose_and_try_to_judge(task: Task, test: Task | None = None) -> tuple[Task,
 
 
 def evaluate(params: Any, judge: Task | Callable[[Any], Mapping[str, float]]) -> dict[str, float]:
-    """The metrics of a network by a task or a function.
+    """Return the metrics of a network by a task or a function.
 
     Raises:
         TypeError: The function returns no mapping.
@@ -242,7 +244,7 @@ def evaluate(params: Any, judge: Task | Callable[[Any], Mapping[str, float]]) ->
 
 
 def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The inputs of a batch as positional and keyword arguments."""
+    """Return the inputs of a batch as positional and keyword arguments."""
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     return tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,), {}
@@ -267,7 +269,7 @@ def call(module: nn.Module, params: Mapping[str, Tensor], inputs: Any) -> Any:
 
 
 def _floats(values: Iterable[Any]) -> set[torch.dtype]:
-    """The floating-point dtypes among some values."""
+    """Return the floating-point dtypes among some values."""
     return {value.dtype for value in values if isinstance(value, Tensor) and value.is_floating_point()}
 
 
@@ -276,7 +278,7 @@ def _list_dtypes(dtypes: set[torch.dtype]) -> str:
 
 
 def _count_targets(targets: Any) -> int:
-    """The number of targets that the loss of a batch is a mean over; negative ones (-100) are left out."""
+    """Return the number of targets that the loss of a batch is a mean over; negative ones (-100) are left out."""
     if isinstance(targets, Tensor) and not targets.is_floating_point():
         return int((targets >= 0).sum())
     return len(targets)

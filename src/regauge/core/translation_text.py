@@ -12,7 +12,7 @@ from regauge.core.typed_json import require_fields
 
 
 def render_translations(families: Sequence[TranslationFamily]) -> list[str]:
-    """Lines that say what may be added where, and what is zero or centered in a representative."""
+    """Return lines that say what may be added where, and what is zero or centered in a representative."""
     if not families:
         return []
     rows = []

@@ -36,7 +36,7 @@ class Entries:
 
     @classmethod
     def whole(cls, parameter: str, shape: Sequence[int]) -> "Entries":
-        """All entries of a parameter, in its own shape."""
+        """Return all entries of a parameter, in its own shape."""
         return cls(parameter, tuple(shape), _contiguous(shape))
 
     @property
@@ -45,7 +45,7 @@ class Entries:
         return self.start + sum((n - 1) * stride for n, stride in zip(self.sizes, self.strides, strict=True))
 
     def family_name(self, constant: Sequence[int], shape: Sequence[int]) -> str:
-        """The name of a family that adds to these entries of a parameter of a shape."""
+        """Return the name of a family that adds to these entries of a parameter of a shape."""
         piece = "" if self.sizes == tuple(shape) else f"[{self.start}:{self.last + 1}]"
         return self.parameter + piece + (f".mean({constant[0]})" if constant else "")
 
@@ -61,7 +61,7 @@ class Entries:
         return True
 
     def of(self, tensor: Tensor, lead: int = 0) -> Tensor:
-        """The entries of a tensor `[*lead, ...]`, as a view wherever it is contiguous: `[*lead, *sizes]`."""
+        """Return the entries of a tensor `[*lead, ...]`, as a view wherever it is contiguous: `[*lead, *sizes]`."""
         if self.sizes == tuple(tensor.shape[lead:]) and not self.start and self.strides == _contiguous(self.sizes):
             return tensor
         tensor = tensor.contiguous()
@@ -91,7 +91,7 @@ class ImageStep:
     by: Entries | None = None
 
     def size_of(self, size: int) -> int:
-        """The length of the image of a vector of a length.
+        """Return the length of the image of a vector of a length.
 
         Raises:
             ValueError: No vector of that length can be mapped.
@@ -107,7 +107,7 @@ class ImageStep:
         raise ValueError(f"a step {self.kind!r} with entries {self.entries} takes no vector of {size} values")
 
     def apply(self, vector: Tensor, params: Mapping[str, Tensor], lead: int) -> Tensor:
-        """The image of a vector `[*lead, n]`."""
+        """Return the image of a vector `[*lead, n]`."""
         if self.kind == "scale":
             return vector * self.factor
         if self.kind == "take":
@@ -218,7 +218,7 @@ class TranslationFamily:
         return tuple(dict.fromkeys(one.parameter for one in read if one and one.parameter))
 
     def read(self, params: Mapping[str, Tensor], lead: int = 0) -> Tensor:
-        """The coordinate of networks."""
+        """Return the coordinate of networks."""
         gains = self._gains(params, lead)
         home = params[self.entries.parameter]
         values = self.vector(home if self.eps is None else (home + self.eps).log(), lead, gains)
@@ -228,37 +228,37 @@ class TranslationFamily:
         return self.shorten(values, lead)
 
     def vector(self, home: Tensor, lead: int = 0, gains: Tensor | None = None) -> Tensor:
-        """The vector that the values of a home hold, if gains are these: `[*lead, *vector_shape]`."""
+        """Return the vector that the values of a home hold, if gains are these: `[*lead, *vector_shape]`."""
         values = self.entries.of(home, lead)
         if gains is not None:
             values = values * self._spread(gains, lead)
         return values.mean([lead + k for k in self.constant]) if self.constant else values
 
     def _gains(self, params: Mapping[str, Tensor], lead: int) -> Tensor | None:
-        """The entries of the gain, `[*lead, n]`."""
+        """Return the entries of the gain, `[*lead, n]`."""
         if self.gain is None:
             return None
         return self.gain.of(params[self.gain.parameter], lead).to(params[self.entries.parameter])
 
     def _spread(self, values: Tensor, lead: int) -> Tensor:
-        """Values along the constant axis, `[*lead, 1, ..., n, ..., 1]`."""
+        """Return values along the constant axis, `[*lead, 1, ..., n, ..., 1]`."""
         (axis,) = self.constant
         return values.reshape((*values.shape[:lead], *(-1 if k == axis else 1 for k in range(len(self.entries.sizes)))))
 
     def shorten(self, vector: Tensor, lead: int = 0) -> Tensor:
-        """A vector without the entries that the others tell."""
+        """Return a vector without the entries that the others tell."""
         for axis in self.centered:
             vector = vector.narrow(lead + axis, 0, vector.shape[lead + axis] - 1)
         return vector.clone()
 
     def lengthen(self, coordinate: Tensor, lead: int = 0) -> Tensor:
-        """The vector of a coordinate, whole."""
+        """Return the vector of a coordinate, whole."""
         for axis in self.centered:
             coordinate = torch.cat([coordinate, -coordinate.sum(lead + axis, keepdim=True)], lead + axis)
         return coordinate
 
     def add(self, params: Params, coordinate: Tensor, lead: int = 0, sign: float = 1.0) -> Params:
-        """Networks with more of a coordinate, and what makes up for it; tensors that change are new."""
+        """Return networks with more of a coordinate, and what makes up for it; tensors that change are new."""
         result = dict(params)
         for one in self.additions(params, coordinate, lead, sign):
             result[one.entries.parameter] = one.to(result[one.entries.parameter], lead)
@@ -267,7 +267,8 @@ class TranslationFamily:
     def additions(
         self, params: Mapping[str, Tensor], coordinate: Tensor, lead: int = 0, sign: float = 1.0
     ) -> list["Addition"]:
-        """The vectors that are added to networks with more of a coordinate: to the home, and what makes up for it."""
+        """Return the vectors that are added to networks with more of a coordinate: to the home, and what makes up for
+        it."""
         vector = self.lengthen(coordinate, lead) * sign
         gains = self._gains(params, lead)
         inverse = None if gains is None else self._spread(_inverse(gains), lead)
@@ -280,12 +281,12 @@ class TranslationFamily:
         return added
 
     def embed(self, coordinate: Tensor, shape: Sequence[int], lead: int = 0) -> Tensor:
-        """A tensor of the home's shape that holds nothing but this coordinate."""
+        """Return a tensor of the home's shape that holds nothing but this coordinate."""
         flat = _flat(self.lengthen(coordinate, lead), lead)
         return Addition(self.entries, self.constant, flat).to(flat.new_zeros(*flat.shape[:lead], *shape), lead)
 
     def renamed(self, names: dict[str, str]) -> "TranslationFamily":
-        """The family with parameters of other names."""
+        """Return the family with parameters of other names."""
 
         def rename(entries: Entries) -> Entries:
             return replace(entries, parameter=names.get(entries.parameter, entries.parameter))
@@ -318,7 +319,7 @@ class Addition:
     eps: float | None = None
 
     def to(self, tensor: Tensor, lead: int = 0) -> Tensor:
-        """A tensor with this added to it."""
+        """Return a tensor with this added to it."""
         sizes = [1 if k in self.constant else n for k, n in enumerate(self.entries.sizes)]
         result = tensor.clone(memory_format=torch.contiguous_format)
         added = self.flat.reshape(*self.flat.shape[:lead], *sizes).to(result)
@@ -330,7 +331,7 @@ class Addition:
         return result
 
     def rows(self, rows: tuple[int, int], length: int) -> "Addition | None":
-        """The part that is added to some rows of the parameter's first axis, each of `length` values.
+        """Return the part that is added to some rows of the parameter's first axis, each of `length` values.
 
         None where no axis of the entries goes along rows.
         """
@@ -360,7 +361,7 @@ def _inverse(gains: Tensor) -> Tensor:
 
 
 def _flat(tensor: Tensor, lead: int) -> Tensor:
-    """A tensor with one axis behind the leading ones, also where it has none."""
+    """Return a tensor with one axis behind the leading ones, also where it has none."""
     return tensor.reshape(*tensor.shape[:lead], -1)
 
 

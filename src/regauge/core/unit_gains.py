@@ -37,14 +37,14 @@ class Scaled(Remembering, Protocol):
         """The sites of groups, by parameter."""
 
     def identity(self, batch: Sequence[int] = ()) -> Element:
-        """The element that changes nothing."""
+        """Return the element that changes nothing."""
 
     def __getitem__(self, name: str) -> Group: ...
 
 
 @remembered
 def gain_scales(symmetry: Scaled, names: tuple[str, ...]) -> tuple["GainScales", ...]:
-    """The groups that bring some of these gains to one, whatever their values are but zero."""
+    """Return the groups that bring some of these gains to one, whatever their values are but zero."""
     found, left = [], list(names)
     for group in symmetry.groups:
         scales = GainScales.of(group, symmetry, left)
@@ -55,7 +55,7 @@ def gain_scales(symmetry: Scaled, names: tuple[str, ...]) -> tuple["GainScales",
 
 
 def unit_element(symmetry: Scaled, params: Mapping[str, Tensor], names: tuple[str, ...], lead: int = 0) -> Element:
-    """The scales and signs that bring gains to one; entries that are zero stay."""
+    """Return the scales and signs that bring gains to one; entries that are zero stay."""
     scales = gain_scales(symmetry, names)
     batch = tuple(next(iter(params[name] for one in scales for name in one.sites)).shape[:lead]) if scales else ()
     element = symmetry.identity(batch)
@@ -65,7 +65,8 @@ def unit_element(symmetry: Scaled, params: Mapping[str, Tensor], names: tuple[st
 
 
 def without_gains(symmetry: Scaled, element: Element, names: tuple[str, ...]) -> Element:
-    """The element without what its scales and signs do to gains: what it does to networks whose gains are one."""
+    """Return the element without what its scales and signs do to gains: what it does to networks whose gains are
+    one."""
     for one in gain_scales(symmetry, names):
         element = element.replace(one.group.name, one.project(element[one.group.name]))
     return element
@@ -114,7 +115,7 @@ class GainScales:
         return cls(group, shape, sites, flips, kept)
 
     def unit(self, params: Mapping[str, Tensor], lead: int = 0) -> dict[str, Tensor]:
-        """The scales and signs that bring all of them to one at once, but entries that are zero."""
+        """Return the scales and signs that bring all of them to one at once, but entries that are zero."""
         gains = []
         for name in self.sites:
             gain = self._by_unit(name, params[name], lead)
@@ -124,7 +125,7 @@ class GainScales:
         return {"scale": (-self.inverse @ logs).exp(), "sign": self._signs(flipped)}
 
     def project(self, value: Value) -> Value:
-        """A value of the group without what it does to these gains."""
+        """Return a value of the group without what it does to these gains."""
         assert value.scale is not None
         assert value.sign is not None
         logs = value.scale.log()
@@ -135,7 +136,7 @@ class GainScales:
         return replace(value, scale=scale, sign=(value.sign * self._signs(flipped)).to(value.sign))
 
     def _signs(self, flipped: Tensor) -> Tensor:
-        """The signs of all families that flip gains `[..., gains, size]` where these are -1."""
+        """Return the signs of all families that flip gains `[..., gains, size]` where these are -1."""
         signs = torch.ones(*flipped.shape[:-2], self.group.signs, flipped.shape[-1], dtype=torch.int8)
         for k, name in enumerate(self.sites):
             left = flipped[..., k, :].to(torch.int8)
@@ -146,7 +147,7 @@ class GainScales:
         return signs
 
     def _by_unit(self, name: str, gain: Tensor, lead: int) -> Tensor:
-        """The gain as `[*lead, *bases, size]`, in float64."""
+        """Return the gain as `[*lead, *bases, size]`, in float64."""
         site = self.sites[name]
         flat = gain.to("cpu", torch.float64).flatten(lead)
         result = torch.ones(*flat.shape[:-1], *self.shape, dtype=torch.float64)

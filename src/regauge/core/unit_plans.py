@@ -30,7 +30,7 @@ class UnitPlan:
     sign: Tensor
 
     def signed(self, exponents: SignCharacter) -> Tensor:
-        """The masses, multiplied by the families of signs that act at a place."""
+        """Return the masses, multiplied by the families of signs that act at a place."""
         result = self.mass
         for family, exponent in enumerate(exponents):
             if exponent:
@@ -45,7 +45,7 @@ def map_tensor(
     plans: Mapping[str, UnitPlan],
     readers: Collection[Axis],
 ) -> Tensor:
-    """A tensor of the second network taken to the shape that it has in the first, axis by axis."""
+    """Return a tensor of the second network taken to the shape that it has in the first, axis by axis."""
     for axis in sorted({site.placement.axis for site, _ in pairs}):
         own = [pair for pair in pairs if pair[0].placement.axis == axis]
         there = uncovered([b for _, b in own], axis, tensor.shape[axis]).to(tensor.device)
@@ -65,12 +65,12 @@ def map_tensor(
 
 
 def sign_character(site: Site) -> SignCharacter:
-    """The exponents, modulo two, of the families of signs at a site."""
+    """Return the exponents, modulo two, of the families of signs at a site."""
     return tuple(exponent % 2 for exponent in site.placement.sign)
 
 
 def uncovered(sites: Sequence[Site], axis: int, length: int) -> Tensor:
-    """The indices of an axis on which none of the sites acts."""
+    """Return the indices of an axis on which none of the sites acts."""
     is_free = torch.ones(length, dtype=torch.bool)
     for site in sites:
         if site.placement.axis == axis:
@@ -79,7 +79,7 @@ def uncovered(sites: Sequence[Site], axis: int, length: int) -> Tensor:
 
 
 def default_readers(symmetry: Symmetry) -> frozenset[Axis]:
-    """The axes that sum over units, as discovery saw them.
+    """Return the axes that sum over units, as discovery saw them.
 
     A symmetry that does not say (made of `Group` objects, say) has those of torch's layers: axis 1 of weights (out, in,
     ...), axis 0 of transposed convolutions (in, out, ...), none of vectors and of embeddings, which are told apart by

@@ -41,7 +41,7 @@ class CurveData:
 
 
 def snelson(folder: str | Path | None = None) -> CurveData:
-    """The 200 points of Snelson and Ghahramani, with which regression is pictured; in float32.
+    """Return the 200 points of Snelson and Ghahramani, with which regression is pictured; in float32.
 
     Args:
         folder: The folder of its three files; `snelson1d` in the folder that the environment variable `REGAUGE_DATA`
@@ -59,7 +59,7 @@ def snelson(folder: str | Path | None = None) -> CurveData:
 
 
 def has_snelson() -> bool:
-    """Whether the set is on this machine, so that nothing would be downloaded."""
+    """Return whether the set is on this machine, so that nothing would be downloaded."""
     return all(present(file) is not None for file in _FILES)
 
 

@@ -36,7 +36,7 @@ class DataFile:
 
 
 def locate(file: DataFile) -> Path:
-    """The file on this machine: in `REGAUGE_DATA`, in the cache, or downloaded into the cache now.
+    """Return the file on this machine: in `REGAUGE_DATA`, in the cache, or downloaded into the cache now.
 
     A download is checked before it appears in the cache. A file that is there is returned as it is: who reads it checks
     its content.
@@ -55,17 +55,17 @@ def locate(file: DataFile) -> Path:
 
 
 def present(file: DataFile) -> Path | None:
-    """The file where it is on this machine, without a download."""
+    """Return the file where it is on this machine, without a download."""
     return next((path for folder in folders(file.folder) if (path := in_folder(folder, file)) is not None), None)
 
 
 def in_folder(folder: Path, file: DataFile) -> Path | None:
-    """The file in a folder, under any of its names."""
+    """Return the file in a folder, under any of its names."""
     return next((folder / name for name in (file.name, *file.others) if (folder / name).is_file()), None)
 
 
 def folders(name: str) -> list[Path]:
-    """The folders that may hold the files of a data set: the user's, then the cache's."""
+    """Return the folders that may hold the files of a data set: the user's, then the cache's."""
     root = os.environ.get(FOLDER_VARIABLE)
     return [*([Path(root) / name] if root else []), cache_folder() / name]
 
@@ -86,7 +86,7 @@ def check(path: Path, content: bytes, sha256: str | Sequence[str], data: str) ->
 
 
 def read(file: DataFile, folder: str | Path | None = None) -> bytes:
-    """The content of a file: in a folder if one is given, else on this machine or downloaded.
+    """Return the content of a file: in a folder if one is given, else on this machine or downloaded.
 
     Raises:
         FileNotFoundError: It is not there, and cannot be downloaded.

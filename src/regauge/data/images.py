@@ -34,7 +34,7 @@ FASHION_SHA256 = {
 
 
 def _idx_files(data: str, folder: str, addresses: Sequence[str], digests: Sequence[str]) -> tuple[DataFile, ...]:
-    """The four gzipped files at each of some addresses, with their checksums as they are there."""
+    """Return the four gzipped files at each of some addresses, with their checksums as they are there."""
     return tuple(
         DataFile(data, folder, f"{name}.gz", digest, tuple(f"{address}/{name}.gz" for address in addresses), (name,))
         for name, digest in zip(MNIST_SHA256, digests, strict=True)
@@ -119,11 +119,11 @@ class ImageData:
     classes: int = 10
 
     def normalized(self, mean: float, std: float) -> "ImageData":
-        """A copy with normalized pixels, `(x - mean) / std`."""
+        """Return a copy with normalized pixels, `(x - mean) / std`."""
         return replace(self, train_images=(self.train_images - mean) / std, test_images=(self.test_images - mean) / std)
 
     def grayscale(self) -> "ImageData":
-        """The luminance of images in color, one channel (ITU-R BT.601: 0.299 red, 0.587 green, 0.114 blue)."""
+        """Return the luminance of images in color, one channel (ITU-R BT.601: 0.299 red, 0.587 green, 0.114 blue)."""
         channels, weights = self.train_images.shape[1], torch.tensor(LUMINANCE)
         if channels != len(weights):
             raise ValueError(f"{self.name} has {channels} channels; only red, green and blue make gray")
@@ -203,7 +203,7 @@ def fashion_mnist(folder: str | Path | None = None) -> ImageData:
 
 
 def has_mnist() -> bool:
-    """Whether MNIST is on this machine, so that nothing would be downloaded."""
+    """Return whether MNIST is on this machine, so that nothing would be downloaded."""
     return all(present(file) is not None for file in MNIST_FILES)
 
 
@@ -243,7 +243,7 @@ def cifar10(folder: str | Path | None = None) -> ImageData:
 
 
 def has_cifar10() -> bool:
-    """Whether CIFAR-10 is on this machine, so that nothing would be downloaded."""
+    """Return whether CIFAR-10 is on this machine, so that nothing would be downloaded."""
     return present(CIFAR10_FILE) is not None or any(
         all((place / name).is_file() for name in CIFAR10_SHA256) for place in folders("cifar10")
     )
@@ -274,7 +274,8 @@ def _read_cifar10(path: Path) -> ImageData:
 
 
 def _read_cifar(content: bytes, name: str, train: Sequence[str], test: str, *, labels: int, classes: int) -> ImageData:
-    """An original archive: of each image `labels` bytes, the last of which is its class, and 3,072 of its pixels."""
+    """Return an original archive: of each image `labels` bytes, the last of which is its class, and 3,072 of its
+    pixels."""
     parts: dict[str, bytes] = {}
     with tarfile.open(fileobj=io.BytesIO(content)) as archive:
         for member in archive:
@@ -322,7 +323,8 @@ def _idx_images(
 
 
 def _read_idx(path: Path, digest: str, data: str) -> "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]":
-    """The array of an IDX file: two zero bytes, a type code (8: unsigned bytes), the rank, the shape, the values."""
+    """Return the array of an IDX file: two zero bytes, a type code (8: unsigned bytes), the rank, the shape, the
+    values."""
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:

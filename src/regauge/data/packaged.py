@@ -79,12 +79,12 @@ class TextData:
     validation: Tensor
 
     def decode(self, numbers: Tensor) -> str:
-        """The text of some numbers."""
+        """Return the text of some numbers."""
         return "".join(self.symbols[k] for k in numbers.tolist())
 
 
 def help_topics() -> TextData:
-    """The topics of Python's built-in help (`help("LOOPING")`), in the order of their names.
+    """Return the topics of Python's built-in help (`help("LOOPING")`), in the order of their names.
 
     That is about 460,000 characters of the language reference. The exact text depends on the version of Python; the
     same version gives the same text.

@@ -64,7 +64,7 @@ class Shape:
 
 
 def shape(name: str, folder: str | Path | None = None) -> Shape:
-    """One of the shapes of `SHAPES_SHA256`.
+    """Return one of the shapes of `SHAPES_SHA256`.
 
     Args:
         name: One of them.
@@ -90,7 +90,8 @@ def shape(name: str, folder: str | Path | None = None) -> Shape:
 
 
 def voxels(category: Category, folder: str | Path | None = None) -> Tensor:
-    """All grids of a category, true where a cell is occupied, `[shapes, 32, 32, 32]`: 889 chairs or 465 monitors.
+    """Return all grids of a category, true where a cell is occupied, `[shapes, 32, 32, 32]`: 889 chairs or 465
+    monitors.
 
     About 50 chairs and 14 monitors repeat another grid exactly. Errors and `folder` are as for `shape`; the grids
     lie in its folder `modelnet10_voxels`.
@@ -107,7 +108,7 @@ def voxels(category: Category, folder: str | Path | None = None) -> Tensor:
 
 
 def shared_start(folder: str | Path | None = None) -> dict[str, Tensor]:
-    """Parameters of a SIREN 3-512-512-512-512-1 with omega 30, by the names of `regauge.nets.siren.Siren`.
+    """Return parameters of a SIREN 3-512-512-512-512-1 with omega 30, by the names of `regauge.nets.siren.Siren`.
 
     Args:
         folder: Holds the file; `inr2vec_init` in the folder that the environment variable `REGAUGE_DATA` names if

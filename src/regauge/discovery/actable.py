@@ -25,7 +25,7 @@ RETURN_TOLERANCE = 1e-8
 
 
 def cannot_act(symmetry: Symmetry) -> dict[str, str]:
-    """Groups that cannot act where their placements are, and why."""
+    """Return groups that cannot act where their placements are, and why."""
     failed: dict[str, str] = {}
     good: set[Hashable] = set()
     for part in _parts(symmetry):
@@ -65,7 +65,7 @@ class _Part:
         return self.shape, tuple(map(key, self.groups, self.whole))
 
     def failures(self) -> dict[str, str]:
-        """The groups that fail together with those before them."""
+        """Return the groups that fail together with those before them."""
         failed: dict[str, str] = {}
         if self._try(range(len(self.groups))) is None:
             return failed
@@ -102,7 +102,7 @@ class _Part:
 
 
 def _families(group: Group) -> Hashable:
-    """The exponents of each family of a group, in any order of those families that do something here.
+    """Return the exponents of each family of a group, in any order of those families that do something here.
 
     A stream that is read behind many gains has a family for each of them, of which one acts on a reader.
     """

@@ -81,7 +81,7 @@ class IntermediateValues:
         return tuple(f"%{node.name}" for node in self.program.outputs)
 
     def products(self, parameters: Collection[str]) -> tuple[str, ...]:
-        """Names of the values that layers make of some of their parameters and of what depends on the inputs.
+        """Return names of the values that layers make of some of their parameters and of what depends on the inputs.
 
         Parameters are followed through copies, pieces, what is selected of them, and whatever else no input decides.
         """
@@ -101,7 +101,8 @@ class IntermediateValues:
         return tuple(found)
 
     def source(self, parameter: str, among: Collection[str]) -> str | None:
-        """The nearest of some values that a layer with this parameter reads; None where there is none, or several."""
+        """Return the nearest of some values that a layer with this parameter reads; None where there is none, or
+        several."""
         nodes = {f"%{node.name}": node for node in self.program.graph.graph.nodes}
         found: set[str] = set()
         waiting = [nodes[name] for name in self.products({parameter})]
@@ -251,7 +252,7 @@ def activations(
 
 
 def _place(groups: Sequence[Group], shapes: Mapping[str, tuple[int, ...]]) -> Symmetry:
-    """Groups on those of the values on which something acts in a way that their placements can say."""
+    """Return groups on those of the values on which something acts in a way that their placements can say."""
     used = dict.fromkeys(p.parameter for group in groups for p in group.placements)
     kept = {}
     for name in used:
@@ -266,7 +267,7 @@ def _place(groups: Sequence[Group], shapes: Mapping[str, tuple[int, ...]]) -> Sy
 
 
 def _failures(found: Activations, symmetry: Symmetry, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> set[str]:
-    """Values that a random element moves otherwise than it should, at perturb parameters."""
+    """Return values that a random element moves otherwise than it should, at perturb parameters."""
     params = {name: t.detach() for name, t in found.intermediate.module.state_dict().items()}
     generator = torch.Generator().manual_seed(0)
     element = symmetry.random(generator, PARTS)  # what translations and rotations do to values is not known
@@ -290,7 +291,7 @@ def _failures(found: Activations, symmetry: Symmetry, inputs: tuple[Any, ...], k
 
 
 def _reached(program: Program) -> set[Node]:
-    """The nodes that depend on the inputs of the model, and the inputs."""
+    """Return the nodes that depend on the inputs of the model, and the inputs."""
     reached: set[Node] = set()
     for node in program.graph.graph.nodes:
         is_input = node.op == "placeholder" and node.name in program.inputs
@@ -311,7 +312,7 @@ def _dependent(program: Program) -> set[Node]:
 
 
 def _read(program: Program, placed: Symmetry) -> tuple[str, ...]:
-    """The values that layers read, traced back through copies; for a group without any, all its values."""
+    """Return the values that layers read, traced back through copies; for a group without any, all its values."""
     names = placed.shapes
     found: dict[str, None] = {}
     for node in program.graph.graph.nodes:

@@ -42,7 +42,8 @@ def take_out_numbers(graph: GraphModule, names: dict[str, str], shapes: dict[str
 
 
 def _uses(node: Node) -> Iterator[tuple[Node, Node]]:
-    """The operators that use a value or a copy of it, each with the operand that it uses; assertions use nothing."""
+    """Yield the operators that use a value or a copy of it, each with the operand that it uses; assertions use
+    nothing."""
     for user in node.users:
         if user.op == "call_function" and not user.users:
             continue
@@ -53,7 +54,7 @@ def _uses(node: Node) -> Iterator[tuple[Node, Node]]:
 
 
 def _number(node: Node) -> float | None:
-    """The number that an operator adds to a parameter; None if it does something else."""
+    """Return the number that an operator adds to a parameter; None if it does something else."""
     name = operator_name(node) if node.op == "call_function" else ""
     if name not in ("add", "sub") or node.kwargs or len(node.args) != 2:
         return None
@@ -63,6 +64,6 @@ def _number(node: Node) -> float | None:
 
 
 def _multiplies(node: Node, operand: Node) -> bool:
-    """Whether an operator multiplies by an operand."""
+    """Return whether an operator multiplies by an operand."""
     name = operator_name(node) if node.op == "call_function" else ""
     return name in PRODUCTS or (name in NORMS and node.args[NORMS[name] : NORMS[name] + 1] == (operand,))

@@ -37,7 +37,7 @@ ANGLE_TOLERANCE = 1e-9
 def free_angles(
     freedoms: Sequence[Freedom], slots: Slots, program: Program, found: Pass, inputs: Sequence[Any]
 ) -> tuple[list[Freedom], tuple[str, ...]]:
-    """The freedoms with rotations of pairs where all of them pass, and a sentence for each pair left undecided.
+    """Return the freedoms with rotations of pairs where all of them pass, and a sentence for each pair left undecided.
 
     Example inputs, leaf by leaf, may be on the meta device: their values are then unknown.
     """
@@ -67,7 +67,7 @@ class _Trial:
         self.taken: set[tuple[str, int, int]] = set()
 
     def angles(self, freedom: Freedom) -> int:
-        """The number of angles that the freedom would have."""
+        """Return the number of angles that the freedom would have."""
         families = (math.prod(base.size for base in bases) for _, bases in freedom.signs)
         return freedom.atom.size * max(families, default=0)
 
@@ -75,7 +75,7 @@ class _Trial:
         return bool(freedom.signs) and not (freedom.is_permuted or freedom.matrices or freedom.atom in self.bases)
 
     def turn(self, freedom: Freedom) -> Freedom:
-        """The freedom with turns of pairs in the place of the signs that they contain."""
+        """Return the freedom with turns of pairs in the place of the signs that they contain."""
         signs, scales, turns = [], list(freedom.scales), list(freedom.turns)
         for family, bases in freedom.signs:
             own = [slot for slot in freedom.slots if slot in family]
@@ -94,14 +94,15 @@ class _Trial:
         return replace(freedom, signs=signs, scales=scales, turns=turns)
 
     def _entries(self, paired: PairedAxis, size: int) -> Iterator[tuple[str, int, int]]:
-        """The indices of the axes that pairs are on."""
+        """Return the indices of the axes that pairs are on."""
         positions, _ = _act.covered(Group("", size, (paired.pairs,)), paired.pairs, self.program.shapes[paired.name])
         return ((paired.name, paired.axis, k) for k in positions.tolist())
 
     def _free_pairs(
         self, slots: Sequence[int], atom: Atom, bases: frozenset[Atom]
     ) -> tuple[int | None, Sequence[PairedAxis]]:
-        """The first way to read slots as pairs such that all turns of them pass; no pairs where there is none."""
+        """Return the first way to read slots as pairs such that all turns of them pass; no pairs where there is
+        none."""
         reasons = []
         for number, pairs in _pairings(slots, bases, self.places):
             groups = _groups(pairs, atom, {base: self.where[base] for base in bases})
@@ -117,7 +118,7 @@ class _Trial:
         return None, ()
 
     def _passes(self, axes: Sequence[PairedAxis], groups: tuple[Group, ...], atom: Atom) -> bool:
-        """Whether random turns leave alone all values behind the axis, and turning one place alone does not."""
+        """Return whether random turns leave alone all values behind the axis, and turning one place alone does not."""
         region = Region(self.program, self.found, atom, axes, self.constants)
         if region.has_output:
             return False
@@ -137,7 +138,7 @@ class _Trial:
 
 
 def _is_scale_of(scale: Family, axes: Sequence[PairedAxis], bases: frozenset[Atom], own: Sequence[int]) -> bool:
-    """Whether a family multiplies both coordinates of each paired alike, and no other parameters."""
+    """Return whether a family multiplies both coordinates of each paired alike, and no other parameters."""
     family, within = scale
     covered = {slot for paired in axes for slot in paired.slots}
     is_alike = all(family.get(paired.slots[0], 0) == family.get(paired.slots[1], 0) for paired in axes)
@@ -145,7 +146,7 @@ def _is_scale_of(scale: Family, axes: Sequence[PairedAxis], bases: frozenset[Ato
 
 
 def _groups(axes: Sequence[PairedAxis], atom: Atom, bases: Mapping[Atom, Sequence[Placement]]) -> tuple[Group, ...]:
-    """An angle for every unit of the atom and every index of its bases."""
+    """Return an angle for every unit of the atom and every index of its bases."""
     names = {paired.name for paired in axes}
     groups = []
     for k, (base, placements) in enumerate(bases.items()):
@@ -160,7 +161,7 @@ def _groups(axes: Sequence[PairedAxis], atom: Atom, bases: Mapping[Atom, Sequenc
 
 
 def _geometry(names: Sequence[str], axes: Sequence[PairedAxis], groups: Sequence[Group]) -> Hashable:
-    """A key of the placements of axes and groups, with numbers of parameters instead of names."""
+    """Return a key of the placements of axes and groups, with numbers of parameters instead of names."""
     numbers = {name: k for k, name in enumerate(names)}
     own = tuple((numbers[p.name], p.axis, p.start, p.stride, p.distance, p.others) for p in axes)
     sites = tuple(
@@ -199,7 +200,7 @@ def _pieces(place: SlotPlace, bases: frozenset[Atom]) -> list[Atom]:
 def _neighbors(
     slots: Sequence[int], k: int, bases: frozenset[Atom], places: Mapping[int, SlotPlace]
 ) -> list[PairedAxis]:
-    """Pairs by another axis piece of size two in each block: adjacent entries, or complex numbers."""
+    """Return pairs by another axis piece of size two in each block: adjacent entries, or complex numbers."""
     result = []
     for slot in slots:
         place = places[slot]
@@ -210,7 +211,7 @@ def _neighbors(
 
 
 def _halves(slots: Sequence[int], places: Mapping[int, SlotPlace]) -> list[PairedAxis]:
-    """Blocks of one axis that are alike, two by two; nothing where they are not."""
+    """Return blocks of one axis that are alike, two by two; nothing where they are not."""
     by_axis: dict[tuple[str, int], list[int]] = {}
     for slot in slots:
         by_axis.setdefault((places[slot].name, places[slot].axis), []).append(slot)

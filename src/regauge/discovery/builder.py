@@ -27,7 +27,7 @@ class Builder(Movement):
         out: Sequence[Hashable],
         shape: Sequence[int],
     ) -> Value:
-        """An Einstein sum: axes with the same label run together, labels missing from `out` are summed over.
+        """Return an Einstein sum: axes with the same label run together, labels missing from `out` are summed over.
 
         A label of None is an axis of size one that broadcasts.
         """
@@ -69,7 +69,7 @@ class Builder(Movement):
         return result
 
     def add(self, operands: Sequence[Operand], shape: Sequence[int], *, select: Value | None = None) -> Value:
-        """A sum with broadcasting; `select` is a mask that chooses among the operands instead (where)."""
+        """Return a sum with broadcasting; `select` is a mask that chooses among the operands instead (where)."""
         return self._pointwise(operands, shape, "add", select)
 
     def maximum(self, operands: Sequence[Operand], shape: Sequence[int]) -> Value:
@@ -77,7 +77,7 @@ class Builder(Movement):
         return self._pointwise(operands, shape, "maximum")
 
     def mul(self, operands: Sequence[Operand], shape: Sequence[int], exponents: Sequence[int] | None = None) -> Value:
-        """A product (or quotient, with exponent -1) with broadcasting."""
+        """Return a product (or quotient, with exponent -1) with broadcasting."""
         return self._pointwise(operands, shape, "mul", exponents=exponents)
 
     def joint(self, operands: Sequence[Operand], shape: Sequence[int]) -> Value:
@@ -87,7 +87,7 @@ class Builder(Movement):
     def reduce(
         self, x: Value, dims: Sequence[int], keepdim: bool, over: Over = "sum", *, along: LawOf = law.linear
     ) -> Value:
-        """A symmetric function over some axes; `along` is the law for the other axes (default: linear).
+        """Return a symmetric function over some axes; `along` is the law for the other axes (default: linear).
 
         `over` is "sum" (units can be reordered), "magnitude" (signs pass as well) or "norm" (rotations, over one axis).
         """
@@ -139,7 +139,7 @@ class Builder(Movement):
     def _carry_virtual(
         self, operands: Sequence[Value], out: Sequence[Hashable], labels: Sequence[Sequence[Hashable]]
     ) -> Virtual | None:
-        """The virtual axis of a result: kept while the axis that selects from it is kept."""
+        """Return the virtual axis of a result: kept while the axis that selects from it is kept."""
         found: Virtual | None = None
         for value, names in zip(operands, labels, strict=True):
             if value.virtual is None:
@@ -170,7 +170,7 @@ class _Participants(NamedTuple):
 def _participants(
     k: int, shape: Sequence[int], operands: Sequence[tuple[Value, int]], mask: Value | None
 ) -> _Participants:
-    """The axes of operands that vary along axis `k` of a result of this shape, by the rules of broadcasting."""
+    """Return the axes of operands that vary along axis `k` of a result of this shape, by the rules of broadcasting."""
 
     def own(x: Value) -> Axis | None:
         dim = k - (len(shape) - x.ndim)
@@ -188,7 +188,8 @@ def _participants(
 def _entrywise_law(
     how: Entrywise, found: _Participants, out: Axis, numbers: Sequence[Operand], *, selects: bool
 ) -> Law:
-    """The law of one axis of the result `out`, from the operands that vary along it and the numbers among them."""
+    """Return the law of one axis of the result `out`, from the operands that vary along it and the numbers among
+    them."""
     axes = found.axes
     is_plain = found.has_all and (how == "mul" or not any(x != 0 for x in numbers))
     if found.mask is not None:

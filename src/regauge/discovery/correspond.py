@@ -21,7 +21,7 @@ AxisKey = tuple[str, int]
 def carry_over(
     symmetry: Symmetry, found: Sequence[Group], shapes: Mapping[str, tuple[int, ...]]
 ) -> tuple[tuple[Group, ...], tuple[str, ...]]:
-    """The groups of a symmetry placed on the values on which discovery placed its own groups.
+    """Return the groups of a symmetry placed on the values on which discovery placed its own groups.
 
     A group corresponds to the one that was found which has the same units on the same parameters; its families are
     written as combinations of those found, and act on the values, given by their shapes, by the same combinations.
@@ -53,7 +53,7 @@ def carry_over(
 
 
 def _owners(group: Group, shapes: Mapping[str, tuple[int, ...]]) -> dict[AxisKey, Tensor]:
-    """The unit that owns each index of the axes on which a group acts; -1 for none."""
+    """Return the unit that owns each index of the axes on which a group acts; -1 for none."""
     result: dict[AxisKey, Tensor] = {}
     for place in group.placements:
         if place.parameter in shapes:
@@ -86,7 +86,7 @@ def _has_same_units(
 
 
 def _translation(group: Group, other: Group, symmetry: Symmetry) -> Callable[[Placement], Placement | None] | None:
-    """A map from placements of the second group to those of the first; None if the families do not correspond.
+    """Return a map from placements of the second group to those of the first; None if the families do not correspond.
 
     An element with factors s, signs e and shifts k of the first is the element of the second with the logarithms
     of factors `log s @ scale`, the shifts `k @ shift` and the signs `e @ sign + k @ parity` (counted modulo two).
@@ -108,7 +108,7 @@ def _translation(group: Group, other: Group, symmetry: Symmetry) -> Callable[[Pl
         return None
 
     def translate(place: Placement) -> Placement | None:
-        """The first group at a place of the second one; None where it does nothing there."""
+        """Return the first group at a place of the second one; None where it does nothing there."""
         own, steps = np.array(place.sign, dtype=float), np.array(place.parity, dtype=float)
         result = replace(
             place,
@@ -125,7 +125,8 @@ def _translation(group: Group, other: Group, symmetry: Symmetry) -> Callable[[Pl
 
 
 def _tables(group: Group, other: Group, symmetry: Symmetry) -> tuple[dict[str, Floats], dict[str, Floats]]:
-    """The exponents of two groups' families as matrices `[family, entry]`, at the axis entries of the first unit.
+    """Return the exponents of two groups' families as matrices `[family, entry]`, at the axis entries of the first
+    unit.
 
     One unit is enough: a family has the same exponents for all units. Entries of both groups share columns.
     """

@@ -173,7 +173,7 @@ def _collecting_later() -> Iterator[None]:
 
 
 def _with_rotations(symmetry: Symmetry, program: Program, module: nn.Module) -> Symmetry:
-    """A symmetry whose groups say how they are rotated where the gains on their axes are one."""
+    """Return a symmetry whose groups say how they are rotated where the gains on their axes are one."""
     gains = chart_gains(symmetry) if symmetry.gains else ()
     if not gains:
         return symmetry
@@ -195,7 +195,7 @@ def _with_rotations(symmetry: Symmetry, program: Program, module: nn.Module) -> 
 
 
 def _axes(group: Group, left_out: Collection[str] = ()) -> frozenset[Any]:
-    """The axes that a group moves, but those of some parameters."""
+    """Return the axes that a group moves, but those of some parameters."""
     places = (place for place in group.placements if place.parameter not in left_out)
     return frozenset((p.parameter, p.axis, p.start, p.stride, p.repeats) for p in places)
 
@@ -269,7 +269,7 @@ def _symmetry(program: Program, result: Pass, inputs: list[Any], structure: tupl
 
 
 def _added(program: Program, structure: tuple[str, ...]) -> dict[str, float]:
-    """Numbers that the model adds to parameters that move, by all the names that these have."""
+    """Return numbers that the model adds to parameters that move, by all the names that these have."""
     found: dict[str, float] = {}
     for first, number in program.added.items():
         if first not in structure:
@@ -278,14 +278,14 @@ def _added(program: Program, structure: tuple[str, ...]) -> dict[str, float]:
 
 
 def _acting(groups: tuple[Group, ...], structure: tuple[str, ...]) -> tuple[Group, ...]:
-    """The groups that act on more than structure, which they must leave as it is, and those that these need."""
+    """Return the groups that act on more than structure, which they must leave as it is, and those that these need."""
     acting = [group for group in groups if not all(place.parameter in structure for place in group.placements)]
     needed = {name for group in acting for name in (group.name, *group.within)}
     return tuple(group for group in groups if group.name in needed)
 
 
 def _all_names(program: Program, names: Collection[str]) -> tuple[str, ...]:
-    """Some parameters by all the names that they have."""
+    """Return some parameters by all the names that they have."""
     tied = {name: every for every in program.aliases.values() for name in every}
     return tuple(sorted({name for one in names for name in tied[one]}))
 
@@ -348,7 +348,8 @@ def _without_failures(
 
 
 def _without_translations(symmetry: Symmetry, failed: Collection[str]) -> Symmetry:
-    """A symmetry without families of translations that the numbers contradict; without groups all are in doubt."""
+    """Return a symmetry without families of translations that the numbers contradict; without groups all are in
+    doubt."""
     refused = [family.name for family in symmetry.translations if family.name in failed]
     if not refused:
         return symmetry

@@ -13,7 +13,7 @@ from regauge.discovery.systems import Vector
 
 
 def groups_of(freedoms: Sequence[Freedom], slots: Slots, aliases: Mapping[str, tuple[str, ...]]) -> tuple[Group, ...]:
-    """Groups in order of their first parameter; a base comes before what is repeated within it.
+    """Return groups in order of their first parameter; a base comes before what is repeated within it.
 
     Where values are watched, groups have placements on these as well.
     """
@@ -36,7 +36,7 @@ def unplaced(freedoms: Sequence[Freedom], slots: Slots) -> set[str]:
 
 
 def frozen_axes(params: Mapping[str, Value], groups: Sequence[Group]) -> tuple[Frozen, ...]:
-    """Every axis of every used parameter that no group reorders or rotates, with the reason."""
+    """Return every axis of every used parameter that no group reorders or rotates, with the reason."""
     moved = {(p.parameter, p.axis) for g in groups for p in g.placements if g.is_permuted or g.matrix != "none"}
     result = []
     for name, value in params.items():
@@ -70,7 +70,8 @@ class _Emitter:
         return _can_permute(freedom) or bool(freedom.scales or freedom.signs or freedom.shifts)
 
     def _main(self, freedom: Freedom) -> list[Group]:
-        """The order and the families; families that depend on more than the order does are groups of their own."""
+        """Return the order and the families; families that depend on more than the order does are groups of their
+        own."""
         is_base = freedom.atom in self.used
         if not is_base and not self._has_main(freedom):
             return []
@@ -114,7 +115,7 @@ class _Emitter:
         return groups + [self._of_pairs(freedom, bases, *families) for bases, families in pairs.items()]
 
     def _of_pairs(self, freedom: Freedom, bases: frozenset[Atom], scales: list[Vector], signs: list[Vector]) -> Group:
-        """A group of a single unit for every unit of the atom and of its bases, such as an edge of a layer."""
+        """Return a group of a single unit for every unit of the atom and of its bases, such as an edge of a layer."""
         placements = []
         for slot in dict.fromkeys(slot for family in (*scales, *signs) for slot in family):
             place = self.places[slot]
@@ -146,7 +147,7 @@ class _Emitter:
         return groups
 
     def _turns(self, freedom: Freedom) -> list[Group]:
-        """Two groups for every kind of pairs: the pairs with their scales, and a rotation within each pair."""
+        """Return two groups for every kind of pairs: the pairs with their scales, and a rotation within each pair."""
         groups = []
         size = freedom.atom.size
         for part in freedom.turns:
@@ -176,7 +177,7 @@ class _Emitter:
         return groups
 
     def _named(self, placement: Placement) -> list[Placement]:
-        """A placement by all names of its parameter."""
+        """Return a placement by all names of its parameter."""
         names = self.aliases.get(placement.parameter, (placement.parameter,))
         return [replace(placement, parameter=name) for name in names]
 
@@ -190,7 +191,7 @@ class _Emitter:
         return self._named(self.places[slot].placement(**how))
 
     def _name(self, freedom: Freedom, slots: Sequence[int]) -> str:
-        """A name from the first parameter that has the axis, and the kind of piece that the group moves."""
+        """Return a name from the first parameter that has the axis, and the kind of piece that the group moves."""
         place = self.places[slots[0]]
         stem, _, last = place.name.rpartition(".")
         stem = stem if stem and last in ("weight", "bias") else place.name
@@ -219,7 +220,7 @@ def needed_bases(freedoms: Sequence[Freedom]) -> set[Atom]:
 
 
 def _can_permute(freedom: Freedom) -> bool:
-    """Whether an order acts on some slot that no matrix covers."""
+    """Return whether an order acts on some slot that no matrix covers."""
     covered = {slot for part in freedom.matrices for slot in part.slots}
     return freedom.is_permuted and any(slot not in covered for slot in freedom.slots)
 

@@ -34,7 +34,8 @@ class EqualEntries:
         self.vanishing: dict[Node, bool] = {}
 
     def may_tie(self, node: Any, dim: int | None) -> bool:
-        """Whether entries along an axis (None: any two entries) are equal with a probability that is not zero."""
+        """Return whether entries along an axis (None: any two entries) are equal with a probability that is not
+        zero."""
         if not isinstance(node, Node):
             return True
         if (node, dim) not in self.tied:
@@ -85,7 +86,8 @@ class EqualEntries:
         return True
 
     def _may_tie_across(self, node: Node) -> bool:
-        """Whether what was chosen or summed of blocks of an axis may be equal, the blocks along the last axis."""
+        """Return whether what was chosen or summed of blocks of an axis may be equal, the blocks along the last
+        axis."""
         name = operator_name(node)
         first = node.args[0] if node.args else None
         if name == "getitem" and node.args[1] == 0 and isinstance(first, Node) and operator_name(first) == "max":
@@ -110,11 +112,11 @@ class EqualEntries:
         return len(node.args) < 3 or node.args[2] is None or self.may_tie(node.args[2], -1)
 
     def _may_agree(self, node: Node) -> bool:
-        """Whether two outputs of a layer without bias may agree: nothing comes in, or its weights are alike."""
+        """Return whether two outputs of a layer without bias may agree: nothing comes in, or its weights are alike."""
         return self.may_vanish(node.args[0]) or self.may_tie(node.args[1], 0)
 
     def may_vanish(self, node: Any) -> bool:
-        """Whether entries of a traced tensor are zero with a probability that is not zero."""
+        """Return whether entries of a traced tensor are zero with a probability that is not zero."""
         if not isinstance(node, Node):
             return bool(node == 0)
         if node not in self.vanishing:
@@ -143,7 +145,7 @@ def _flat(arguments: Sequence[Any]) -> list[Any]:
 
 
 def _aligned(node: Node, dim: int | None) -> list[tuple[Node, int | None]]:
-    """The operands that vary along the axis, with that axis of theirs."""
+    """Return the operands that vary along the axis, with that axis of theirs."""
     full = shape_of(node)
     result: list[tuple[Node, int | None]] = []
     for arg in node.args[:2]:
@@ -157,7 +159,7 @@ def _aligned(node: Node, dim: int | None) -> list[tuple[Node, int | None]]:
 
 
 def _before(node: Node, dim: int | None) -> int | None:
-    """The axis of the operand of a view or a transposition; None where it is none of the operand's axes."""
+    """Return the axis of the operand of a view or a transposition; None where it is none of the operand's axes."""
     old, new, name = shape_of(node.args[0]), shape_of(node), operator_name(node)
     if dim is None:
         return None

@@ -37,11 +37,11 @@ class Constants:
                 self._dependent.add(node)
 
     def is_dependent(self, node: Node) -> bool:
-        """Whether parameters influence it."""
+        """Return whether parameters influence it."""
         return node in self._dependent
 
     def name(self, node: Node) -> Node:
-        """The first node that applies the same operator to the same constants."""
+        """Return the first node that applies the same operator to the same constants."""
         if node not in self._names:
             same = node
             if node.op == "call_function":
@@ -51,7 +51,7 @@ class Constants:
         return self._names[node]
 
     def draw(self, node: Node, generator: torch.Generator) -> Any:
-        """The value of a node, or random numbers in its place where it depends on parameters."""
+        """Return the value of a node, or random numbers in its place where it depends on parameters."""
         if node not in self._dependent:
             return self(node)
         fake = node.meta.get("val")
@@ -92,7 +92,7 @@ class Constants:
 
 
 def evaluate(node: Node, known: Mapping[Node, Any]) -> Any:
-    """One operator on known operands, with float64 in the place of other floating-point types."""
+    """Return one operator on known operands, with float64 in the place of other floating-point types."""
     target: Any = node.target
     args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), lambda n: known[n])
     args, kwargs = pytree.tree_map(_double, (args, kwargs))
@@ -133,7 +133,7 @@ def _double(value: Any) -> Any:
 
 
 def like(value: Any) -> tuple[object, ...]:
-    """A key of a value without its numbers."""
+    """Return a key of a value without its numbers."""
     return (comparable(value.shape), value.dtype) if isinstance(value, Tensor) else (type(value),)
 
 

@@ -37,7 +37,7 @@ class PairedAxis:
         return self._placement(self.stride, (2, self.distance), *self.others)
 
     def turn(self, size: int) -> Placement:
-        """The placement of the rotations, which mix the two coordinates of each unit."""
+        """Return the placement of the rotations, which mix the two coordinates of each unit."""
         return self._placement(self.distance, (size, self.stride), *self.others)
 
     def _placement(self, stride: int, *repeats: tuple[int, int]) -> Placement:
@@ -199,7 +199,7 @@ def drop_uniform(freedoms: list[Freedom], places: Mapping[int, SlotPlace]) -> No
 
 
 def _lift(exponents: Mapping[int, int], base: Freedom, places: Mapping[int, SlotPlace]) -> Vector:
-    """The exponents of a base's units under a family that multiplies all units of each block alike."""
+    """Return the exponents of a base's units under a family that multiplies all units of each block alike."""
     result: Vector = {}
     for slot, exponent in select(exponents, places).items():
         inner = places[slot]

@@ -28,13 +28,14 @@ def without_mutation(program: GraphModule) -> bool:
 
 
 def writes(node: Node) -> bool:
-    """Whether an operator writes into an operand."""
+    """Return whether an operator writes into an operand."""
     schema = getattr(node.target, "_schema", None)
     return schema is not None and bool(schema.is_mutable)
 
 
 def _functional(node: Node, graph: GraphModule) -> OpOverload | None:
-    """The operator that returns what this one writes into its first operand; None if they are not interchangeable."""
+    """Return the operator that returns what this one writes into its first operand; None if they are not
+    interchangeable."""
     target, written = node.target, node.args[0] if node.args else None
     if not isinstance(target, OpOverload) or not isinstance(written, Node):
         return None
@@ -66,12 +67,12 @@ def _tensors(node: Node) -> Iterator[Tensor]:
 
 
 def _memory(node: Node) -> set[int]:
-    """The memory in which the values of a node lie; views share that of their base."""
+    """Return the memory in which the values of a node lie; views share that of their base."""
     return {int(_whole(tensor).untyped_storage()._cdata) for tensor in _tensors(node)}
 
 
 def _whole(tensor: Tensor) -> Tensor:
-    """The tensor of all examples, of what `torch.vmap` shows as one of them."""
+    """Return the tensor of all examples, of what `torch.vmap` shows as one of them."""
     while torch._C._functorch.is_batchedtensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     return tensor

@@ -79,7 +79,8 @@ def interpret(
     extra: Mapping[str, Rule],
     sensitive: frozenset[str] = frozenset(),
 ) -> Pass:
-    """One pass over a program; axes that are taken apart, and open orders that matter, are known from earlier ones."""
+    """Return one pass over a program; axes that are taken apart, and open orders that matter, are known from earlier
+    ones."""
     run = _Run(program, Builder(unrolled, sensitive), extra)
     run.graph(program.graph, run.placeholders())
     run.finish()
@@ -303,7 +304,7 @@ def _used(node: Node, count: int) -> tuple[bool, ...]:
 
 
 def _is_divisor(node: Node) -> bool:
-    """Whether all that is done with a tensor, also after it was repeated along axes, is to divide by it."""
+    """Return whether all that is done with a tensor, also after it was repeated along axes, is to divide by it."""
     return all(
         _is_divisor(user)
         if operator_name(user) in EXPANDS
@@ -328,7 +329,7 @@ def _attribute(graph: GraphModule, target: str) -> Any:
 
 
 def _constant(shape: tuple[int, ...], tensor: Tensor | None) -> Value:
-    """A tensor that no parameter influences; uniform ones are recognized by value."""
+    """Return a tensor that no parameter influences; uniform ones are recognized by value."""
     is_readable = type(tensor) in (Tensor, torch.nn.Parameter, torch.nn.Buffer)
     if tensor is None or not is_readable or tensor.is_complex() or tensor.is_meta or tensor.numel() == 0:
         return Value.fixed(shape)
@@ -370,7 +371,7 @@ def _has_zero(tensors: list[Value], numbers: list[int | float]) -> bool:
 
 
 def _as_summed(node: Node, call: Call) -> Summed | None:
-    """A square or a product whose every use sums it over one axis, which all factors have."""
+    """Return a square or a product whose every use sums it over one axis, which all factors have."""
     values = list(call.arguments.values())
     is_square = (call.name == "pow" and len(values) > 1 and values[1] == 2) or call.name == "square"
     if not is_square and call.name not in ("mul", "multiply"):
@@ -389,5 +390,5 @@ def _as_summed(node: Node, call: Call) -> Summed | None:
 
 
 def _varies(x: Value, dim: int, size: int) -> bool:
-    """Whether a tensor has an axis, counted from the last one, and is not constant along it."""
+    """Return whether a tensor has an axis, counted from the last one, and is not constant along it."""
     return x.ndim >= -dim and x.shape[dim] == size and dim % x.ndim not in x.uniform

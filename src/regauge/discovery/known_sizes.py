@@ -68,13 +68,13 @@ def export_with_values(wrapped: nn.Module, inputs: tuple[Any, ...], kwargs: dict
 
 
 def has_unknown_sizes(program: ExportedProgram) -> bool:
-    """Whether the size of a tensor in a program depends on values."""
+    """Return whether the size of a tensor in a program depends on values."""
     found = (one for node in program.graph.nodes for one in pytree.tree_leaves(node.meta.get("val")))
     return any(not isinstance(size, int) for one in found for size in getattr(one, "shape", ()))
 
 
 def has_known_sizes(program: ExportedProgram) -> bool:
-    """Whether a program is for the numbers that were given."""
+    """Return whether a program is for the numbers that were given."""
     return MARK in program.graph_module.meta
 
 
@@ -118,12 +118,12 @@ class _Numbers(TorchFunctionMode):
         return result
 
     def _sliced(self, one: slice) -> slice:
-        """A slice with numbers in the place of tensors that are known."""
+        """Return a slice with numbers in the place of tensors that are known."""
         ends = (one.start, one.stop, one.step)
         return slice(*(self._number(end) if isinstance(end, Tensor) else end for end in ends))
 
     def _number(self, tensor: Tensor) -> Any:
-        """The number that a tensor holds, if it holds one only, and is known."""
+        """Return the number that a tensor holds, if it holds one only, and is known."""
         return int(self._value(tensor)) if not tensor.ndim and self._is_known(tensor) else tensor
 
     def _is_known(self, tensor: Tensor) -> bool:
@@ -134,7 +134,7 @@ class _Numbers(TorchFunctionMode):
         return value
 
     def _places(self, index: Any) -> Any:
-        """An index with the places that a mask chooses in its place, if the mask is known."""
+        """Return an index with the places that a mask chooses in its place, if the mask is known."""
         found: list[Any] = []
         for one in index if isinstance(index, tuple) else (index,):
             if isinstance(one, Tensor) and one.dtype == torch.bool and one.ndim and self._is_known(one):
@@ -146,7 +146,7 @@ class _Numbers(TorchFunctionMode):
         return tuple(found) if isinstance(index, tuple) or len(found) != 1 else found[0]
 
     def _has_mask(self, name: str, given: Any) -> bool:
-        """Whether a tensor is indexed by a mask."""
+        """Return whether a tensor is indexed by a mask."""
         index = pytree.tree_leaves(given[0][1:])
         return name == "__getitem__" and any(isinstance(one, Tensor) and one.dtype == torch.bool for one in index)
 

@@ -19,7 +19,7 @@ NEGATED = words("bitwise_not logical_not")
 
 
 def may_tie_on_top(known: EqualEntries, node: Any, dim: int, count: int) -> bool:
-    """Whether it may depend on the order along an axis which entries are the `count` largest."""
+    """Return whether it may depend on the order along an axis which entries are the `count` largest."""
     if not isinstance(node, Node):
         return True
     name, shape = operator_name(node), shape_of(node)
@@ -32,7 +32,7 @@ def may_tie_on_top(known: EqualEntries, node: Any, dim: int, count: int) -> bool
 
 
 def do_ties_vanish(known: EqualEntries, top: Node, dim: int) -> bool:
-    """Whether equal entries among the largest are zeros of a ReLU that are written into zeros again.
+    """Return whether equal entries among the largest are zeros of a ReLU that are written into zeros again.
 
     It then does not matter which of them are chosen: sparse autoencoders keep the largest entries so.
     """
@@ -48,7 +48,7 @@ def do_ties_vanish(known: EqualEntries, top: Node, dim: int) -> bool:
 
 
 def _writes_back(node: Node, positions: Node, values: set[Node]) -> bool:
-    """Whether a node puts values, or what is zero where they are, at their positions among zeros."""
+    """Return whether a node puts values, or what is zero where they are, at their positions among zeros."""
     if operator_name(node) != "scatter" or len(node.args) != 4 or node.args[2] is not positions:
         return False
     base, source = node.args[0], node.args[3]
@@ -58,7 +58,7 @@ def _writes_back(node: Node, positions: Node, values: set[Node]) -> bool:
 
 
 def _filled(node: Node, dim: int) -> int | None:
-    """An upper bound on the number of entries along an axis that are masked with the least value, or None."""
+    """Return an upper bound on the number of entries along an axis that are masked with the least value, or None."""
     name, args = operator_name(node), node.args
     if name == "masked_fill" and _is_least(args[2], args[0]) and shape_of(args[0]) == shape_of(node):
         return _marked(args[1]) if dim == len(shape_of(node)) - 1 and _matches(args[1], node) else None
@@ -68,7 +68,7 @@ def _filled(node: Node, dim: int) -> int | None:
 
 
 def _is_least(value: Any, x: Any) -> bool:
-    """Whether a number is less than all entries of a tensor."""
+    """Return whether a number is less than all entries of a tensor."""
     if isinstance(value, Node) or not isinstance(value, int | float):
         return False
     while isinstance(x, Node) and operator_name(x) in (*SAME, "view", "reshape"):
@@ -82,13 +82,13 @@ def _matches(mask: Any, node: Node) -> bool:
 
 
 def _marked(mask: Any) -> int | None:
-    """The number of entries that a mask marks along its last axis; None unless it is the same everywhere."""
+    """Return the number of entries that a mask marks along its last axis; None unless it is the same everywhere."""
     found = _count(mask)
     return None if found is None or found[0] != 1 else found[1]
 
 
 def _count(node: Any) -> tuple[int, int] | None:
-    """A number of last axes, and how many entries over them are one while all others are zero."""
+    """Return a number of last axes, and how many entries over them are one while all others are zero."""
     if not isinstance(node, Node):
         return None
     name, args, shape = operator_name(node), node.args, shape_of(node)
@@ -117,7 +117,7 @@ def _count(node: Any) -> tuple[int, int] | None:
 
 
 def _is_choice(indices: Any) -> bool:
-    """Whether indices along the last axis differ from one another."""
+    """Return whether indices along the last axis differ from one another."""
     if not isinstance(indices, Node) or operator_name(indices) != "getitem" or indices.args[1] != 1:
         return False
     chosen = indices.args[0]

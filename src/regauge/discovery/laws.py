@@ -74,7 +74,7 @@ class Value:
         return len(self.shape)
 
     def axis(self, dim: int) -> "Axis":
-        """One axis, as laws name it."""
+        """Return one axis, as laws name it."""
         return Axis(self, (dim,))
 
     @classmethod
@@ -86,7 +86,7 @@ class Value:
         *,
         has_inputs: bool = False,
     ) -> "Value":
-        """A tensor that no parameter influences."""
+        """Return a tensor that no parameter influences."""
         constant = frozenset(range(len(shape))) if is_zero else (uniform or frozenset())
         layouts = [leaf(n) for n in shape]
         return cls(layouts, shape, is_fixed=True, is_zero=is_zero, uniform=constant, has_inputs=has_inputs)
@@ -147,26 +147,26 @@ Record = Sequence[Law]
 
 
 def same(*axes: Axis) -> Law:
-    """A copy of the values to another place: everything passes."""
+    """Return a copy of the values to another place: everything passes."""
     rows = _equal(len(axes))
     return Law(axes, rows, rows, _alike(len(axes)), shift=rows)
 
 
 def linear(*axes: Axis) -> Law:
-    """A linear operator along which nothing happens: everything but translations passes."""
+    """Return a linear operator along which nothing happens: everything but translations passes."""
     rows = _equal(len(axes))
     return Law(axes, rows, rows, _alike(len(axes)))
 
 
 def added(axes: Sequence[Axis], out: Axis) -> Law:
-    """A sum of tensors that all have this axis."""
+    """Return a sum of tensors that all have this axis."""
     rows = _equal(len(axes) + 1)
     shift = ((*(1.0 for _ in axes), -1.0),)
     return Law((*axes, out), rows, rows, _alike(len(axes) + 1), shift=shift)
 
 
 def offset(axes: Sequence[Axis], out: Axis) -> Law:
-    """A sum with something that lacks this axis: reordering and translations only."""
+    """Return a sum with something that lacks this axis: reordering and translations only."""
     return Law((*axes, out), shift=((*(1.0 for _ in axes), -1.0),))
 
 
@@ -203,7 +203,8 @@ def shared(*axes: Axis) -> Law:
 
 
 def entrywise(scale: Sequence[int] | None, sign: Sequence[int] | None) -> LawOf:
-    """The law of a function of each entry: one equation for the scales of its input and its result, one for signs.
+    """Return the law of a function of each entry: one equation for the scales of its input and its result, one for
+    signs.
 
     `(1, -2)` reads `log(scale of x) - 2 log(scale of the result) = 0`; without an equation none pass.
     """
@@ -230,7 +231,7 @@ def even(x: Axis) -> Law:
 
 
 def power(exponent: int, *, is_even: bool) -> LawOf:
-    """The law of |x| ** exponent, with the sign of x or without it."""
+    """Return the law of |x| ** exponent, with the sign of x or without it."""
     return entrywise((exponent, -1), (0, 1) if is_even else (1, 1))
 
 

@@ -66,12 +66,12 @@ def expand(layout: Iterable[Atom]) -> Layout:
 
 
 def without_units(layout: Iterable[Atom]) -> Layout:
-    """The expanded product without units, the leaves of size one."""
+    """Return the expanded product without units, the leaves of size one."""
     return [atom for atom in expand(layout) if atom.size > 1]
 
 
 def leaves(layout: Iterable[Atom]) -> Iterable[Atom]:
-    """Every leaf of a layout, sums included, with repetitions."""
+    """Yield every leaf of a layout, sums included, with repetitions."""
     for atom in expand(layout):
         if atom.branches is None:
             yield atom
@@ -92,7 +92,7 @@ def is_frozen(layout: Iterable[Atom]) -> bool:
 
 
 def direct_sum(layouts: Sequence[Layout]) -> Layout:
-    """The layout of a concatenation."""
+    """Return the layout of a concatenation."""
     if len(layouts) == 1:
         return layouts[0]
     atom = Atom(sum(size_of(layout) for layout in layouts))
@@ -154,7 +154,8 @@ def unify(a: Layout, b: Layout, reason: str) -> bool:
 
 
 def terms(layout: Iterable[Atom]) -> list[Term]:
-    """An axis as a list of product blocks in order of their first index. Call it only when nothing changes any more."""
+    """Return an axis as a list of product blocks in order of their first index. Call it only when nothing changes any
+    more."""
     result: list[Term] = [(0, ())]
     trailing = 1
     for atom in reversed(expand(layout)):
@@ -222,7 +223,7 @@ def _cut_atom(atom: Atom, points: Sequence[int]) -> list[Layout]:
 
 
 def _flat(branches: Iterable[Layout]) -> list[Layout]:
-    """A sum of sums as one sum: tails of tails would nest as deep as the axis is long."""
+    """Return a sum of sums as one sum: tails of tails would nest as deep as the axis is long."""
     pending, flat = list(branches)[::-1], list[Layout]()
     while pending:
         branch = pending.pop()
@@ -362,7 +363,7 @@ def _merge_units(a: Layout, b: Layout) -> None:
 
 
 def _bounds(branches: Sequence[Layout]) -> set[int]:
-    """The last indices of the branches, plus one."""
+    """Return the last indices of the branches, plus one."""
     return set(accumulate(map(size_of, branches)))
 
 

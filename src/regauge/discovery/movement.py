@@ -59,7 +59,8 @@ class Movement:
         self.node = ""
 
     def use(self, value: Value) -> Value:
-        """A tensor as an operand. Fixed ones come with new axes at each use, so that they tie nothing together."""
+        """Return a tensor as an operand. Fixed ones come with new axes at each use, so that they tie nothing
+        together."""
         if not value.is_fixed:
             return value
         made = None if value.made is None else value.made()
@@ -113,7 +114,7 @@ class Movement:
             algebra.freeze(value.index_of, f"{self.op}: uses positions as numbers")
 
     def opaque(self, operands: Sequence[Value], shapes: Sequence[Sequence[int]]) -> list[Value]:
-        """An operator that nothing is known of: freeze what goes in and what comes out."""
+        """Return an operator that nothing is known of: freeze what goes in and what comes out."""
         for value in operands:
             self.settle(value)
             if not value.is_fixed:
@@ -135,7 +136,7 @@ class Movement:
         ended: LawOf | None = law.fixed,
         reason: str | None = None,
     ) -> Value:
-        """A function that treats all slices of x alike along the axes that go on.
+        """Return a function that treats all slices of x alike along the axes that go on.
 
         Args:
             x: The operand.
@@ -162,11 +163,11 @@ class Movement:
         return result
 
     def unary(self, x: Value, along: LawOf) -> Value:
-        """A function of each entry; `along(axis of x, axis of the result)` is its law."""
+        """Return a function of each entry; `along(axis of x, axis of the result)` is its law."""
         return self.carry(x, range(x.ndim), x.shape, along)
 
     def distinct(self, operands: Sequence[Value]) -> list[Value]:
-        """The operands with copies in place of repetitions: each use has its own axes."""
+        """Return the operands with copies in place of repetitions: each use has its own axes."""
         result: list[Value] = []
         for value in operands:
             result.append(self.unary(value, law.same) if any(value is other for other in result) else value)
@@ -212,7 +213,7 @@ class Movement:
         return result
 
     def slice(self, x: Moved, dim: int, start: int, stop: int) -> Moved:
-        """A contiguous range of one axis."""
+        """Return a contiguous range of one axis."""
         dim %= len(x.shape)
         if (start, stop) == (0, x.shape[dim]):
             return x
@@ -233,7 +234,7 @@ class Movement:
         return result
 
     def select(self, x: Value | Stacked, dim: int, index: int) -> Value | Stacked:
-        """One index of an axis, which disappears."""
+        """Return one index of an axis, which disappears."""
         dim %= len(x.shape)
         index %= x.shape[dim]
         if isinstance(x, Stacked):
@@ -251,7 +252,7 @@ class Movement:
         return self.carry(x, kept, [x.shape[k] for k in kept])
 
     def unsqueeze(self, x: Moved, dim: int) -> Moved:
-        """A new axis of size one."""
+        """Return a new axis of size one."""
         dim %= len(x.shape) + 1
         if isinstance(x, Stacked):
             return x.map(x.dim + (dim <= x.dim), lambda piece: self.unsqueeze(piece, dim - (dim > x.dim)))
@@ -267,13 +268,13 @@ class Movement:
         return result
 
     def repeat(self, x: Value, dim: int, count: int, *, is_inner: bool) -> Value:
-        """An axis repeated as a whole, or each of its indices in place: a new uniform axis, merged with it."""
+        """Return an axis repeated as a whole, or each of its indices in place: a new uniform axis, merged with it."""
         new = dim + is_inner
         wide = self.expand(self.unsqueeze(x, new), [*x.shape[:new], count, *x.shape[new:]])
         return _value(self.view(wide, [*x.shape[:dim], count * x.shape[dim], *x.shape[dim + 1 :]]))
 
     def cat(self, operands: Sequence[Value], dim: int) -> Value:
-        """A direct sum along one axis."""
+        """Return a direct sum along one axis."""
         operands = [x for x in operands if x.ndim > 1 or x.shape != (0,)]
         dim %= operands[0].ndim
         points = [x.index_of for x in operands]
@@ -310,7 +311,7 @@ class Movement:
         return result
 
     def whole(self, x: Value | Stacked) -> Value:
-        """A stack as one tensor, for operators that treat its pieces alike."""
+        """Return a stack as one tensor, for operators that treat its pieces alike."""
         if isinstance(x, Value):
             return x
         pieces = self.distinct([self.use(piece) for piece in x.pieces])
@@ -329,7 +330,7 @@ class Movement:
         return result
 
     def _view_unrolled(self, x: Value, shape: Sequence[int], outs: tuple[int, ...], k: int) -> Stacked:
-        """A view that takes axis `k` of its result apart."""
+        """Return a view that takes axis `k` of its result apart."""
         after = math.prod(shape[j] for j in outs if j > k)
         tail = [n for j, n in enumerate(shape) if j > k and j not in outs]
         inner = [*shape[:k], *shape[k + 1 :]]

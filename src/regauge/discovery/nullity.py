@@ -162,7 +162,7 @@ def _at_point(
     tolerance: float,
     strength: float,
 ) -> Nullity:
-    """The null space at one point against the group, and against the group that gains of one have."""
+    """Return the null space at one point against the group, and against the group that gains of one have."""
     params = perturb(probe.params, set(probe.buffers), generator, strength)
     params |= {name: torch.full_like(params[name], value) for name, value in symmetry.unit_gains.items()}
     total = sum(params[name].numel() for name in names)
@@ -229,7 +229,7 @@ class _Directions:
         return right[: int((singular > 0.5).sum())]
 
     def count_seen(self, jacobian: Tensor, directions: Tensor) -> int:
-        """The number of directions of the null space that another Jacobian sees, beyond rounding."""
+        """Return the number of directions of the null space that another Jacobian sees, beyond rounding."""
         rounding = 100 * torch.linalg.svdvals(self.triangle @ directions.mT).max()
         rounding = torch.maximum(rounding, 1e-12 * torch.linalg.matrix_norm(jacobian, 2))
         return int((torch.linalg.svdvals(jacobian @ directions.mT) > rounding).sum())
@@ -249,7 +249,7 @@ def _other_eps(module: nn.Module) -> Iterator[None]:
 
 
 def _norms_eps(module: nn.Module) -> Iterator[tuple[dict[str, Any], str, float]]:
-    """The attributes of every layer that has an eps, its name there, and its value."""
+    """Yield the attributes of every layer that has an eps, its name there, and its value."""
     for layer in module.modules():
         for name, value in vars(layer).items():
             if "eps" in name and isinstance(value, float):
@@ -266,7 +266,7 @@ def _svd(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _unit_rows(matrix: Tensor) -> Tensor:
-    """The rows that are not zero, with norm one."""
+    """Return the rows that are not zero, with norm one."""
     norms = matrix.norm(dim=-1, keepdim=True)
     keep = norms.squeeze(-1) > 1e-12 * float(norms.max()) if len(norms) else norms.squeeze(-1) > 0
     unit: Tensor = matrix[keep] / norms[keep]
@@ -283,7 +283,7 @@ def _distinct(params: Params) -> list[str]:
 
 
 def _jacobian(probe: Probe, params: Params, names: list[str], generator: torch.Generator, rows: int) -> Tensor:
-    """Gradients of random output values at random inputs, `[rows, parameters]`."""
+    """Return gradients of random output values at random inputs, `[rows, parameters]`."""
     leaves = {name: params[name].clone().requires_grad_(True) for name in names}
     tied = {t.data_ptr(): leaves[name] for name, t in params.items() if name in leaves}
     named = {f"module.{name}": tied.get(t.data_ptr(), t) for name, t in params.items()}
@@ -324,7 +324,7 @@ def _batch_norm(layer: _BatchNorm, x: Tensor) -> Tensor:
 
 
 def _drawn(value: Any, generator: torch.Generator) -> Any:
-    """A random input like an example."""
+    """Return a random input like an example."""
     if not isinstance(value, Tensor) or value.dtype == torch.bool or value.numel() == 0:
         return value
     if value.is_floating_point():
@@ -365,7 +365,8 @@ def _rotations_behind_gains(symmetry: Symmetry, unit: Symmetry, params: Params, 
 
 
 def _subgroups(bound: Symmetry, group: Group) -> list[Element] | None:
-    """Points along each one-parameter subgroup of a group, a batch for each of `STEPS`; None if there is none."""
+    """Return points along each one-parameter subgroup of a group, a batch for each of `STEPS`; None if there is
+    none."""
     value = bound.identity()[group.name]
     field = "matrix" if value.matrix is not None else "scale"
     start = getattr(value, field)
@@ -386,7 +387,7 @@ def _subgroups(bound: Symmetry, group: Group) -> list[Element] | None:
 
 
 def _repeated(tensors: Mapping[str, Tensor], element: Element) -> Params:
-    """A population of as many equal networks as a batch of elements has."""
+    """Return a population of as many equal networks as a batch of elements has."""
     return {name: tensor.expand(*element.batch, *tensor.shape) for name, tensor in tensors.items()}
 
 

@@ -22,14 +22,14 @@ class OpenOrder(NamedTuple):
 
 
 def find_sensitive(orders: Iterable[OpenOrder], records: Sequence[Record]) -> frozenset[str]:
-    """The nodes of orders that something depends on, once all axes are refined."""
+    """Return the nodes of orders that something depends on, once all axes are refined."""
     every = list(orders)
     known = Counter(atom for one in every for atom in leaves(one.value.layouts[one.dim]))
     return frozenset(one.node for one in every if not _is_free(one, known, records))
 
 
 def _is_free(order: OpenOrder, known: Mapping[Atom, int], records: Sequence[Record]) -> bool:
-    """Whether all that is computed of a result stays as it is if its entries are reordered, token by token.
+    """Return whether all that is computed of a result stays as it is if its entries are reordered, token by token.
 
     By induction over the program: every tensor that has ranks is reordered with them, and every other one stays. An
     operator passes that on if its ranks may be reordered, and if it treats each token by itself. Nothing else has these
@@ -62,7 +62,7 @@ def _treats_alike(record: Record, rank: Atom, tokens: set[Atom]) -> bool:
 
 
 def _runs_along(record: Record, one: Value, other: Value, token: Atom) -> bool:
-    """Whether an operator has an index over the tokens of both tensors, and treats each of them by itself."""
+    """Return whether an operator has an index over the tokens of both tensors, and treats each of them by itself."""
     return any(not law.is_mixing and _has(law, one, token) and _has(law, other, token) for law in record)
 
 

@@ -12,7 +12,7 @@ from regauge.discovery.movement import Stacked
 
 
 def words(text: str) -> frozenset[str]:
-    """Names, given as words of one text."""
+    """Return names, given as words of one text."""
     return frozenset(text.split())
 
 
@@ -41,19 +41,19 @@ INLINED = words("wrap_with_set_grad_enabled wrap_with_autocast tag_activation_ch
 
 
 def operator_name(node: Any) -> str:
-    """The name of an operator, or of the one that a node calls, without namespace and overload."""
+    """Return the name of an operator, or of the one that a node calls, without namespace and overload."""
     target = node.target if isinstance(node, Node) else node
     schema = getattr(target, "_schema", None)
     return str(getattr(target, "__name__", target) if schema is None else schema.name.split("::")[-1])
 
 
 def argument(node: Node, position: int, default: Any) -> Any:
-    """An argument that may be left out."""
+    """Return an argument that may be left out."""
     return node.args[position] if len(node.args) > position else default
 
 
 def shape_of(node: Any) -> tuple[int, ...]:
-    """The shape of what a node makes; numbers have none."""
+    """Return the shape of what a node makes; numbers have none."""
     return tuple(int(n) for n in getattr(node.meta.get("val"), "shape", ())) if isinstance(node, Node) else ()
 
 
@@ -94,7 +94,7 @@ class Call:
         return default if value is None else value
 
     def first(self, *keys: str) -> Any:
-        """The first of these arguments that the schema has."""
+        """Return the first of these arguments that the schema has."""
         for key in keys:
             if key in self.arguments:
                 return self.arguments[key]
@@ -113,7 +113,7 @@ class Call:
 
 
 def as_value(b: Builder, x: Any) -> Value:
-    """An operand as one tensor with axes of its own if it is fixed."""
+    """Return an operand as one tensor with axes of its own if it is fixed."""
     if isinstance(x, Stacked):
         x = b.whole(x)
     if not isinstance(x, Value):
@@ -122,7 +122,7 @@ def as_value(b: Builder, x: Any) -> Value:
 
 
 def ints(value: Any) -> list[int]:
-    """A dimension or a list of dimensions."""
+    """Return a dimension or a list of dimensions."""
     if isinstance(value, int):
         return [value]
     if isinstance(value, Sequence):
@@ -131,7 +131,8 @@ def ints(value: Any) -> list[int]:
 
 
 def single_windows(steps: Sequence[Any], space: int) -> list[bool]:
-    """Whether pooling with a kernel, a stride and a padding leaves each spatial axis as it is, entry by entry."""
+    """Return whether pooling with a kernel, a stride and a padding leaves each spatial axis as it is, entry by
+    entry."""
     kernel, stride, padding = (ints(one) * (space if len(ints(one)) == 1 else 1) for one in steps)
     kernel = kernel or [0] * space
     return [one == (1, 1, 0) for one in zip(kernel, stride or kernel, padding or [0] * space, strict=True)]
@@ -144,5 +145,5 @@ def require_evaluation(call: Call) -> None:
 
 
 def named(rule: Rule, names: str) -> dict[str, Rule]:
-    """One rule under several operator names, given as words of one text."""
+    """Return one rule under several operator names, given as words of one text."""
     return dict.fromkeys(names.split(), rule)

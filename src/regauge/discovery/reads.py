@@ -16,7 +16,7 @@ def read_axes(
     aliases: Mapping[str, tuple[str, ...]],
     groups: Sequence[Group],
 ) -> tuple[tuple[str, int], ...]:
-    """The axes of parameters on which groups act and along which all operators sum products with other values.
+    """Return the axes of parameters on which groups act and along which all operators sum products with other values.
 
     Weights may be moved, masked, scaled or multiplied with each other before. An axis that is read in one place and
     gives a value its units in another (an embedding that is also the last layer) is none of them.
@@ -93,7 +93,7 @@ class _Roles:
         return node
 
     def read(self) -> set[Node]:
-        """The axes, by the first of those that they are joined with, that are read and nothing else."""
+        """Return the axes, by the first of those that they are joined with, that are read and nothing else."""
         reads, gives = ({self._top(node) for node in found} for found in (self.reads, self.gives))
         for sides in self.open:
             # As a layer reads a value: a matrix rather than a vector, and the second of two matrices.
@@ -110,5 +110,5 @@ class _Roles:
         return reads - gives
 
     def top(self, value: Value, dim: int) -> Node:
-        """The first of the axes that one is joined with."""
+        """Return the first of the axes that one is joined with."""
         return self._top((value, dim))

@@ -52,7 +52,7 @@ class Region:
         self.params: dict[str, Tensor] = {}
 
     def shape(self) -> Hashable:
-        """A key of the region's operators, shapes and constants; regions with equal keys need one trial.
+        """Return a key of the region's operators, shapes and constants; regions with equal keys need one trial.
 
         The layers of a deep model have equal keys.
         """
@@ -93,7 +93,7 @@ class Region:
                     self._given[source] = self._constants.draw(source, generator)
 
     def ends(self, params: Mapping[str, Tensor]) -> list[Tensor]:
-        """The first values that do not have the axis piece."""
+        """Return the first values that do not have the axis piece."""
         known: dict[Node, Any] = dict(self._given)
         for node, name in self._inside.items():
             known[node] = evaluate(node, known) if name is None else params[name]
@@ -102,7 +102,7 @@ class Region:
 
 
 def _read_by(weight: Node) -> Node | None:
-    """The input of the linear layer that has this weight; None if the weight is used in any other way."""
+    """Return the input of the linear layer that has this weight; None if the weight is used in any other way."""
     reader = next(iter(weight.users), None)
     if reader is None or len(weight.users) > 1 or reader.target is not torch.ops.aten.linear.default:
         return None

@@ -68,7 +68,7 @@ def register_leaf(
 
 
 def registered_rules() -> dict[str, Rule]:
-    """All rules that users added, leaf modules included."""
+    """Return all rules that users added, leaf modules included."""
     return {**_RULES, LEAF: _leaf_rule} if _LEAVES else dict(_RULES)
 
 

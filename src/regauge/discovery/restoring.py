@@ -110,7 +110,7 @@ class _Snapshot:
 
 
 def _is_code(value: Any) -> bool:
-    """Whether it is no object with a state of its own, or one that is shared by the whole process."""
+    """Return whether it is no object with a state of its own, or one that is shared by the whole process."""
     if isinstance(value, type | FunctionType | MethodType | ModuleType | torch.Generator):
         return True
     return type(value).__module__.partition(".")[0] in ("logging", "threading", "torch") and not isinstance(

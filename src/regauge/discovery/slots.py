@@ -87,7 +87,7 @@ class SlotPlace:
     numel_elsewhere: int
 
     def placement(self, **how: Any) -> Placement:
-        """The placement of a group of these units; `how` says what it does there."""
+        """Return the placement of a group of these units; `how` says what it does there."""
         return Placement(self.name, self.axis, self.start, self.stride or 1, self.others, **how)
 
 
@@ -136,7 +136,8 @@ class _Writer:
         return self.blocks[key]
 
     def _terms(self, layout: Layout) -> list[tuple[Term, tuple[Atom, ...]]]:
-        """The product blocks of an axis, each with its leaves of more than one unit; tied axes have the same ones."""
+        """Return the product blocks of an axis, each with its leaves of more than one unit; tied axes have the same
+        ones."""
         key = tuple(expand(layout))
         if key not in self.terms:
             self.terms[key] = [(term, tuple(a for a, _ in term[1] if a.size > 1)) for term in terms(key)]
@@ -149,7 +150,7 @@ class _Writer:
         return len(self.slots.atoms) - 1
 
     def _axes(self, axis: Axis) -> list[SlotBlock]:
-        """The blocks of an axis; a range has been cut out along the boundaries of blocks."""
+        """Return the blocks of an axis; a range has been cut out along the boundaries of blocks."""
         if len(axis.dims) == 1:
             blocks = self._axis(axis.value, axis.dims[0])
             if axis.length is None:
@@ -237,12 +238,12 @@ class _Writer:
         self.slots.blocked.update(slot for _, slot in places if slot >= 0)
 
     def _is_read(self, value: Value, read: set[int]) -> bool:
-        """Whether operators say how every piece of a tensor moves that parameters have too."""
+        """Return whether operators say how every piece of a tensor moves that parameters have too."""
         found = [slot for dim in range(value.ndim) for _, _, places in self._axis(value, dim) for _, slot in places]
         return all(slot in read for slot in found if slot >= 0)
 
     def _places(self, name: str, value: Value, read: set[int]) -> dict[int, SlotPlace]:
-        """The places of those slots of a tensor that some operator reads."""
+        """Return the places of those slots of a tensor that some operator reads."""
         result: dict[int, SlotPlace] = {}
         if not any((value, dim) in self.blocks for dim in range(value.ndim)):
             return result  # No operator reads it.
@@ -278,7 +279,7 @@ def _around(
     outside: Mapping[Value, frozenset[Companion]],
     taken: Mapping[Value, Container[Atom]],
 ) -> tuple[frozenset[Companion], ...]:
-    """The companions of each axis in a block: the other leaves of the block, and `outside`."""
+    """Return the companions of each axis in a block: the other leaves of the block, and `outside`."""
     mates = [] if law.is_mixing else [atom for atom in inside if inside.count(atom) == 1]
     found = {
         value: frozenset([c for c in beside if c[0] not in inside] + [(a, OWN) for a in mates if a not in taken[value]])
@@ -288,7 +289,7 @@ def _around(
 
 
 def _aligned(expanded: list[list[SlotBlock]]) -> bool:
-    """Whether all axes of a law read the same: same blocks, same leaves."""
+    """Return whether all axes of a law read the same: same blocks, same leaves."""
     shapes = [[(start, large) for start, large, _ in blocks] for blocks in expanded]
     return all(shape == shapes[0] for shape in shapes)
 
@@ -304,7 +305,7 @@ def _once(atoms: Sequence[Atom]) -> frozenset[Atom]:
 
 
 def _virtual_axes(record: Record) -> list[tuple[frozenset[Atom], set[Value]]]:
-    """Axes that tensors of this record select from, with the tensors that they hold for."""
+    """Return axes that tensors of this record select from, with the tensors that they hold for."""
     found: dict[tuple[int, int], tuple[frozenset[Atom], set[Value]]] = {}
     direct: dict[Atom, set[Value]] = defaultdict(set)
     for k, law in enumerate(record):

@@ -14,7 +14,7 @@ from regauge.discovery.systems import MatrixSlots, Proportions, Rational, Vector
 
 
 def solve(slots: Slots) -> list[Freedom]:
-    """The freedom of every atom that parameters have, in order of first appearance."""
+    """Return the freedom of every atom that parameters have, in order of first appearance."""
     by_atom: dict[Atom, list[int]] = defaultdict(list)
     for slot in slots.places:
         by_atom[slots.atoms[slot]].append(slot)
@@ -62,7 +62,7 @@ class _AtomSolver:
         return freedom
 
     def _bases_of(self, slots: Collection[int]) -> frozenset[Atom]:
-        """The atoms on whose index a transformation of these slots may depend."""
+        """Return the atoms on whose index a transformation of these slots may depend."""
         touching = {id(tie): tie for slot in slots for tie in self.reading.get(slot, ())}
         there = [self.beside[slot] for slot in slots if slot in self.beside]
         return _common([*there, *_bases(touching.values(), slots)])
@@ -111,7 +111,7 @@ class _AtomSolver:
 
     @staticmethod
     def _by_root(system: MatrixSlots, slots: Iterable[int]) -> dict[int, dict[int, int]]:
-        """The slots on which each matrix acts, with their parities."""
+        """Return the slots on which each matrix acts, with their parities."""
         result: dict[int, dict[int, int]] = defaultdict(dict)
         for slot in slots:
             root, parity = system.find(slot)
@@ -145,7 +145,7 @@ class _AtomSolver:
         return unknowns, periods
 
     def _steps(self, translations: Proportions, periods: list[int], slots: Iterable[int]) -> dict[int, Rational]:
-        """The translations that can move in half periods: by root, the size of one step in units of pi."""
+        """Return the translations that can move in half periods: by root, the size of one step in units of pi."""
         carriers = {translations.find(slot)[0] for slot in slots if translations.value(slot)[1]}
         steps: dict[int, Rational] = {}
         # sin(x + k pi) = (-1)^k sin(x): a step must move the argument of every reader by a multiple of pi.
@@ -202,6 +202,6 @@ def _bases(ties: Iterable[Tie], touched: Container[int]) -> list[frozenset[Atom]
 
 
 def _common(sets: Iterable[frozenset[Atom]]) -> frozenset[Atom]:
-    """The intersection; of no sets the empty one."""
+    """Return the intersection; of no sets the empty one."""
     found = list(sets)
     return frozenset.intersection(*found) if found else frozenset()

@@ -39,7 +39,7 @@ def structure_of(
     keep: Collection[str],
     move: Collection[str],
 ) -> tuple[str, ...]:
-    """The names of the structure: buffers that the outputs depend on and that no normalization fills.
+    """Return the names of the structure: buffers that the outputs depend on and that no normalization fills.
 
     Args:
         program: The traced model.
@@ -95,7 +95,7 @@ def find_structure(
 
 
 def _is_table(program: Program, name: str) -> bool:
-    """Whether a buffer is no counter."""
+    """Return whether a buffer is no counter."""
     return bool(program.shapes[name]) or name in program.floating
 
 
@@ -166,12 +166,12 @@ class _Statistics:
                     self.names |= self._vector(operand)
 
     def _vector(self, node: Any) -> frozenset[str]:
-        """The buffers that a vector is made of, and of nothing else."""
+        """Return the buffers that a vector is made of, and of nothing else."""
         return self._sources.get(node, frozenset()) if isinstance(node, Node) and _is_vector(node) else frozenset()
 
 
 def _argument(node: Node, key: str) -> Any:
-    """An argument of an operator by its name in the schema."""
+    """Return an argument of an operator by its name in the schema."""
     schema = getattr(node.target, "_schema", None)
     if schema is None:
         return None
@@ -186,7 +186,7 @@ def _is_root(node: Node) -> bool:
 
 
 def _is_offset(node: Any) -> bool:
-    """Whether a small number was added, as to a variance."""
+    """Return whether a small number was added, as to a variance."""
     if not isinstance(node, Node) or node.op != "call_function" or operator_name(node) != "add":
         return False
     return any(isinstance(one, float) and 0 < one < 1 for one in node.args[:2])
@@ -203,7 +203,7 @@ def _unwrapped(node: Node) -> Node:
 
 
 def _filled(module: nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str, Any], names: Sequence[str]) -> set[str]:
-    """The buffers that a pass in training mode writes into, or replaces, on tensors without values.
+    """Return the buffers that a pass in training mode writes into, or replaces, on tensors without values.
 
     The module stays as it is.
     """
@@ -221,7 +221,7 @@ def _filled(module: nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str, Any
 
 
 def _without_values(module: nn.Module, mode: FakeTensorMode) -> dict[str, Tensor]:
-    """The buffers of a module, in which all tensors are replaced by ones without values."""
+    """Return the buffers of a module, in which all tensors are replaced by ones without values."""
     made: dict[int, Tensor] = {}
     for part in module.modules():
         tables: list[dict[str, Any]] = [part._parameters, part._buffers]

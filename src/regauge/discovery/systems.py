@@ -26,7 +26,7 @@ def quotient(a: Rational, b: Rational) -> Rational:
 
 
 def select(vector: Mapping[int, int], slots: Container[int]) -> Vector:
-    """The exponents at some slots."""
+    """Return the exponents at some slots."""
     return {slot: exponent for slot, exponent in vector.items() if slot in slots}
 
 
@@ -98,7 +98,7 @@ class Proportions:
         return len(terms) in (1, 2)
 
     def families(self, unknowns: Sequence[int]) -> list[Vector]:
-        """A basis of the solutions in integers, at the given unknowns."""
+        """Return a basis of the solutions in integers, at the given unknowns."""
         self.settle()
         columns: dict[int, Row] = defaultdict(dict)
         for x in unknowns:
@@ -120,7 +120,8 @@ class Proportions:
 
 
 def _null_space(rows: Iterable[Row], unknowns: Sequence[int], modulus: int = 0) -> dict[int, Row]:
-    """A basis of the solutions by their free unknown; unknowns late in the order stay free where there is a choice."""
+    """Return a basis of the solutions by their free unknown; unknowns late in the order stay free where there is a
+    choice."""
     order = {x: k for k, x in enumerate(unknowns)}
     pivots: dict[int, Row] = {}
     for row in rows:
@@ -141,7 +142,7 @@ def _null_space(rows: Iterable[Row], unknowns: Sequence[int], modulus: int = 0) 
 
 
 def independent(families: Sequence[Row | Vector], known: Sequence[Row | Vector] = (), modulus: int = 0) -> list[int]:
-    """Indices of the families that are linearly independent of the known ones and of earlier families."""
+    """Return indices of the families that are linearly independent of the known ones and of earlier families."""
     pivots: dict[int, Row] = {}
     result = []
     for k, vector in enumerate([*known, *families]):
@@ -166,7 +167,7 @@ def combination(rows: Sequence[Mapping[int, int]], target: Mapping[int, int], mo
 
 
 def _reduce(row: Row | Vector, pivots: Mapping[int, Row], modulus: int) -> Row:
-    """A row minus the multiples of others that make it zero where these have their pivots."""
+    """Return a row minus the multiples of others that make it zero where these have their pivots."""
     result: Row = dict(row)
     for pivot, equation in pivots.items():
         factor = result.get(pivot, 0)

@@ -45,7 +45,7 @@ class Given(NamedTuple):
     kwargs: dict[str, Any]
 
     def beside(self, module: nn.Module) -> "Given":
-        """The inputs without values where the module has none."""
+        """Return the inputs without values where the module has none."""
         if not any(one.is_meta for one in (*module.parameters(), *module.buffers())):
             return self
         moved: Given = pytree.tree_map_only(Tensor, lambda one: one.to("meta"), self)
@@ -127,7 +127,7 @@ def trace(
 
 @cache
 def _decompositions() -> dict[Any, Any]:
-    """The rules by which torch writes operators in terms of others."""
+    """Return the rules by which torch writes operators in terms of others."""
     table: Any = torch.export.default_decompositions()
     return dict(table.items())
 
@@ -201,7 +201,7 @@ def _export_without_cache(wrapped: SelectedOutputs, given: Given) -> ExportedPro
 
 
 def _output_shapes(wrapped: SelectedOutputs, given: Given) -> list[tuple[int, ...]]:
-    """The shapes of the outputs, from a run on tensors without values."""
+    """Return the shapes of the outputs, from a run on tensors without values."""
     given = given.beside(wrapped)
     with restored(wrapped), _quiet(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
         fakes = pytree.tree_map_only(Tensor, mode.from_tensor, given)
@@ -293,7 +293,8 @@ def _program(module: nn.Module, program: ExportedProgram) -> Program:
 
 
 def _is_mask(tensor: Tensor, node: Node) -> bool:
-    """Whether whole numbers only multiply others or choose between them; those that say positions cannot be moved."""
+    """Return whether whole numbers only multiply others or choose between them; those that say positions cannot be
+    moved."""
     return tensor.dtype in INTEGERS and bool(tensor.ndim) and _only_masks(node)
 
 
@@ -314,7 +315,7 @@ def _target(spec: InputSpec | OutputSpec) -> str:
 
 
 def with_ones(program: Program, ones: Collection[str], module: nn.Module) -> Program:
-    """The program of a module with parameters that are constants of the value one."""
+    """Return the program of a module with parameters that are constants of the value one."""
     tensors = module.state_dict()
 
     def one(name: str) -> Tensor:

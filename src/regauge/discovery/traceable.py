@@ -50,7 +50,7 @@ def require_traceable(module: nn.Module) -> None:
 
 
 def trace_error(error: BaseException, module: nn.Module, inputs: object) -> TraceError:
-    """The error for a module that runs, but that torch.export cannot trace."""
+    """Return the error for a module that runs, but that torch.export cannot trace."""
     scripted = [part for part in module.modules() if isinstance(part, torch.jit.ScriptModule)]
     start = f"torch.export cannot trace {type(module).__name__}"
     if scripted:
@@ -77,12 +77,12 @@ def trace_error(error: BaseException, module: nn.Module, inputs: object) -> Trac
 
 
 def depends_on_values(error: BaseException) -> bool:
-    """Whether torch stopped where Python code needs the values of a tensor."""
+    """Return whether torch stopped where Python code needs the values of a tensor."""
     return any(isinstance(one, DEPENDENT) or WITHOUT_VALUES in str(one) for one in _chain(error))
 
 
 def _packs(error: BaseException, inputs: object) -> bool:
-    """Whether packed sequences are given, or the error comes from where they are made or read."""
+    """Return whether packed sequences are given, or the error comes from where they are made or read."""
     leaves = pytree.tree_leaves(inputs, is_leaf=lambda x: isinstance(x, PackedSequence))
     if any(isinstance(one, PackedSequence) for one in leaves):
         return True
@@ -101,7 +101,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _place_of(error: BaseException) -> str:
-    """The last line of the model's own code that an error passed: none of torch, of regauge or of Python."""
+    """Return the last line of the model's own code that an error passed: none of torch, of regauge or of Python."""
     own = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_model_code(Path(frame.filename))]
     return f" ({own[-1].filename}, line {own[-1].lineno}: {own[-1].line})" if own else ""
 

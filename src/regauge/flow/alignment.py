@@ -34,7 +34,7 @@ def sort_points(space: Space, points: Points) -> Points:
 
 @torch.no_grad()
 def align_points(space: Space, reference: Tensor, points: Points) -> Points:
-    """The points of the same orbits that weight matching finds nearest to a reference.
+    """Return the points of the same orbits that weight matching finds nearest to a reference.
 
     Matching ends in a local optimum, which may depend on where it begins. So points are sorted first: the outcome is
     one point for all networks of an orbit.
@@ -49,7 +49,8 @@ def align_points(space: Space, reference: Tensor, points: Points) -> Points:
 
 @torch.no_grad()
 def move_near(space: Space, reference: Tensor, points: Points) -> Points:
-    """Points moved along their orbits, as near to a reference as weight matching brings them from where they are."""
+    """Return points moved along their orbits, as near to a reference as weight matching brings them from where they
+    are."""
     made = torch.empty_like(points)
     for start in range(0, len(points), ALIGNED_AT_ONCE):
         part = slice(start, start + ALIGNED_AT_ONCE)
@@ -63,7 +64,7 @@ def move_near(space: Space, reference: Tensor, points: Points) -> Points:
 
 
 def find_reference(space: Space, points: Points, *, rounds: int = 5, most: int = 512) -> Tensor:
-    """A point in the middle of others when orders of units do not count, `[values]`.
+    """Return a point in the middle of others when orders of units do not count, `[values]`.
 
     Some networks are aligned to the first one, then to their mean, and so on.
     """
@@ -80,5 +81,5 @@ def _first(mean: Tensor, _: Tensor) -> Tensor:
 
 
 def _direction(mean: Tensor, before: Tensor) -> Tensor:
-    """The directions of means; where opposite points cancel, the direction before."""
+    """Return the directions of means; where opposite points cancel, the direction before."""
     return torch.where(torch.linalg.vector_norm(mean, dim=-1, keepdim=True) > 0, sphere.normalize(mean), before)

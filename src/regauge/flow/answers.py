@@ -17,7 +17,7 @@ RUN_AT_ONCE = 64
 
 
 def predict_classes(evaluate: Judge, params: Mapping[str, Tensor]) -> tuple[Tensor, Tensor] | None:
-    """The class probabilities of networks, `[models, examples, classes]`, and the classes of the examples."""
+    """Return the class probabilities of networks, `[models, examples, classes]`, and the classes of the examples."""
     if not isinstance(evaluate, Task):
         return None
     made, wanted = [], []
@@ -34,12 +34,12 @@ def predict_classes(evaluate: Judge, params: Mapping[str, Tensor]) -> tuple[Tens
 
 
 def find_one_answer(answers: tuple[Tensor, Tensor] | None) -> float | None:
-    """The accuracy of one answer for all examples, from what `predict_classes` returns."""
+    """Return the accuracy of one answer for all examples, from what `predict_classes` returns."""
     return None if answers is None else float(answers[1].bincount().max()) / len(answers[1])
 
 
 def find_means(evaluate: Judge, params: Mapping[str, Tensor]) -> tuple[float, float | None]:
-    """Mean loss and accuracy of networks."""
+    """Return mean loss and accuracy of networks."""
     losses, accuracy = find_metrics(evaluate, params)
     return float(losses.mean()), None if accuracy is None else float(accuracy.mean())
 
@@ -47,7 +47,7 @@ def find_means(evaluate: Judge, params: Mapping[str, Tensor]) -> tuple[float, fl
 def measure_quality(
     evaluate: Judge, params: Mapping[str, Tensor], train: tuple[Tensor, Tensor] | None
 ) -> tuple[dict[str, Any], tuple[float, ...], dict[str, Bins]]:
-    """The scores of outputs, the loss of each network, and the bins of confidence."""
+    """Return the scores of outputs, the loss of each network, and the bins of confidence."""
     losses, accuracy = find_metrics(evaluate, params)
     found: dict[str, Any] = {
         "loss": float(losses.mean()),
@@ -78,7 +78,7 @@ def measure_quality(
 
 
 def _reliability(probabilities: Tensor, classes: Tensor) -> Bins:
-    """Mean confidence, accuracy and share of the answers of each bin of confidence that has any."""
+    """Return mean confidence, accuracy and share of the answers of each bin of confidence that has any."""
     confidence, answer = probabilities.double().max(-1)
     places = (confidence * BINS).long().clamp_max(BINS - 1)
     counts = torch.bincount(places, minlength=BINS)
@@ -104,7 +104,7 @@ def find_metrics(evaluate: Judge, params: Mapping[str, Tensor]) -> tuple[Tensor,
 
 
 def _calibration(probabilities: Tensor, classes: Tensor) -> Tensor:
-    """The expected calibration error of one network: confidence against accuracy in bins of confidence."""
+    """Return the expected calibration error of one network: confidence against accuracy in bins of confidence."""
     confidence, answer = probabilities.double().max(-1)
     places = (confidence * BINS).long().clamp_max(BINS - 1)
     gap = torch.zeros(BINS, dtype=torch.float64).index_add(0, places, (answer == classes).double() - confidence)
@@ -112,7 +112,7 @@ def _calibration(probabilities: Tensor, classes: Tensor) -> Tensor:
 
 
 def _over_pairs(values: Tensor, compare: Callable[[Tensor, Tensor], Tensor]) -> float:
-    """The mean over all pairs of networks."""
+    """Return the mean over all pairs of networks."""
     total, count = 0.0, len(values)
     for k in range(1, count):
         total += float(compare(values[k:], values[: count - k]).sum())
@@ -130,7 +130,7 @@ def _divergence(probabilities: Tensor) -> float:
 
 
 def _overlap(wrong: Tensor, known: Tensor) -> Tensor:
-    """The largest intersection over union of each network's wrong answers with those of a training network."""
+    """Return the largest intersection over union of each network's wrong answers with those of a training network."""
     first, second = wrong.double(), known.double()
     shared = first @ second.T
     union = first.sum(1, keepdim=True) + second.sum(1) - shared

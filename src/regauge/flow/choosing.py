@@ -33,7 +33,7 @@ def require_fit(task: Task, symmetry: Symmetry) -> None:
 
 
 def finite_losses(task: Task, params: Params) -> Float64[Tensor, " models"]:
-    """The losses of networks on a task; the largest finite number of float32 where a loss is not finite.
+    """Return the losses of networks on a task; the largest finite number of float32 where a loss is not finite.
 
     Raises:
         ValueError: No loss is finite.
@@ -45,7 +45,7 @@ def finite_losses(task: Task, params: Params) -> Float64[Tensor, " models"]:
 
 
 def _losses(task: Task, params: Params) -> Float64[Tensor, " models"]:
-    """The losses of networks on a task, at most `LARGEST`."""
+    """Return the losses of networks on a task, at most `LARGEST`."""
     return find_metrics(task, params)[0].double().nan_to_num(nan=LARGEST, posinf=LARGEST).clamp_max(LARGEST)
 
 

@@ -50,7 +50,7 @@ class Components(Manifold):
 
     @classmethod
     def of(cls, space: Space, points: Points, count: int, balance: float) -> "Components":
-        """The components of aligned networks.
+        """Return the components of aligned networks.
 
         Args:
             space: A Euclidean one.
@@ -99,22 +99,22 @@ class Components(Manifold):
         return find_classes(self.networks)
 
     def enter(self, population: Mapping[str, Tensor], dtype: torch.dtype = torch.float32) -> Points:
-        """The components of networks, `[models, components]`; what is left over is forgotten."""
+        """Return the components of networks, `[models, components]`; what is left over is forgotten."""
         return self.reduce(self.networks.enter(population, torch.float64)).to(dtype)
 
     def reduce(self, x: Points) -> Points:
-        """The components of points of the space of all values."""
+        """Return the components of points of the space of all values."""
         standard = (x.double() - self.mean.to(x.device)) / self.unit.to(x.device)
         return (standard @ self.axes.to(standard).T / self.sizes.to(standard)).to(x.dtype)
 
     def expand(self, x: Points) -> Points:
-        """Points of the space of all values that have these components, and `rest`."""
+        """Return points of the space of all values that have these components, and `rest`."""
         standard = (x * self.sizes.to(x)) @ self.axes.to(x)
         made = self.mean.to(x) + self.unit.to(x) * standard
         return made if self.rest is None else made + self.rest.to(x)
 
     def leave(self, x: Points) -> Params:
-        """Networks that have these components, and `rest`."""
+        """Return networks that have these components, and `rest`."""
         return self.networks.leave(self.expand(x))
 
     def with_rest(self, count: int, generator: torch.Generator) -> "Components":
@@ -129,7 +129,7 @@ class Components(Manifold):
 
 
 def find_classes(space: Space) -> list[Tensor]:
-    """The coordinates of each tensor, `[classes, members]`: permutations exchange the members of a class.
+    """Return the coordinates of each tensor, `[classes, members]`: permutations exchange the members of a class.
 
     Members in the same place of two classes belong to the same units. A tensor whose classes are of several sizes, or
     are more than `MOST_COVARIANCES`, has each coordinate as a class of its own, or all as members of one.
@@ -147,7 +147,7 @@ def find_classes(space: Space) -> list[Tensor]:
 
 
 def _root(left: Float[Tensor, "models classes members"]) -> Float[Tensor, "classes classes"]:
-    """The symmetric root of the covariances of classes, over networks and members."""
+    """Return the symmetric root of the covariances of classes, over networks and members."""
     # Members of a class are exchangeable, so their covariances are pooled: only those of classes can be estimated.
     values = left.double().permute(1, 0, 2).flatten(1)
     sizes, axes = torch.linalg.eigh(values @ values.T / values.shape[1])

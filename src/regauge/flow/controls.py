@@ -15,7 +15,7 @@ BISECTIONS = 12
 def make_controls(
     space: Space, train: Points, distance: float, count: int, generator: torch.Generator
 ) -> dict[str, Points]:
-    """Points that are made of aligned training networks, by name.
+    """Return points that are made of aligned training networks, by name.
 
     Args:
         space: The space of the points.
@@ -44,7 +44,7 @@ def make_controls(
 
 
 def _add_noise(space: Space, train: Points, copies: Points, noise: Points, distance: float) -> Points:
-    """Copies with as much noise as makes them as far from training networks as held-out ones are."""
+    """Return copies with as much noise as makes them as far from training networks as held-out ones are."""
     scaled = noise * train.std(0)
     low, high = 0.0, 4.0
     few = slice(0, 32)

@@ -22,7 +22,7 @@ from regauge.weightspace.named_settings import made_of, named
 def build_velocity(
     space: Manifold, prior: Prior, moments: Moments, design: Design, classes: int, generator: torch.Generator
 ) -> Velocity:
-    """The velocity of a design, with random weights."""
+    """Return the velocity of a design, with random weights."""
     clock = TimeConditioning(classes, generator)
     net = design.net.build(space, generator)
     return Velocity(
@@ -37,7 +37,7 @@ def build_velocity(
 
 
 def describe_design(design: Design) -> dict[str, Any]:
-    """A design as JSON."""
+    """Return a design as JSON."""
     net = named(design.net, NETS)
     if isinstance(design.net, Metanetwork):
         net["layer"] = named(design.net.layer, LAYERS)
@@ -53,7 +53,7 @@ def describe_design(design: Design) -> dict[str, Any]:
 
 
 def design_of(made: Mapping[str, Any]) -> Design:
-    """The design that was described.
+    """Return the design that was described.
 
     Raises:
         KeyError, TypeError, ValueError: It is none.
@@ -74,6 +74,6 @@ def design_of(made: Mapping[str, Any]) -> Design:
 
 
 def _typed(kind: type[Any], values: Mapping[str, Any]) -> Any:
-    """Settings of a kind, of the types of its fields."""
+    """Return settings of a kind, of the types of its fields."""
     require_fields({name: value for name, value in values.items() if name != "layer"}, kind, "the flow")
     return kind(**values)

@@ -102,7 +102,8 @@ def divide(
     split_by: str | None = None,
     checkpoints: Kept = "last",
 ) -> dict[str, NDArray[np.int64]]:
-    """Numbers of the networks for "train", "validation" and "test", as `fit` divides them with the same arguments."""
+    """Return numbers of the networks for "train", "validation" and "test", as `fit` divides them with the same
+    arguments."""
     collection = Collection(population)
     usable = find_usable(collection, indices=indices, split=split, checkpoints=checkpoints, reads_memory=True)
     return split_networks(collection, usable, split, split_by)
@@ -197,13 +198,13 @@ class FlowFitting(Fitting[Flow]):
         net.net.standardize(space.arrange(self.net.standard(at, t)))
 
     def loss(self, batch: Batch, chance: torch.Generator) -> Tensor:
-        """The mean loss of a batch."""
+        """Return the mean loss of a batch."""
         x1 = batch.params["points"].to(self.config.device)
         labels = self.labels["train"][torch.from_numpy(batch.indices)] if self.labels else None
         return self._compare(x1, labels, chance)
 
     def validate(self) -> Validation:
-        """The loss on held-out networks, and with a task that of drawn ones."""
+        """Return the loss on held-out networks, and with a task that of drawn ones."""
         loss = self._held_out_loss()
         facts = {"validation_loss": loss}
         if self.task is None:
@@ -223,7 +224,7 @@ class FlowFitting(Fitting[Flow]):
         return loss
 
     def _find_kept(self, task: Task, validation: Params) -> float | None:
-        """The share of what validation networks can do that networks keep which are drawn from the prior."""
+        """Return the share of what validation networks can do that networks keep which are drawn from the prior."""
         drawn = self._make(None, {}).draw_starts(DRAWN, self.division.chance("outlook"))
         finite_losses(task, drawn := to_device(drawn, self.config.device))  # Refuses a task on which nothing is finite.
         known = to_device(validation, self.config.device)
@@ -231,7 +232,7 @@ class FlowFitting(Fitting[Flow]):
         return find_kept(find_means(task, drawn), find_means(task, known), one_answer)
 
     def _drawn_loss(self, task: Task) -> float:
-        """The mean loss of networks drawn from the same starts in every epoch."""
+        """Return the mean loss of networks drawn from the same starts in every epoch."""
         chance, flow = self.division.chance("drawn"), self._make(None, {})
         classes = self.classes or [None]
         count = -(-DRAWN // len(classes))
@@ -239,7 +240,7 @@ class FlowFitting(Fitting[Flow]):
         return float(torch.cat([finite_losses(task, networks) for networks in drawn]).mean())
 
     def _held_out_loss(self) -> float:
-        """The loss on held-out networks, always at the same times from the same starts."""
+        """Return the loss on held-out networks, always at the same times from the same starts."""
         chance = self.division.chance("validation")
         total, points = 0.0, self.points["validation"]
         for start in range(0, len(points), self.config.batch):
@@ -284,13 +285,13 @@ class FlowFitting(Fitting[Flow]):
         return self._make(trained, about)
 
     def _make(self, trained: Trained | None, about: Mapping[str, Any]) -> Flow:
-        """The flow of the net as it is."""
+        """Return the flow of the net as it is."""
         design = Design(**{part.name: getattr(self.config, part.name) for part in fields(Design)})
         classes = tuple(self.classes)
         return Flow(self.net, self.space, self.prior, self.moments, design, classes, about, trained, self.reference)
 
     def _compare(self, x1: Points, labels: Tensor | None, chance: torch.Generator) -> Tensor:
-        """The mean squared error of predictions."""
+        """Return the mean squared error of predictions."""
         config, space = self.config, self.space
         x0 = self.prior.sample(len(x1), chance, x1.dtype, x1.device)
         x0, x1 = config.coupling.pair(space, x0, x1, self.moments)
@@ -325,7 +326,7 @@ def _enter(collection: Collection, indices: NDArray[np.int64], space: Space) -> 
 def _labels(
     collection: Collection, config: FlowConfig, parts: Mapping[str, NDArray[np.int64]]
 ) -> tuple[list[Any], dict[str, Tensor]]:
-    """The classes of a column, and the number of each network's class."""
+    """Return the classes of a column, and the number of each network's class."""
     if config.labels is None:
         return [], {}
     column = collection.column(config.labels)

@@ -236,7 +236,7 @@ class Flow:
         label: Any = None,
         generator: torch.Generator | None = None,
     ) -> Float[Tensor, " models"]:
-        """The log density of networks, in nats: equal for all networks of an orbit; on the device of `velocity`.
+        """Return the log density of networks, in nats: equal for all networks of an orbit; on the device of `velocity`.
 
         The density belongs to one point for each orbit, with respect to the surface area of spheres and to volume
         elsewhere. The point is the network with the scales of the space, aligned to the reference of the fit as `fit`
@@ -274,7 +274,7 @@ class Flow:
         return next(self.velocity.parameters()).device
 
     def _find_points(self, population: Mapping[str, Tensor]) -> Points:
-        """One point for each orbit, as the networks that the flow was fitted to were brought to theirs."""
+        """Return one point for each orbit, as the networks that the flow was fitted to were brought to theirs."""
         x = self.networks.enter(population, torch.float64)
         if self.reference is None:
             x = sort_points(self.networks, x)
@@ -283,7 +283,7 @@ class Flow:
         return self.space.reduce(x) if isinstance(self.space, Components) else x
 
     def field(self, number: int | None = None) -> Field:
-        """The velocity as a function of points and times, for one class."""
+        """Return the velocity as a function of points and times, for one class."""
 
         def at(x: Points, t: Tensor) -> Points:
             labels = None if number is None else torch.full((len(x),), number, device=x.device)

@@ -22,7 +22,7 @@ NO_REFERENCE, TRIANGULAR = "1", "2"
 
 
 def load_flow(path: str | Path) -> Flow:
-    """The flow in a file.
+    """Return the flow in a file.
 
     A file of version 1 kept no reference; the mean of the networks that the flow was fitted to takes its place. Files
     of versions 1 and 2 kept another root of covariances: their flows are the same, but draw other networks from a seed.
@@ -67,7 +67,7 @@ def load_flow(path: str | Path) -> Flow:
 
 
 def _read_prior(manifold: Space | Components, tensors: Params) -> Prior:
-    """The prior of a file, of any version."""
+    """Return the prior of a file, of any version."""
     kept = below("prior/", tensors)
     if (factor := kept.pop("factor", None)) is not None:
         root = factor.double() / kept["deviation"][manifold.flat_start :].unsqueeze(1)

@@ -50,7 +50,7 @@ class BatchLoss:
         return found
 
     def _drop(self, batch: Batch) -> Batch:
-        """The batch with some values of its inputs set to zero."""
+        """Return the batch with some values of its inputs set to zero."""
         inputs, targets = as_pair(batch)
         if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
             raise ValueError(
@@ -62,7 +62,7 @@ class BatchLoss:
 
 
 def descend(loss: BatchLoss, params: Mapping[str, Tensor], *, steps: int, rate: float) -> Params:
-    """Networks after plain gradient steps, each on its own loss."""
+    """Return networks after plain gradient steps, each on its own loss."""
     learned = {name: tensor for name, tensor in params.items() if tensor.is_floating_point()}
     gradient = differentiate(lambda moved, _: loss({**params, **moved}))
     program: PlainProgram[None] = PlainProgram(gradient, learned, SGD(rate))

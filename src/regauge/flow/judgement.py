@@ -87,7 +87,8 @@ class Judgement:
     share: float
 
     def results(self) -> dict[str, Any]:
-        """The judgement as JSON, of which `regauge.report.write_page` makes a page with what is known of the flow."""
+        """Return the judgement as JSON, of which `regauge.report.write_page` makes a page with what is known of the
+        flow."""
         return {
             "format": "regauge.judgement",
             "version": VERSION,
@@ -156,7 +157,7 @@ class Judgement:
         return find_kept(own, known, self.one_answer)
 
     def _quality(self) -> str:
-        """The sentence on loss and accuracy of the networks, with which the verdict begins."""
+        """Return the sentence on loss and accuracy of the networks, with which the verdict begins."""
         own, known = self.scores[:2]
         loss = f"a loss of {own.loss:.3g} against {known.loss:.3g}"
         if own.accuracy is None or known.accuracy is None:
@@ -173,7 +174,7 @@ class Judgement:
         return f"The drawn networks do not work: {numbers}{answer}."
 
     def _novelty(self) -> Iterator[str]:
-        """Sentences about copies of training networks, and of one another."""
+        """Yield sentences about copies of training networks, and of one another."""
         own = self.scores[0]
         numbers = f"{own.copied:.0%} of them are nearer to one than nearly all held-out networks are, and their median "
         numbers += f"distance is {own.distance:.2f} times that of held-out networks"
@@ -192,7 +193,8 @@ class Judgement:
 def find_kept(
     own: tuple[float, float | None], known: tuple[float, float | None], one_answer: float | None
 ) -> float | None:
-    """The share that networks keep of what known ones can do, both by loss and accuracy; None if these do nothing.
+    """Return the share that networks keep of what known ones can do, both by loss and accuracy; None if these do
+    nothing.
 
     `one_answer` is the accuracy of one answer for all examples; see `Judgement.is_working`.
     """

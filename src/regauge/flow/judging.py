@@ -116,7 +116,7 @@ class KnownNetworks:
 
     @torch.no_grad()
     def judge(self, samples: Mapping[str, Tensor]) -> Judgement:
-        """The judgement on generated networks next to these; see `judge`.
+        """Return the judgement on generated networks next to these; see `judge`.
 
         Raises:
             ValueError: There are fewer than two, or they are of another architecture.
@@ -144,7 +144,7 @@ class KnownNetworks:
 
 
 def _require_two(name: str, population: Mapping[str, Tensor]) -> int:
-    """The number of networks."""
+    """Return the number of networks."""
     if (count := count_models(population)) < 2:
         raise ValueError(f"`{name}` has {count} networks; distances need two at least")
     return count
@@ -167,7 +167,7 @@ class _Distances:
         return cls(space, train, held_out, known, spread(space, held_out), _mean_distance(space, held_out, held_out))
 
     def describe(self, own: Points) -> dict[str, Any]:
-        """The distances of some networks, for their score."""
+        """Return the distances of some networks, for their score."""
         distance, sources = nearest(self.space, own, self.train)
         few = own[: max(2, len(self.train))]  # Among more networks than those for training, each has nearer ones.
         others, _ = nearest(self.space, few, few, is_same=True)
@@ -189,7 +189,8 @@ class _Distances:
 
 
 def _map(points: Mapping[str, Points]) -> tuple[dict[str, tuple[tuple[float, float], ...]], float]:
-    """Networks in the plane of the training networks' largest variance, and the share of it that the plane shows."""
+    """Return networks in the plane of the training networks' largest variance, and the share of it that the plane
+    shows."""
     train = points["training"].double()
     middle = train.mean(0)
     values, axes = (
@@ -211,6 +212,6 @@ def _first_axes(centered: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _mean_distance(space: Space, first: Points, second: Points, *, is_same: bool = True) -> float:
-    """The mean distance in the common gauge of a point of one kind to a different one of another."""
+    """Return the mean distance in the common gauge of a point of one kind to a different one of another."""
     total = sum(float(space.distance(point.unsqueeze(0), second).sum()) for point in first)
     return total / (len(first) * (len(second) - is_same))

@@ -51,7 +51,7 @@ def integrate_density(
 def _with_divergence(
     space: Manifold, field: Field, x: Points, t: float, signs: list[Tensor] | None
 ) -> tuple[Points, Float[Tensor, " models"]]:
-    """A velocity and its divergence."""
+    """Return a velocity and its divergence."""
     with torch.enable_grad():
         at = x.detach().requires_grad_()
         near = space.project(at)

@@ -44,11 +44,11 @@ class Manifold:
         raise NotImplementedError
 
     def enter(self, population: Mapping[str, Tensor], dtype: torch.dtype = torch.float32) -> Points:
-        """The points of networks."""
+        """Return the points of networks."""
         raise NotImplementedError
 
     def leave(self, x: Points) -> Params:
-        """The networks of points, with all their tensors."""
+        """Return the networks of points, with all their tensors."""
         raise NotImplementedError
 
     @property
@@ -67,27 +67,27 @@ class Manifold:
         return self.spheres[-1].end if self.spheres else 0
 
     def on(self, one: Sphere, x: Float[Tensor, "*lead values"]) -> Float[Tensor, "*lead count dim"]:
-        """The coordinates on some spheres."""
+        """Return the coordinates on some spheres."""
         return x[..., one.start : one.end].reshape(*x.shape[:-1], one.count, one.dim)
 
     def map(
         self, x: Float[Tensor, "*lead values"], *others: Tensor, euclidean: Any, spherical: Any
     ) -> Float[Tensor, "*lead values"]:
-        """A function of points and vectors, by factors."""
+        """Return a function of points and vectors, by factors."""
         pieces = [spherical(*(self.on(one, y) for y in (x, *others))).flatten(-2) for one in self.spheres]
         start = self.flat_start
         return torch.cat([*pieces, euclidean(*(y[..., start:] for y in (x, *others)))], dim=-1)
 
     def project(self, x: Float[Tensor, "*lead values"]) -> Float[Tensor, "*lead values"]:
-        """The nearest points of the space."""
+        """Return the nearest points of the space."""
         return self.map(x, euclidean=lambda y: y, spherical=sphere.normalize)
 
     def tangent(self, x: Points, v: Points) -> Points:
-        """The part of vectors that is tangent at points."""
+        """Return the part of vectors that is tangent at points."""
         return self.map(x, v, euclidean=lambda _, w: w, spherical=sphere.tangent)
 
     def exp(self, x: Points, v: Points) -> Points:
-        """The ends, after unit time, of the geodesics that leave points with tangent velocities."""
+        """Return the ends, after unit time, of the geodesics that leave points with tangent velocities."""
 
         def go(y: Tensor, w: Tensor) -> Tensor:
             return sphere.normalize(sphere.exp(y, w))
@@ -95,11 +95,11 @@ class Manifold:
         return self.map(x, v, euclidean=torch.add, spherical=go)
 
     def log(self, x: Points, y: Points) -> Points:
-        """The velocities at x of the shortest geodesics that reach y after unit time."""
+        """Return the velocities at x of the shortest geodesics that reach y after unit time."""
         return self.map(x, y, euclidean=lambda a, b: b - a, spherical=sphere.log)
 
     def path(self, x0: Points, x1: Points, t: Float[Tensor, " models"]) -> tuple[Points, Points]:
-        """The points a share t of the way along geodesics, and the velocities there."""
+        """Return the points a share t of the way along geodesics, and the velocities there."""
         at, rates, start = [], [], self.flat_start
         share = t.reshape(-1, 1, 1)
         for one in self.spheres:

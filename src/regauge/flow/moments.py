@@ -39,7 +39,7 @@ class Covariance:
         return rest * noise + (noise @ axes * (along - rest)) @ axes.T
 
     def log_density(self, z: Float[Tensor, "models values"]) -> Float[Tensor, " models"]:
-        """The logarithm of the normal density of values in units of their deviations, in nats."""
+        """Return the logarithm of the normal density of values in units of their deviations, in nats."""
         axes, variances, rest = (one.to(z) for one in (self.axes, self.variances, self.rest))
         along, (values, count) = (z @ axes).square(), axes.shape
         across = (z.square().sum(1) - along.sum(1)).clamp_min(0)
@@ -65,7 +65,7 @@ class Moments:
 
     @classmethod
     def of(cls, blocks: Iterable[Points], space: Manifold, *, is_pooled: bool = True) -> "Moments":
-        """The statistics of points, block by block; of each coordinate alone if they are not pooled."""
+        """Return the statistics of points, block by block; of each coordinate alone if they are not pooled."""
         count, total, squares = 0, torch.zeros(space.dim, dtype=torch.float64), torch.zeros(space.dim).double()
         for block in blocks:
             values = block.double().cpu()
@@ -82,7 +82,7 @@ class Moments:
 
 
 def find_covariance(points: Points, space: Manifold, moments: Moments, shrink: float) -> Covariance:
-    """The covariance of Euclidean coordinates in units of their deviations, shrunk towards independent ones.
+    """Return the covariance of Euclidean coordinates in units of their deviations, shrunk towards independent ones.
 
     Args:
         points: Aligned networks.
@@ -106,25 +106,25 @@ def find_covariance(points: Points, space: Manifold, moments: Moments, shrink: f
 
 
 def count_share(space: Manifold, balance: float) -> Float[Tensor, " values"]:
-    """The number of coordinates of its tensor to the power of `balance - 1`, for each coordinate."""
+    """Return the number of coordinates of its tensor to the power of `balance - 1`, for each coordinate."""
     return torch.bincount(space.tensors).double()[space.tensors] ** (balance - 1)
 
 
 def size_by_tensor(sizes: Float[Tensor, " values"], space: Manifold) -> Float[Tensor, " values"]:
-    """The root mean square of the sizes in its tensor, for each coordinate."""
+    """Return the root mean square of the sizes in its tensor, for each coordinate."""
     count = int(space.tensors.max()) + 1
     squares = torch.zeros(count, dtype=sizes.dtype).index_add(0, space.tensors, sizes.square())
     return (squares / torch.bincount(space.tensors, minlength=count)).sqrt()[space.tensors]
 
 
 def _pool(values: Float[Tensor, " values"], space: Space) -> Float[Tensor, " values"]:
-    """The mean over all coordinates that permutations exchange."""
+    """Return the mean over all coordinates that permutations exchange."""
     classes = int(space.exchanged.max()) + 1
     sums = torch.zeros(classes, dtype=values.dtype).index_add(0, space.exchanged, values)
     return (sums / torch.bincount(space.exchanged, minlength=classes))[space.exchanged]
 
 
 def _above_zero(sizes: Float[Tensor, " values"], space: Manifold) -> Float[Tensor, " values"]:
-    """Sizes, of which none is far below those of its tensor."""
+    """Return sizes, of which none is far below those of its tensor."""
     whole = size_by_tensor(sizes, space)
     return torch.maximum(sizes, SMALLEST * torch.where(whole > 0, whole, 1.0))

@@ -28,7 +28,8 @@ class Net(Protocol):
     """Settings of a net over points."""
 
     def build(self, space: Manifold, generator: torch.Generator) -> nn.Module:
-        """A net from points `[models, values]` and conditioning vectors `[models, TOLD]` to `[models, values]`."""
+        """Return a net from points `[models, values]` and conditioning vectors `[models, TOLD]` to `[models,
+        values]`."""
         ...
 
 
@@ -49,7 +50,7 @@ class Metanetwork:
     depth: int = 4
 
     def build(self, space: Manifold, generator: torch.Generator) -> nn.Module:
-        """The net."""
+        """Return the net."""
         assert isinstance(space, Space)
         return OverNetworks(self, space, generator)
 
@@ -67,7 +68,7 @@ class Perceptron:
     depth: int = 3
 
     def build(self, space: Manifold, generator: torch.Generator) -> nn.Module:
-        """The net."""
+        """Return the net."""
         return OverCoordinates(self, space.dim, generator)
 
 
@@ -90,7 +91,7 @@ class Tokens:
     heads: int = 4
 
     def build(self, space: Manifold, generator: torch.Generator) -> nn.Module:
-        """The net."""
+        """Return the net."""
         assert isinstance(space, Space)
         return OverUnits(self, space, generator)
 
@@ -222,7 +223,7 @@ class TokenBlock(nn.Module):
 
 
 def find_tokens(space: Space) -> list[Int[Tensor, "units values"]]:
-    """The coordinates in which each unit of each permuted group has a part; those of no unit come last."""
+    """Return the coordinates in which each unit of each permuted group has a part; those of no unit come last."""
     place = torch.argsort(space.order)
     starts = torch.tensor([0, *(torch.Size(space.symmetry.shapes[name]).numel() for name in space.names)]).cumsum(0)
     numbers = {

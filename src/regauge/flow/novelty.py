@@ -22,7 +22,7 @@ NEAR, NEARER, TAIL = 0.8, 0.5, 0.05
 
 
 def nearest(space: Space, points: Points, others: Points, *, is_same: bool = False) -> tuple[Tensor, Tensor]:
-    """The distance to the nearest of other networks of each point, `[models]`, and the number of that network.
+    """Return the distance to the nearest of other networks of each point, `[models]`, and the number of that network.
 
     Args:
         space: The space of the points.
@@ -52,7 +52,7 @@ def measure(space: Space, first: Points, second: Points) -> Tensor:
 
 
 def spread(space: Space, points: Points) -> float:
-    """The mean distance of two networks, over all pairs or some that are evenly spread."""
+    """Return the mean distance of two networks, over all pairs or some that are evenly spread."""
     count = len(points)
     shifts = range(1, count // 2 + 1)[: -(-PAIRS // count)]
     pairs = torch.tensor([(k, (k + shift) % count) for shift in shifts for k in range(count)])
@@ -60,7 +60,7 @@ def spread(space: Space, points: Points) -> float:
 
 
 def count_near(distances: Tensor, held_out: Tensor, share: float) -> float:
-    """The share of networks that are nearer to others than nearly all held-out networks are.
+    """Return the share of networks that are nearer to others than nearly all held-out networks are.
 
     Args:
         distances: The distance of each network to the nearest other one.
@@ -73,7 +73,7 @@ def count_near(distances: Tensor, held_out: Tensor, share: float) -> float:
 
 
 def find_chance(near: int, count: int, held_out: int, of: int) -> float:
-    """The probability of so many near networks, or more, if generated networks were as new as held-out ones.
+    """Return the probability of so many near networks, or more, if generated networks were as new as held-out ones.
 
     All orders of the distances of both kinds are then equally likely.
 

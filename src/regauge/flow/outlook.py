@@ -32,7 +32,7 @@ class Outlook:
 
     @classmethod
     def of(cls, given: Points, aligned: Points) -> "Outlook":
-        """The outlook for networks for training, as they are and aligned."""
+        """Return the outlook for networks for training, as they are and aligned."""
         points = aligned.double()
         within, common = points.var(0).sum(), points.mean(0).square().sum().clamp_min(1e-30)
         before = given.double().var(0).sum()

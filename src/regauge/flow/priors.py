@@ -25,7 +25,7 @@ class MatchedGaussian:
     spread: float = 1.0
 
     def build(self, space: Manifold, moments: Moments) -> "Prior":
-        """The distribution."""
+        """Return the distribution."""
         return Prior(space, moments.mean, self.spread * moments.deviation, moments.root)
 
 
@@ -40,7 +40,7 @@ class UniformSphere:
     spread: float = 1.0
 
     def build(self, space: Manifold, moments: Moments) -> "Prior":
-        """The distribution."""
+        """Return the distribution."""
         return Prior(space, moments.mean, self.spread * moments.deviation, torch.ones_like(moments.root))
 
 
@@ -60,7 +60,7 @@ class PlainGaussian:
     mean: float = 0.0
 
     def build(self, space: Manifold, moments: Moments) -> "Prior":
-        """The distribution."""
+        """Return the distribution."""
         even = torch.ones_like(moments.root)
         return Prior(space, self.mean * moments.mean, self.deviation * even, even)
 
@@ -87,7 +87,7 @@ class FullGaussian:
             )
 
     def build(self, space: Manifold, moments: Moments) -> "Prior":
-        """The distribution."""
+        """Return the distribution."""
         return Prior(space, moments.mean, moments.deviation, moments.root, moments.covariance)
 
 
@@ -133,13 +133,13 @@ class Prior:
         return self.place(noise).to(device, dtype)
 
     def place(self, noise: Float[Tensor, "models values"]) -> Points:
-        """The points that standard normal values stand for."""
+        """Return the points that standard normal values stand for."""
         start = self.space.flat_start
         straight = self.mean[start:] + self.shake(noise)[:, start:]
         return self.space.project(torch.cat([self.root[:start] * noise[:, :start], straight], dim=1))
 
     def log_density(self, x: Points) -> Float[Tensor, " models"]:
-        """The logarithm of the density, in nats, with respect to surface area on spheres and volume elsewhere.
+        """Return the logarithm of the density, in nats, with respect to surface area on spheres and volume elsewhere.
 
         References:
             Tyler (1987), Statistical analysis for the angular central Gaussian distribution on the sphere.

@@ -13,7 +13,7 @@ from regauge.flow.value_orbits import unit_indices
 
 
 def find_places(before: Space, after: Space) -> Int[Tensor, " values"]:
-    """The coordinate of `before` that has the same meaning, for each coordinate of networks of other sizes.
+    """Return the coordinate of `before` that has the same meaning, for each coordinate of networks of other sizes.
 
     All coordinates that permutations exchange mean the same, so that one of the first two units of every group stands
     for all.
@@ -53,7 +53,7 @@ def _pieces(space: Space) -> list[tuple[str, int, int]]:
 
 
 def _matches(before: Symmetry, after: Symmetry, name: str, axis: int) -> tuple[Tensor, Tensor]:
-    """Indices of an axis, before and after, that mean the same: those of the first two units of each group."""
+    """Return indices of an axis, before and after, that mean the same: those of the first two units of each group."""
     pairs = [
         (first, second, min(2, one.size, other.size))
         for one, other in zip(before.groups, after.groups, strict=True)

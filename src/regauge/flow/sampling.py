@@ -65,7 +65,8 @@ def integrate(
 
 
 def _at(space: Manifold, field: Field, x: Tensor, t: float) -> Tensor:
-    """The velocity at the nearest point of the space: a smooth field around it, so that orders of solvers hold."""
+    """Return the velocity at the nearest point of the space: a smooth field around it, so that orders of solvers
+    hold."""
     near = space.project(x)
     return field(near, near.new_full((len(near),), t))
 
@@ -166,7 +167,7 @@ class Guidance:
         return space.tangent(ends, -gradient)
 
     def field(self, space: Manifold, velocity: Field, predict_end: Field) -> Field:
-        """A velocity with guidance."""
+        """Return a velocity with guidance."""
 
         def guided(x: Tensor, t: Tensor) -> Tensor:
             v = velocity(x, t)

@@ -61,7 +61,7 @@ class Space(Manifold):
     def of(
         cls, population: Mapping[str, Tensor], symmetry: Symmetry, representation: Representation | None = None
     ) -> "Space":
-        """The space of the networks of a population.
+        """Return the space of the networks of a population.
 
         Args:
             population: Some networks, with a leading model axis: they say which tensors there are, and which of these
@@ -99,7 +99,7 @@ class Space(Manifold):
         positive: Sequence[str],
         constants: Mapping[str, Tensor],
     ) -> "Space":
-        """The space of an architecture, from the names of tensors whose values are coordinates."""
+        """Return the space of an architecture, from the names of tensors whose values are coordinates."""
         head = how.head if how.head_form != "keep" else None
         manifold = canonical_manifold(symmetry, head=head)
         known = manifold.spheres
@@ -125,7 +125,7 @@ class Space(Manifold):
         return cls(whole, how, lie, normed, order, names, tuple(positive), dict(constants), exchanged, signed)
 
     def resize(self, symmetry: Symmetry) -> "Space":
-        """The space of networks with other numbers of units.
+        """Return the space of networks with other numbers of units.
 
         Raises:
             ValueError: The other networks have other tensors.
@@ -157,7 +157,7 @@ class Space(Manifold):
         return torch.repeat_interleave(torch.arange(len(self.names)), counts)[self.order]
 
     def enter(self, population: Mapping[str, Tensor], dtype: torch.dtype = torch.float32) -> Points:
-        """The points of networks; translations are taken out and scales brought to their canonical form first.
+        """Return the points of networks; translations are taken out and scales brought to their canonical form first.
 
         Raises:
             ValueError: A unit has no incoming weights and therefore no place on its sphere. Or values are not positive
@@ -200,11 +200,11 @@ class Space(Manifold):
         return self.project(x.to(dtype))
 
     def balance(self, params: Params) -> Params:
-        """Networks at the points of smallest norm that scales and invertible matrices reach."""
+        """Return networks at the points of smallest norm that scales and invertible matrices reach."""
         return self.symmetry.act(balance(params, self.symmetry), params)
 
     def leave(self, x: Points) -> Params:
-        """The networks of points, with all their tensors."""
+        """Return the networks of points, with all their tensors."""
         for one in self.normed:
             whole = sphere.normalize(self.on(one, x)).flatten(1)
             x = torch.cat([x[:, : one.start], whole, x[:, one.end :]], dim=1)
@@ -222,7 +222,7 @@ class Space(Manifold):
         return found
 
     def arrange(self, x: Points) -> Params:
-        """The coordinates as tensors of `names`, in the shapes that they have in networks."""
+        """Return the coordinates as tensors of `names`, in the shapes that they have in networks."""
         flat = torch.zeros_like(x).index_copy(1, self.order.to(x.device), x)
         pieces = torch.split(flat, [torch.Size(self.symmetry.shapes[name]).numel() for name in self.names], dim=1)
         return {
@@ -237,10 +237,10 @@ class Space(Manifold):
 
 
 def _with_norm(symmetry: Symmetry) -> Symmetry:
-    """A symmetry that knows one more value, which nothing moves."""
+    """Return a symmetry that knows one more value, which nothing moves."""
     return replace(symmetry, shapes={**symmetry.shapes, LOG_NORM: (1,)})
 
 
 def _along(factors: Float[Tensor, " models"], tensor: Tensor) -> Tensor:
-    """A number for each network, such that it broadcasts over a tensor's values."""
+    """Return a number for each network, such that it broadcasts over a tensor's values."""
     return factors.reshape(-1, *([1] * (tensor.ndim - 1)))

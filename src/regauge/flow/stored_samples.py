@@ -119,7 +119,7 @@ def compare_guidance(
     label: Any = None,
     seed: int = 0,
 ) -> list[dict[str, Any]]:
-    """Mean scores on a task: of guided networks, and of networks made without guidance or without a flow.
+    """Return mean scores on a task: of guided networks, and of networks made without guidance or without a flow.
 
     These are networks drawn without guidance, the same after as many steps of gradient descent on the loss of the
     guidance, and random networks after as many steps.
@@ -181,7 +181,7 @@ def draw_initial(store: Store, *, seed: int = 0, count: int = STARTS) -> Params:
 
 
 def require_architecture(flow: Flow) -> Architecture:
-    """The architecture of the networks of a flow.
+    """Return the architecture of the networks of a flow.
 
     Raises:
         ValueError: The flow was fitted to networks of no store.
@@ -200,6 +200,6 @@ def _draw(
 
 
 def _shards_of(networks: int) -> Iterator[tuple[str, int, int]]:
-    """The name, the first network and the number of networks of each shard."""
+    """Yield the name, the first network and the number of networks of each shard."""
     for start in range(0, networks, NETWORKS_OF_SHARD):
         yield f"{start:08d}", start, min(NETWORKS_OF_SHARD, networks - start)

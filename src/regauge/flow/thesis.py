@@ -16,7 +16,7 @@ Kind = Literal["euclidean", "geometric"]
 def thesis_config(
     kind: Kind = "euclidean", *, head: str | None = None, head_bias: str | None = None, **changes: Any
 ) -> FlowConfig:
-    """The settings of the thesis: predicted ends, early times, plain losses, and a prior of deviation 0.1.
+    """Return the settings of the thesis: predicted ends, early times, plain losses, and a prior of deviation 0.1.
 
     To sample as it did, say `flow.sample(..., solver="thesis")`.
 

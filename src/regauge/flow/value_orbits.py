@@ -19,7 +19,7 @@ DRAWS, FEW_DRAWS, MANY = 24, 6, 10**6
 
 
 def exchanged_values(symmetry: Symmetry, names: Sequence[str]) -> Int[Tensor, " values"]:
-    """A number for each value of some tensors, one after the other: equal where some permutation exchanges them.
+    """Return a number for each value of some tensors, one after the other: equal where some permutation exchanges them.
 
     Besides the cycle and the exchange of two units of every group, random permutations join what only independent
     permutations of the copies of a group exchange.
@@ -41,7 +41,7 @@ def exchanged_values(symmetry: Symmetry, names: Sequence[str]) -> Int[Tensor, " 
 
 
 def signed_values(symmetry: Symmetry, names: Sequence[str]) -> Bool[Tensor, " values"]:
-    """Whether signs of the symmetry flip each value of some tensors, one after the other."""
+    """Return whether signs of the symmetry flip each value of some tensors, one after the other."""
     ones = {name: torch.ones(symmetry.shapes[name], dtype=torch.float64) for name in names}
     chance = torch.Generator().manual_seed(0)
     flipped = torch.zeros(sum(one.numel() for one in ones.values()), dtype=torch.bool)
@@ -52,7 +52,7 @@ def signed_values(symmetry: Symmetry, names: Sequence[str]) -> Bool[Tensor, " va
 
 
 def unit_indices(placement: Placement, units: int) -> Int[Tensor, "units indices"]:
-    """The indices on its axis that belong to each of the first units of a placement."""
+    """Return the indices on its axis that belong to each of the first units of a placement."""
     offsets = torch.zeros(1, dtype=torch.int64)
     for count, stride in placement.repeats:
         offsets = (offsets.unsqueeze(1) + stride * torch.arange(count)).flatten()
@@ -80,7 +80,7 @@ def _permuted(symmetry: Symmetry, numbers: Params, draws: int) -> list[Params]:
 
 
 def _complete(symmetry: Symmetry, known: Params) -> Params:
-    """All tensors that the symmetry moves; zeros where nothing is known."""
+    """Return all tensors that the symmetry moves; zeros where nothing is known."""
     blank = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in symmetry.shapes.items()}
     return {**blank, **known}
 

@@ -30,12 +30,12 @@ class StraightLines:
     end: tuple[Tensor, Tensor]
 
     def at(self, t: Float[Tensor, "models 1"]) -> tuple[Tensor, Tensor]:
-        """Mean and deviation of the points."""
+        """Return mean and deviation of the points."""
         (m0, s0), (m1, s1) = self.start, self.end
         return (1 - t) * m0 + t * m1, ((1 - t) * s0).hypot(t * s1)
 
     def velocity(self, x: Tensor, t: Float[Tensor, "models 1"]) -> tuple[Tensor, Tensor]:
-        """Mean and deviation of the velocities of the lines through x."""
+        """Return mean and deviation of the velocities of the lines through x."""
         (m0, s0), (m1, s1) = self.start, self.end
         mean, spread = self.at(t)
         # v = x1 - x0: slope = Cov(v, x) / Var(x), and Var(v) - slope^2 Var(x) = s0^2 s1^2 / Var(x).
@@ -43,7 +43,7 @@ class StraightLines:
         return m1 - m0 + slope * (x - mean), s0 * s1 / spread
 
     def goal(self, x: Tensor, t: Float[Tensor, "models 1"]) -> tuple[Tensor, Tensor]:
-        """Mean and deviation of the ends of the lines through x."""
+        """Return mean and deviation of the ends of the lines through x."""
         (_, s0), (m1, s1) = self.start, self.end
         mean, spread = self.at(t)
         # Cov(x1, x) = t s1^2, and s1^2 - t^2 s1^4 / Var(x) = (1 - t)^2 s0^2 s1^2 / Var(x).
@@ -111,7 +111,7 @@ class Velocity(nn.Module):
         return self.space.project(mean + spread * self._read(x, t, labels))
 
     def unit(self, t: Float[Tensor, " models"]) -> Float[Tensor, "models values"]:
-        """The deviation of velocities about those in closed form: what errors are divided by."""
+        """Return the deviation of velocities about those in closed form: what errors are divided by."""
         line, start = self._line(), self.space.flat_start
         straight = line.velocity(line.at(t.unsqueeze(1))[0], t.unsqueeze(1))[1]
         root = self.tables[4, :start].expand(len(t), -1)
@@ -122,7 +122,7 @@ class Velocity(nn.Module):
         return StraightLines((m0, s0), (m1, s1))
 
     def _expect(self, x: Points, t: Tensor, *, is_end: bool) -> tuple[Tensor, Tensor]:
-        """The closed-form prediction to which the net adds, and the unit of what it adds."""
+        """Return the closed-form prediction to which the net adds, and the unit of what it adds."""
         line, start, time = self._line(), self.space.flat_start, t.unsqueeze(1)
         root = self.tables[4, :start].expand(len(x), -1)
         (_, _), (m1, s1) = line.start, line.end
@@ -137,12 +137,12 @@ class Velocity(nn.Module):
         return mean, spread
 
     def standard(self, x: Points, t: Float[Tensor, " models"]) -> Points:
-        """Points in units of what is expected at their times."""
+        """Return points in units of what is expected at their times."""
         start = self.space.flat_start
         mean, spread = self._line().at(t.unsqueeze(1))
         return torch.cat([x[:, :start] / self.tables[4, :start], (x[:, start:] - mean) / spread], dim=1)
 
     def _read(self, x: Points, t: Tensor, labels: Tensor | None) -> Tensor:
-        """The output of the net at points."""
+        """Return the output of the net at points."""
         made: Tensor = self.share * self.net(self.standard(x, t), self.clock(t, labels))
         return made

@@ -57,7 +57,7 @@ class Finding:
 
 
 def audit_rows(findings: Sequence[Finding], table: Sequence[ScalePair]) -> list[dict[str, Any]]:
-    """The rows of a table with the numbers of verdicts on their pairs, and the largest change of the outputs."""
+    """Return the rows of a table with the numbers of verdicts on their pairs, and the largest change of the outputs."""
     rows: list[dict[str, Any]] = []
     for number, pattern in enumerate(table):
         own = [one for one in findings if one.row == number]
@@ -177,7 +177,7 @@ class _Audit:
         return Finding(row, pair.smooth, pair.balance, "broken", change, missing, extra, reason)
 
     def _scaled(self, pair: ScalePair, wide: Params, factors: Tensor) -> Params:
-        """The network as a tool makes it."""
+        """Return the network as a tool makes it."""
         result = dict(wide)
         name = f"{pair.smooth}.weight"
         weight, axis = wide[name], self._output_axis(name, wide)
@@ -193,7 +193,7 @@ class _Audit:
         return result
 
     def _input_axis(self, name: str, wide: Params) -> int:
-        """The axis of a weight along which its layer sums over what it reads."""
+        """Return the axis of a weight along which its layer sums over what it reads."""
         own = self.own_names.get(name, name)
         names = next((names for names in self.symmetry.tied if own in names), (own,))
         known = {axis for one, axis in self.symmetry.readers if one in names}
@@ -203,20 +203,21 @@ class _Audit:
         return 0 if is_first else min(1, wide[name].ndim - 1)
 
     def _layer_number(self, name: str, number: str) -> int:
-        """A number of a layer of torch; zero where others, or names of the files for parts of tensors, have none."""
+        """Return a number of a layer of torch; zero where others, or names of the files for parts of tensors, have
+        none."""
         return int(getattr(self._layer(name), number, 0))
 
     def _layer(self, name: str) -> nn.Module | None:
-        """The module of the model that holds a weight; None where it holds that of several layers."""
+        """Return the module of the model that holds a weight; None where it holds that of several layers."""
         own = self.own_names.get(f"{name}.weight", "")
         return self.module.get_submodule(own.rpartition(".")[0]) if own else None
 
     def _output_axis(self, name: str, wide: Params) -> int:
-        """The axis of a weight that counts what its layer makes."""
+        """Return the axis of a weight that counts what its layer makes."""
         return 1 if wide[name].ndim > 1 and self._input_axis(name, wide) == 0 else 0
 
     def _offset(self, name: str, weight: Tensor) -> float:
-        """The constant that a norm adds to its gain before it multiplies: one in Gemma, zero elsewhere."""
+        """Return the constant that a norm adds to its gain before it multiplies: one in Gemma, zero elsewhere."""
         norm = self._layer(name)
         if norm is None:
             return 0.0
@@ -259,7 +260,7 @@ class _Audit:
         return *best, "" if any(best) else "the scales of the symmetry differ from these"
 
     def _named(self, wide: Params) -> Params:
-        """The parameters of the model, tied ones under all names."""
+        """Return the parameters of the model, tied ones under all names."""
         named = self.convert(wide)
         for names in self.symmetry.tied:
             known = next((name for name in names if name in named), None)
@@ -281,7 +282,7 @@ def _why_skipped(made: int, counts: Mapping[str, int], *, is_norm: bool) -> str:
 
 
 def _of_last(factors: Tensor, made: int) -> Tensor:
-    """The factors of all that a layer makes: those of its last outputs, and ones."""
+    """Return the factors of all that a layer makes: those of its last outputs, and ones."""
     return torch.cat([torch.ones(made - len(factors), dtype=factors.dtype), factors])
 
 

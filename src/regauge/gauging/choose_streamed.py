@@ -91,7 +91,8 @@ def _reader(checkpoint: Checkpoint, symmetry: Symmetry) -> Callable[[str], Tenso
 
 
 def moved_pieces(checkpoint: Checkpoint, moves: tuple[Move, ...], measures: LayerMeasures) -> Pieces:
-    """The moved tensors piece by piece, which are measured on the way; where moves translate, all are made at once."""
+    """Yield the moved tensors piece by piece, which are measured on the way; where moves translate, all are made at
+    once."""
     made = apply_moves(moves, checkpoint.params) if any(move.element.translation for move in moves) else {}
 
     def pieces(name: str) -> Iterator[Tensor]:

@@ -39,7 +39,7 @@ class GaugeProblem:
     can_learn: bool = True
 
     def moved(self, moves: Sequence[Move]) -> Params:
-        """The network after some moves, with values that its own dtypes hold."""
+        """Return the network after some moves, with values that its own dtypes hold."""
         whole = apply_moves(moves, self.params)
         return {n: t.to(self.dtypes[n]).to(t.dtype) if n in self.dtypes else t for n, t in whole.items()}
 
@@ -78,7 +78,7 @@ class GaugeMethod(ABC):
 
 
 def fixed_reasons(symmetry: Symmetry, uncovered: Uncovered) -> tuple[tuple[str, str], ...]:
-    """Groups that no rotation moves, and gains that stand in the way, each with the reason."""
+    """Return groups that no rotation moves, and gains that stand in the way, each with the reason."""
     rotated = {(p.parameter, p.axis) for g in uncovered.symmetry.groups if g.matrix != "none" for p in g.placements}
     found = [(name, f"the gain stays: {reason}") for name, reason in uncovered.reasons.items()]
     for group in symmetry.groups:
@@ -98,7 +98,7 @@ REASONS: Mapping[str, str] = {
 
 
 def to_work(params: Mapping[str, Tensor]) -> Params:
-    """A network ready to be worked on: on the CPU, in float32 or, where it is that, float64."""
+    """Return a network ready to be worked on: on the CPU, in float32 or, where it is that, float64."""
     return {
         name: tensor.detach().to("cpu", torch.promote_types(tensor.dtype, torch.float32))
         if tensor.is_floating_point()

@@ -21,7 +21,7 @@ NOT_RUN = "the model has no values here: it is larger than what is run, or is no
 
 
 def gauge_path(checkpoint: Path) -> Path:
-    """The path of a moved checkpoint's report: `out.gauge.json` for `out.safetensors`, or a file in a folder."""
+    """Return the path of a moved checkpoint's report: `out.gauge.json` for `out.safetensors`, or a file in a folder."""
     return path_beside(checkpoint, WORKS["choosing a gauge"].beside)
 
 

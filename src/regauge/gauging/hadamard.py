@@ -17,7 +17,7 @@ SYLVESTER = 32
 
 @cache
 def flat_rotation(n: int) -> Square:
-    """A symmetric-looking orthogonal matrix with flat entries, its first row and column constant.
+    """Return a symmetric-looking orthogonal matrix with flat entries, its first row and column constant.
 
     All entries are `± n^-1/2` where a Hadamard matrix of the size is known: Sylvester's for powers of two, Paley's for
     12, 20, 28, 36, 44 and others, and products of these. What is left of another size gets the matrix of the discrete
@@ -32,7 +32,7 @@ def flat_rotation(n: int) -> Square:
 
 @cache
 def flat_factors(n: int) -> tuple[Square, ...]:
-    """Small orthogonal matrices whose Kronecker product is `flat_rotation(n)`, as small as they are known."""
+    """Return small orthogonal matrices whose Kronecker product is `flat_rotation(n)`, as small as they are known."""
     if n < 1:
         raise ValueError(f"there is no rotation of {n} units; give one or more")
     order = max((k for k in range(1, n + 1) if n % k == 0 and _hadamard(k) is not None), default=1)
@@ -49,7 +49,7 @@ def _hartley(n: int) -> Square:
 
 @cache
 def _hadamard(n: int) -> tuple[Square, ...] | None:
-    """Factors of a Hadamard matrix with ones in its first row and column; None if none is known here."""
+    """Return factors of a Hadamard matrix with ones in its first row and column; None if none is known here."""
     odd = n
     while odd % 2 == 0:
         odd //= 2
@@ -70,7 +70,7 @@ def _hadamard(n: int) -> tuple[Square, ...] | None:
 
 
 def _sylvester(n: int) -> tuple[Square, ...]:
-    """Factors of about equal sizes of Sylvester's matrix of a power of two; none of a single entry."""
+    """Return factors of about equal sizes of Sylvester's matrix of a power of two; none of a single entry."""
     exponent, count = n.bit_length() - 1, -(-(n.bit_length() - 1) // (SYLVESTER.bit_length() - 1))
     sizes = [2 ** ((exponent + k) // count) for k in range(count)]
     return tuple(torch.from_numpy(hadamard(size)).double() for size in sizes)

@@ -42,7 +42,8 @@ class ScalePair:
 
 @check_arguments
 def scale_pairs(symmetry: Symmetry) -> tuple[list[ScalePair], list[tuple[str, str]]]:
-    """The pairs that hold for a model, found by its symmetry alone, and the families of scales that are no such pairs.
+    """Return the pairs that hold for a model, found by its symmetry alone, and the families of scales that are no such
+    pairs.
 
     A family is a pair if it divides one module and multiplies the inputs of others, and nothing else. The other
     families are listed by the name of the group, with the reason.
@@ -84,14 +85,15 @@ def _pair_of(direction: Direction, symmetry: Symmetry) -> ScalePair | str:
 
 
 def _last_units(place: ScaleSite, length: int) -> tuple[int, ...]:
-    """The units at the end of an axis, in their order; none where they lie elsewhere or with gaps between them."""
+    """Return the units at the end of an axis, in their order; none where they lie elsewhere or with gaps between
+    them."""
     order = place.positions.argsort()
     is_last = place.positions[order].tolist() == [*range(length - len(order), length)]
     return tuple(place.index.flatten()[order].tolist()) if is_last else ()
 
 
 def write_table(pairs: Sequence[ScalePair], tool: Tool) -> list[dict[str, Any]]:
-    """A table for a tool: AWQ's of llm-compressor, whose exact names are `re:^name$`, or that of AutoAWQ."""
+    """Return a table for a tool: AWQ's of llm-compressor, whose exact names are `re:^name$`, or that of AutoAWQ."""
     if tool == "autoawq":
         return [{"smooth_layer": one.smooth, "balance_layers": list(one.balance)} for one in pairs]
     return [
@@ -127,7 +129,8 @@ def save_mappings(
 
 
 def read_table(table: Any) -> list[ScalePair]:
-    """The pairs of a table: rows with `smooth_layer` and `balance_layers`, or pairs of balance and smooth layers.
+    """Return the pairs of a table: rows with `smooth_layer` and `balance_layers`, or pairs of balance and smooth
+    layers.
 
     The second form is that of llm-compressor's SmoothQuant. A recipe that holds `mappings` somewhere is a table, too.
 
@@ -145,7 +148,7 @@ def read_table(table: Any) -> list[ScalePair]:
 
 @check_arguments
 def read_mappings(path: str | Path) -> list[ScalePair]:
-    """The pairs of a table in a JSON or YAML file; see `read_table`.
+    """Return the pairs of a table in a JSON or YAML file; see `read_table`.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -200,7 +203,8 @@ def _read_row(row: Any) -> ScalePair:
 
 
 def resolve_pair(pair: ScalePair, modules: Iterable[str]) -> list[ScalePair]:
-    """The pairs of modules that a row means: of each smooth layer, the balance layers in the smallest block with any.
+    """Return the pairs of modules that a row means: of each smooth layer, the balance layers in the smallest block
+    with any.
 
     Blocks are the modules around the smooth layer, up to what the last number in its name counts: a layer, an expert.
     """

@@ -53,7 +53,8 @@ class LayerMeasures:
                 known[k] = torch.maximum(known[k], ranges)
 
     def table(self) -> list[dict[str, Any]]:
-        """One row for each layer: its relative squared errors by scheme, before and after, and ranges of channels."""
+        """Return one row for each layer: its relative squared errors by scheme, before and after, and ranges of
+        channels."""
         result = []
         for name, sums in self._sums.items():
             errors = (sums[:, 1:] / sums[:, :1].clamp_min(1e-300)).tolist()
@@ -74,7 +75,7 @@ class LayerMeasures:
         return result
 
     def totals(self) -> list[Mapping[str, Any]]:
-        """The mean relative squared error over all layers, by scheme."""
+        """Return the mean relative squared error over all layers, by scheme."""
         if not self._sums:
             return []
         every = torch.stack([sums[:, 1:] / sums[:, :1].clamp_min(1e-300) for sums in self._sums.values()]).mean(0)
@@ -85,5 +86,5 @@ class LayerMeasures:
 
 
 def _channels(rows: Sequence[int], ndim: int) -> int:
-    """The axis of inputs: the first that counts no rows."""
+    """Return the axis of inputs: the first that counts no rows."""
     return next((axis for axis in range(ndim) if axis not in rows), 0)

@@ -29,7 +29,7 @@ class Move:
     ones: tuple[str, ...] = ()
 
     def moved_groups(self) -> tuple[Group, ...]:
-        """The groups whose value is not the identity."""
+        """Return the groups whose value is not the identity."""
         blank = self.symmetry.identity()
 
         def is_moved(group: Group) -> bool:
@@ -39,7 +39,7 @@ class Move:
         return tuple(group for group in self.symmetry.groups if is_moved(group))
 
     def tensor(self, name: str, tensor: Tensor) -> Tensor:
-        """One tensor of a network, or a piece of it along an axis on which nothing acts, moved."""
+        """Return one tensor of a network, or a piece of it along an axis on which nothing acts, moved."""
         if name in self.ones:
             return torch.full_like(tensor, 1 - self.symmetry.added.get(name, 0.0))
         sites = self.symmetry.sites.get(name)
@@ -74,7 +74,7 @@ def move_tensor(moves: Sequence[Move], name: str, tensor: Tensor) -> Tensor:
 def take_out_translations(
     symmetry: Symmetry, params: Mapping[str, Tensor], dtypes: Mapping[str, torch.dtype]
 ) -> Move | None:
-    """The move that brings the coordinates of translations to zero, and leaves gains where they are.
+    """Return the move that brings the coordinates of translations to zero, and leaves gains where they are.
 
     None where there is nothing to take out. Left out are families that hold only with running statistics as stored,
     since whoever computes these anew would undo half of a move, and those of tensors with 16 bits, in which a
@@ -164,12 +164,12 @@ def uncover_rotations(
 
 @check_arguments
 def rotating(symmetry: Symmetry) -> Symmetry:
-    """The groups of a symmetry that rotate, and, without their freedom, those within which they are repeated."""
+    """Return the groups of a symmetry that rotate, and, without their freedom, those within which they are repeated."""
     return _restricted(symmetry, [group for group in symmetry.groups if group.matrix != "none"])
 
 
 def _restricted(symmetry: Symmetry, kept: Collection[Group]) -> Symmetry:
-    """Some groups of a symmetry, and, without their freedom, those within which they are repeated."""
+    """Return some groups of a symmetry, and, without their freedom, those within which they are repeated."""
     bases = {name for group in kept for name in group.within}
 
     def still(group: Group) -> Group:

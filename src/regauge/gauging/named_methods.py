@@ -44,7 +44,7 @@ def named_method(
 
 
 def name_of(method: GaugeMethod) -> str:
-    """The name of a method, or its class if it has none."""
+    """Return the name of a method, or its class if it has none."""
     if isinstance(method, BestGauge):
         return name_of(method.methods[0]) if method.methods is not None and len(method.methods) == 1 else "best"
     return next((name for name, kind in METHODS.items() if type(method) is kind), type(method).__name__)

@@ -120,7 +120,7 @@ class GaugeResult:
 
 
 def describe_fixed(fixed: Sequence[tuple[str, str]]) -> list[str]:
-    """Sentences about what was left as it is, one for each reason."""
+    """Return sentences about what was left as it is, one for each reason."""
     by_reason: dict[str, list[str]] = {}
     for name, reason in fixed:
         by_reason.setdefault(reason, []).append(name)

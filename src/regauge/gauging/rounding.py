@@ -63,7 +63,8 @@ class RoundToNearest:
         return self._unblock((values / step).round() * step, tensor, rows).to(tensor.dtype)
 
     def straight_through(self, tensor: Tensor, rows: tuple[int, ...]) -> Tensor:
-        """The rounded tensor, differentiable as if the number of each level were a real one: steps keep their gradient.
+        """Return the rounded tensor, differentiable as if the number of each level were a real one: steps keep their
+        gradient.
 
         References:
             Esser et al. (2020), Learned step size quantization, equation 3, with steps that follow the range.
@@ -77,7 +78,8 @@ class RoundToNearest:
     def expected_error(
         self, tensor: Tensor, rows: tuple[int, ...] = (0,), weights: Tensor | None = None
     ) -> Float[Tensor, ""]:
-        """The expected squared error of all values, each times its weight, with levels close together: `step^2 / 12`.
+        """Return the expected squared error of all values, each times its weight, with levels close together: `step^2
+        / 12`.
 
         Differentiable.
         """
@@ -87,12 +89,12 @@ class RoundToNearest:
         return (steps.square() * shares.sum(-1)).sum() / 12
 
     def _steps(self, values: Tensor) -> Tensor:
-        """The distance between levels of each block; one where there is nothing but zeros."""
+        """Return the distance between levels of each block; one where there is nothing but zeros."""
         step = values.abs().amax(-1, keepdim=True) / self.levels
         return torch.where(step == 0, 1.0, step)
 
     def _blocks(self, tensor: Tensor, rows: tuple[int, ...]) -> Tensor:
-        """Values that share a scale along the last axis, filled up with zeros."""
+        """Return values that share a scale along the last axis, filled up with zeros."""
         if self.is_per_tensor:
             return tensor.reshape(1, -1)
         rows = tuple(axis % tensor.ndim for axis in rows)
@@ -120,7 +122,7 @@ FOUR_BITS = RoundToNearest()
 
 @remembered
 def layer_rows(symmetry: Symmetry) -> dict[str, tuple[int, ...]]:
-    """The weights of layers, and the axes that count their rows: all that makes one output.
+    """Return the weights of layers, and the axes that count their rows: all that makes one output.
 
     Left out are vectors, buffers, tables of embeddings and of positions, and all but one name of a tied tensor. An axis
     along which a layer sums fills rows, and so do axes behind the first on which no group acts (of kernels).
@@ -158,7 +160,7 @@ REPORTED = tuple(RoundToNearest(bits) for bits in (8, 4, 3))
 def round_network(
     params: Mapping[str, Tensor], symmetry: Symmetry, scheme: Callable[[Tensor, tuple[int, ...]], Tensor]
 ) -> Params:
-    """A network whose layers have rounded weights; what is no weight of a layer is shared with `params`.
+    """Return a network whose layers have rounded weights; what is no weight of a layer is shared with `params`.
 
     `scheme` is a `RoundToNearest`, or another function of a tensor and the axes that count its rows.
     """
@@ -170,7 +172,7 @@ def round_network(
 
 @check_arguments
 def rounding_errors(params: Mapping[str, Tensor], symmetry: Symmetry, scheme: RoundToNearest) -> dict[str, float]:
-    """The relative squared error of the rounded weights of each layer: `|W - Q(W)|^2 / |W|^2`."""
+    """Return the relative squared error of the rounded weights of each layer: `|W - Q(W)|^2 / |W|^2`."""
     return {
         name: relative_error(params[name], rows, scheme)
         for name, rows in layer_rows(symmetry).items()
@@ -180,7 +182,7 @@ def rounding_errors(params: Mapping[str, Tensor], symmetry: Symmetry, scheme: Ro
 
 @check_arguments
 def mean_error(params: Mapping[str, Tensor], symmetry: Symmetry, scheme: RoundToNearest) -> float:
-    """The mean over layers of the relative squared error of their rounded weights."""
+    """Return the mean over layers of the relative squared error of their rounded weights."""
     errors = rounding_errors(params, symmetry, scheme)
     return sum(errors.values()) / max(len(errors), 1)
 
@@ -193,7 +195,7 @@ def relative_error(tensor: Tensor, rows: tuple[int, ...], scheme: RoundToNearest
 
 
 def decibels(share: float) -> float:
-    """The ratio of signal to noise in dB, of a noise that is this share of the signal."""
+    """Return the ratio of signal to noise in dB, of a noise that is this share of the signal."""
     return -10 * math.log10(max(share, 1e-30))
 
 

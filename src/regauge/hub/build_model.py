@@ -88,19 +88,19 @@ def build_model(name: str, values: Values = "if small") -> Built:
 
 
 def folder_of(name: str) -> Path | None:
-    """The folder that a model is named by, also one in the cache of the hub; None for other names."""
+    """Return the folder that a model is named by, also one in the cache of the hub; None for other names."""
     folder = find_cached(name) or Path(name)
     return folder if folder.is_dir() else None
 
 
 def name_model(checkpoint: Checkpoint) -> str | None:
-    """The name of the model of a checkpoint that itself says which it is; None if it does not."""
+    """Return the name of the model of a checkpoint that itself says which it is; None if it does not."""
     is_described = (Path(checkpoint.home) / "config.json").is_file() or checkpoint.header.get("kind") in DESCRIBED
     return checkpoint.home if is_described else None
 
 
 def described_networks(checkpoint: Checkpoint) -> Any:
-    """The module of `DESCRIBED` that knows the network of a checkpoint.
+    """Return the module of `DESCRIBED` that knows the network of a checkpoint.
 
     Raises:
         ValueError: The header describes no network.

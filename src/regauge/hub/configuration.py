@@ -73,7 +73,8 @@ class Configuration:
         _keep(part, key, count, kept)
 
     def _find_count(self, stack: str) -> tuple[int, tuple[str, ...]]:
-        """The number of layers of a stack, and the place of its setting: raising it lengthens this stack alone."""
+        """Return the number of layers of a stack, and the place of its setting: raising it lengthens this stack
+        alone."""
         settings, names = self._config.to_dict(), list(self.build())
         layers = LayerStack.of(names, str(self.folder), stack)
         count = layers.count
@@ -137,11 +138,11 @@ class Configuration:
                 raise ValueError(str(error).replace(str(folder), str(self.folder))) from error
 
     def build(self) -> Params:
-        """The tensors of its model, without values."""
+        """Return the tensors of its model, without values."""
         return self.module.state_dict()
 
     def names_in(self, checkpoint: Checkpoint) -> dict[str, tuple[str, ...]]:
-        """The tensors of the model in their order, and the names of those in the files that hold them."""
+        """Return the tensors of the model in their order, and the names of those in the files that hold them."""
         module = self.module
         view, names = name_for(checkpoint, module), list(module.state_dict())
         if not isinstance(view, Converted):
@@ -151,7 +152,7 @@ class Configuration:
         return there | {name: tuple(dict.fromkeys(box.source for box in boxes)) for name, boxes in made.items()}
 
     def token_axes(self) -> dict[str, int]:
-        """The axis of tokens of every tensor of the model that has one.
+        """Return the axis of tokens of every tensor of the model that has one.
 
         It is found by building the model with one token more: what becomes larger has such an axis.
         """
@@ -228,7 +229,7 @@ def _renumber(document: dict[str, Any], number: Callable[[int], int | None]) -> 
 
 
 def _renumbered(value: Any, number: Callable[[int], int | None]) -> Any:
-    """A token's number, or a list or dictionary of them, without those that are gone."""
+    """Return a token's number, or a list or dictionary of them, without those that are gone."""
     if isinstance(value, list):
         return [new for old in value if (new := _renumbered(old, number)) not in (None, [])]
     if isinstance(value, dict):

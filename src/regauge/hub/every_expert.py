@@ -69,7 +69,7 @@ class _Number(list[int]):
     """The number of an expert, as the tensor of one entry that `nonzero` gives."""
 
     def item(self) -> int:
-        """The number as an int, as of a tensor with one entry."""
+        """Return the number as an int, as of a tensor with one entry."""
         return self[0]
 
 
@@ -120,7 +120,7 @@ def visit_every_expert(module: nn.Module, inputs: tuple[Any, ...], kwargs: Mappi
 
 
 def _visiting(forward: Callable[..., Any], spare: int) -> Callable[..., Any]:
-    """A method, so that a copy of the module runs its own parameters."""
+    """Return a method, so that a copy of the module runs its own parameters."""
 
     def visiting(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         # Routers convert their own weights, which a trace cannot; tensors of a trace have lists of their own.

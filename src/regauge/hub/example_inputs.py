@@ -49,7 +49,7 @@ Kwargs: TypeAlias = dict[str, Tensor]
 
 
 def example_inputs(module: nn.Module, config: Any) -> Iterator[Kwargs]:
-    """Small inputs that a transformers model runs on, those first that reach most of its weights.
+    """Yield small inputs that a transformers model runs on, those first that reach most of its weights.
 
     For a model that reads images or sounds next to text, the last are embeddings. They do not reach the parts that make
     embeddings, and the axes of the embeddings themselves then stay as they are. Of other inputs that leave out a part
@@ -86,12 +86,12 @@ def example_inputs(module: nn.Module, config: Any) -> Iterator[Kwargs]:
 
 
 def _needs_values(error: Exception) -> bool:
-    """Whether something depends on values, which only a trace can follow on the meta device."""
+    """Return whether something depends on values, which only a trace can follow on the meta device."""
     return isinstance(error, NotImplementedError) or "a meta tensor" in str(error)
 
 
 def parts_of(module: nn.Module) -> dict[str, nn.Module]:
-    """The models of which a model of transformers consists, such as one of images, by their names."""
+    """Return the models of which a model of transformers consists, such as one of images, by their names."""
     found = {}
     for name, part in module.named_modules():
         if name and is_of_transformers(part) and any(tensor.ndim for tensor in part.parameters()):
@@ -100,7 +100,7 @@ def parts_of(module: nn.Module) -> dict[str, nn.Module]:
 
 
 def _reaches(module: nn.Module, kwargs: Kwargs, parts: Mapping[str, nn.Module]) -> bool:
-    """Whether a run on some inputs calls every part."""
+    """Return whether a run on some inputs calls every part."""
     called: set[str] = set()
     with ExitStack() as stack, torch.no_grad():
         for name, part in parts.items():
@@ -110,7 +110,7 @@ def _reaches(module: nn.Module, kwargs: Kwargs, parts: Mapping[str, nn.Module]) 
 
 
 def with_masks(module: nn.Module, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Inputs with the masks that say that every token counts, for models that do not run without in a trace."""
+    """Return inputs with the masks that say that every token counts, for models that do not run without in a trace."""
     known, masks = inspect.signature(module.forward).parameters, {}
     for name, tokens in MASKED.items():
         if name in known and tokens in kwargs:
@@ -139,7 +139,7 @@ class _Made:
         self.generator = torch.Generator().manual_seed(0)
 
     def trials(self) -> Iterator[Kwargs]:
-        """Inputs that the model may take."""
+        """Yield inputs that the model may take."""
         with_text = self.media if self.has_text else []
         rest = [name for name in self.first if name not in (*with_text, "input_ids")]
         together = [with_text] * (len(with_text) > 1) + [[medium] for medium in with_text]
@@ -157,7 +157,7 @@ class _Made:
             yield from self._combined([*needed, "inputs_embeds"])
 
     def _is_text_alone(self) -> bool:
-        """Whether a model has no part of its own for images or sounds."""
+        """Return whether a model has no part of its own for images or sounds."""
         return not any(hasattr(self.config, name) for name in ("vision_config", "audio_config"))
 
     def _with_text(self, names: Sequence[str]) -> Iterator[Kwargs]:
@@ -171,7 +171,7 @@ class _Made:
                 yield kwargs | {"input_ids": self._tokens()}
 
     def _kinds_of(self, text: Tensor) -> Kwargs:
-        """The medium of each token, for models that ask for it: text, images, videos, sounds."""
+        """Return the medium of each token, for models that ask for it: text, images, videos, sounds."""
         if KINDS not in self.known:
             return {}
         kinds = torch.zeros_like(text)
@@ -180,11 +180,11 @@ class _Made:
         return {KINDS: kinds}
 
     def _mark(self, medium: str) -> int:
-        """The token in the place of which features of a medium are put; -1 if there is none."""
+        """Return the token in the place of which features of a medium are put; -1 if there is none."""
         return next((int(v) for n in MEDIA[medium][1] if (v := getattr(self.config, n, None)) is not None), -1)
 
     def _combined(self, names: Sequence[str]) -> Iterator[Kwargs]:
-        """Inputs of these names in all combinations of shapes; none if one of the names is unknown."""
+        """Yield inputs of these names in all combinations of shapes; none if one of the names is unknown."""
         offers = [self._offers(name) for name in names]
         if names and all(offers):
             for chosen in itertools.islice(itertools.product(*offers), TRIALS):
@@ -245,11 +245,11 @@ class _Made:
         return []
 
     def _has_grid(self) -> bool:
-        """Whether pictures are given as flat patches, with the number of patches along each side."""
+        """Return whether pictures are given as flat patches, with the number of patches along each side."""
         return not {"image_grid_thw", "grid_thw"}.isdisjoint(self.known)
 
     def _codes(self) -> list[Maker]:
-        """Several codes in place of each token, as codecs of sounds write."""
+        """Return several codes in place of each token, as codecs of sounds write."""
         count = self._setting(("num_codebooks", "num_quantizers", "num_channels"), None)
         return [] if count is None else [lambda: torch.stack([self._tokens() for _ in range(int(count))], -1)]
 
@@ -295,7 +295,8 @@ class _Made:
         return [partial(self._noise, 2 * 4 * 4, width) for width in self._patch_widths()]
 
     def _patch_widths(self) -> list[int]:
-        """The number of values of a flat patch; some models take patches of two frames and have no setting for it."""
+        """Return the number of values of a flat patch; some models take patches of two frames and have no setting for
+        it."""
         side, frames = self._setting("patch_size", 14), self._setting("temporal_patch_size", None)
         width = self._setting(("in_channels", "in_chans", "num_channels"), 3) * side * side
         return [width * int(frames)] if frames else [width, 2 * width]
@@ -313,7 +314,7 @@ class _Made:
         return [partial(self._noise, *shape) for shape in (shapes[1:] + shapes[:1] if is_wave else shapes)]
 
     def _series(self, name: str) -> list[Maker]:
-        """Values of several series over time, and what is known of every time."""
+        """Return values of several series over time, and what is known of every time."""
         lags = self._setting("lags_sequence", None) or [0]
         past, future = self._setting("context_length", 32) + max(lags), self._setting("prediction_length", None) or 1
         length = past if name.startswith("past_") else future
@@ -326,7 +327,8 @@ class _Made:
         return [partial(torch.ones, shape) for shape in shapes]
 
     def _marked(self, kwargs: Kwargs) -> Tensor | None:
-        """Text behind as many marks as the media have features, for models that put the features in their places."""
+        """Return text behind as many marks as the media have features, for models that put the features in their
+        places."""
         marks = []
         for medium in (name for name in MEDIA if name in kwargs):
             mark, find = self._mark(medium), getattr(self.module, MEDIA[medium][0], None)
@@ -342,7 +344,7 @@ class _Made:
         return torch.cat([*marks, self._tokens()], 1)
 
     def _setting(self, names: str | Sequence[str], default: Any) -> Any:
-        """The first of these settings that the configuration has, or that of one of its parts."""
+        """Return the first of these settings that the configuration has, or that of one of its parts."""
         parts = [self.config, *(getattr(self.config, name, None) for name in self.config.sub_configs)]
         wanted = (names,) if isinstance(names, str) else names
         found = (getattr(part, name, None) for part in parts for name in wanted)
@@ -350,14 +352,14 @@ class _Made:
 
 
 def _is_mark(name: str, value: Any) -> bool:
-    """Whether a setting is a token that stands for images, videos or sounds, or for where they begin and end."""
+    """Return whether a setting is a token that stands for images, videos or sounds, or for where they begin and end."""
     return (
         isinstance(value, int) and name.endswith(("token_id", "token_index")) and name[:3] not in ("bos", "eos", "pad")
     )
 
 
 def _count(found: Any) -> int:
-    """The number of features of each of two images or sounds."""
+    """Return the number of features of each of two images or sounds."""
     if isinstance(found, list | tuple):
         return int(found[0].shape[-2])
     return int(found.shape[-2]) if found.ndim > 2 else len(found) // 2

@@ -19,7 +19,8 @@ EXPERTS = "batched_mm"
 
 
 def build_folder(folder: Path, values: Values) -> tuple[nn.Module, Iterator[Kwargs]]:
-    """The model of a folder with config.json in evaluation mode, and example inputs, the most telling ones first."""
+    """Return the model of a folder with config.json in evaluation mode, and example inputs, the most telling ones
+    first."""
     if not (folder / "config.json").is_file():
         raise ValueError(
             f"the folder {str(folder)!r} has no config.json, so its model is unknown; name the model as "
@@ -41,14 +42,16 @@ def build_folder(folder: Path, values: Values) -> tuple[nn.Module, Iterator[Kwar
 
 
 def traceable(module: nn.Module) -> nn.Module:
-    """A model whose experts are computed in the way that can be traced; its weights and its function are the same."""
+    """Return a model whose experts are computed in the way that can be traced; its weights and its function are the
+    same."""
     model: Any = module
     model.set_experts_implementation(EXPERTS)
     return module
 
 
 def unreached_parts(module: nn.Module, symmetry: Symmetry) -> list[str]:
-    """The models that a model of transformers consists of, such as one of images, none of whose tensors is used."""
+    """Return the models that a model of transformers consists of, such as one of images, none of whose tensors is
+    used."""
     unused, parts = set(symmetry.unused), []
     for name, part in parts_of(module).items():
         if unused.issuperset(f"{name}.{one}" for one, tensor in part.named_parameters() if tensor.ndim):

@@ -48,7 +48,7 @@ class LayerStack:
         return cls(chosen[0], max(stacks[chosen[0]]) + 1)
 
     def split(self, name: str) -> tuple[int, str] | None:
-        """The number of the layer of a tensor and the rest of its name; None outside of layers."""
+        """Return the number of the layer of a tensor and the rest of its name; None outside of layers."""
         if not name.startswith(self.prefix):
             return None
         number, dot, rest = name.removeprefix(self.prefix).partition(".")
@@ -56,6 +56,6 @@ class LayerStack:
 
 
 def _shortest(stack: str, stacks: Sequence[str]) -> str:
-    """The last component of the name of a stack that no other has."""
+    """Return the last component of the name of a stack that no other has."""
     others = {part for one in stacks if one != stack for part in one.split(".")}
     return next((part for part in stack.split(".") if part and part not in others), stack.removesuffix("."))

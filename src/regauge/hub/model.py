@@ -114,11 +114,11 @@ class Model:
         return trace_once(self.name, self.tracing, settings, lambda: self._traced_now, retrace=self.retrace)
 
     def in_folder(self, folder: Path) -> "Model":
-        """The model of another folder, traced in the same way."""
+        """Return the model of another folder, traced in the same way."""
         return Model(str(folder), self.tracing, values=self.values, retrace=self.retrace, verify=self.verify)
 
     def on(self, inputs: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> "Model":
-        """Copy of the model with other inputs to be traced and run on, such as a batch of data."""
+        """Return copy of the model with other inputs to be traced and run on, such as a batch of data."""
         built = replace(self.built, inputs=inputs, kwargs=kwargs, further=())
         return Model(self.name, self.tracing, values=self.values, verify=self.verify, built=built)
 
@@ -153,7 +153,8 @@ class Model:
         raise ValueError(str(first)) from first
 
     def _trace_on(self, kwargs: Mapping[str, Any] | None) -> tuple[Symmetry, Mapping[str, Any] | None]:
-        """The symmetry on some inputs, with loops over chosen experts made traceable if need be, and the inputs."""
+        """Return the symmetry on some inputs, with loops over chosen experts made traceable if need be, and the
+        inputs."""
         built, verify = self.built, self.verify and not self.is_meta
 
         def find(kwargs: Mapping[str, Any] | None) -> Symmetry:

@@ -124,7 +124,7 @@ def open_checkpoints(paths: Sequence[str | Path | Checkpoint], model: Model) -> 
 
 
 def _unwrap(checkpoint: Checkpoint, state: Params) -> Checkpoint:
-    """A checkpoint without the prefixes that training put before the names of its tensors."""
+    """Return a checkpoint without the prefixes that training put before the names of its tensors."""
     return checkpoint if checkpoint.stored.keys() == state.keys() else unwrap(checkpoint, state.keys())
 
 

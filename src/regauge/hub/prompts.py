@@ -11,7 +11,8 @@ from regauge.hub.tokenizers import load_tokenizer
 
 
 def open_tokens(folder: str | Path) -> Callable[[str], Tensor]:
-    """A function from texts to the numbers of their tokens, `[1, token]`, which begin with that of the beginning.
+    """Return a function from texts to the numbers of their tokens, `[1, token]`, which begin with that of the
+    beginning.
 
     Raises:
         ValueError: The folder has no tokenizer. Later, if a text has no tokens.
@@ -30,7 +31,7 @@ def open_tokens(folder: str | Path) -> Callable[[str], Tensor]:
 
 
 def open_streams(folder: str | Path) -> Callable[[str], Tensor]:
-    """A function from texts to the residual streams before the layers, `[layer, token, width]`, in float32.
+    """Return a function from texts to the residual streams before the layers, `[layer, token, width]`, in float32.
 
     The model runs in the dtype of its files, on one text at a time.
     """

@@ -68,7 +68,7 @@ class Traced:
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> str:
-        """The text form."""
+        """Return the text form."""
         owners: dict[Any, str] = {}
         rows = [
             [name, list(one.shape), str(one.dtype).removeprefix("torch."), owners.setdefault(memory_of(one), name)]
@@ -138,7 +138,7 @@ def name_once(name: str, checkpoint: Checkpoint, state: Params, find: Callable[[
 
 
 def _origin_of(name: str, tracing: Tracing, settings: Any) -> dict[str, Any] | None:
-    """All that the symmetry of a folder's model depends on; None if that is not known."""
+    """Return all that the symmetry of a folder's model depends on; None if that is not known."""
     folder = folder_of(name)
     if folder is None:
         return None
@@ -163,7 +163,7 @@ def _origin_of(name: str, tracing: Tracing, settings: Any) -> dict[str, Any] | N
 
 
 def _tensors_in(folder: Path) -> str | None:
-    """The SHA-256 of what tensors the folder's own checkpoint has, which says of which class the model is."""
+    """Return the SHA-256 of what tensors the folder's own checkpoint has, which says of which class the model is."""
     try:
         stored = Checkpoint.open(folder).stored
     except (OSError, ValueError):
@@ -172,7 +172,7 @@ def _tensors_in(folder: Path) -> str | None:
 
 
 def _is_released() -> bool:
-    """Whether the code of transformers is that of its version, and no working copy."""
+    """Return whether the code of transformers is that of its version, and no working copy."""
     try:
         found, spec = distribution("transformers"), find_spec("transformers")
     except PackageNotFoundError:
@@ -181,13 +181,13 @@ def _is_released() -> bool:
 
 
 def _installed() -> list[str]:
-    """The installed packages with their versions: optional ones may change how a model computes."""
+    """Return the installed packages with their versions: optional ones may change how a model computes."""
     folders = [Path(entry) for entry in dict.fromkeys(sys.path) if entry and Path(entry).is_dir()]
     return sorted(path.name for folder in folders for path in folder.glob("*.dist-info"))
 
 
 def _source() -> str:
-    """The SHA-256 of the source of this package."""
+    """Return the SHA-256 of the source of this package."""
     root, content = Path(__file__).parents[1], hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         content.update(f"{path.relative_to(root)}\0".encode())

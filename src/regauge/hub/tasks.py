@@ -95,7 +95,7 @@ def convert(inputs: Any, dtype: torch.dtype) -> Any:
 
 
 def dtype_of(params: Mapping[str, Tensor]) -> torch.dtype:
-    """The first floating-point dtype of some parameters."""
+    """Return the first floating-point dtype of some parameters."""
     return next((t.dtype for t in params.values() if t.is_floating_point()), torch.float32)
 
 

@@ -63,7 +63,7 @@ class Difference:
         )
 
     def explain(self, first: str, second: str) -> str:
-        """The difference in a clause."""
+        """Return the difference in a clause."""
         parts = []
         for label, tokens in ((first, self.first), (second, self.second)):
             if tokens:
@@ -76,7 +76,7 @@ class Difference:
 
 
 def read_vocabulary(folder: Path) -> dict[str, int]:
-    """Every token of a folder's tokenizer with its row, in the order of the rows.
+    """Return every token of a folder's tokenizer with its row, in the order of the rows.
 
     Raises:
         ValueError: The tokenizer cannot be read.
@@ -86,7 +86,7 @@ def read_vocabulary(folder: Path) -> dict[str, int]:
 
 
 def load_tokenizer(folder: Path, need: str = OTHER_FILES) -> Any:
-    """The tokenizer of a folder, as transformers reads it; code in the folder is never run.
+    """Return the tokenizer of a folder, as transformers reads it; code in the folder is never run.
 
     Args:
         folder: The folder.
@@ -123,7 +123,8 @@ def _require_own_files(folder: Path) -> None:
 
 
 def compare_tokens(checkpoints: Sequence[Checkpoint]) -> dict[str, Difference]:
-    """The differences of folders' tokens from those of the first one, by label; folders without any are left out.
+    """Return the differences of folders' tokens from those of the first one, by label; folders without any are left
+    out.
 
     Args:
         checkpoints: Checkpoints, in folders or not; those that are not have no tokens to compare.
@@ -146,7 +147,7 @@ def compare_tokens(checkpoints: Sequence[Checkpoint]) -> dict[str, Difference]:
 
 
 def note_files(checkpoints: Sequence[Checkpoint], source: int, *, united: Collection[str] = ()) -> list[str]:
-    """Sentences about the files and settings next to the weights that differ from those of the first folder.
+    """Return sentences about the files and settings next to the weights that differ from those of the first folder.
 
     Args:
         checkpoints: Checkpoints, in folders or not.
@@ -171,13 +172,14 @@ def _folders(checkpoints: Sequence[Checkpoint]) -> dict[str, Path]:
 
 
 def different_files(first: Path, second: Path) -> list[str]:
-    """The names of files next to the weights whose content differs, or that only one folder has."""
+    """Return the names of files next to the weights whose content differs, or that only one folder has."""
     mine, theirs = _describing(first), _describing(second)
     return [name for name in sorted({*mine, *theirs}) if not _is_same(mine.get(name), theirs.get(name))]
 
 
 def _different_settings(first: Path, second: Path, is_united: bool) -> list[str]:
-    """The settings of two models that differ, as one text, without those that follow the tokens if these are united."""
+    """Return the settings of two models that differ, as one text, without those that follow the tokens if these are
+    united."""
     if not ((first / CONFIG).is_file() and (second / CONFIG).is_file()):
         return []
     try:
@@ -190,22 +192,22 @@ def _different_settings(first: Path, second: Path, is_united: bool) -> list[str]
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether a folder says what its tokens are."""
+    """Return whether a folder says what its tokens are."""
     return any(is_tokenizer(name) and name not in WITHOUT_TOKENS for name in _describing(folder))
 
 
 def is_tokenizer(name: str) -> bool:
-    """Whether a file belongs to a tokenizer."""
+    """Return whether a file belongs to a tokenizer."""
     return name.startswith(TOKENIZER)
 
 
 def holds_tokens(key: str) -> bool:
-    """Whether a setting of a model names tokens by their numbers."""
+    """Return whether a setting of a model names tokens by their numbers."""
     return key.endswith(NUMBERED)
 
 
 def tokenizer_files(folder: Path) -> tuple[Path, ...]:
-    """The files of a folder that say what its tokens are."""
+    """Return the files of a folder that say what its tokens are."""
     return tuple(path for name, path in sorted(_describing(folder).items()) if is_tokenizer(name))
 
 
@@ -219,7 +221,7 @@ def _describing(folder: Path) -> dict[str, Path]:
 
 
 def _is_same(first: Path | None, second: Path | None) -> bool:
-    """Whether two files have the same content, of JSON files the same values in whatever format."""
+    """Return whether two files have the same content, of JSON files the same values in whatever format."""
     if first is None or second is None:
         return False
     one, two = first.read_bytes(), second.read_bytes()

@@ -177,11 +177,11 @@ class Retokenized(Checkpoint):
         return self._params is None and self.source.is_lazy
 
     def dtype_of(self, name: str) -> torch.dtype:
-        """The dtype in which a tensor is read."""
+        """Return the dtype in which a tensor is read."""
         return super().dtype_of(name) if self._params is not None else self.source.dtype_of(name)
 
     def read(self, name: str, *, rows: tuple[int, int] | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """A copy of one tensor, or of a range of its first axis, with the rows of the other vocabulary."""
+        """Return a copy of one tensor, or of a range of its first axis, with the rows of the other vocabulary."""
         if self._params is not None:
             return super().read(name, rows=rows, dtype=dtype)
         axis, dtype = self._axes.get(name), dtype or self.dtype_of(name)
@@ -205,7 +205,7 @@ class Retokenized(Checkpoint):
 
 
 def as_tokenized(checkpoint: Checkpoint) -> Checkpoint:
-    """A checkpoint under its own vocabulary, and under the names that it has now."""
+    """Return a checkpoint under its own vocabulary, and under the names that it has now."""
     if isinstance(checkpoint, Retokenized):
         return checkpoint.source
     if isinstance(checkpoint, Converted):
@@ -225,6 +225,6 @@ def _runs(rows: Tensor, most: int) -> Iterator[tuple[int, int, Tensor]]:
 
 
 def _select(values: Tensor, axis: int, rows: Tensor) -> Tensor:
-    """The rows along an axis, zero for -1."""
+    """Return the rows along an axis, zero for -1."""
     result = values.index_select(axis, rows.clamp(min=0))
     return result.index_fill_(axis, (rows < 0).nonzero().flatten(), 0)

@@ -63,7 +63,7 @@ def untie(name: str | None, *checkpoints: Checkpoint) -> Iterator[tuple[Any, ...
 
 
 def untie_job(job: FileJob | None) -> FileJob:
-    """A job whose folders have a tensor of their own under each name of a tied one, and say so in config.json.
+    """Return a job whose folders have a tensor of their own under each name of a tied one, and say so in config.json.
 
     Raises:
         ValueError: The networks are in memory, the output is a file, or `untie` refuses a folder.
@@ -80,12 +80,12 @@ def untie_job(job: FileJob | None) -> FileJob:
 
 
 def _untied_configuration(folder: Path) -> bytes:
-    """The config.json of a folder without ties."""
+    """Return the config.json of a folder without ties."""
     return (json.dumps(_without_ties(read_object(folder / CONFIG)), indent=2) + "\n").encode()
 
 
 def _tied(module: nn.Module) -> list[tuple[str, ...]]:
-    """The names of each parameter that has several."""
+    """Return the names of each parameter that has several."""
     names: dict[int, list[str]] = {}
     for name, tensor in module.named_parameters(remove_duplicate=False):
         names.setdefault(id(tensor), []).append(name)
@@ -98,7 +98,7 @@ def _without_ties(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_copies(checkpoint: Checkpoint, tied: list[tuple[str, ...]]) -> Checkpoint:
-    """A checkpoint that has what was stored once under all of its names."""
+    """Return a checkpoint that has what was stored once under all of its names."""
     stored = dict(checkpoint.stored)
     for names in tied:
         known = next((name for name in names if name in stored), None)

@@ -228,7 +228,7 @@ def unite(
 
 
 def choose_template(wanted: str, folders: Sequence[Path]) -> str | None:
-    """The chat template that is wanted: this one, or for "auto" the most common one of some folders."""
+    """Return the chat template that is wanted: this one, or for "auto" the most common one of some folders."""
     if wanted != "auto":
         return wanted
     found = [template for folder in folders if (template := _template(folder))]
@@ -236,7 +236,7 @@ def choose_template(wanted: str, folders: Sequence[Path]) -> str | None:
 
 
 def template_files(template: str, files: Mapping[str, bytes | None], folder: Path) -> dict[str, bytes | None]:
-    """The files of a chat template, for a folder that takes over those of another one but `files`."""
+    """Return the files of a chat template, for a folder that takes over those of another one but `files`."""
     result: dict[str, bytes | None] = {TEMPLATE: template.encode(), "chat_template.json": None}
     name = "tokenizer_config.json"
     content = files.get(name) if name in files else read_inside(folder / name) if (folder / name).is_file() else None
@@ -264,7 +264,7 @@ def _tokenizer(folder: Path) -> Any:
 
 
 def _rows(checkpoint: Checkpoint, axes: Mapping[str, int]) -> int:
-    """The number of rows of the embeddings and heads of a network."""
+    """Return the number of rows of the embeddings and heads of a network."""
     sizes = {checkpoint.stored[name].shape[axis] for name, axis in axes.items() if name in checkpoint.stored}
     if len(sizes) != 1:
         what = f"have {sorted(sizes)} rows" if sizes else f"are not under the names of its model ({', '.join(axes)})"
@@ -277,7 +277,8 @@ def _is_one_to_one(vocabulary: Mapping[str, int]) -> bool:
 
 
 def _added(tokenizer: Any, others: Sequence[Any], known: Sequence[Mapping[str, int]]) -> list[Any]:
-    """Tokens that are added for a union: of the other networks in their order, special ones with their settings."""
+    """Return tokens that are added for a union: of the other networks in their order, special ones with their
+    settings."""
     have = set(tokenizer.get_vocab())
     plain: dict[str, Any] = {}
     special: dict[str, Any] = {}
@@ -291,7 +292,7 @@ def _added(tokenizer: Any, others: Sequence[Any], known: Sequence[Mapping[str, i
 
 
 def _files(tokenizer: Any, first: Path, source: Path, *, is_new: bool) -> dict[str, bytes | None]:
-    """The files of a tokenizer, and None for those of the first network that it does not have."""
+    """Return the files of a tokenizer, and None for those of the first network that it does not have."""
     if not is_new and source == first:
         return {}
     with TemporaryDirectory() as name:

@@ -17,7 +17,7 @@ from regauge.inr.representation import Inr, load_inr, read_inr
 
 
 def build(checkpoint: Checkpoint, *, with_values: bool) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """The module of an INR, with the values of the checkpoint if asked for, and example inputs."""
+    """Return the module of an INR, with the values of the checkpoint if asked for, and example inputs."""
     params, inr = load_inr(checkpoint) if with_values else (None, read_inr(checkpoint))
     dtype = next(iter(checkpoint.stored.values())).dtype
     module = inr.module(params).to(dtype)
@@ -26,7 +26,7 @@ def build(checkpoint: Checkpoint, *, with_values: bool) -> tuple[nn.Module, tupl
 
 
 def find_task(model: Built, text: str, *, loss: str, dtype: torch.dtype) -> Task | None:
-    """An INR on the signal that `text` names: 10,000 points of a shape, all cells of a grid, or all pixels.
+    """Return an INR on the signal that `text` names: 10,000 points of a shape, all cells of a grid, or all pixels.
 
     Which points are drawn does not depend on anything else, so that losses of different commands can be compared. Where
     `text` names no signal there is no task.
@@ -42,7 +42,7 @@ def find_task(model: Built, text: str, *, loss: str, dtype: torch.dtype) -> Task
 
 
 def _is_signal(text: str) -> bool:
-    """Whether DATA names a signal, and no factory and no file with the arrays inputs and targets."""
+    """Return whether DATA names a signal, and no factory and no file with the arrays inputs and targets."""
     if not is_signal(text) or not text.endswith(".npz") or not Path(text).is_file():
         return is_signal(text)
     try:

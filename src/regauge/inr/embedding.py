@@ -99,7 +99,7 @@ class Embedding:
     losses: Tensor  # of every step, `[steps]`
 
     def codes(self, params: Mapping[str, Tensor]) -> Tensor:
-        """The codes `[networks, code]` of a population, or `[code]` of one network.
+        """Return the codes `[networks, code]` of a population, or `[code]` of one network.
 
         Raises:
             ValueError: The networks have other sizes than the population that it was trained on.
@@ -115,7 +115,7 @@ class Embedding:
         return found.reshape(*rows.shape[:-2], -1)
 
     def distance(self, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor]) -> float:
-        """The Euclidean distance of two networks' codes.
+        """Return the Euclidean distance of two networks' codes.
 
         References:
             Paper 003, section 3.3 and figure 3.4.

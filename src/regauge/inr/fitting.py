@@ -74,7 +74,7 @@ OWN_LOSSES: dict[str, LossName] = {"image": "mse", "occupancy": "focal"}
 
 
 def loss_for(config: FitConfig, inr: Inr) -> Callable[[Tensor, Tensor], Tensor]:
-    """The loss of a network, from outputs and labels `[n, out]` to losses of that shape."""
+    """Return the loss of a network, from outputs and labels `[n, out]` to losses of that shape."""
     return LOSSES[config.loss or OWN_LOSSES.get(inr.signal, "bce")]
 
 
@@ -131,7 +131,8 @@ def fit(
 
 
 def mean_loss(inr: Inr, params: Mapping[str, Tensor], samples: Samples, config: FitConfig | None = None) -> float:
-    """The loss of a network on samples; the least that any could have is `entropy_floor` of distances' labels."""
+    """Return the loss of a network on samples; the least that any could have is `entropy_floor` of distances'
+    labels."""
     losses = loss_for(config or FitConfig(), inr)(
         evaluate(inr, params, samples.points), samples.labels.to(next(iter(params.values())))
     )
@@ -210,14 +211,14 @@ IMAGES = FitConfig(steps=1000, batch=None, optimizer=Adam(5e-4))
 
 
 def image_inr(height: int, width: int, channels: int = 1, *, units: int = 32, depth: int = 2) -> Inr:
-    """A SIREN of the size that populations of images have, 2-32-32-1 by default."""
+    """Return a SIREN of the size that populations of images have, 2-32-32-1 by default."""
     return Inr("siren", 2, channels, units, depth, "image", pixels=(height, width))
 
 
 def fit_images(
     images: Tensor, inr: Inr | None = None, config: FitConfig = IMAGES, *, bias: Bias = "torch", seed: int = 0
 ) -> Params:
-    """An INR for every image, trained in stacks: hundreds in a minute on one core.
+    """Return an INR for every image, trained in stacks: hundreds in a minute on one core.
 
     Every network has a start of its own, which depends on the seed and its number alone; it is that of `Inr.start`.
     For more than fits in memory, and for several processes or machines, train a population (`regauge zoo train`).

@@ -59,7 +59,7 @@ class ShapeSignal:
     to: Literal["points", "mesh"] | None = None
 
     def field(self, inr: Inr, *, generator: torch.Generator) -> Field:
-        """The field that a network learns.
+        """Return the field that a network learns.
 
         Raises:
             ValueError: Distances are to be to a mesh, or have a sign, and there are only points.
@@ -78,14 +78,14 @@ Signal = ImageSignal | GridSignal | ShapeSignal
 
 
 def is_signal(text: str) -> bool:
-    """Whether a text has the form of the name of a signal; the file need not exist."""
+    """Return whether a text has the form of the name of a signal; the file need not exist."""
     name, tail = _split_tail(text)
     known = name in SHAPES_SHA256 or name.lower().endswith((*IMAGE_FORMATS, *MESH_FORMATS, *POINT_FORMATS))
     return known or (name in ("chair", "monitor") and tail.isdecimal())
 
 
 def read_signal(text: str) -> Signal:
-    """The signal of a name.
+    """Return the signal of a name.
 
     `spot` is one of the shapes of `regauge.data.shapes`, `chair:7` a grid of ModelNet10. Anything else is a file: an
     image; a mesh (`.ply`, `.obj`, `.stl`, or `.npz` with `vertices` and `faces`); points (`.ply`, `.xyz`, or `.npz`
@@ -119,7 +119,8 @@ def read_signal(text: str) -> Signal:
 
 
 def read_image(path: str | Path) -> Tensor:
-    """An image file as `[channels, height, width]` in [0, 1]: one channel if it is gray, else red, green and blue.
+    """Return an image file as `[channels, height, width]` in [0, 1]: one channel if it is gray, else red, green and
+    blue.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -159,7 +160,7 @@ def signal_samples(signal: Signal, inr: Inr, queries: Queries, *, generator: tor
 
 
 def _split_tail(text: str) -> tuple[str, str]:
-    """A name, and what follows a colon if that is known."""
+    """Return a name, and what follows a colon if that is known."""
     name, colon, tail = text.rpartition(":")
     return (name, tail) if colon and (tail in ("points", "mesh") or tail.isdecimal()) else (text, "")
 

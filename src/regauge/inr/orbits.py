@@ -49,7 +49,8 @@ class Orbit:
         return int(self.element.batch[0])
 
     def undo(self, symmetry: Symmetry) -> Params:
-        """The copies moved back: the original with nothing but each copy's noise, up to rounding, `[count, ...]`."""
+        """Return the copies moved back: the original with nothing but each copy's noise, up to rounding, `[count,
+        ...]`."""
         return symmetry.act(symmetry.inverse(self.element), self.params)
 
 
@@ -120,7 +121,7 @@ def write_orbit(
     seed: int | None = None,
     about: Mapping[str, object] | None = None,
 ) -> Store:
-    """A store of the copies, with how they were made; the elements that moved them are not written.
+    """Return a store of the copies, with how they were made; the elements that moved them are not written.
 
     Rows have the columns "id", "step" (zero), "noise", "reach" and "parts"; `store.about` has the seed if it is given.
 
@@ -241,7 +242,7 @@ def recovery(
 
 
 def lines(params: Mapping[str, Tensor], copies: Mapping[str, Tensor], task: Task, points: int) -> tuple[Curve, ...]:
-    """The lines from one network to every network of a population, all evaluated together."""
+    """Return the lines from one network to every network of a population, all evaluated together."""
     count = len(next(iter(copies.values())))
     starts = {name: tensor.expand(count, *tensor.shape) for name, tensor in params.items()}
     ts = [k / (points - 1) for k in range(points)]

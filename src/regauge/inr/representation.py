@@ -118,7 +118,7 @@ class Inr:
         return self.signal in ("unsigned", "signed")
 
     def module(self, params: Mapping[str, Tensor] | None = None) -> nn.Module:
-        """The network; with these parameters and their dtype, or as torch's global generator makes it."""
+        """Return the network; with these parameters and their dtype, or as torch's global generator makes it."""
         network: nn.Module = Siren(**self._siren("torch")) if self.kind == "siren" else mlp(*self.widths)
         if params is not None:
             network = network.to(next(iter(params.values())).dtype)
@@ -155,7 +155,7 @@ class Inr:
         return {name: tensor.detach().to(dtype) for name, tensor in params.items()}
 
     def architecture(self, *, bias: Bias = "torch") -> Architecture:
-        """The architecture for populations and stores, whose networks are initialized as by `start`.
+        """Return the architecture for populations and stores, whose networks are initialized as by `start`.
 
         Raises:
             ValueError: A ReLU network whose biases start differently from torch's.
@@ -168,7 +168,7 @@ class Inr:
         return Architecture(name, "regauge.nets.siren:Siren", self._siren(bias))
 
     def _siren(self, bias: Bias) -> dict[str, Any]:
-        """The arguments of a SIREN."""
+        """Return the arguments of a SIREN."""
         sizes = {"in_features": self.in_features, "width": self.width, "out_features": self.out_features}
         return {**sizes, "depth": self.depth, "omega": self.omega, "bias": bias}
 
@@ -184,7 +184,7 @@ class Inr:
         return save(named, path, overwrite=overwrite, metadata=header)
 
     def to_json(self) -> str:
-        """The text form."""
+        """Return the text form."""
         return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)})
 
     @classmethod
@@ -206,7 +206,7 @@ class Inr:
 
 
 def save_inr(params: Mapping[str, Tensor], inr: Inr, path: str | Path, *, overwrite: bool = False) -> Path:
-    """The earlier name of `Inr.save`."""
+    """Return the earlier name of `Inr.save`."""
     return inr.save(params, path, overwrite=overwrite)
 
 
@@ -249,7 +249,7 @@ def read_inr(path: str | Path | Checkpoint) -> Inr:
 
 
 def blank(inr: Inr) -> dict[str, Tensor]:
-    """The parameters without values."""
+    """Return the parameters without values."""
     with torch.device("meta"):
         return dict(inr.module().state_dict())
 

@@ -93,7 +93,7 @@ def _network(
     depth: int | None,
     signal: Represented | None,
 ) -> Inr:
-    """The network that is fitted to a signal."""
+    """Return the network that is fitted to a signal."""
     sizes = IMAGE_SIZES if isinstance(known, ImageSignal) else SHAPE_SIZES
     width, depth = (own if given is None else given for given, own in zip((width, depth), sizes, strict=True))
     if isinstance(known, ImageSignal):
@@ -105,7 +105,7 @@ def _network(
 
 
 def _start(start: str, inr: Inr) -> Params:
-    """The parameters of a shared or an earlier start, of a network like the one that is fitted."""
+    """Return the parameters of a shared or an earlier start, of a network like the one that is fitted."""
     params, there = (shared_start(), Inr()) if start == "shared" else load_inr(start)
     if (there.kind, there.widths, there.omega) != (inr.kind, inr.widths, inr.omega):
         raise ValueError(

@@ -73,7 +73,7 @@ class Autoencoder:
 
     @torch.no_grad()
     def encode(self, networks: Networks | Sequence[Networks] | Collection) -> Float[Tensor, "models latent"]:
-        """The latent vectors of networks.
+        """Return the latent vectors of networks.
 
         Args:
             networks: Parameters with a leading model axis, or a store, which is streamed; or several.
@@ -101,7 +101,7 @@ class Autoencoder:
 
     @torch.no_grad()
     def decode(self, latents: Float[Tensor, "models latent"]) -> Params:
-        """The canonical networks of latent vectors, parameters and buffers with a leading model axis.
+        """Return the canonical networks of latent vectors, parameters and buffers with a leading model axis.
 
         Raises:
             ValueError: The vectors are of another length, or not finite.
@@ -119,11 +119,11 @@ class Autoencoder:
         return made
 
     def canonicalize(self, networks: Networks | Sequence[Networks] | Collection) -> Params:
-        """The decoded twin of each network: nearly the same function, and one network for each orbit."""
+        """Return the decoded twin of each network: nearly the same function, and one network for each orbit."""
         return self.decode(self.encode(networks))
 
     def distances(self, networks: Networks, among: Networks | None = None) -> NDArray[np.float64]:
-        """The distances of the latent vectors of networks to those of others, or of one another."""
+        """Return the distances of the latent vectors of networks to those of others, or of one another."""
         own = self.encode(networks).double()
         others = own if among is None else self.encode(among).double()
         found: NDArray[np.float64] = torch.cdist(own, others, compute_mode="donot_use_mm_for_euclid_dist").numpy()
@@ -132,7 +132,7 @@ class Autoencoder:
     def nearest(
         self, networks: Networks, among: Networks, *, count: int = 5
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """The networks of another population whose functions resemble each network's own: nearest latents first.
+        """Return the networks of another population whose functions resemble each network's own: nearest latents first.
 
         Returns:
             Their numbers and distances, `[networks, count]` both; fewer where the population is smaller.
@@ -185,7 +185,7 @@ class LatentPath:
     autoencoder: Autoencoder
 
     def at(self, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], t: float) -> Params:
-        """The network a share t of the way."""
+        """Return the network a share t of the way."""
         return self.walk(params_a, params_b)(t)
 
     def walk(self, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor]) -> Callable[[float], Params]:
@@ -196,7 +196,7 @@ class LatentPath:
 
 
 def load_autoencoder(path: str | Path) -> Autoencoder:
-    """The autoencoder in a file.
+    """Return the autoencoder in a file.
 
     Raises:
         FileNotFoundError: There is no such file.

@@ -24,7 +24,8 @@ NETWORKS_OF_A_SHARD = 512
 def encode_paths(
     autoencoder: Autoencoder, paths: Iterable[str | Path], checkpoints: Kept = "last"
 ) -> list[dict[str, Any]]:
-    """A table of the latent vectors of the networks at some paths: a row for each, with columns z0, z1 and so on.
+    """Return a table of the latent vectors of the networks at some paths: a row for each, with columns z0, z1 and so
+    on.
 
     Args:
         autoencoder: The autoencoder.
@@ -88,7 +89,8 @@ def nearest_paths(
     count: int = 5,
     checkpoints: Kept = "last",
 ) -> list[dict[str, Any]]:
-    """A table of the networks of a store that compute nearly what others do: `count` rows for each, nearest first.
+    """Return a table of the networks of a store that compute nearly what others do: `count` rows for each, nearest
+    first.
 
     Raises:
         ValueError: `count` is less than 1, or the autoencoder does not read the networks.
@@ -123,7 +125,7 @@ def _encode(autoencoder: Autoencoder, named: NamedNetworks, path: str | Path) ->
 
 
 def _read_latents(path: Path) -> tuple[Tensor, list[dict[str, Any]]]:
-    """The latent vectors of a table, and an id for each row."""
+    """Return the latent vectors of a table, and an id for each row."""
     with path.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     names = [name for name in (rows[0] if rows else {}) if name[:1] == "z" and name[1:].isdecimal()]

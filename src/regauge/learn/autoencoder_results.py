@@ -84,7 +84,8 @@ def _map(autoencoder: Autoencoder, collection: Collection, color: str | None) ->
 def _outputs(
     autoencoder: Autoencoder, collection: Collection, inputs: Any, grid: tuple[int, ...] | None
 ) -> dict[str, Any]:
-    """Outputs of some test networks and of their decoded networks: as pictures if the inputs are a grid of pixels."""
+    """Return outputs of some test networks and of their decoded networks: as pictures if the inputs are a grid of
+    pixels."""
     assert autoencoder.tested is not None
     chosen = spread(autoencoder.tested, SHOWN)
     networks = collection.read(chosen)

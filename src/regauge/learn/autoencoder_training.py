@@ -100,7 +100,7 @@ class _Net(nn.Module):
 
 
 def _encoder(symmetry: Symmetry, config: AutoencoderConfig, sample: Params, chance: torch.Generator) -> Metanet:
-    """The net that the settings describe, with the statistics of some networks."""
+    """Return the net that the settings describe, with the statistics of some networks."""
     net = Metanet(
         symmetry,
         layer=config.layer,
@@ -171,14 +171,14 @@ class AutoencoderFitting(Fitting[Autoencoder]):
         )
 
     def loss(self, batch: Batch, chance: torch.Generator) -> Tensor:
-        """The mean loss of a batch, whose networks are changed at random."""
+        """Return the mean loss of a batch, whose networks are changed at random."""
         params = move_inputs(batch.params, self.config.changes, self.layer, chance)
         changed = change_values(params, self.config.changes, tuple(self.division.collection.symmetry(0).tied), chance)
         decoded = self.net(to_net(changed, self.net))
         return self.objective.train_loss(self._complete(decoded), to_net(params, self.net), chance)
 
     def validate(self) -> Validation:
-        """The loss on the networks for validation."""
+        """Return the loss on the networks for validation."""
         scores = self._score(self.division.parts["validation"])
         loss = scores.pop("loss") / self.objective.scale
         return Validation((loss,), {"validation_loss": loss, **{f"validation_{k}": v for k, v in scores.items()}})
@@ -207,7 +207,7 @@ class AutoencoderFitting(Fitting[Autoencoder]):
 
     @torch.no_grad()
     def _score(self, indices: Indices, *, is_mean: bool = False) -> dict[str, float]:
-        """Mean scores of some networks."""
+        """Return mean scores of some networks."""
         totals: dict[str, float] = {}
         for _, params in read_blocks(self.division.collection, indices):
             originals = to_net(params, self.net)
@@ -218,7 +218,7 @@ class AutoencoderFitting(Fitting[Autoencoder]):
 
 
 def _judge(own: Mapping[str, float], constant: Mapping[str, float]) -> dict[str, Any]:
-    """Whether decoded networks have at most half of the error of a control, and a sentence that says so.
+    """Return whether decoded networks have at most half of the error of a control, and a sentence that says so.
 
     Of squared errors and divergences, this is a quarter.
     """

@@ -102,5 +102,5 @@ class Course:
         return True
 
     def is_stale(self, patience: int | None) -> bool:
-        """Whether so many epochs have passed since the best one."""
+        """Return whether so many epochs have passed since the best one."""
         return patience is not None and len(self.history) - 1 - self.best_epoch >= patience

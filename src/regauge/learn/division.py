@@ -88,7 +88,7 @@ class Division:
         return cls(collection, parts, seed, generator.initial_seed(), checkpoints)
 
     def chance(self, purpose: str) -> torch.Generator:
-        """A generator of its own for each purpose."""
+        """Return a generator of its own for each purpose."""
         return torch.Generator().manual_seed(derive_seed(self.seed, purpose))
 
     def samples(self, count: int, train: Indices | None = None) -> list[Params]:
@@ -107,7 +107,7 @@ class Division:
         return [self.collection.read(spread(train[there == k], count)) for k in layouts]
 
     def loader(self, batch: int, train: Indices | None = None, augment: Sequence[str] = ()) -> Loader:
-        """Batches of the networks for training, in random order."""
+        """Return batches of the networks for training, in random order."""
         indices = self.parts["train"] if train is None else train
         return Loader(self.collection, generator=self.chance("order"), batch=batch, indices=indices, augment=augment)
 
@@ -122,7 +122,7 @@ class Division:
         }
 
     def about(self, config: object) -> dict[str, Any]:
-        """Facts about the training, as JSON: numbers of networks, settings, and the seed that was given."""
+        """Return facts about the training, as JSON: numbers of networks, settings, and the seed that was given."""
         return {
             "networks": {name: len(part) for name, part in self.parts.items()},
             "settings": repr(config),

@@ -35,7 +35,7 @@ class Fitting(ABC, Generic[Made]):
 
     @abstractmethod
     def loss(self, batch: Batch, chance: torch.Generator) -> Tensor:
-        """The mean loss of a batch."""
+        """Return the mean loss of a batch."""
 
     @abstractmethod
     def validate(self) -> Validation:

@@ -30,7 +30,7 @@ class InputLayer:
 
     @classmethod
     def find(cls, symmetry: Symmetry, module: nn.Module) -> "InputLayer":
-        """The first layer, from the symmetry: the one matrix from an axis that nothing moves to units.
+        """Return the first layer, from the symmetry: the one matrix from an axis that nothing moves to units.
 
         It is tried out in float64: moving the inputs of a random network must give what moving its layer gives.
 
@@ -55,13 +55,14 @@ class InputLayer:
         return right[0]
 
     def move(self, params: Mapping[str, Tensor], matrix: Tensor, shift: Tensor) -> Params:
-        """Networks that compute `f(matrix x + shift)`: matrix `[models, inputs, inputs]`, shift `[models, inputs]`."""
+        """Return networks that compute `f(matrix x + shift)`: matrix `[models, inputs, inputs]`, shift `[models,
+        inputs]`."""
         weight, bias = params[self.weight], params[self.bias]
         moved = bias + torch.einsum("moi,mi->mo", weight, shift.to(weight))
         return {**params, self.weight: weight @ matrix.to(weight), self.bias: moved}
 
     def _moves(self, module: nn.Module) -> bool:
-        """Whether a network computes what it should after its inputs were moved."""
+        """Return whether a network computes what it should after its inputs were moved."""
         chance = torch.Generator().manual_seed(0)
 
         def draw(*shape: int) -> Tensor:

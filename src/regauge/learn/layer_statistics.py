@@ -24,7 +24,7 @@ PENALTIES = np.logspace(-3, 6, 19)
 
 
 def layer_statistics(params: Mapping[str, Tensor]) -> NDArray[np.float32]:
-    """Mean, standard deviation and five quantiles of every tensor, `[models, 7 * tensors]`.
+    """Return mean, standard deviation and five quantiles of every tensor, `[models, 7 * tensors]`.
 
     They do not change under permutations.
 
@@ -68,7 +68,7 @@ def read_features(
 
 
 def canonical_values(params: Params, symmetry: Symmetry) -> NDArray[np.float32]:
-    """All values of the canonical forms of networks, `[networks, values]`."""
+    """Return all values of the canonical forms of networks, `[networks, values]`."""
     canonical = canonicalize(params, symmetry)
     values = [t.flatten(1) if t.ndim > 1 else t[:, None] for t in canonical.values() if t.is_floating_point()]
     return torch.cat([one.float().cpu() for one in values], 1).numpy()

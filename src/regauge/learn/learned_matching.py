@@ -164,7 +164,7 @@ class LearnedMatching(Method):
         return candidates.result(ends[0].is_converged)
 
     def _by_vectors(self, problem: Problem, placed: Placed) -> list[Results]:
-        """The matchings by vectors: with sweeps, and with a task or without sweeps also by vectors alone."""
+        """Return the matchings by vectors: with sweeps, and with a task or without sweeps also by vectors alone."""
         vectors = [self.read(params, placed) for params in (problem.a, problem.b)]
         found = responses(placed, *vectors)
         settings = [(1 - self.share, self.sweeps)] if self.sweeps else []
@@ -182,13 +182,13 @@ class LearnedMatching(Method):
         return [match(weight, sweeps) for weight, sweeps in settings]
 
     def _descends(self, problem: Problem) -> bool:
-        """Whether a descent on scales follows."""
+        """Return whether a descent on scales follows."""
         groups = (group for group in problem.symmetry.groups if group.matrix == "none")
         return problem.task is not None and self.steps > 0 and any(kept_scales(problem.symmetry, g) for g in groups)
 
     @torch.no_grad()
     def read(self, params: Mapping[str, Tensor], placed: Placed) -> dict[str, Tensor]:
-        """The vectors of networks `[models, ...]`; of an expanded network they are read once."""
+        """Return the vectors of networks `[models, ...]`; of an expanded network they are read once."""
         count = len(next(iter(params.values())))
         if are_copies(params):
             one = self.read(select(params, slice(0, 1)), placed)
@@ -207,7 +207,7 @@ class LearnedMatching(Method):
 
 
 def completing(symmetry: Symmetry) -> int:
-    """The sweeps that settle what vectors leave open; none where orders and scales are all there is."""
+    """Return the sweeps that settle what vectors leave open; none where orders and scales are all there is."""
     return COMPLETING if any(g.signs or g.shifts or g.matrix != "none" for g in symmetry.groups) else 0
 
 
@@ -215,7 +215,7 @@ def completing(symmetry: Symmetry) -> int:
 def load_matching(
     path: str | Path, *, module: nn.Module | None = None, make_module: Callable[[], nn.Module] | None = None
 ) -> LearnedMatching:
-    """The matcher in a file, a method for `align`.
+    """Return the matcher in a file, a method for `align`.
 
     Args:
         path: The file.

@@ -46,7 +46,7 @@ def fit_start(
 
 
 def fit_linear(features: Tensor, encoded: Tensor, loss: Loss, outputs: int) -> tuple[Tensor, Tensor]:
-    """Weights `[outputs, features]` and biases of the least mean loss, with a penalty of squared weights.
+    """Return weights `[outputs, features]` and biases of the least mean loss, with a penalty of squared weights.
 
     Cross-validation over blocks of networks that follow one another chooses the penalty; weights are zero where none is
     better than zero.
@@ -75,7 +75,7 @@ def fit_linear(features: Tensor, encoded: Tensor, loss: Loss, outputs: int) -> t
 def _path(
     features: Tensor, encoded: Tensor, loss: Loss, outputs: int, count: int | None = None
 ) -> list[tuple[Tensor, Tensor]]:
-    """The weights and biases for the first penalties, from the largest on, each from the one before.
+    """Return the weights and biases for the first penalties, from the largest on, each from the one before.
 
     Weights are sought along the principal axes of the features, as multiples of what makes all second derivatives of a
     squared error the same. Few iterations suffice then.
@@ -96,7 +96,7 @@ def _path(
 def _descend(
     inputs: Tensor, encoded: Tensor, loss: Loss, shrink: Tensor, weight: Tensor, bias: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The weights `[outputs, inputs]` and biases of the least loss, from given ones on."""
+    """Return the weights `[outputs, inputs]` and biases of the least loss, from given ones on."""
     weight, bias = weight.clone().requires_grad_(), bias.clone().requires_grad_()
     search = torch.optim.LBFGS([weight, bias], max_iter=ITERATIONS, line_search_fn="strong_wolfe")
 

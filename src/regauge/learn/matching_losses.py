@@ -86,7 +86,7 @@ class Losses:
     max_iterations: int
 
     def placed(self, params: Mapping[str, Tensor]) -> Placed:
-        """The placements of groups on the vectors of networks."""
+        """Return the placements of groups on the vectors of networks."""
         net = self.siamese.net
         return place(self.symmetry, net.layout_of(params), length_of(net))
 
@@ -98,7 +98,7 @@ class Losses:
         batch: Batch | None,
         chance: torch.Generator,
     ) -> Tensor:
-        """The mean loss of some networks, `[models, ...]`.
+        """Return the mean loss of some networks, `[models, ...]`.
 
         Args:
             first: The networks.
@@ -131,7 +131,8 @@ class Losses:
         return total + self.between(placed, (first, own), (second, theirs), batch, chance)
 
     def read(self, params: Mapping[str, Tensor], placed: Placed) -> dict[str, Tensor]:
-        """The vectors of networks; many are read some at a time, and once more for the gradient, which saves memory."""
+        """Return the vectors of networks; many are read some at a time, and once more for the gradient, which saves
+        memory."""
         net, count = self.siamese.net, _count(params)
         settings, layout = net.settings, net.layout_of(params)
         pairs = sum(math.prod(block.sizes) for block in layout.pair_blocks) if settings.layer.traits.keeps_pairs else 0
@@ -150,7 +151,7 @@ class Losses:
         batch: Batch | None,
         chance: torch.Generator,
     ) -> Tensor:
-        """The mean loss of pairs of networks, given with their vectors: of the distance and on the line."""
+        """Return the mean loss of pairs of networks, given with their vectors: of the distance and on the line."""
         with torch.no_grad():
             hard = match_vectors(Problem(a[0], b[0], self.symmetry, self.task), placed, a[1], b[1])
         theirs = _move(placed, hard.element, b[1])
@@ -169,7 +170,7 @@ class Losses:
         return total
 
     def on_line(self, a: Params, b: Params, where: Tensor, batch: Batch) -> Tensor:
-        """The loss between networks, or its excess over the line, at a point of each line, mean over pairs."""
+        """Return the loss between networks, or its excess over the line, at a point of each line, mean over pairs."""
         assert self.task is not None
         between = {name: t.to(a[name].dtype) for name, t in interpolate(a, b, where).items()}
         if self.line == "loss":
@@ -178,7 +179,7 @@ class Losses:
         return self.excess(a, b, between, where, batch).mean()
 
     def excess(self, a: Params, b: Params, between: Params, where: Tensor, batch: Batch) -> Tensor:
-        """The mean squared difference between outputs and the mix of both networks' outputs, of each pair."""
+        """Return the mean squared difference between outputs and the mix of both networks' outputs, of each pair."""
         task = self.task
         assert task is not None
         run = torch.func.vmap(lambda params: task.run(params, batch[0]))
@@ -188,7 +189,7 @@ class Losses:
         return (run(between) - (1 - share) * left - share * right).square().flatten(1).mean(1)
 
     def midpoint_excesses(self, a: Params, moved: Params) -> Tensor | None:
-        """The rise halfway between networks over the mean of both ends; None without a task."""
+        """Return the rise halfway between networks over the mean of both ends; None without a task."""
         if self.task is None:
             return None
         pairs = range(_count(a))
@@ -202,7 +203,7 @@ class Losses:
 
 
 def match_vectors(problem: Problem, placed: Placed, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Results:
-    """Pairs matched by their vectors alone."""
+    """Return pairs matched by their vectors alone."""
     problem = replace(problem, a=_detached(problem.a), b=_detached(problem.b))
     frame = Frame.of(problem.a, problem.b, problem.symmetry, "balance")
     return match_mixture(
@@ -211,7 +212,7 @@ def match_vectors(problem: Problem, placed: Placed, a: Mapping[str, Tensor], b: 
 
 
 def _move(placed: Placed, element: Element, vectors: Mapping[str, Tensor]) -> Params:
-    """The vectors of networks that an element moves."""
+    """Return the vectors of networks that an element moves."""
     return act_on(placed.symmetry.groups, {n: placed.symmetry.sites[n] for n in vectors}, element, vectors)
 
 
@@ -224,10 +225,10 @@ def _count(params: Mapping[str, Tensor]) -> int:
 
 
 def _shift(count: int, chance: torch.Generator) -> int:
-    """A random offset from each network to its partner in the batch; a single network is its own partner."""
+    """Return a random offset from each network to its partner in the batch; a single network is its own partner."""
     return int(torch.randint(1, max(2, count), (), generator=chance))
 
 
 def batches_of(task: Task) -> Sequence[Batch]:
-    """The batches of a task, to be drawn from."""
+    """Return the batches of a task, to be drawn from."""
     return task.batches if isinstance(task.batches, Sequence) else tuple(task.batches)

@@ -180,7 +180,7 @@ class MatchingFitting(Fitting[LearnedMatching]):
         return self.division.describe(self.config, **self.known)
 
     def loss(self, batch: Batch, chance: torch.Generator) -> Tensor:
-        """The mean loss of a batch."""
+        """Return the mean loss of a batch."""
         config, losses = self.config, self.losses[batch.layout]
         net, symmetry = self.net.net, losses.symmetry
         params, second, copies = batch.params, None, None
@@ -199,14 +199,15 @@ class MatchingFitting(Fitting[LearnedMatching]):
         return losses.step(to_net(params, net), second, copies, examples, chance)
 
     def validate(self) -> Validation:
-        """The midpoint excess of held-out pairs, or without a task their distance."""
+        """Return the midpoint excess of held-out pairs, or without a task their distance."""
         facts = self._measure("validation", LearnedMatching(self.net.net, sweeps=0))
         found = {f"validation_{name}": value for name, value in facts.items() if name != "CPU ms"}
         order = (facts[EXCESS],) if EXCESS in facts else (facts["distance"],)
         return Validation(order, {**found, "sharpness": float(self.net.sharpness.detach())})
 
     def _measure(self, part: str, method: Method | None) -> dict[str, float]:
-        """Mean midpoint excess, relative squared distance and time of the pairs of a part, aligned by a method."""
+        """Return mean midpoint excess, relative squared distance and time of the pairs of a part, aligned by a
+        method."""
         excesses, distances, seconds = [], [], 0.0
         for layout, (left, right) in self.partners.pairs(self.division.parts, part, self.config.checked).items():
             losses = self.losses[layout]
@@ -256,7 +257,7 @@ class MatchingFitting(Fitting[LearnedMatching]):
 
 
 def _judge(key: str, own: float, weights: float, *, is_worse: bool) -> str:
-    """A sentence: whether a matcher is better than weight matching on held-out pairs."""
+    """Return a sentence: whether a matcher is better than weight matching on held-out pairs."""
     numbers = f"{key} {own:.3g} against {weights:.3g} on the pairs for validation"
     if key != EXCESS:
         return f"Whether the matcher is better than weight matching is unknown without a task ({numbers}); give one."

@@ -47,7 +47,7 @@ class Objective:
         sample: Params,
         device: str,
     ) -> "Objective":
-        """The objective of some settings, with the statistics of some networks.
+        """Return the objective of some settings, with the statistics of some networks.
 
         Raises:
             ValueError: The networks cannot be run on the inputs, all compute the same, or the outputs do not fit the
@@ -70,7 +70,7 @@ class Objective:
         return made._standardize(sample)
 
     def train_loss(self, decoded: Params, originals: Params, chance: torch.Generator) -> Tensor:
-        """The mean loss of some networks on some of the inputs."""
+        """Return the mean loss of some networks on some of the inputs."""
         number = int(torch.randint(len(self.batches), (), generator=chance)) if len(self.batches) > 1 else 0
         inputs, targets = self.batches[number]
         count = count_examples(inputs)
@@ -87,7 +87,8 @@ class Objective:
     def measure(
         self, decoded: Params | None, originals: Params, known: Sequence[Tensor] | None = None
     ) -> dict[str, Tensor]:
-        """Scores of every network, float64 `[models]`; the mean outputs stand for the decoded networks by default.
+        """Return scores of every network, float64 `[models]`; the mean outputs stand for the decoded networks by
+        default.
 
         The loss, the squared error of the outputs, and for classifiers the share of examples with the same class. With
         classes as targets that the loss does not read, also the difference of both accuracies; the median accuracy of
@@ -117,7 +118,8 @@ class Objective:
         return totals
 
     def _accuracies(self, outputs: Tensor, targets: Any) -> Tensor | None:
-        """The share of right answers of each network; None without classes, or where the loss is that on targets."""
+        """Return the share of right answers of each network; None without classes, or where the loss is that on
+        targets."""
         is_class = isinstance(targets, Tensor) and not targets.is_floating_point()
         if isinstance(self.loss, Criterion) or not is_class or outputs.shape[1:-1] != targets.shape:
             return None
@@ -158,7 +160,7 @@ class Objective:
 
 
 def _to_dtype(inputs: Any, dtype: torch.dtype) -> Any:
-    """Inputs whose floating-point tensors have a dtype."""
+    """Return inputs whose floating-point tensors have a dtype."""
     if isinstance(inputs, Mapping):
         return {name: _to_dtype(value, dtype) for name, value in inputs.items()}
     if isinstance(inputs, tuple | list):

@@ -51,7 +51,7 @@ class Partners:
         return indices[np.isin(self._keys(indices), codes[counts > 1])]
 
     def draw(self, indices: Indices, chance: torch.Generator) -> Indices:
-        """A random partner of each network for training, by its value of the column."""
+        """Return a random partner of each network for training, by its value of the column."""
         known = self._by_code
         drawn = []
         for index, code in zip(indices.tolist(), self._keys(indices).tolist(), strict=True):
@@ -60,7 +60,8 @@ class Partners:
         return np.array(drawn, np.int64)
 
     def pairs(self, parts: Parts, part: str, most: int) -> dict[int, tuple[Indices, Indices]]:
-        """Pairs of networks of a part, at most so many of each layout: a single one is paired with one for training."""
+        """Return pairs of networks of a part, at most so many of each layout: a single one is paired with one for
+        training."""
         own = self.with_partner(parts[part])
         result = {}
         for layout in np.unique(self.collection.layout_of(own)).tolist():
@@ -79,7 +80,7 @@ class Partners:
         return result
 
     def _keys(self, indices: Indices) -> NDArray[np.int64]:
-        """The code of each network, made different between layouts."""
+        """Return the code of each network, made different between layouts."""
         assert self.codes is not None
         return self.codes[indices] * (max(self.collection.layouts) + 1) + self.collection.layout_of(indices)
 

@@ -39,7 +39,7 @@ def read_blocks(collection: Collection, indices: Indices) -> Iterator[tuple[Indi
 
 
 def to_net(params: Params, net: nn.Module) -> Params:
-    """Networks in the precision and on the device of the net that reads them."""
+    """Return networks in the precision and on the device of the net that reads them."""
     like = next(net.parameters())
     return {
         name: tensor.to(like.device, like.dtype if tensor.is_floating_point() else None)
@@ -48,7 +48,7 @@ def to_net(params: Params, net: nn.Module) -> Params:
 
 
 def modules_of(collection: Collection, given: nn.Module | Sequence[nn.Module] | None) -> list[nn.Module]:
-    """The module that runs the networks of each layout."""
+    """Return the module that runs the networks of each layout."""
     count = max(collection.layouts) + 1
     if given is not None:
         modules = [given] if isinstance(given, nn.Module) else list(given)
@@ -70,7 +70,7 @@ def spread(indices: Indices, count: int) -> Indices:
 
 
 def digest(*arrays: Any) -> str:
-    """A text that other values do not have."""
+    """Return a text that other values do not have."""
     found = blake2b(digest_size=16)
     for array in arrays:
         values = np.asarray(array)
@@ -79,7 +79,7 @@ def digest(*arrays: Any) -> str:
 
 
 def arrays_of(inputs: Any) -> list[Any]:
-    """The tensors of a module's inputs."""
+    """Return the tensors of a module's inputs."""
     if isinstance(inputs, Tensor):
         return [inputs.cpu()]
     return [array for one in (inputs.values() if isinstance(inputs, Mapping) else inputs) for array in arrays_of(one)]
@@ -94,7 +94,8 @@ def values_of(
     checkpoints: Kept = "last",
     **_: object,
 ) -> tuple[str, NDArray[Any], Indices]:
-    """The name and values of a target, `[networks]`, and the numbers of the networks that have one and are finite.
+    """Return the name and values of a target, `[networks]`, and the numbers of the networks that have one and are
+    finite.
 
     Args:
         collection: Stores or populations.
@@ -131,7 +132,7 @@ def values_of(
 
 
 def are_finite(collection: Collection, *, reads_memory: bool = False) -> NDArray[np.bool_]:
-    """Whether each network of a store is finite, `[networks]`; populations in memory are read only if asked."""
+    """Return whether each network of a store is finite, `[networks]`; populations in memory are read only if asked."""
     fine = np.ones(len(collection), bool)
     for member, start in zip(collection.members, collection.starts.tolist(), strict=False):
         if isinstance(member, Store):
@@ -152,7 +153,7 @@ def find_usable(
     reads_memory: bool = False,
     **_: object,
 ) -> Indices:
-    """The numbers of the chosen networks that are finite; see `FitArguments` and `are_finite`.
+    """Return the numbers of the chosen networks that are finite; see `FitArguments` and `are_finite`.
 
     Raises:
         IndexError: There is no network of some number.
@@ -166,7 +167,7 @@ def find_usable(
 
 
 def kept_unless(split: Mapping[str, Any] | None, checkpoints: Kept) -> Kept:
-    """The checkpoints to use: all of them where a split names networks, so that none of these is dropped."""
+    """Return the checkpoints to use: all of them where a split names networks, so that none of these is dropped."""
     return checkpoints if split is None else "all"
 
 
@@ -176,7 +177,7 @@ def split_networks(
     given: Mapping[str, Sequence[int] | NDArray[Any]] | None,
     by: str | None = None,
 ) -> Parts:
-    """Numbers of the networks for "train", "validation" and "test".
+    """Return numbers of the networks for "train", "validation" and "test".
 
     What was given is taken. A store with a column "split" has its test part there (and perhaps its validation part);
     what is left, and other stores, are divided by run, or by another column: networks with one value there are in one
@@ -218,7 +219,7 @@ def split_networks(
 
 
 def _split_one(networks: Networks, codes: Indices | None) -> Parts:
-    """The parts of one store or population."""
+    """Return the parts of one store or population."""
     if not isinstance(networks, Store):
         count = count_models(networks)
         order = torch.randperm(count, generator=torch.Generator().manual_seed(0)).numpy()
@@ -238,7 +239,7 @@ def _split_one(networks: Networks, codes: Indices | None) -> Parts:
 
 
 def _repeated(collection: Collection) -> str | None:
-    """The column of signals, if there are several runs of one."""
+    """Return the column of signals, if there are several runs of one."""
     if not collection.has_column(SIGNAL):
         return None
     for store in collection.stores:
@@ -249,7 +250,7 @@ def _repeated(collection: Collection) -> str | None:
 
 
 def codes_of(column: Array) -> Indices:
-    """A number for each value of a column, the same wherever the value stands."""
+    """Return a number for each value of a column, the same wherever the value stands."""
     texts = [json.dumps(value, sort_keys=True) for value in column.tolist()]
     digests = {text: blake2b(text.encode(), digest_size=7).digest() for text in set(texts)}
     return np.array([int.from_bytes(digests[text], "big") for text in texts], np.int64)

@@ -101,7 +101,7 @@ class Predictor:
         return float(own), float(constant)
 
     def predict(self, networks: Networks | Sequence[Networks] | Collection) -> NDArray[Any]:
-        """Numbers or classes as in the column that was learned, `[models]`.
+        """Return numbers or classes as in the column that was learned, `[models]`.
 
         Args:
             networks: Parameters with a leading model axis, or a store, which is streamed; or several. A store may have
@@ -113,7 +113,7 @@ class Predictor:
         return self.target.decode(self._outputs(networks))
 
     def probabilities(self, networks: Networks | Sequence[Networks] | Collection) -> Tensor:
-        """The probability of each class of `target.classes`, `[models, classes]`.
+        """Return the probability of each class of `target.classes`, `[models, classes]`.
 
         Raises:
             ValueError: Numbers are predicted, or the networks are of another architecture.
@@ -128,7 +128,7 @@ class Predictor:
         return self.net.save(path, about=about, overwrite=overwrite)
 
     def results(self) -> dict[str, Any]:
-        """The course of the training, the scores and the predictions of the test networks, as JSON.
+        """Return the course of the training, the scores and the predictions of the test networks, as JSON.
 
         `regauge.report.write_page` makes a page of them.
 
@@ -194,7 +194,7 @@ class Predictor:
 def load_predictor(
     path: str | Path, *, module: nn.Module | None = None, make_module: Callable[[], nn.Module] | None = None
 ) -> Predictor:
-    """The predictor in a file, ready to predict.
+    """Return the predictor in a file, ready to predict.
 
     Args:
         path: The file.

@@ -177,7 +177,7 @@ class PredictorFitting(Fitting[Predictor]):
                 parameter.requires_grad_(True)
 
     def loss(self, batch: Batch, chance: torch.Generator) -> Tensor:
-        """The mean loss of a batch, whose networks are changed at random."""
+        """Return the mean loss of a batch, whose networks are changed at random."""
         changes, target = self.config.changes, self.target
         layer = self.layers[batch.layout] if self.layers else None
         params = move_inputs(batch.params, changes, layer, chance)
@@ -194,7 +194,7 @@ class PredictorFitting(Fitting[Predictor]):
         return loss
 
     def validate(self) -> Validation:
-        """The loss on the networks for validation, and their scores.
+        """Return the loss on the networks for validation, and their scores.
 
         Means of what answers are chosen here: of weights with probes, and of these with statistics. The linear reader
         of statistics has the largest share with which the loss is at most one standard error above the least, since
@@ -214,7 +214,7 @@ class PredictorFitting(Fitting[Predictor]):
         return Validation(self._order(outputs), facts)
 
     def _mix(self, made: Tensor, others: Tensor, share: str, errors: float = 0.0) -> Tensor:
-        """A mean of outputs for the validation networks that is no worse than the others alone.
+        """Return a mean of outputs for the validation networks that is no worse than the others alone.
 
         The net keeps their share in a buffer: the largest whose loss is so many standard errors above the least.
         """
@@ -228,7 +228,7 @@ class PredictorFitting(Fitting[Predictor]):
         return means[max(near) if errors else best]
 
     def _order(self, outputs: Tensor) -> tuple[float, ...]:
-        """The key by which outputs for the validation networks are compared."""
+        """Return the key by which outputs for the validation networks are compared."""
         loss = float(self.target.loss(outputs, self._kept))
         if self.target.kind != "classes":
             return (loss,)
@@ -296,14 +296,14 @@ class PredictorFitting(Fitting[Predictor]):
 
 
 def _rendering(module: nn.Module, sample: Params, inputs: Any, config: PredictorConfig) -> Rendering:
-    """A function that runs networks, standardized by the outputs of some of them."""
+    """Return a function that runs networks, standardized by the outputs of some of them."""
     rendering = Rendering(module.to(config.device), to_device(inputs, config.device))
     run = {name: t.float() if t.is_floating_point() else t for name, t in sample.items()}  # as the net reads them
     return rendering.standardize(to_device(run, config.device))
 
 
 def _first(outputs: Tensor, target: Target) -> Tensor:
-    """The outputs of the target; those of the rendering follow them."""
+    """Return the outputs of the target; those of the rendering follow them."""
     return outputs[:, : target.outputs]
 
 

@@ -146,14 +146,14 @@ Change = Translation | Rotation | Scaling | Noise | Dropout | Pruning
 
 
 def changes_of_copies() -> tuple[Change, ...]:
-    """The default changes of copies whose units a matcher recognizes."""
+    """Return the default changes of copies whose units a matcher recognizes."""
     return Noise(0.1), Dropout(0.05), Pruning(0.1)
 
 
 def move_inputs(
     params: Mapping[str, Tensor], changes: Sequence[Change], layer: InputLayer | None, generator: torch.Generator
 ) -> Params:
-    """Networks of moved inputs, by those of the changes that move inputs, one after the other."""
+    """Return networks of moved inputs, by those of the changes that move inputs, one after the other."""
     result = dict(params)
     for change in changes:
         if isinstance(change, Translation | Rotation | Scaling):
@@ -168,7 +168,7 @@ def change_values(
     tied: Sequence[Sequence[str]],
     generator: torch.Generator,
 ) -> Params:
-    """Networks with changed values, by those of the changes that change values; tied tensors stay equal."""
+    """Return networks with changed values, by those of the changes that change values; tied tensors stay equal."""
     result = dict(params)
     for change in changes:
         if isinstance(change, Noise | Dropout | Pruning):

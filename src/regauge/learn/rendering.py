@@ -43,7 +43,7 @@ class Rendering:
         return Runner(Task(self.module, ()))
 
     def standardize(self, params: Params) -> "Rendering":
-        """A copy that standardizes outputs by their mean and deviation over some networks.
+        """Return a copy that standardizes outputs by their mean and deviation over some networks.
 
         Raises:
             ValueError: The networks cannot be run on the inputs, or compute values that are not finite or all the same.
@@ -66,6 +66,7 @@ class Rendering:
 
 
 def grid(size: Sequence[int]) -> Tensor:
-    """The centers of the cells of a grid over `[-1, 1]` along each axis, `[cells, axes]`, the last axis fastest."""
+    """Return the centers of the cells of a grid over `[-1, 1]` along each axis, `[cells, axes]`, the last axis
+    fastest."""
     axes = [(2 * torch.arange(n) + 1) / n - 1 for n in size]
     return torch.cartesian_prod(*axes).reshape(-1, len(axes))

@@ -27,7 +27,7 @@ class Runner:
     task: Task
 
     def outputs(self, params: Mapping[str, Tensor], inputs: Any) -> Tensor:
-        """The outputs of every network, `[models, examples, ...]`; differentiable."""
+        """Return the outputs of every network, `[models, examples, ...]`; differentiable."""
         chain = self._chain_for(params, inputs)
         if chain is not None and not torch.is_grad_enabled():
             parts = [slice(start, start + CHAINS_AT_ONCE) for start in range(0, count_models(params), CHAINS_AT_ONCE)]
@@ -41,7 +41,7 @@ class Runner:
             return torch.stack([self.task.run(select(params, k), inputs) for k in rows])
 
     def losses(self, params: Mapping[str, Tensor], inputs: Any, judge: Judge) -> Tensor:
-        """The losses of every network's outputs by a function, `[models]`; differentiable.
+        """Return the losses of every network's outputs by a function, `[models]`; differentiable.
 
         Chains of linear layers are run by hand, some networks at a time, and keep nothing but derivatives.
         """
@@ -53,7 +53,7 @@ class Runner:
         return made
 
     def _chain_for(self, params: Mapping[str, Tensor], inputs: Any) -> VectorChain | None:
-        """The program by hand, if it runs these networks on these inputs."""
+        """Return the program by hand, if it runs these networks on these inputs."""
         is_vectors = isinstance(inputs, Tensor) and inputs.ndim == 2 and inputs.is_floating_point()
         chain = self._chain if is_vectors else None
         fits = chain is not None and all(params[name].dtype == inputs.dtype for name in _names(chain))
@@ -96,7 +96,7 @@ class _Chained(torch.autograd.Function):
 
 
 def _pull(judge: Judge, part: slice, outputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Losses of outputs `[models, out, examples]`, and their derivatives."""
+    """Return losses of outputs `[models, out, examples]`, and their derivatives."""
     leaf = outputs.transpose(1, 2).contiguous().requires_grad_()
     with torch.enable_grad():
         losses = judge(leaf, part)
@@ -109,7 +109,7 @@ def _names(chain: VectorChain) -> list[str]:
 
 
 def _own(chain: VectorChain, params: Mapping[str, Tensor], part: slice) -> Params:
-    """The tensors of some networks that a chain reads."""
+    """Return the tensors of some networks that a chain reads."""
     return {name: params[name][part].contiguous() for name in _names(chain)}
 
 
@@ -120,7 +120,7 @@ def count_examples(inputs: Any) -> int:
 
 
 def take_examples(inputs: Any, index: Tensor) -> Any:
-    """Some examples: rows of every tensor that has one for each."""
+    """Return some examples: rows of every tensor that has one for each."""
     count = count_examples(inputs)
 
     def take(value: Any) -> Any:

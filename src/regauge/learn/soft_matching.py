@@ -45,7 +45,7 @@ def logits_of(
     name: str,
     blocks: tuple[int, ...],
 ) -> Logits | None:
-    """The logits of one group from the vectors of both networks; None if it has none.
+    """Return the logits of one group from the vectors of both networks; None if it has none.
 
     Args:
         placed: The placements of groups on the vectors.
@@ -89,7 +89,7 @@ def _products(x: Tensor, y: Tensor, blocks: tuple[int, ...]) -> Tensor:
 
 
 def copy_loss(placed: Placed, a: Mapping[str, Tensor], b: Mapping[str, Tensor], sharpness: Tensor) -> Tensor:
-    """The cross entropy of matching every unit with its own copy, in nats: mean over rows, columns and groups.
+    """Return the cross entropy of matching every unit with its own copy, in nats: mean over rows, columns and groups.
 
     Where signs are chosen too, that of the sign one of each copy is added.
     """

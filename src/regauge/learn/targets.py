@@ -44,7 +44,7 @@ class Target:
 
     @classmethod
     def of(cls, name: str, values: NDArray[Any], train: NDArray[Any], kind: Kind | None = None) -> "Target":
-        """The target with some values: texts and truth values are classes, and so are whole numbers that recur.
+        """Return the target with some values: texts and truth values are classes, and so are whole numbers that recur.
 
         Args:
             name: The name of the column.
@@ -108,7 +108,7 @@ class Target:
         return len(self.classes) if self.kind == "classes" else 1
 
     def encode(self, values: NDArray[Any]) -> Tensor:
-        """Places among the classes, int64; fractions as they are; or standardized numbers; `[networks]`."""
+        """Return places among the classes, int64; fractions as they are; or standardized numbers; `[networks]`."""
         if self.kind == "classes":
             places = {value: k for k, value in enumerate(self.classes)}
             return torch.tensor([places[value] for value in values.tolist()])
@@ -117,11 +117,12 @@ class Target:
         return torch.from_numpy((values.astype(np.float64) - self.mean) / self.deviation).float()
 
     def loss(self, outputs: Tensor, encoded: Tensor) -> Tensor:
-        """The mean loss: cross entropy in nats, that of fractions too; or Huber's with a bend at one deviation."""
+        """Return the mean loss: cross entropy in nats, that of fractions too; or Huber's with a bend at one
+        deviation."""
         return self.losses(outputs, encoded).mean()
 
     def losses(self, outputs: Tensor, encoded: Tensor) -> Tensor:
-        """The loss of each network, `[networks]`; see `loss`."""
+        """Return the loss of each network, `[networks]`; see `loss`."""
         if self.kind == "classes":
             return functional.cross_entropy(outputs, encoded, reduction="none")
         if self.kind == "fractions":
@@ -156,7 +157,7 @@ class Target:
         return {"R2": r2, "tau": tau, "absolute error": float(abs(predicted - measured).mean())}
 
     def constant(self, train: NDArray[Any]) -> Any:
-        """The best prediction without a look at the network: the most frequent class, or the mean."""
+        """Return the best prediction without a look at the network: the most frequent class, or the mean."""
         if self.kind != "classes":
             return self.mean
         counts = torch.bincount(self.encode(train), minlength=len(self.classes))

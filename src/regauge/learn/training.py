@@ -109,7 +109,7 @@ class _Bar:
 
     @classmethod
     def of(cls, progress: Progress, course: Course, config: NetTrainingConfig, steps: int) -> "_Bar":
-        """The bar of a training, which may have begun."""
+        """Return the bar of a training, which may have begun."""
         if config.seconds is None:
             made, done = cls(progress("training", steps), steps), float(course.step)
         else:

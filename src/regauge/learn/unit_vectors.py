@@ -71,14 +71,15 @@ def place(symmetry: Symmetry, layout: Layout, width: int) -> Placed:
 
 
 def length_of(net: Metanet) -> int:
-    """The length of the vectors that a net gives units."""
+    """Return the length of the vectors that a net gives units."""
     head = net.settings.head
     assert isinstance(head, UnitFeatures)
     return head.width
 
 
 def read_vectors(net: Metanet, params: Mapping[str, Tensor], placed: Placed) -> dict[str, Tensor]:
-    """The directions of the vectors of all units, `[models, (bases ...,) size, width]`, by the names of `placed`.
+    """Return the directions of the vectors of all units, `[models, (bases ...,) size, width]`, by the names of
+    `placed`.
 
     Those that no sign changes are taken from the mean of their set: what all units have in common tells none apart.
 
@@ -107,7 +108,7 @@ def read_vectors(net: Metanet, params: Mapping[str, Tensor], placed: Placed) -> 
 
 
 def _undo(canonical: Element, layout: Layout, placed: Placed, vectors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Vectors of canonical networks as those of the networks as they were."""
+    """Return vectors of canonical networks as those of the networks as they were."""
     back, symmetry = layout.symmetry.inverse(canonical), placed.symmetry
     known = {placed.groups[name]: value for name, value in back.items() if name in placed.groups}
     element = Element(known, back.batch).fill(symmetry.identity(back.batch))
@@ -115,7 +116,7 @@ def _undo(canonical: Element, layout: Layout, placed: Placed, vectors: dict[str,
 
 
 def responses(placed: Placed, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Responses:
-    """Vectors of both networks of each pair, as methods compare them."""
+    """Return vectors of both networks of each pair, as methods compare them."""
     pairs = len(next(iter(b.values()))) if b else 1
     reach = torch.zeros(pairs, dtype=torch.float64)
     for name in b:
@@ -124,7 +125,7 @@ def responses(placed: Placed, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) 
 
 
 def _counterpart(group: Group, symmetry: Symmetry) -> Group | None:
-    """The group of a symmetry that acts where this one does."""
+    """Return the group of a symmetry that acts where this one does."""
     own = {(place.parameter, place.axis, place.start, place.stride) for place in group.placements}
     for other in symmetry.groups:
         there = {(place.parameter, place.axis, place.start, place.stride) for place in other.placements}
@@ -134,7 +135,7 @@ def _counterpart(group: Group, symmetry: Symmetry) -> Group | None:
 
 
 def _placement(group: Group, tensor: str, axis: int, exponents: tuple[bool | int, ...]) -> Placement:
-    """The placement of a group on vectors; scales do not change their directions."""
+    """Return the placement of a group on vectors; scales do not change their directions."""
     flips = tuple(map(int, exponents[: group.signs + group.shifts]))
     scale, shift = (0,) * group.scales, (0,) * group.shifts
     return Placement(tensor, axis, scale=scale, sign=flips[: group.signs], parity=flips[group.signs :], shift=shift)

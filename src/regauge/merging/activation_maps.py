@@ -38,7 +38,7 @@ class _Moments:
         self.sums = [a + b for a, b in zip(self.sums, own, strict=True)] if self.sums else own
 
     def map(self, *, is_inverse: bool = False, is_shared: bool = False) -> Map:
-        """The map M and the offset with which `y = M x + offset`; of the inverse with x and y exchanged."""
+        """Return the map M and the offset with which `y = M x + offset`; of the inverse with x and y exchanged."""
         count, x, y, square, both, other = self.sums
         if is_inverse:
             x, y, square, both = y, x, other, both.mT
@@ -130,7 +130,7 @@ def _carry_statistics(
 
 
 def _run(module: nn.Module, params: Mapping[str, Tensor], batch: Any) -> Seen:
-    """The inputs and outputs of the layers of a module, in float64."""
+    """Return the inputs and outputs of the layers of a module, in float64."""
     seen: dict[str, list[tuple[Tensor, Tensor]]] = {}
     hooks = []
     for name, kind in module.named_modules():
@@ -156,7 +156,7 @@ def _run(module: nn.Module, params: Mapping[str, Tensor], batch: Any) -> Seen:
 
 
 def _is_layer(kind: nn.Module) -> bool:
-    """Whether a module is a dense layer or convolution without groups, or multiplies and adds unit by unit."""
+    """Return whether a module is a dense layer or convolution without groups, or multiplies and adds unit by unit."""
     weight = getattr(kind, "weight", None)
     if not isinstance(weight, Tensor) or getattr(kind, "groups", 1) != 1 or isinstance(kind, nn.PReLU):
         return False
@@ -164,7 +164,7 @@ def _is_layer(kind: nn.Module) -> bool:
 
 
 def _rows(value: Tensor, kind: nn.Module) -> Tensor:
-    """A value as `[samples, units]`, evenly thinned."""
+    """Return a value as `[samples, units]`, evenly thinned."""
     has_places = isinstance(kind, (*CONVOLUTIONS, nn.GroupNorm)) or hasattr(kind, "running_mean")
     rows = (value.movedim(1, -1) if has_places else value).flatten(0, -2).double()
     return rows[:: -(-len(rows) // SAMPLES)]

@@ -95,7 +95,7 @@ class Expert:
     residual_scale: float = 1.0
 
     def take(self, tensor: Tensor, part: str, generator: torch.Generator | None) -> Tensor:
-        """One of its matrices as it is in the mixture."""
+        """Return one of its matrices as it is in the mixture."""
         if self.noise_scale:
             tensor = tensor + self.noise_scale * torch.randn(tensor.shape, generator=generator).to(tensor.dtype)
         return tensor * self.residual_scale if part == "down_proj" and self.residual_scale != 1 else tensor
@@ -240,7 +240,7 @@ def assemble_mixture(
 
 
 def _family(base: str | Path, config: Mapping[str, Any], *, has_shared: bool) -> _Family:
-    """The family of mixtures that a network becomes."""
+    """Return the family of mixtures that a network becomes."""
     known = SHARING if has_shared else FAMILIES
     family = known.get(str(config.get("model_type")))
     if family is None:
@@ -273,7 +273,7 @@ def _require_alike(base: Checkpoint, expert: Checkpoint, config: Mapping[str, An
 
 
 def _describe(config: Mapping[str, Any], family: _Family, experts: int, chosen: int) -> dict[str, Any]:
-    """The configuration of the mixture."""
+    """Return the configuration of the mixture."""
     count, width, others = family.settings
     return {
         **config,
@@ -288,7 +288,7 @@ def _describe(config: Mapping[str, Any], family: _Family, experts: int, chosen: 
 
 
 def _describe_shared(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a mixture with a shared expert; all layers have the window of a Mistral, if it has one."""
+    """Return settings of a mixture with a shared expert; all layers have the window of a Mistral, if it has one."""
     window = config.get("sliding_window") if config["model_type"] == "mistral" else None
     return {
         "shared_expert_intermediate_size": config["intermediate_size"],
@@ -305,7 +305,7 @@ def _make_routers(
     router: Router,
     generator: torch.Generator | None,
 ) -> Tensor:
-    """The routers `[layer, expert, width]`."""
+    """Return the routers `[layer, expert, width]`."""
     shape = int(config["num_hidden_layers"]), len(experts), int(config["hidden_size"])
     if router in ("random", "uniform_random"):
         if generator is None:
@@ -331,7 +331,7 @@ def _make_routers(
 
 
 def _measure(base: str | Path, router: Router) -> Callable[[Sequence[str]], Tensor]:
-    """A function from prompts to their vectors, `[layer, width]`, or one vector for all layers, in float32."""
+    """Return a function from prompts to their vectors, `[layer, width]`, or one vector for all layers, in float32."""
     if router == "cheap_embed":
         read, embedding = open_tokens(base), Checkpoint.open(base).read(EMBEDDING, dtype=torch.float32)
         return lambda prompts: torch.stack([embedding[read(one)[0]].sum(0) for one in prompts]).sum(0, keepdim=True)

@@ -70,7 +70,7 @@ class Assembly:
     _means: dict[Place, Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     def pieces(self, name: str) -> Iterator[Tensor]:
-        """The values of a tensor of the result, in its dtype and in pieces along axis 0."""
+        """Yield the values of a tensor of the result, in its dtype and in pieces along axis 0."""
         part = self.parts[name]
         dtype = part.spec.dtype
         is_structure = any(source in self.symmetry.structure for _, source in part.sources)
@@ -103,7 +103,7 @@ class Assembly:
         return largest
 
     def _work(self, part: Part) -> torch.dtype:
-        """The dtype of sums: float32 where all is in half precision, else float64."""
+        """Return the dtype of sums: float32 where all is in half precision, else float64."""
         stored = [self.networks[k].stored[name].dtype for k, name in part.sources]
         return torch.float32 if max(one.itemsize for one in (*stored, part.spec.dtype)) < 4 else torch.float64
 
@@ -118,17 +118,17 @@ class Assembly:
         return row_ranges(Symmetry(()), part.spec.name, shape, PIECE)
 
     def _axis(self, place: Place) -> int:
-        """The axis of tokens of a tensor, or -1."""
+        """Return the axis of tokens of a tensor, or -1."""
         return -1 if self.tokens is None else self.tokens.axes.get(place[1], -1)
 
     def _moved(self, place: Place, rows: tuple[int, int] | None, work: torch.dtype) -> Tensor:
-        """A copy of a tensor, or of a piece, next to those of the others."""
+        """Return a copy of a tensor, or of a piece, next to those of the others."""
         k, name = place
         tensor, element = self.networks[k].read(name, rows=rows, dtype=work), self.elements[k]
         return tensor if element is None else move_tensor(self.symmetry, element, name, tensor)
 
     def _filled(self, place: Place, rows: tuple[int, int] | None, work: torch.dtype) -> Tensor:
-        """A moved tensor, with the rows of those tokens that this network takes from others filled in."""
+        """Return a moved tensor, with the rows of those tokens that this network takes from others filled in."""
         tensor, axis, (k, name) = self._moved(place, rows, work), self._axis(place), place
         if axis < 0:
             return tensor
@@ -152,7 +152,7 @@ class Assembly:
         return tensor
 
     def _given(self, k: int, name: str, axis: int, row: int, work: torch.dtype) -> Tensor:
-        """A row of a network's own tensor, moved."""
+        """Return a row of a network's own tensor, moved."""
         network = self.networks[k]
         source = as_tokenized(network)
         if not 0 <= row < source.stored[name].shape[axis]:
@@ -163,7 +163,7 @@ class Assembly:
         return own if element is None else move_tensor(self.symmetry, element, name, own)
 
     def _mean(self, place: Place, axis: int, work: torch.dtype) -> Tensor:
-        """The mean of all rows with tokens, for those without."""
+        """Return the mean of all rows with tokens, for those without."""
         if place not in self._means:
             assert self.tokens is not None
             known = replace(self.tokens, blank=torch.zeros_like(self.tokens.blank))
@@ -174,7 +174,7 @@ class Assembly:
 
 
 def take_over(network: Checkpoint, number: int) -> dict[str, Part]:
-    """The parts of a result that is the network with this number."""
+    """Return the parts of a result that is the network with this number."""
     rule, form = RULES["passthrough"].build(), network.form
     return {
         name: Part(

@@ -89,7 +89,7 @@ class Blend:
                     raise ValueError(f"at {name!r} {error}" if varies else str(error)) from None
 
     def only(self, chosen: Sequence[int]) -> "Blend":
-        """A copy that combines only the chosen networks: the others get weight zero."""
+        """Return a copy that combines only the chosen networks: the others get weight zero."""
         return replace(self, weights=tuple(one if k in chosen else 0.0 for k, one in enumerate(self.given)))
 
     @property
@@ -169,7 +169,7 @@ class Blend:
         return find_depths(self._like)
 
     def _work_dtype(self, name: str) -> torch.dtype:
-        """The dtype of sums: float32 where all is in half precision, else float64."""
+        """Return the dtype of sums: float32 where all is in half precision, else float64."""
         widest = max(_dtype_of(network, name).itemsize for network in self._all)
         return torch.float32 if widest < 4 else torch.float64
 
@@ -185,7 +185,7 @@ class Blend:
         return row_ranges(self.symmetry, name, shape, PIECE) if self.rule.splits(shape) else [None]
 
     def _require_shared(self, name: str, rows: tuple[int, int] | None) -> Tensor:
-        """A tensor without values of the reference, or a piece; a ValueError if those of the others differ."""
+        """Return a tensor without values of the reference, or a piece; a ValueError if those of the others differ."""
         dtype = self._like[name].dtype
         tensors = [self._moved(k, name, rows, dtype) for k in range(len(self.networks))]
         kept = tensors[0] if self.base is None else read_piece(self.base, name, rows, dtype)
@@ -193,7 +193,7 @@ class Blend:
         return kept
 
     def _moved(self, k: int, name: str, rows: tuple[int, int] | None, work: torch.dtype) -> Tensor:
-        """A copy of a tensor of network k, or of a piece, next to those of the others."""
+        """Return a copy of a tensor of network k, or of a piece, next to those of the others."""
         tensor = read_piece(self.networks[k], name, rows, work)
         if self.elements is None or (k == 0 and self.base is None):
             return tensor
@@ -201,7 +201,7 @@ class Blend:
 
 
 def list_dtypes(networks: Sequence[Checkpoint]) -> str | None:
-    """The dtypes of the floating-point tensors of each network, for a sentence; None where all have the same."""
+    """Return the dtypes of the floating-point tensors of each network, for a sentence; None where all have the same."""
     kinds = {}
     for network in networks:
         found = {one.dtype for one in network.stored.values() if one.dtype.is_floating_point}
@@ -210,7 +210,8 @@ def list_dtypes(networks: Sequence[Checkpoint]) -> str | None:
 
 
 def dtype_notes(networks: Sequence[Checkpoint]) -> tuple[str, ...]:
-    """A sentence about the dtype of a merged network that takes over the files of the first one, where they differ."""
+    """Return a sentence about the dtype of a merged network that takes over the files of the first one, where they
+    differ."""
     first, *_ = networks
     listed = list_dtypes(networks)
     if listed is None or first.form.dtype is not None:
@@ -219,14 +220,14 @@ def dtype_notes(networks: Sequence[Checkpoint]) -> tuple[str, ...]:
 
 
 def _dtype_of(network: Mapping[str, Tensor], name: str) -> torch.dtype:
-    """The dtype of a tensor, or what it is read in."""
+    """Return the dtype of a tensor, or what it is read in."""
     if isinstance(network, Checkpoint):
         return network.form.work_dtype(network.stored[name].dtype if name in network.stored else network[name].dtype)
     return network[name].dtype
 
 
 def read_piece(network: Mapping[str, Tensor], name: str, rows: tuple[int, int] | None, dtype: torch.dtype) -> Tensor:
-    """A copy of a tensor, or of some of its rows, from memory or from a file, in a dtype."""
+    """Return a copy of a tensor, or of some of its rows, from memory or from a file, in a dtype."""
     if isinstance(network, Checkpoint):
         return network.read(name, rows=rows, dtype=dtype)
     tensor = network[name] if rows is None else network[name][rows[0] : rows[1]]

@@ -67,7 +67,7 @@ class GivenAdapter:
     def of(
         cls, given: Checkpoint | Mapping[str, Tensor], base: Mapping[str, Tensor], symmetry: Symmetry
     ) -> "GivenAdapter":
-        """An adapter from its folder, or from its factors alone, which change `W` to `W + B A`.
+        """Return an adapter from its folder, or from its factors alone, which change `W` to `W + B A`.
 
         Raises:
             ValueError: It is of another kind than LoRA, changes what the base lacks or a tensor that is tied to another
@@ -110,7 +110,8 @@ class GivenAdapter:
         return frozenset({*self.factors, *self.whole, *map(_bias, self.factors)})
 
     def network(self, base: Mapping[str, Tensor], params: Mapping[str, Tensor]) -> Params:
-        """A base with the change of such an adapter, differentiable in its tensors; in the dtypes of the base."""
+        """Return a base with the change of such an adapter, differentiable in its tensors; in the dtypes of the
+        base."""
         made = dict(base) | {name: params[stored].to(base[name]) for name, stored in self.whole.items()}
         for name, own in self.factors.items():
             up, down = (params[one].flatten(1).to(base[name]) for one in (own.up, own.down))
@@ -122,7 +123,7 @@ class GivenAdapter:
         return made
 
     def carry(self, pieces: Pieces, base: Mapping[str, Tensor], scale: float, names: Iterable[str]) -> Params:
-        """The tensors of the adapter for another base, from the change of that base's tensors, times a scale.
+        """Return the tensors of the adapter for another base, from the change of that base's tensors, times a scale.
 
         A change moves on both sides of the matrix alone, `L B A R`, and keeps its rank; therefore its factors are
         found exactly, from products with a few random vectors (drawn with seed 0).
@@ -173,7 +174,7 @@ class GivenAdapter:
         return made
 
     def _factorize(self, name: str, pieces: Iterable[Tensor], base: Tensor, scale: float) -> Params:
-        """The factors of a matrix from its change."""
+        """Return the factors of a matrix from its change."""
         own = self.factors[name]
         shapes = {stored: self.params[stored].shape for stored in (own.up, own.down)}
         up, down, left = probe(pieces, own.rank)
@@ -191,14 +192,15 @@ class GivenAdapter:
         }
 
     def describe(self, label: str, params: Collection[str]) -> dict[str, Any]:
-        """The configuration of an adapter of another base with these tensors."""
+        """Return the configuration of an adapter of another base with these tensors."""
         has_offsets = any(_offset(own.up) in params for own in self.factors.values())
         made = {**self.config, "base_model_name_or_path": label}
         return made | {"lora_bias": True} if has_offsets else made
 
 
 def loose_adapter(tuned: object, base: object) -> Checkpoint | Mapping[str, Tensor] | None:
-    """The adapter that a caller gave for a base in memory: its folder, or a dictionary of factors; None for others."""
+    """Return the adapter that a caller gave for a base in memory: its folder, or a dictionary of factors; None for
+    others."""
     if isinstance(base, str | Path | Checkpoint):
         return None
     if isinstance(tuned, str | Path | Checkpoint):
@@ -210,7 +212,8 @@ def loose_adapter(tuned: object, base: object) -> Checkpoint | Mapping[str, Tens
 
 
 def probe(pieces: Iterable[Tensor], rank: int) -> tuple[Tensor, Tensor, float]:
-    """The factors of a matrix of a rank, `[rows, rank]` and `[rank, columns]`, which is seen in pieces of its rows.
+    """Return the factors of a matrix of a rank, `[rows, rank]` and `[rank, columns]`, which is seen in pieces of its
+    rows.
 
     With random `P` and `Q` it is `M = (M P) ((Q M P)^+ Q M)`. The last value is the share of its squared norm that the
     rank leaves out; zero up to rounding, unless its rank is larger.
@@ -242,10 +245,10 @@ def probe(pieces: Iterable[Tensor], rank: int) -> tuple[Tensor, Tensor, float]:
 
 
 def _offset(up: str) -> str:
-    """The name of the offset next to a factor B."""
+    """Return the name of the offset next to a factor B."""
     return f"{up.removesuffix('.weight')}.bias"
 
 
 def _bias(weight: str) -> str:
-    """The name of the bias next to a weight."""
+    """Return the name of the bias next to a weight."""
     return f"{weight.removesuffix('weight')}bias"

@@ -49,7 +49,7 @@ class CarriedChange:
     notes: tuple[str, ...] = ()
 
     def on(self, base: Mapping[str, Tensor], scale: float) -> Params:
-        """The base with the change times a scale, rounded once; all else is that of the base."""
+        """Return the base with the change times a scale, rounded once; all else is that of the base."""
         return {name: self._on(name, tensor, scale) for name, tensor in base.items()}
 
     def _on(self, name: str, tensor: Tensor, scale: float) -> Tensor:
@@ -64,7 +64,7 @@ class CarriedChange:
 def difference(
     symmetry: Symmetry, before: Mapping[str, Tensor], after: Mapping[str, Tensor], base: Mapping[str, Tensor]
 ) -> CarriedChange:
-    """The difference of two networks that lie next to a base; structure and counters are left out."""
+    """Return the difference of two networks that lie next to a base; structure and counters are left out."""
     moved = {n for n, t in base.items() if n not in symmetry.structure and t.dtype in VALUES}
     shrunk = {
         n: (after[n].double() / before[n]).clamp(0, 1).nan_to_num(1.0)
@@ -77,7 +77,7 @@ def difference(
 def carry_by(
     symmetry: Symmetry, element: Element, networks: tuple[Mapping[str, Tensor], Mapping[str, Tensor]], base: Params
 ) -> CarriedChange:
-    """The change between two networks in memory, moved by an element next to a base."""
+    """Return the change between two networks in memory, moved by an element next to a base."""
     wide = [{n: t.double() if t.dtype in VALUES else t for n, t in one.items()} for one in networks]
     before, after = (symmetry.act(element, one) for one in wide)
     return replace(difference(symmetry, before, after, base), element=element)

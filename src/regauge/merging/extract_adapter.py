@@ -191,7 +191,7 @@ def publish_adapter(
 
 
 def _difference(base: Checkpoint, tuned: Checkpoint, name: str) -> Tensor | None:
-    """The difference of a tensor of both, in float64; None where it is zero."""
+    """Return the difference of a tensor of both, in float64; None where it is zero."""
     if base.stored[name].shape != tuned.stored[name].shape:
         raise ValueError(f"{name!r} has shape {tuple(base.stored[name].shape)} in {base.label}, but in {tuned.label} "
                          f"{tuple(tuned.stored[name].shape)}; give networks of one architecture")  # fmt: skip
@@ -202,7 +202,7 @@ def _difference(base: Checkpoint, tuned: Checkpoint, name: str) -> Tensor | None
 
 
 def cut_off(change: Tensor, rank: int, least: float = 0.0) -> tuple[Tensor, Tensor, float]:
-    """The factors A and B of the closest matrix of a rank, each with the roots of the singular values.
+    """Return the factors A and B of the closest matrix of a rank, each with the roots of the singular values.
 
     The last value is the share of the squared norm that they leave out.
     """
@@ -214,7 +214,7 @@ def cut_off(change: Tensor, rank: int, least: float = 0.0) -> tuple[Tensor, Tens
 
 
 def cut_off_product(up: Tensor, down: Tensor, rank: int) -> tuple[Tensor, Tensor, float]:
-    """The factors A and B of the closest matrix of a rank to `up @ down`, and the share that they leave out."""
+    """Return the factors A and B of the closest matrix of a rank to `up @ down`, and the share that they leave out."""
     left, right = torch.linalg.qr(up), torch.linalg.qr(down.T)
     core = left.R @ right.R.T
     a, b, rest = cut_off(core, rank, DUST * float(core.norm()))
@@ -240,7 +240,7 @@ def _configuration(
     *,
     is_turned: bool,
 ) -> dict[str, Any]:
-    """The content of adapter_config.json: with alpha as the rank, so that the change is B A."""
+    """Return the content of adapter_config.json: with alpha as the rank, so that the change is B A."""
     ranks = {one.name: one.rank for one in modules}
     most = max(ranks.values(), default=1)
     other = {name: rank for name, rank in ranks.items() if rank != most}

@@ -131,7 +131,7 @@ def _require(rule: Rule, count: int, rank: int | None) -> None:
 
 
 def _read(adapter: Checkpoint, config: Mapping[str, Any]) -> dict[str, Factors]:
-    """The factors of an adapter by the names of modules; an error about what needs the base."""
+    """Return the factors of an adapter by the names of modules; an error about what needs the base."""
     factors = read_factors(adapter.path.parent, adapter.on_meta())
     require_whole_change(adapter.label, adapter, config, APART)
     return {own.module: own for own in factors.values()}
@@ -146,7 +146,7 @@ def _merge_module(
     target: Target,
     rank: int | None,
 ) -> tuple[Tensor, Tensor, float]:
-    """The factors A and B of a module's merged change, with scale one, and the share that they leave out."""
+    """Return the factors A and B of a module's merged change, with scale one, and the share that they leave out."""
     ups, downs = [], []
     for adapter, factors in zip(adapters, every, strict=True):
         if name in factors:
@@ -181,7 +181,7 @@ def _merge_whole(
     rule: Rule,
     weights: Sequence[Number] | None,
 ) -> dict[str, Tensor]:
-    """The tensors that adapters store as a whole: the same in all, or averaged."""
+    """Return the tensors that adapters store as a whole: the same in all, or averaged."""
     result: dict[str, Tensor] = {}
     known = [{name for own in factors.values() for name in (own.down, own.up, *own.offsets)} for factors in every]
     others = [
@@ -210,12 +210,12 @@ def _merge_whole(
 
 
 def _plain(name: str) -> str:
-    """A tensor's name without that of the adapter, as PEFT writes it to files."""
+    """Return a tensor's name without that of the adapter, as PEFT writes it to files."""
     return re.sub(r"\.default(?=\.|$)", "", name)
 
 
 def _describe(configs: Sequence[Mapping[str, Any]], modules: Sequence[ModuleChange]) -> dict[str, Any]:
-    """The configuration of the result: that of the first adapter, with alpha as the rank."""
+    """Return the configuration of the result: that of the first adapter, with alpha as the rank."""
     ranks = {one.name: one.rank for one in modules}
     most = max(ranks.values())
     # PEFT takes the first pattern that a path ends with.

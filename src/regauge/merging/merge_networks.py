@@ -202,12 +202,13 @@ def merge(
 
 
 def _given(network: Network, what: str) -> Network:
-    """A network that is a path or a checkpoint as it is, or its parameters."""
+    """Return a network that is a path or a checkpoint as it is, or its parameters."""
     return network if isinstance(network, str | Path | Checkpoint) else as_params(network, what)
 
 
 def _blend_moved(blend: Blend, elements: Sequence[Element]) -> Blend:
-    """A blend of aligned networks, of which those that are translated or rotated are moved as a whole, in float64."""
+    """Return a blend of aligned networks, of which those that are translated or rotated are moved as a whole, in
+    float64."""
     networks, left = list(blend.networks), list(elements)
     for k, element in enumerate(elements):
         is_first = k == 0 and blend.base is None  # It stays, and the result has its dtypes.

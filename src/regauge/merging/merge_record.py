@@ -118,7 +118,7 @@ class Need:
         return self.is_carried or is_reordered or self.after < CLOSER * self.before or not explained
 
     def explain(self, label: str, reference: str) -> str:
-        """The answer in a sentence."""
+        """Return the answer in a sentence."""
         numbers = f"{self.moved} of {self.units} units move, distance {self.before:.4g} -> {self.after:.4g}"
         if self.is_there:
             return f"{label} is aligned to {reference}: {numbers}"
@@ -150,7 +150,7 @@ class Needs:
         )
 
     def keep(self, elements: Sequence[Element], symmetry: Symmetry) -> list[Element]:
-        """The elements of networks that are moved, and the identity for the others."""
+        """Return the elements of networks that are moved, and the identity for the others."""
         return [one if moves else symmetry.identity() for one, moves in zip(elements, self.is_moved, strict=True)]
 
     @property
@@ -224,7 +224,7 @@ class MergeRecord:
         return self._write(is_card=False)
 
     def _write(self, *, is_card: bool) -> str:
-        """The record as Markdown, or as text for a terminal."""
+        """Return the record as Markdown, or as text for a terminal."""
         quote, code = (escape_markdown, escape_code) if is_card else (escape, escape)
         own = self.networks if self.base is None else (*self.networks, self.base)
         labels = [quote(one) for one in short_paths(own)]
@@ -297,5 +297,5 @@ def require_labels(labels: Sequence[str] | None, count: int, has_base: bool) -> 
 
 
 def card_path(checkpoint: Path) -> Path:
-    """The path of a merged checkpoint's card: `out.md` for `out.safetensors`, or a file in a folder."""
+    """Return the path of a merged checkpoint's card: `out.md` for `out.safetensors`, or a file in a folder."""
     return path_beside(checkpoint, WORKS["merging"].beside)

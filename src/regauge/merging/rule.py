@@ -36,11 +36,11 @@ class Target:
         self._generators: dict[int, torch.Generator] = {}
 
     def number(self, setting: Number) -> float:
-        """The number that a setting has here."""
+        """Return the number that a setting has here."""
         return setting.at(self.name, self.depth) if isinstance(setting, Setting) else float(setting)
 
     def numbers(self, setting: Numbers, count: int) -> list[float]:
-        """The numbers that a setting has here, one for each of `count` networks."""
+        """Return the numbers that a setting has here, one for each of `count` networks."""
         if not isinstance(setting, tuple):
             return [self.number(setting)] * count
         if len(setting) != count:
@@ -48,7 +48,7 @@ class Target:
         return [self.number(one) for one in setting]
 
     def draw(self, k: int, like: Tensor) -> Tensor:
-        """Random numbers in [0, 1) for the next entries of network k, in float64."""
+        """Return random numbers in [0, 1) for the next entries of network k, in float64."""
         if k not in self._generators:
             key = f"{self._seed}/{k}/{self.name}".encode()
             seed = int.from_bytes(blake2b(key, digest_size=8).digest()) >> 1
@@ -81,13 +81,13 @@ class Rule(ABC):
         return False
 
     def factors(self, weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
-        """The factor of each network in one tensor, or an error about the weights: shares, equal by default."""
+        """Return the factor of each network in one tensor, or an error about the weights: shares, equal by default."""
         return shares_of(weights, count)
 
     def choose(
         self, networks: Sequence[Mapping[str, Tensor]], soup: Callable[[Sequence[int]], Params], task: Task | None
     ) -> Sequence[int]:
-        """Indices of the networks that are combined, chosen by the task's loss; all of them unless overridden.
+        """Return indices of the networks that are combined, chosen by the task's loss; all of them unless overridden.
 
         `soup` combines the networks with some indices: it makes the network of a choice, to evaluate it.
         """
@@ -98,11 +98,11 @@ class Rule(ABC):
         return
 
     def splits(self, shape: Sequence[int]) -> bool:
-        """Whether a tensor may be combined in pieces along its first axis, with the same result."""
+        """Return whether a tensor may be combined in pieces along its first axis, with the same result."""
         return True
 
     def held(self, count: int) -> int:
-        """The number of copies of a tensor, or of a piece, that `combine` holds at once."""
+        """Return the number of copies of a tensor, or of a piece, that `combine` holds at once."""
         return 2
 
     @abstractmethod
@@ -179,7 +179,7 @@ def require_networks(rule: Rule, count: int, *, has_base: bool) -> None:
 
 
 def draw_seed(rule: Rule, generator: torch.Generator | None) -> int | None:
-    """The seed of a rule's random numbers; None for rules that draw none.
+    """Return the seed of a rule's random numbers; None for rules that draw none.
 
     Raises:
         ValueError: There is no generator to draw it from.
@@ -192,7 +192,7 @@ def draw_seed(rule: Rule, generator: torch.Generator | None) -> int | None:
 
 
 def as_given(weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
-    """Weights that are not normalized, one by default; a ValueError if they are not as many, or not finite."""
+    """Return weights that are not normalized, one by default; a ValueError if they are not as many, or not finite."""
     given = (1.0,) * count if weights is None else tuple(float(w) for w in weights)
     if len(given) != count or not all(math.isfinite(w) for w in given):
         raise ValueError(f"weights are {list(given)} for {count} networks; give one finite weight for each")

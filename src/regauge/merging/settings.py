@@ -62,7 +62,7 @@ class Setting:
         return cls(_read_values(last, text), tuple(where))
 
     def at(self, name: str, depth: float = 0.0) -> float:
-        """The number for the tensor `name`; its depth in [0, 1] is that of `find_depths`."""
+        """Return the number for the tensor `name`; its depth in [0, 1] is that of `find_depths`."""
         values = next((own for pattern, own in self.where if pattern in name), self.values)
         position = depth * (len(values) - 1)
         first = min(int(position), len(values) - 1)
@@ -85,7 +85,8 @@ class Setting:
 
 
 def find_depths(names: Iterable[str]) -> dict[str, float]:
-    """The relative depth of each tensor: from 0 in the first layer to 1 in the last one, and 0 outside of layers.
+    """Return the relative depth of each tensor: from 0 in the first layer to 1 in the last one, and 0 outside of
+    layers.
 
     A layer is the first number in a name that stands alone between dots, such as the 7 of `model.layers.7.mlp.up_proj`;
     layers with the same name before the number are of one stack, in the order of their numbers. So an encoder and a
@@ -112,7 +113,7 @@ def find_depths(names: Iterable[str]) -> dict[str, float]:
 
 
 def numbers_of(value: Numbers) -> tuple[float, ...]:
-    """Every number that a setting of a rule may take."""
+    """Return every number that a setting of a rule may take."""
     if isinstance(value, tuple):
         return tuple(x for one in value for x in numbers_of(one))
     return value.numbers if isinstance(value, Setting) else (float(value),)
@@ -126,7 +127,7 @@ def require_numbers(what: str, value: Numbers, is_valid: Callable[[float], bool]
 
 
 def read_number(text: str) -> Number:
-    """A number, or a setting in its text form."""
+    """Return a number, or a setting in its text form."""
     found = Setting.parse(text)
     return found.values[0] if len(found.values) == 1 and not found.where else found
 
@@ -138,7 +139,7 @@ def read_numbers(texts: Sequence[str]) -> Numbers:
 
 
 def as_weights(weights: "Sequence[Number | str] | None") -> tuple[Number, ...] | None:
-    """Weights of networks, each as it is or from its text form."""
+    """Return weights of networks, each as it is or from its text form."""
     if weights is None:
         return None
     for one in weights:

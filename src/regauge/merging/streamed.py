@@ -70,7 +70,7 @@ def plan_merge(
 
 
 def report_of(found: StreamedResult, label: str) -> str:
-    """A report on the alignment of one network, for the record."""
+    """Return a report on the alignment of one network, for the record."""
     return "\n".join([f"{label}: {found.course[0]}", *found.course[1:]])
 
 

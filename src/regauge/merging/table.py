@@ -45,7 +45,7 @@ class RuleRow:
         return self.build(**given, **settings)
 
     def build(self, **settings: Any) -> "Rule":
-        """The rule with these settings, each of them for the class that has it.
+        """Return the rule with these settings, each of them for the class that has it.
 
         Raises:
             ValueError: The rule has no such setting, or a setting makes no sense.
@@ -110,5 +110,5 @@ def _settings(kind: "type[Rule]") -> list[str]:
 
 
 def _file_of(name: str) -> str:
-    """The file of a rule: its name with words in small letters."""
+    """Return the file of a rule: its name with words in small letters."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()

@@ -234,7 +234,7 @@ class _Data:
 
     @classmethod
     def of(cls, inputs: Any, task: Task | None, module: nn.Module | None, module_a: nn.Module | None) -> "_Data":
-        """The data of a call.
+        """Return the data of a call.
 
         Raises:
             ValueError: There are inputs without a module.
@@ -262,7 +262,7 @@ class _Data:
         return None if self.task is None else self.task.outputs
 
     def taught_by(self, tuned: Mapping[str, Tensor]) -> Task:
-        """The task of putting out with the model of B what the fine-tune puts out with that of A."""
+        """Return the task of putting out with the model of B what the fine-tune puts out with that of A."""
         assert self.modules is not None
         teacher, learner = (Task(one, (), mse_loss, self.outputs) for one in self.modules)
         with torch.no_grad():
@@ -270,7 +270,7 @@ class _Data:
         return replace(learner, batches=pairs)
 
     def run(self, params: Mapping[str, Tensor], number: int) -> Tensor:
-        """The outputs of a network as one vector, by the model with this number."""
+        """Return the outputs of a network as one vector, by the model with this number."""
         assert self.modules is not None
         module = self.modules[number]
         with torch.no_grad(), evaluating(module):
@@ -368,7 +368,7 @@ def _by_element(
     rotate: Rotate,
     generator: torch.Generator | None,
 ) -> CarriedChange:
-    """The change moved by the element that brings the first base next to the second."""
+    """Return the change moved by the element that brings the first base next to the second."""
     base_a, tuned_a, base_b = networks
     task = None
     if method is not None and data.modules is not None:
@@ -379,7 +379,7 @@ def _by_element(
 
 
 def _scale_by_size(size: Callable[[float], float], wanted: float) -> float:
-    """The scale, from one to `LARGEST`, with which a change is as large as wanted."""
+    """Return the scale, from one to `LARGEST`, with which a change is as large as wanted."""
     low, high = 1.0, 1.0
     if size(1.0) >= (1 - SAME_SIZE) * wanted:
         return 1.0
@@ -392,7 +392,7 @@ def _scale_by_size(size: Callable[[float], float], wanted: float) -> float:
 
 
 def _untied(params: Params, symmetry: Symmetry) -> tuple[Params, Callable[[Params], Params]]:
-    """The tensors of a network that are trained, and what makes a network of them: tied ones stay one."""
+    """Return the tensors of a network that are trained, and what makes a network of them: tied ones stay one."""
     fixed = {*symmetry.buffers, *symmetry.structure}
     first = {name: names[0] for names in symmetry.tied for name in names if names[0] in params}
     names = {

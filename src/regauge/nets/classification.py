@@ -128,5 +128,5 @@ def train(
 
 
 def split_batches(inputs: Tensor, labels: Tensor, size: int = 250) -> list[tuple[Tensor, Tensor]]:
-    """Examples in batches, as a `Task` takes them; the last one may be smaller."""
+    """Return examples in batches, as a `Task` takes them; the last one may be smaller."""
     return list(zip(torch.split(inputs, size), torch.split(labels, size), strict=True))

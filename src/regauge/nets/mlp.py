@@ -25,7 +25,7 @@ class MLP(nn.Module):
 
 
 def mlp(*widths: int, activation: Callable[[Tensor], Tensor] = torch.relu) -> MLP:
-    """An MLP by its widths: `mlp(784, 512, 512, 512, 10)`."""
+    """Return an MLP by its widths: `mlp(784, 512, 512, 512, 10)`."""
     return MLP(widths, activation)
 
 

@@ -64,5 +64,5 @@ NORMS: dict[NormName, Callable[[int, int], nn.Module]] = {
 
 
 def has_activation(norm: NormName) -> bool:
-    """Whether the normalization brings its own activation, so that no ReLU follows it."""
+    """Return whether the normalization brings its own activation, so that no ReLU follows it."""
     return norm == "filter"

@@ -96,7 +96,7 @@ def resnet20(
     shortcut: Shortcut = "B",
     blocks: int = 3,
 ) -> ResNet:
-    """The CIFAR ResNet with 6 * blocks + 2 layers: 16, 32 and 64 channels times `width`.
+    """Return the CIFAR ResNet with 6 * blocks + 2 layers: 16, 32 and 64 channels times `width`.
 
     A normalization in `groups` groups follows every convolution, and each of the three stages has `blocks` blocks; 3
     make ResNet20. What joins two stages is a shortcut: "A" pads with zero channels, "B" is a 1 x 1 convolution.

@@ -81,14 +81,14 @@ class SecondMoments:
         return cls(group, tuple(readings), shape)
 
     def error(self, reading: ReadValue, mixing: Float[Tensor, "copies units_and_one units_and_one"]) -> float:
-        """The mean squared change of what the places make when they read `mixing` times the values instead."""
+        """Return the mean squared change of what the places make when they read `mixing` times the values instead."""
         rest = torch.eye(self.shape[1] + 1, dtype=torch.float64) - mixing
         noise = (rest @ reading.moments @ rest.mT)[:, :-1, :-1]
         return float((noise * reading.weights).sum())
 
 
 def values_read(network: Network, group: str) -> dict[str, list[tuple[str, Site]]]:
-    """The values of a group that layers read, each with the places that read it; empty where it is not known."""
+    """Return the values of a group that layers read, each with the places that read it; empty where it is not known."""
     placed = {p.parameter for p in network.found.symmetry[group].placements}
     by_value: dict[str, list[tuple[str, Site]]] = {}
     for name, site in network.sites(group, reading=True):
@@ -146,13 +146,13 @@ class _State:
         return cls(reading, _inverse(reading.moments), mixing, reading.weights.clone())
 
     def costs(self, copy: int) -> Float[Tensor, " units"]:
-        """The further error of removing each unit."""
+        """Return the further error of removing each unit."""
         # 1 / (M^-1)_ii is the variance that the other units leave of unit i: the error of the best linear substitute,
         # counted by the weights that read it (as for the optimal brain surgeon, Hassibi and Stork 1993).
         return self.weights[copy].diagonal() / self.inverse[copy].diagonal()[:-1].clamp_min(1e-300)
 
     def plain(self, copy: int, removed: Bool[Tensor, " units"]) -> Float[Tensor, " units"]:
-        """The further error where nothing is fitted."""
+        """Return the further error where nothing is fitted."""
         joint = self.reading.moments[copy][:-1, :-1] * self.reading.weights[copy]
         return joint.diagonal() + 2 * joint[:, removed].sum(1)
 
@@ -173,7 +173,7 @@ class _State:
 
 
 def _inverse(moments: Float[Tensor, "copies n n"]) -> Float[Tensor, "copies n n"]:
-    """The inverse of moments of values of size one, with a small ridge; what is always zero is kept apart."""
+    """Return the inverse of moments of values of size one, with a small ridge; what is always zero is kept apart."""
     lifted = torch.where(moments.diagonal(dim1=1, dim2=2) > 0, RIDGE, 1.0)
     inverse: Tensor = torch.linalg.inv(moments + torch.diag_embed(lifted))
     return inverse

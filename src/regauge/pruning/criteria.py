@@ -33,7 +33,7 @@ class Criterion(ABC):
 
     @abstractmethod
     def scores(self, network: Network, groups: tuple[str, ...], generator: torch.Generator | None) -> Scores:
-        """Scores of the units, by importance; those with the smallest ones are removed first."""
+        """Return scores of the units, by importance; those with the smallest ones are removed first."""
 
     def remove(
         self, network: Network, group: str, scores: Float[Tensor, "copies units"], gone: Tensor, count: int
@@ -54,7 +54,7 @@ class Magnitude(Criterion):
     """
 
     def scores(self, network: Network, groups: tuple[str, ...], generator: torch.Generator | None) -> Scores:
-        """Sums of squares."""
+        """Return sums of squares."""
         squares = {name: tensor.square() for name, tensor in network.params.items()}
         return {name: _summed(network, name, squares) for name in groups}
 
@@ -87,7 +87,7 @@ class Taylor(Criterion):
     needs_task = True
 
     def scores(self, network: Network, groups: tuple[str, ...], generator: torch.Generator | None) -> Scores:
-        """Sums of squares over batches."""
+        """Return sums of squares over batches."""
         assert network.task is not None
         total = dict[str, Tensor]()
         for batch in network.task.batches:
@@ -140,7 +140,7 @@ class OutputError(Criterion):
 def _summed(
     network: Network, group: str, tensors: Mapping[str, Tensor], *, is_reading: bool = False
 ) -> Float[Tensor, "copies units"]:
-    """The sum of what each unit has, over all places or those that read it."""
+    """Return the sum of what each unit has, over all places or those that read it."""
     symmetry = network.symmetry
     places = network.sites(group, reading=True)
     places += [] if is_reading and places else network.sites(group, reading=False)

@@ -20,7 +20,7 @@ Masks = Mapping[str, Mapping[int, Bool[Tensor, " length"]]]
 def cut_translations(
     families: Sequence[TranslationFamily], shapes: Mapping[str, Shape], masks: Masks
 ) -> dict[str, TranslationFamily]:
-    """The families that are left of a network when only some indices of axes stay, by their names before.
+    """Return the families that are left of a network when only some indices of axes stay, by their names before.
 
     A family is left out where what remains of its entries lies in no regular order, where its vector and an image lose
     different entries, or where one of its parameters is gone.
@@ -59,7 +59,7 @@ def _cut_family(
 
 
 def _cut_image(image: Image, vector: Tensor, shapes: Mapping[str, Shape], masks: Masks) -> Image:
-    """An image of a vector of which the masked entries stay."""
+    """Return an image of a vector of which the masked entries stay."""
     steps = list[ImageStep]()
     for step in image.steps:
         name = step.entries.parameter
@@ -100,7 +100,7 @@ class _Cut:
     kept: tuple[Bool[Tensor, " length"], ...]
 
     def mask(self, without: Sequence[int], but: Sequence[int] = ()) -> Bool[Tensor, " entries"]:
-        """The entries that stay of the array, flat, without some of its axes."""
+        """Return the entries that stay of the array, flat, without some of its axes."""
         axes = (kept for k, kept in enumerate(self.kept) if k not in without or k in but)
         return reduce(lambda a, b: (a.unsqueeze(-1) & b).flatten(), axes, torch.ones(1, dtype=torch.bool))
 

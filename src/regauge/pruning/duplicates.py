@@ -16,7 +16,8 @@ EQUAL_ENTRIES = 1e-12
 
 
 def find_duplicates(network: Network, group: Group, left: Sequence[int]) -> list[tuple[int, int, tuple[float, ...]]]:
-    """Units whose tensors equal those of an earlier unit of the same copy, when both are brought to one scale and sign.
+    """Return units whose tensors equal those of an earlier unit of the same copy, when both are brought to one scale
+    and sign.
 
     Args:
         network: The network.
@@ -79,7 +80,7 @@ def _gauge(
 
 
 def _factor(site: Site, logs: Tensor, signs: Tensor) -> Float[Tensor, " units"]:
-    """The factor by which scales and signs multiply each unit's values at a site."""
+    """Return the factor by which scales and signs multiply each unit's values at a site."""
     factor = torch.ones(len(signs), dtype=torch.float64)
     for family, exponent in enumerate(site.placement.scale[: logs.shape[1]]):
         factor = factor * (exponent * logs[:, family]).exp()

@@ -49,7 +49,7 @@ class Removal:
 
 
 def find_removals(network: Network, groups: Sequence[Group], gone: Mapping[str, Tensor]) -> list[Removal]:
-    """Units that can be removed from a network, those that are not gone yet; each is checked when it is tried.
+    """Return units that can be removed from a network, those that are not gone yet; each is checked when it is tried.
 
     A unit is dead or constant if something that makes it has only zeros, and what layers read of it is then the same
     for all inputs and for all values of what lies before it.
@@ -99,7 +99,7 @@ def apply_removals(network: Network, removals: Sequence[Removal]) -> str:
 
 
 def bias_of(network: Network, name: str, site: Site) -> tuple[str, int] | None:
-    """The bias that is added to what a weight makes, and the axis of the weight along which it lies."""
+    """Return the bias that is added to what a weight makes, and the axis of the weight along which it lies."""
     stem, _, leaf = name.rpartition(".")
     bias = f"{stem}.{leaf.replace('weight', 'bias')}" if stem else leaf.replace("weight", "bias")
     held = network.params.get(bias)
@@ -163,7 +163,7 @@ def _constants(network: Network, silent: Mapping[str, Tensor]) -> list[Removal]:
 
 
 def _read_by_place(network: Network, groups: Mapping[str, Tensor]) -> dict[str, list[str | None]]:
-    """The names of the values that the readers of each group read."""
+    """Return the names of the values that the readers of each group read."""
     result: dict[str, list[str | None]] = {}
     for group in groups:
         placed = {p.parameter for p in network.found.symmetry[group].placements}
@@ -182,14 +182,14 @@ class _Ranges(NamedTuple):
 
 
 def _ranges(found: Activations, group: str, name: str, runs: Sequence[Mapping[str, Tensor]]) -> _Ranges:
-    """The range of each unit over some runs."""
+    """Return the range of each unit over some runs."""
     site = next(site for site in found.symmetry.sites[name] if site.group.name == group)
     every = torch.cat([unit_values(found.symmetry, name, site, run[name]).flatten(0, -2).double() for run in runs], 1)
     return _Ranges(every.amin(1), every.amax(1), max(float(every.abs().max()), 1.0))
 
 
 def _disturbed(network: Network, silent: Mapping[str, Tensor], seed: int) -> Params:
-    """Random values of everything but for the zeros of silent units."""
+    """Return random values of everything but for the zeros of silent units."""
     generator = torch.Generator().manual_seed(seed)
     params = perturb(network.params, {*network.symmetry.buffers}, generator)
     for name, tensor in params.items():

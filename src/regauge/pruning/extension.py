@@ -15,7 +15,7 @@ from regauge.pruning.slices import kept_entries, placed_on
 
 
 def extend_symmetry(symmetry: Symmetry, sizes: Mapping[str, int]) -> Symmetry:
-    """The symmetry of a network some of whose groups have more units, which come after those that are there.
+    """Return the symmetry of a network some of whose groups have more units, which come after those that are there.
 
     Cutting the result to the sizes of the given symmetry, by `cut_symmetry`, gives it back, without its translations:
     what would be added for the new units is not known.
@@ -54,7 +54,7 @@ def extend_symmetry(symmetry: Symmetry, sizes: Mapping[str, int]) -> Symmetry:
 
 
 def pad_params(params: Mapping[str, Tensor], symmetry: Symmetry, sizes: Mapping[str, int]) -> Params:
-    """The tensors of a network with zeros for the units that it lacks, behind those that it has.
+    """Return the tensors of a network with zeros for the units that it lacks, behind those that it has.
 
     Args:
         params: One network, unchanged itself.
@@ -101,7 +101,7 @@ def _extend_axis(own: dict[int, tuple[Group, Placement]], length: int, name: str
 
 
 def _last_unit(group: Group, place: Placement) -> tuple[Tensor, Tensor]:
-    """The indices of the last unit of a group, and for each the end of the block of units that it is in."""
+    """Return the indices of the last unit of a group, and for each the end of the block of units that it is in."""
     inner = [(n, step) for n, step in place.repeats if step < place.stride]
     if prod(n for n, _ in inner) != place.stride:
         raise ValueError(
@@ -116,7 +116,7 @@ def _last_unit(group: Group, place: Placement) -> tuple[Tensor, Tensor]:
 
 
 def _by_owner(owners: Tensor, places: Tensor, units: range) -> Tensor:
-    """The places that each unit owns, as many for each; a ValueError if they are not."""
+    """Return the places that each unit owns, as many for each; a ValueError if they are not."""
     is_own = (owners >= units.start) & (owners < units.stop)
     order = owners[is_own].argsort(stable=True)
     counts = torch.bincount(owners[is_own] - units.start, minlength=len(units))

@@ -56,12 +56,12 @@ class Network:
             self.params |= {} if known is None else dict.fromkeys(names, params[known])
 
     def run(self, params: Mapping[str, Tensor]) -> Outputs:
-        """The outputs with these values, on both inputs."""
+        """Return the outputs with these values, on both inputs."""
         with InDouble():
             return [output for probe in self._probes for output in probe(_completed(params, probe))]
 
     def run_smaller(self, module: nn.Module) -> Outputs:
-        """The outputs of another module on the same inputs, with its own values."""
+        """Return the outputs of another module on the same inputs, with its own values."""
         assert self.task is not None
         found: Outputs = []
         with InDouble():
@@ -72,7 +72,7 @@ class Network:
         return found
 
     def change(self, reference: Outputs, outputs: Outputs) -> float:
-        """The largest relative change of an output; infinite where shapes differ or values are not finite."""
+        """Return the largest relative change of an output; infinite where shapes differ or values are not finite."""
         if [one.shape for one in reference] != [one.shape for one in outputs]:
             return float("inf")
         return relative_change(reference, outputs)
@@ -103,7 +103,7 @@ class Network:
         return Traces(self.symmetry, self.task.module, dtype, self.task.outputs, only_read=False)
 
     def sites(self, group: str, *, reading: bool) -> list[tuple[str, Site]]:
-        """The sites of a group along which layers sum over its units (`reading`), or all its other sites."""
+        """Return the sites of a group along which layers sum over its units (`reading`), or all its other sites."""
         readers, seen, found = {*self.symmetry.readers}, set[int](), []
         for names in self.symmetry.tied:
             readers |= {(name, axis) for known, axis in self.symmetry.readers if known in names for name in names}
@@ -124,7 +124,7 @@ class Network:
         return self._index[key]
 
     def unit_entries(self, name: str, site: Site, params: Mapping[str, Tensor]) -> Float[Tensor, "units values"]:
-        """The values of each unit, copy by copy."""
+        """Return the values of each unit, copy by copy."""
         return params[name].flatten()[self.entries(name, site)]
 
     def put(self, changes: Mapping[str, Tensor]) -> None:
@@ -144,19 +144,19 @@ class Network:
                 self.put({name: flat.reshape(self.params[name].shape)})
 
     def fork(self) -> "Network":
-        """A copy that is edited on its own."""
+        """Return a copy that is edited on its own."""
         other = copy.copy(self)
         other.params = dict(self.params)
         return other
 
 
 def first_dtype(probe: Probe) -> torch.dtype:
-    """The precision in which a model is run."""
+    """Return the precision in which a model is run."""
     return next((t.dtype for t in probe.params.values() if t.is_floating_point()), torch.float64)
 
 
 def _completed(params: Mapping[str, Tensor], probe: Probe) -> Params:
-    """All tensors of a model, in its precision."""
+    """Return all tensors of a model, in its precision."""
     own = {name: tensor for name, tensor in params.items() if name in probe.params}
     return {**probe.params, **{n: t.to(probe.params[n].dtype) for n, t in own.items()}}
 
@@ -166,7 +166,7 @@ def _detached(tensor: Tensor) -> Tensor:
 
 
 def _shaken(inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Other inputs of the same shapes: noise of three times the size, and integers in another order."""
+    """Return other inputs of the same shapes: noise of three times the size, and integers in another order."""
     generator = torch.Generator().manual_seed(0)
 
     def other(tensor: Tensor) -> Tensor:

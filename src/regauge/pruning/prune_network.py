@@ -190,7 +190,7 @@ class _Work:
         return self.network.symmetry
 
     def losses(self, task: Task) -> dict[str, dict[str, float]]:
-        """The task's metrics of the given network, and of the network as it is now."""
+        """Return the task's metrics of the given network, and of the network as it is now."""
         now = self._as_given(join_again(self.network.params, self.coordinates, self.given, self.symmetry))
         return {"as it was": task.evaluate(self.given), "exact removals": task.evaluate(now)}
 
@@ -250,7 +250,8 @@ class _Work:
     def _smaller(
         self, network: Network, gone: Mapping[str, Tensor], *, is_compared: bool
     ) -> tuple[Params, Symmetry, dict[str, Tensor], nn.Module]:
-        """The network without units, and a module for it; compared with the network in which nothing reads them."""
+        """Return the network without units, and a module for it; compared with the network in which nothing reads
+        them."""
         assert network.task is not None
         kept = self._kept(gone)
         after = cut_symmetry(self.symmetry, {name: units.shape[-1] for name, units in kept.items()})
@@ -416,7 +417,7 @@ class _Work:
         )
 
     def _in_coordinates(self, small: Params, after: Symmetry, kept: Mapping[str, Tensor]) -> Params:
-        """A smaller representative in the coordinates of the given network."""
+        """Return a smaller representative in the coordinates of the given network."""
         if not self.coordinates:
             return small
         whole = {n: t.detach().cpu().double() if t.is_floating_point() else t.cpu() for n, t in self.given.items()}
@@ -424,7 +425,7 @@ class _Work:
         return join_again(small, cut_coordinates(self.coordinates, self.symmetry.on_data, kept), given, after)
 
     def _as_given(self, params: Params) -> Params:
-        """The tensors that were given, in their dtypes and on their devices."""
+        """Return the tensors that were given, in their dtypes and on their devices."""
         same: dict[int, Tensor] = {}
         result: Params = {}
         for name, old in self.given.items():

@@ -17,14 +17,15 @@ class Configuration(Protocol):
     """The files of a folder that say how large its network is."""
 
     def changes(self) -> Mapping[str, tuple[Any, Any]]:
-        """The numbers that changed with the network, before and after."""
+        """Return the numbers that changed with the network, before and after."""
 
     def files(self) -> Mapping[str, bytes | None]:
-        """The files with the new numbers."""
+        """Return the files with the new numbers."""
 
 
 def prune_path(checkpoint: Path) -> Path:
-    """The path of a pruned checkpoint's report: `out.prune.json` for `out.safetensors`, or a file in a folder."""
+    """Return the path of a pruned checkpoint's report: `out.prune.json` for `out.safetensors`, or a file in a
+    folder."""
     return path_beside(checkpoint, WORKS["pruning"].beside)
 
 

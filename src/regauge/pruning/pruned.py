@@ -88,7 +88,7 @@ class Pruned:
         return sum(tensor.numel() for tensor in tensors.values() if tensor.is_floating_point())
 
     def removed(self, group: str) -> Tensor:
-        """The units of a group that were removed, of each copy: `[*bases, removed]`."""
+        """Return the units of a group that were removed, of each copy: `[*bases, removed]`."""
         kept, (size, left) = self.kept[group], self.sizes[group]
         mask = torch.ones(*kept.shape[:-1], size, dtype=torch.int64).scatter(-1, kept, 0)
         return mask.argsort(dim=-1, descending=True, stable=True)[..., : size - left]
@@ -113,7 +113,7 @@ class Pruned:
         return "\n".join([*lines, *self.describe_fixed(), *self.notes])
 
     def describe_fixed(self) -> list[str]:
-        """Sentences about the groups that were left as they are, one for each reason."""
+        """Return sentences about the groups that were left as they are, one for each reason."""
         reasons: dict[str, list[str]] = {}
         for name, reason in self.fixed:
             reasons.setdefault(reason, []).append(name)

@@ -48,7 +48,7 @@ class PrunedConfigs:
         return found
 
     def sets(self) -> list[tuple[str, ...]]:
-        """Groups that are cut alike: those of all layers, as far as one number says their sizes.
+        """Return groups that are cut alike: those of all layers, as far as one number says their sizes.
 
         Where no number says it for the layers of one kind, it is tried for all of one size together, such as those of
         an encoder and its decoder.
@@ -124,7 +124,7 @@ class PrunedConfigs:
             )
 
     def files(self) -> dict[str, bytes | None]:
-        """The configuration of the smaller model: the file with the numbers that changed, if any did."""
+        """Return the configuration of the smaller model: the file with the numbers that changed, if any did."""
         if self.found is None or not self.changes():
             return {}
         result = copy.deepcopy(self.original)
@@ -134,7 +134,7 @@ class PrunedConfigs:
         return {CONFIG: (json.dumps(result, indent=2) + "\n").encode()}
 
     def changes(self) -> dict[str, tuple[Any, Any]]:
-        """The numbers that changed, before and after."""
+        """Return the numbers that changed, before and after."""
         found = {} if self.found is None else dict(_numbers(self.found))
         before = {path: _at(self._start, path) for path in found}
         return {".".join(map(str, p)): (before[p], number) for p, number in found.items() if before[p] != number}
@@ -152,7 +152,7 @@ class PrunedConfigs:
         return config
 
     def _wrong(self, config: dict[str, Any], wanted: Shapes) -> set[str] | None:
-        """The names whose shapes differ in the model of a configuration; None where there is no such model."""
+        """Return the names whose shapes differ in the model of a configuration; None where there is no such model."""
         key = json.dumps(config, sort_keys=True)
         if key not in self._built:
             try:
@@ -178,7 +178,7 @@ def _changed(config: dict[str, Any], sizes: Mapping[int, Sequence[int]], *, is_o
 
 
 def _numbers(config: Any, path: Path_ = ()) -> Iterator[tuple[Path_, int | None]]:
-    """The integers of a configuration, and what it leaves open, with where they are."""
+    """Yield the integers of a configuration, and what it leaves open, with where they are."""
     items: Any = config.items() if isinstance(config, dict) else enumerate(config) if isinstance(config, list) else ()
     for key, value in items:
         if type(value) is int or value is None:

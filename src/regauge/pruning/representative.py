@@ -33,7 +33,8 @@ def take_representative(network: Network) -> dict[str, Tensor]:
 def join_again(
     params: Params, coordinates: Mapping[str, Tensor], given: Mapping[str, Tensor], symmetry: Symmetry
 ) -> Params:
-    """A network at its representative in some coordinates; entries that are those given but for rounding are these."""
+    """Return a network at its representative in some coordinates; entries that are those given but for rounding are
+    these."""
     if not coordinates:
         return params
     symmetry = symmetry.on_data

@@ -89,10 +89,10 @@ def _replace_tensors(module: nn.Module, params: Mapping[str, Tensor]) -> None:
 
 
 def _set_numbers(layer: nn.Module, prefix: str, before: Symmetry, after: Symmetry) -> None:
-    """The numbers of a layer of torch, from the shapes of its tensors and the sizes of the groups on them."""
+    """Return the numbers of a layer of torch, from the shapes of its tensors and the sizes of the groups on them."""
 
     def blocks(count: int) -> int:
-        """The number of equal blocks of the weight's first axis of which entries stay."""
+        """Return the number of equal blocks of the weight's first axis of which entries stay."""
         name = f"{prefix}weight"
         mask = kept_entries(before, sizes).get(name, {}).get(0) if count > 1 else None
         return count if mask is None else int(mask.reshape(count, -1).any(1).sum())

@@ -22,7 +22,7 @@ Kept = Mapping[str, Int[Tensor, "*bases kept"]]
 
 @check_arguments
 def cut_params(params: Mapping[str, Tensor], symmetry: Symmetry, kept: Kept) -> Params:
-    """The tensors of a network without the units that are not kept.
+    """Return the tensors of a network without the units that are not kept.
 
     The units that stay are brought to the front of each group by the symmetry itself, from nested groups outwards, and
     what lies behind them is cut off.
@@ -36,7 +36,8 @@ def cut_params(params: Mapping[str, Tensor], symmetry: Symmetry, kept: Kept) -> 
 
 
 def cut_coordinates(coordinates: Mapping[str, Tensor], symmetry: Symmetry, kept: Kept) -> dict[str, Tensor]:
-    """The coordinates of a network without the units that are not kept, as `Symmetry.split` of it would name them.
+    """Return the coordinates of a network without the units that are not kept, as `Symmetry.split` of it would name
+    them.
 
     Those of families that are not left are not either.
 
@@ -57,7 +58,7 @@ def cut_coordinates(coordinates: Mapping[str, Tensor], symmetry: Symmetry, kept:
 
 
 def _cut_tensors(tensors: Mapping[str, Tensor], symmetry: Symmetry, kept: Kept) -> Params:
-    """Some tensors of a network without the units that are not kept."""
+    """Return some tensors of a network without the units that are not kept."""
     needed = {*kept, *(base for name in kept for base in symmetry[name].within)}
     small = replace(symmetry, groups=tuple(_reordered(group) for group in symmetry.groups if group.name in needed))
     moved = dict(tensors)
@@ -76,7 +77,7 @@ def _cut_tensors(tensors: Mapping[str, Tensor], symmetry: Symmetry, kept: Kept) 
 
 @check_arguments
 def cut_symmetry(symmetry: Symmetry, sizes: Mapping[str, int]) -> Symmetry:
-    """The symmetry of a network some of whose groups have been cut to smaller sizes."""
+    """Return the symmetry of a network some of whose groups have been cut to smaller sizes."""
     masks = kept_entries(symmetry, sizes)
     shapes = dict(symmetry.shapes)
     for name, by_axis in masks.items():
@@ -102,12 +103,12 @@ def cut_symmetry(symmetry: Symmetry, sizes: Mapping[str, int]) -> Symmetry:
 
 
 def _reordered(group: Group) -> Group:
-    """A group of matrices as the group of orders that it contains."""
+    """Return a group of matrices as the group of orders that it contains."""
     return group if group.matrix == "none" else replace(group, matrix="none", is_permuted=True)
 
 
 def _to_front(units: Int[Tensor, "*bases kept"], size: int) -> Int[Tensor, "*bases size"]:
-    """The order of all units in which these come first."""
+    """Return the order of all units in which these come first."""
     behind = torch.ones(*units.shape[:-1], size, dtype=torch.int64).scatter(-1, units, 0)
     return behind.argsort(dim=-1, stable=True)
 
@@ -127,7 +128,7 @@ def kept_entries(symmetry: Symmetry, sizes: Mapping[str, int]) -> dict[str, dict
 
 
 def _placed(placement: Placement, rows: Int[Tensor, "units entries"], mask: Bool[Tensor, " length"]) -> Placement:
-    """A placement on an axis of which only the masked indices are left."""
+    """Return a placement on an axis of which only the masked indices are left."""
     columns = mask[rows].all(0)
     if not torch.equal(mask[rows].any(0), columns):
         raise ValueError(f"the remaining entries of {_axis(placement)} are not evenly spaced; cut other groups")
@@ -135,7 +136,7 @@ def _placed(placement: Placement, rows: Int[Tensor, "units entries"], mask: Bool
 
 
 def placed_on(placement: Placement, rows: Int[Tensor, "units entries"]) -> Placement:
-    """A placement with other indices of its axis for each unit; a ValueError if they are in no regular order."""
+    """Return a placement with other indices of its axis for each unit; a ValueError if they are in no regular order."""
     places = rows.sort(1).values
     start, stride = int(places[0, 0]), int(places[1, 0] - places[0, 0]) if len(places) > 1 else 1
     offsets = (places[0] - start).tolist()
@@ -151,7 +152,7 @@ def _axis(placement: Placement) -> str:
 
 
 def _repeats(offsets: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """Sizes and strides whose sums are ascending offsets, which begin with zero."""
+    """Return sizes and strides whose sums are ascending offsets, which begin with zero."""
     result: list[tuple[int, int]] = []
     block = 1
     while block < len(offsets):

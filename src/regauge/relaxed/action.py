@@ -84,7 +84,8 @@ class RelaxedAction:
         return moved
 
     def _blocks(self, key: Key, matrices: Matrices) -> Tensor:
-        """The matrix of a key as `[*batch, bases..., unit, bases..., unit]`; the identity of a group that stays."""
+        """Return the matrix of a key as `[*batch, bases..., unit, bases..., unit]`; the identity of a group that
+        stays."""
         sizes = self._lengths[key[0]]
         n = int(np.prod(sizes))
         if key not in matrices:
@@ -101,13 +102,13 @@ class RelaxedAction:
 
 
 def block_sizes(symmetry: Symmetry, name: str) -> tuple[int, ...]:
-    """The sizes of the groups that a group is repeated within, then its own; their product is N."""
+    """Return the sizes of the groups that a group is repeated within, then its own; their product is N."""
     group = symmetry[name]
     return (*(symmetry[base].size for base in group.within), group.size)
 
 
 def split_character(symmetry: Symmetry, key: Key) -> dict[str, Character]:
-    """The part of a key's character that belongs to each group of its bases and to the group itself."""
+    """Return the part of a key's character that belongs to each group of its bases and to the group itself."""
     parts, rest = {}, key[1]
     for name in (*symmetry[key[0]].within, key[0]):
         group = symmetry[name]
@@ -217,7 +218,7 @@ class _Step:
 
 
 def _steps(sites: Sequence[Site], shape: tuple[int, ...], present: set[str]) -> list[_Step]:
-    """The steps that move a tensor, one for each set of linked axes; their order does not matter."""
+    """Return the steps that move a tensor, one for each set of linked axes; their order does not matter."""
     linked: list[set[int]] = []
     for site in sites:
         own = site.placement.axis
@@ -240,7 +241,7 @@ def _steps(sites: Sequence[Site], shape: tuple[int, ...], present: set[str]) -> 
 
 
 def _segments(sites: Sequence[Site], length: int) -> list[_Segment]:
-    """The positions of an axis, by the sites that cover them."""
+    """Return the positions of an axis, by the sites that cover them."""
     sites = sorted(sites, key=lambda site: len(site.group.within))
     units = np.full((len(sites), length), -1)
     for k, site in enumerate(sites):
@@ -275,7 +276,7 @@ def _label(site: Site) -> _Label:
 
 
 def _cell(segments: Mapping[int, _Segment], ndim: int, present: set[str]) -> _Cell | None:
-    """The einsum for one segment on each axis; None where no group with a matrix acts."""
+    """Return the einsum for one segment on each axis; None where no group with a matrix acts."""
     labels = {label.place: label for segment in segments.values() for label in segment.labels}
     needed = {place for place in labels if place[0] in present}
     needed |= {base for place in needed for base in labels[place].bases}
@@ -306,7 +307,7 @@ def _cell(segments: Mapping[int, _Segment], ndim: int, present: set[str]) -> _Ce
 
 
 def _powers(labels: Mapping[tuple[str, int], _Label], needed: set[tuple[str, int]]) -> dict[tuple[str, int], int]:
-    """The power with which the matrix of each group enters a product, where it is not zero.
+    """Return the power with which the matrix of each group enters a product, where it is not zero.
 
     The matrix of a group holds the factors of its bases too, and each factor enters once: with groups g and h within
     b, `J_g J_h / P_b`. So a base has power one minus the powers of all groups that are repeated within it.
@@ -318,7 +319,7 @@ def _powers(labels: Mapping[tuple[str, int], _Label], needed: set[tuple[str, int
 
 
 def _power(matrix: Tensor, power: int) -> Tensor:
-    """The matrix, or entry by entry a negative power of it with zero in place of what is not finite."""
+    """Return the matrix, or entry by entry a negative power of it with zero in place of what is not finite."""
     if power == 1:
         return matrix
     is_zero = matrix == 0

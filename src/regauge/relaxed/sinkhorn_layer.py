@@ -30,7 +30,7 @@ def sinkhorn(
     tolerance: float = 1e-6,
     max_iterations: int = 1000,
 ) -> tuple[Tensor, Tensor]:
-    """The doubly stochastic `P = diag(exp f) exp(logits / temperature) diag(exp g)`.
+    """Return the doubly stochastic `P = diag(exp f) exp(logits / temperature) diag(exp g)`.
 
     It is the plan that maximizes `<P, logits> + temperature * entropy(P)`; at small temperatures it tends to
     the permutation of the assignment on the logits. Columns sum to one up to rounding, rows up to `tolerance`.
@@ -123,7 +123,8 @@ def _anneal(logits: Tensor, max_iterations: int) -> Tensor:
 
 
 def _normalize(logits: Tensor, g: Tensor, tolerance: float, max_iterations: int) -> tuple[Tensor, Tensor]:
-    """The plan and its potentials g; multiplicative iterations where they stay in range, logarithms elsewhere."""
+    """Return the plan and its potentials g; multiplicative iterations where they stay in range, logarithms
+    elsewhere."""
     done, mass = 0, logits.shape[-2] / logits.shape[-1]
     while True:
         plan = torch.softmax(logits + g.unsqueeze(-2), -1)
@@ -153,7 +154,7 @@ def _normalize(logits: Tensor, g: Tensor, tolerance: float, max_iterations: int)
 
 
 def _gradient(plan: Tensor, gradient: Tensor) -> Tensor:
-    """The gradient with respect to the logits; its rows and columns sum to zero."""
+    """Return the gradient with respect to the logits; its rows and columns sum to zero."""
     n, eps, tiny = plan.shape[-1], torch.finfo(plan.dtype).eps, torch.finfo(plan.dtype).tiny
     b = plan.sum(-2, keepdim=True)
     h = (plan * gradient).sum(-2, keepdim=True)

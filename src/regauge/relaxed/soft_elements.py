@@ -88,7 +88,8 @@ class SoftElement:
         self._apart = {n: self._between_classes(n, count) for n, count in counts.items()}
 
     def _between_classes(self, n: int, count: int) -> Tensor | None:
-        """The penalty on logits of plans between units of different classes; None if each group has one class."""
+        """Return the penalty on logits of plans between units of different classes; None if each group has one
+        class."""
         lost = torch.zeros(count, n, n)
         for name, (size, start, own) in self._slices.items():
             if size == n:
@@ -110,7 +111,8 @@ class SoftElement:
         return self._slices.get(name)
 
     def blocks_of(self, name: str) -> tuple[int, ...]:
-        """The sizes of the groups that a group is repeated within, and again for what comes there: 1 if none moves."""
+        """Return the sizes of the groups that a group is repeated within, and again for what comes there: 1 if none
+        moves."""
         return self._blocks[name]
 
     def load(self, parameters: Mapping[str, Tensor]) -> None:
@@ -119,12 +121,12 @@ class SoftElement:
         self.signs = {name: parameters[f"signs of {name}"] for name in self.signs}
 
     def matrices(self) -> Matrices:
-        """The matrices of all keys, `[pair, N, N]`, differentiable."""
+        """Return the matrices of all keys, `[pair, N, N]`, differentiable."""
         plans = self._plans()
         return {key: self._joint(key, plans) for key in self._keys}
 
     def hard(self) -> Element:
-        """The element that every plan is closest to, blocks before what is within them, `[pair]`."""
+        """Return the element that every plan is closest to, blocks before what is within them, `[pair]`."""
         with torch.no_grad():
             plans = self._plans()
         blank = self._symmetry.identity((self._pairs,))
@@ -145,7 +147,7 @@ class SoftElement:
         return element
 
     def _plans(self) -> dict[str, Tensor]:
-        """The plan of every group, `[pair, *blocks, *source blocks, n, n]`."""
+        """Return the plan of every group, `[pair, *blocks, *source blocks, n, n]`."""
         plans = {}
         for n, logits in self.logits.items():
             apart = self._apart[n]
@@ -181,7 +183,7 @@ class SoftElement:
         return torch.cat(parts, 1)
 
     def _joint(self, key: Key, plans: dict[str, Tensor]) -> Tensor:
-        """The matrix of a key: the product of what its bases and the group itself contribute."""
+        """Return the matrix of a key: the product of what its bases and the group itself contribute."""
         symmetry, group = self._symmetry, self._symmetry[key[0]]
         names = (*group.within, group.name)
         letters = iter("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
@@ -201,7 +203,7 @@ class SoftElement:
         return joint.reshape(self._pairs, n, n)
 
     def _own(self, group: Group, exponents: Sequence[int], plans: dict[str, Tensor]) -> Tensor:
-        """The factor of a group in a joint matrix: its plan times its soft signs where they act."""
+        """Return the factor of a group in a joint matrix: its plan times its soft signs where they act."""
         result = plans.get(group.name)
         if result is None:
             result = torch.eye(group.size, dtype=self._like.dtype, device=self._like.device).unsqueeze(0)
@@ -229,5 +231,5 @@ class SoftElement:
 
 
 def movable(symmetry: Symmetry) -> list[str]:
-    """The groups that a soft element can move: those with an order or with signs."""
+    """Return the groups that a soft element can move: those with an order or with signs."""
     return [g.name for g in symmetry.groups if g.matrix == "none" and has_choice(g) and (g.is_permuted or g.signs)]

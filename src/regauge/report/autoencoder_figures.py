@@ -28,7 +28,7 @@ def pictures_figure(originals: NDArray[np.float64], decoded: NDArray[np.float64]
 
 
 def outputs_figure(originals: Sequence[float], decoded: Sequence[float]) -> Figure:
-    """Outputs of decoded networks against those of the originals, with the line on which they are equal."""
+    """Return outputs of decoded networks against those of the originals, with the line on which they are equal."""
     ends = (min(originals), max(originals))
     with draw_figure(4.6, 4.4) as figure:
         axes = figure.add_subplot()

@@ -12,7 +12,7 @@ from regauge.report.predictor_figures import curves_figures
 
 @of_results
 def autoencoder_page(results: dict[str, Any]) -> str:
-    """The page for a file of numbers that `regauge learn autoencoder` wrote."""
+    """Return the page for a file of numbers that `regauge learn autoencoder` wrote."""
     figures: dict[str, str | list[str]] = {"latents": data_uri(latents_figure(**results["latents"]), "png")}
     if results["pictures"] is not None:
         pictures = {name: np.array(results["pictures"][name]) for name in ("originals", "decoded")}

@@ -32,7 +32,7 @@ def shares_figure(layers: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 def tree_figure(branches: Sequence[Mapping[str, Any]]) -> Figure:
-    """A tree with branches from left to right, as long as they are, and the name of each network at its place.
+    """Return a tree with branches from left to right, as long as they are, and the name of each network at its place.
 
     Branches that are not certain are dotted.
     """

@@ -13,7 +13,7 @@ from regauge.report.population_figures import matrices_figure
 
 
 def comparison_page(facts: Mapping[str, Any]) -> str:
-    """The page of two networks.
+    """Return the page of two networks.
 
     Args:
         facts: Verdict, reason, numbers, layers, tensors, tested groups, draws and notes, as the command tells them in
@@ -31,7 +31,7 @@ def comparison_page(facts: Mapping[str, Any]) -> str:
 
 
 def lineage_page(facts: Mapping[str, Any], matrices: Mapping[str, NDArray[np.float64]]) -> str:
-    """The page of many networks.
+    """Return the page of many networks.
 
     Args:
         facts: Pairs, families, trees, names and what was left out, as the command tells them in JSON, with `seed` and
@@ -51,7 +51,7 @@ def lineage_page(facts: Mapping[str, Any], matrices: Mapping[str, NDArray[np.flo
 
 
 def tensor_map_page(facts: Mapping[str, Any]) -> str:
-    """The page of two implementations of one network.
+    """Return the page of two implementations of one network.
 
     Args:
         facts: `TensorMap.facts`, with `rows`, `notes`, the names of both networks (`a`, `b`) and `version`.

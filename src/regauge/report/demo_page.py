@@ -19,7 +19,7 @@ LABELS = {"a": "network A", "before": "network B", "after": "B, aligned"}
 
 
 def demo_page(folder: str | Path) -> str:
-    """The page for a folder with the demo's results.
+    """Return the page for a folder with the demo's results.
 
     Raises:
         ValueError: A file of the folder is damaged, or does not hold what the page shows.

@@ -156,7 +156,7 @@ def _names_of(chart: Chart) -> list[str]:
 
 
 def _is_named_at_ends(names: Sequence[str]) -> bool:
-    """Whether names stand at the ends of their lines: many names, or long ones, would cover the lines."""
+    """Return whether names stand at the ends of their lines: many names, or long ones, would cover the lines."""
     return len(names) > 3 or max(map(len, names), default=0) > LEGEND
 
 
@@ -174,7 +174,7 @@ def _draw_images(axes: Axes, images: Images) -> None:
 
 
 def permutation_figure(name: str, perm: NDArray[np.int64]) -> Figure:
-    """A permutation matrix: a dot where a position (row) takes its unit from (column)."""
+    """Return a permutation matrix: a dot where a position (row) takes its unit from (column)."""
     n = len(perm)
     with draw_figure(3.0, 3.1) as figure:
         axes = figure.add_subplot()
@@ -193,7 +193,8 @@ def permutation_figure(name: str, perm: NDArray[np.int64]) -> Figure:
 
 
 def weights_figures(rows: Mapping[str, NDArray[np.float32]]) -> list[Figure]:
-    """Weights of units as images `[units, height, width]`, a few in a figure, one row per label; blue is positive.
+    """Return weights of units as images `[units, height, width]`, a few in a figure, one row per label; blue is
+    positive.
 
     All share one scale of colors, so that dead units look dead.
     """
@@ -233,7 +234,7 @@ def data_uri(figure: Figure, kind: Literal["svg", "png"]) -> str:
 
 
 def data_uris(figures: Iterable[Figure], kind: Literal["svg", "png"] = "svg") -> list[str]:
-    """Several figures as data URIs."""
+    """Return several figures as data URIs."""
     return [data_uri(figure, kind) for figure in figures]
 
 

@@ -12,7 +12,8 @@ from regauge.report.population_figures import name_plane
 
 
 def losses_figure(losses: Mapping[str, Sequence[float]]) -> Figure:
-    """The losses of every kind of networks: each network a point, and the median a line; on a logarithmic axis."""
+    """Return the losses of every kind of networks: each network a point, and the median a line; on a logarithmic
+    axis."""
     chance = np.random.default_rng(0)
     with draw_figure(5.6, 0.36 * len(losses) + 1.0) as figure:
         axes = figure.add_subplot()

@@ -32,7 +32,7 @@ NEW = {
 
 @of_results
 def flow_page(results: dict[str, Any]) -> str:
-    """The page for a file of numbers that `regauge flow judge` wrote."""
+    """Return the page for a file of numbers that `regauge flow judge` wrote."""
     figures: dict[str, str | list[str]] = {
         "losses": data_uri(losses_figure(results["losses"]), "png"),
         "places": data_uri(places_figure(results["places"], results["share"]), "png"),

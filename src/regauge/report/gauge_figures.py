@@ -14,7 +14,8 @@ PANELS = 4
 
 
 def ranges_figures(layers: Sequence[Mapping[str, Any]]) -> list[Figure]:
-    """The largest weight that each input channel of a layer is multiplied by, before and after, layer by layer."""
+    """Return the largest weight that each input channel of a layer is multiplied by, before and after, layer by
+    layer."""
     return [_ranges_figure(layer) for layer in sorted(layers, key=_evened, reverse=True)[:PANELS]]
 
 
@@ -30,7 +31,8 @@ def _ranges_figure(layer: Mapping[str, Any]) -> Figure:
 
 
 def errors_figures(layers: Sequence[Mapping[str, Any]]) -> list[Figure]:
-    """The relative squared rounding error of each layer, in the order of the network, one figure by number of bits."""
+    """Return the relative squared rounding error of each layer, in the order of the network, one figure by number of
+    bits."""
     return [_errors_figure(layers, k) for k in range(len(layers[0]["errors"]))]
 
 

@@ -19,7 +19,7 @@ ABOUT = {
 
 @of_results
 def gauge_page(results: dict[str, Any]) -> str:
-    """The page for a file of numbers that `regauge gauge` wrote."""
+    """Return the page for a file of numbers that `regauge gauge` wrote."""
     layers = results["layers"]
     figures: dict[str, list[str]] = {}
     if layers:

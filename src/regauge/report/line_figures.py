@@ -31,7 +31,8 @@ CHORD = "line between the end losses"
 def line_figure(
     curves: Curves, metric: str = "loss", title: str | None = None, ends: tuple[str, str] = ("A", "B")
 ) -> Figure:
-    """A metric along the lines between two networks, from t = 0 to 1; for the loss with the first barrier marked."""
+    """Return a metric along the lines between two networks, from t = 0 to 1; for the loss with the first barrier
+    marked."""
     with draw_figure(4.6, 3.2) as figure:
         axes = figure.add_subplot()
         draw_curves(axes, curves, metric, title or WORDS.get(metric, metric), ends)
@@ -40,7 +41,7 @@ def line_figure(
 
 
 def path_figure(curves: Curves, title: str, ends: tuple[str, str]) -> Figure:
-    """The loss along paths with their barriers, and below it the accuracy where it is known."""
+    """Return the loss along paths with their barriers, and below it the accuracy where it is known."""
     metrics = ["loss", *(["accuracy"] if all("accuracy" in rows[0] for rows in curves.values()) else [])]
     barriers = ", ".join(f"{_barrier(rows)[1]:.3g} {label}".rstrip() for label, rows in curves.items())
     with draw_figure(5.2, 1.2 + 2.4 * len(metrics), ConstrainedLayoutEngine(h_pad=0.09)) as figure:
@@ -97,7 +98,7 @@ def _fit_axis(axes: Axes, values: Sequence[float]) -> bool:
 
 
 def _barrier(rows: Sequence[Row]) -> tuple[Row, float]:
-    """The highest point above the straight line between the losses of the ends, and how high above it."""
+    """Return the highest point above the straight line between the losses of the ends, and how high above it."""
     excess = excess_of(rows)
     return rows[int(np.argmax(excess))], max(excess)
 
@@ -128,7 +129,8 @@ def _mark_barrier(axes: Axes, curves: Sequence[Sequence[Row]]) -> None:
 def _is_free(
     curves: Sequence[Sequence[Row]], first: Sequence[Row], sides: tuple[float, float], y: float, half: float
 ) -> bool:
-    """Whether a label between two sides, around a height, lies in the picture and covers no curve and no chord."""
+    """Return whether a label between two sides, around a height, lies in the picture and covers no curve and no
+    chord."""
     if min(sides) < 0 or max(sides) > 1:
         return False
     xs = np.linspace(min(sides), max(sides), 32)

@@ -34,7 +34,7 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def of_results(make: Callable[[dict[str, Any]], str]) -> Callable[[str | Path], str]:
-    """A page from the path of the JSON file of its numbers, made by a function of these numbers."""
+    """Return a page from the path of the JSON file of its numbers, made by a function of these numbers."""
 
     @wraps(make)
     def page(path: str | Path) -> str:
@@ -46,7 +46,7 @@ def of_results(make: Callable[[dict[str, Any]], str]) -> Callable[[str | Path], 
 
 
 def page_template(name: str, **filters: Callable[..., str]) -> jinja2.Template:
-    """A page of the folder `templates`, with the filters that it uses."""
+    """Return a page of the folder `templates`, with the filters that it uses."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("regauge.report", "templates"),
         autoescape=True,

@@ -76,12 +76,12 @@ class Images:
         return cls(title, tuple(rows), tuple(columns), values.shape[2], pixels)
 
     def image(self, row: int, column: int) -> NDArray[np.uint8]:
-        """The image in a row and column, `[height, width]`."""
+        """Return the image in a row and column, `[height, width]`."""
         return np.frombuffer(base64.b64decode(self.pixels[row][column]), np.uint8).reshape(self.height, -1)
 
     @classmethod
     def from_json(cls, known: Mapping[str, Any]) -> "Images":
-        """The images of which `asdict` gave the text."""
+        """Return the images of which `asdict` gave the text."""
         names = {name: tuple(known[name]) for name in ("rows", "columns")}
         return cls(known["title"], **names, height=known["height"], pixels=tuple(map(tuple, known["pixels"])))
 

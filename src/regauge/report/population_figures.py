@@ -23,7 +23,8 @@ BAR = 36
 
 
 def matrices_figure(matrices: Mapping[str, NDArray[np.float64]], what: str) -> Figure:
-    """Matrices of pairs side by side, in one range of colors that begins at zero; below each, mean and deviation.
+    """Return matrices of pairs side by side, in one range of colors that begins at zero; below each, mean and
+    deviation.
 
     The mean is over pairs of different networks. NaN is drawn gray, and left out; not all values may be so. A network
     and itself are no pair: the diagonal is white.
@@ -70,7 +71,7 @@ def map_figure(
     column: Sequence[Any] | None = None,
     what: str = "",
 ) -> Figure:
-    """Networks as points in the plane, in the color of their group; or, given values, in shades of these.
+    """Return networks as points in the plane, in the color of their group; or, given values, in shades of these.
 
     A column in place of groups is shown in either way: texts, truth values and few whole numbers are groups. Distances
     are to scale. A legend names two to twenty groups; NaN is drawn gray. Below it stands which share of the squared
@@ -97,7 +98,8 @@ def map_figure(
 
 
 def shades_of(column: Sequence[Any]) -> NDArray[np.float64] | None:
-    """The values of a column that is shown in shades, NaN where there is none; None of one whose values are groups.
+    """Return the values of a column that is shown in shades, NaN where there is none; None of one whose values are
+    groups.
 
     Groups are texts, truth values, and whole numbers of which there are few.
     """
@@ -117,7 +119,7 @@ def name_plane(axes: Axes, share: float) -> None:
 
 
 def _between(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The finite values of pairs of different networks."""
+    """Return the finite values of pairs of different networks."""
     values: NDArray[np.float64] = matrix[~np.eye(len(matrix), dtype=bool)]
     return values[np.isfinite(values)]
 

@@ -17,7 +17,8 @@ WORDS = {"validation_accuracy": "accuracy on validation networks", "validation_R
 
 
 def curves_figures(history: Sequence[Mapping[str, Any]], best: int) -> list[Figure]:
-    """The losses of training and validation by epoch, and then the score; a dot marks the epoch that was kept."""
+    """Return the losses of training and validation by epoch, and then the score; a dot marks the epoch that was
+    kept."""
     panels = [("loss", {"training": "loss", "validation": "validation_loss"})]
     panels += [(label, {"validation": name}) for name, label in WORDS.items() if name in history[0]]
     return [_curves_figure(history, best, title, names) for title, names in panels]
@@ -58,7 +59,8 @@ def scatter_figure(measured: NDArray[np.float64], predicted: NDArray[np.float64]
 
 
 def confusion_figure(counts: NDArray[np.int64], names: Sequence[str], name: str) -> Figure:
-    """The confusion matrix: counts of predictions (columns) for each class (rows); shades are shares of the row."""
+    """Return the confusion matrix: counts of predictions (columns) for each class (rows); shades are shares of the
+    row."""
     shares = counts / np.maximum(1, counts.sum(1, keepdims=True))
     size = float(np.clip(0.42 * len(names) + 1.8, 3.4, 8))
     with draw_figure(size, size) as figure:

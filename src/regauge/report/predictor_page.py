@@ -15,7 +15,7 @@ PERCENT = ("accuracy",)
 
 @of_results
 def predictor_page(results: dict[str, Any]) -> str:
-    """The page for a file of numbers that `regauge learn predictor` wrote."""
+    """Return the page for a file of numbers that `regauge learn predictor` wrote."""
     scores = results["scores"]
     first = next(iter(scores["net"]))
     return page_template("predictor.html.j2", thousands="{:,}".format, score=_score).render(

@@ -17,7 +17,7 @@ ABOUT = {
 
 @of_results
 def prune_page(results: dict[str, Any]) -> str:
-    """The page for a file of numbers that `regauge prune` wrote."""
+    """Return the page for a file of numbers that `regauge prune` wrote."""
     groups, losses = results["groups"], results["losses"]
     figures = {"units": data_uri(units_figure(groups), "svg")} if groups else {}
     figures |= {"losses": data_uri(losses_figure(losses), "svg")} if losses else {}

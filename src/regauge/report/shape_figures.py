@@ -51,7 +51,7 @@ class View:
 
 
 def shape_figure(shape: Mesh | PointCloud, view: View) -> Figure:
-    """One shape by itself."""
+    """Return one shape by itself."""
     with draw_figure(3.2, 3.2, "none") as figure:
         draw_shape(figure.add_axes((0.0, 0.0, 1.0, 1.0)), shape, view, COLORS[1])
         return figure

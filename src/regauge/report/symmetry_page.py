@@ -14,7 +14,7 @@ LANE, BAND, LEFT = 16, 46, 30
 
 
 def symmetry_page(symmetry: Symmetry, model: str) -> str:
-    """The page of a symmetry, which needs nothing but itself.
+    """Return the page of a symmetry, which needs nothing but itself.
 
     Pointing at a thread, or following the link of a group, lights up the thread and all axes on which the group acts.
     Frozen axes say why when pointed at; a list below says it too.
@@ -59,7 +59,7 @@ def symmetry_page(symmetry: Symmetry, model: str) -> str:
 
 
 def _threads(layout: ThreadLayout) -> list[dict[str, Any]]:
-    """The lines and dots of threads, in pixels."""
+    """Return the lines and dots of threads, in pixels."""
     found = []
     for k, thread in enumerate(layout.threads):
         group = thread.group

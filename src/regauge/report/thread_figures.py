@@ -75,7 +75,7 @@ def threads_figure(
 
 
 def _name(groups: Sequence[Group]) -> str:
-    """The names and kinds of groups that begin at a layer, as many as fit."""
+    """Return the names and kinds of groups that begin at a layer, as many as fit."""
     parts = [f"{group.name} ({group.kind})" for group in groups]
     shown = [part for k, part in enumerate(parts) if len(", ".join(parts[: k + 1])) <= WORDS]
     if not shown:

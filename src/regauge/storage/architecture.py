@@ -81,7 +81,7 @@ class Architecture:
         return sum(spec.size for spec in self.layout)
 
     def on_meta(self) -> Params:
-        """The tensors of one network without values, on the meta device."""
+        """Return the tensors of one network without values, on the meta device."""
         return {spec.name: torch.empty(spec.shape, dtype=spec.dtype, device="meta") for spec in self.layout}
 
     def module(self) -> nn.Module:
@@ -109,7 +109,7 @@ class Architecture:
         return module
 
     def to_json(self) -> str:
-        """The text form: stable, with the layout; reading it builds nothing."""
+        """Return the text form: stable, with the layout; reading it builds nothing."""
         document = {
             "format": FORMAT,
             "version": VERSION,
@@ -143,7 +143,7 @@ class Architecture:
 
 
 def import_object(text: str) -> Any:
-    """The object `package.module:name`, also where old stores name its earlier place."""
+    """Return the object `package.module:name`, also where old stores name its earlier place."""
     place, colon, name = MOVED.get(text, text).rpartition(":")
     if not (place and colon and name):
         raise ValueError(f"{text!r} does not name an object; write package.module:name")
@@ -165,7 +165,7 @@ def import_object(text: str) -> Any:
 
 
 def _resolve(value: Any) -> Any:
-    """A setting with the objects that it names in their places."""
+    """Return a setting with the objects that it names in their places."""
     if isinstance(value, dict):
         if value.keys() == {"import"}:
             return import_object(value["import"])
@@ -185,7 +185,7 @@ def _call(function: Callable[..., Any], settings: dict[str, Any]) -> Any:
 
 
 def _spec(name: str, shape: list[int], text: str) -> TensorSpec:
-    """A tensor of the layout; whatever is no name, shape or dtype is a ValueError or what torch says."""
+    """Return a tensor of the layout; whatever is no name, shape or dtype is a ValueError or what torch says."""
     dtype = getattr(torch, text, None)
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"{text!r} is not a dtype of torch, such as 'float32'")

@@ -27,7 +27,7 @@ ABANDONED = 3600
 
 
 def cache_folder() -> Path:
-    """The folder of the cache, which may not exist yet."""
+    """Return the folder of the cache, which may not exist yet."""
     own = os.environ.get(VARIABLE)
     if own:
         return Path(own)
@@ -37,7 +37,7 @@ def cache_folder() -> Path:
 
 
 def recall(kind: str, origin: Any) -> str | None:
-    """The text that was kept for an origin, anything that JSON can hold; None if there is none that is whole."""
+    """Return the text that was kept for an origin, anything that JSON can hold; None if there is none that is whole."""
     with suppress(OSError, UnicodeDecodeError):
         checksum, _, text = _place(kind, origin).read_text(encoding="utf-8").partition("\n")
         if checksum == _sha256(text):

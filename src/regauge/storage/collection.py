@@ -29,7 +29,7 @@ Kept = Literal["last", "all"]
 
 
 def _parse_conditions(texts: Iterable[str]) -> dict[str, Any]:
-    """Columns and their values from texts such as "step=86"; numbers and truth values where they read as such.
+    """Return columns and their values from texts such as "step=86"; numbers and truth values where they read as such.
 
     Raises:
         ValueError: A text is no condition.
@@ -93,7 +93,7 @@ class Collection:
 
     @classmethod
     def open(cls, folders: Iterable[str | Path], *, progress: Progress = no_progress) -> "Collection":
-        """The stores in some folders."""
+        """Return the stores in some folders."""
         return cls([Store.open(folder, progress=progress) for folder in folders])
 
     def __len__(self) -> int:
@@ -113,11 +113,11 @@ class Collection:
         return digest.hexdigest()
 
     def first(self, layout: int) -> int:
-        """The first member of a layout."""
+        """Return the first member of a layout."""
         return self._firsts[layout]
 
     def symmetry(self, layout: int) -> Symmetry:
-        """The symmetry of a layout.
+        """Return the symmetry of a layout.
 
         Raises:
             ValueError: It is not known.
@@ -131,7 +131,7 @@ class Collection:
         raise ValueError("the symmetry of a population in memory is not known; give `symmetry`")
 
     def choose(self, indices: Iterable[int] | slice | Array | None, checkpoints: Kept) -> Indices:
-        """Numbers of the networks: those of `indices`, or else the networks that stand for each run of a store.
+        """Return numbers of the networks: those of `indices`, or else the networks that stand for each run of a store.
 
         Args:
             indices: As for `resolve`.
@@ -153,7 +153,7 @@ class Collection:
         return np.concatenate(pieces)
 
     def find(self, conditions: Mapping[str, Any] | Iterable[str], checkpoints: Kept = "last") -> Indices:
-        """Numbers of the networks of stores that meet conditions.
+        """Return numbers of the networks of stores that meet conditions.
 
         Args:
             conditions: Columns with their values, see `Rows.where`, or texts such as "step=86".
@@ -171,7 +171,7 @@ class Collection:
         return np.concatenate(pieces)
 
     def resolve(self, indices: Iterable[int] | slice | Array | None) -> Indices:
-        """Numbers of networks from numbers, a slice or a mask; all by default.
+        """Return numbers of networks from numbers, a slice or a mask; all by default.
 
         Raises:
             IndexError: There is no network of some number.
@@ -180,16 +180,16 @@ class Collection:
         return resolve(slice(None) if indices is None else indices, len(self), self._what(what))
 
     def locate(self, numbers: Indices) -> tuple[Indices, Indices]:
-        """The member of each network, and its number there, `[networks]` both."""
+        """Return the member of each network, and its number there, `[networks]` both."""
         member = np.searchsorted(self.starts, numbers, side="right") - 1
         return member, numbers - self.starts[member]
 
     def layout_of(self, numbers: Indices) -> Indices:
-        """The number of each network's layout, `[networks]`."""
+        """Return the number of each network's layout, `[networks]`."""
         return np.asarray(self.layouts, np.int64)[self.locate(numbers)[0]]
 
     def read(self, numbers: Indices) -> Params:
-        """Some networks of one layout, stacked in their order.
+        """Return some networks of one layout, stacked in their order.
 
         Raises:
             ValueError: They are of several layouts.
@@ -207,7 +207,7 @@ class Collection:
         return {name: torch.cat([piece[name] for piece in pieces]).index_select(0, back) for name in pieces[0]}
 
     def column(self, name: str) -> Array:
-        """A column of all stores as a masked array; networks without this value are masked.
+        """Return a column of all stores as a masked array; networks without this value are masked.
 
         Raises:
             KeyError: A store has no such column.
@@ -230,7 +230,7 @@ class Collection:
         return joined
 
     def has_column(self, name: str) -> bool:
-        """Whether all members are stores with a column of that name."""
+        """Return whether all members are stores with a column of that name."""
         return all(isinstance(one, Store) and name in one.rows.names for one in self.members)
 
     @cached_property
@@ -249,7 +249,7 @@ class Collection:
 
 
 def tensors_of(networks: Networks) -> tuple[TensorSpec, ...]:
-    """The tensors of one network."""
+    """Return the tensors of one network."""
     if isinstance(networks, Store):
         return networks.architecture.layout
     return tuple(TensorSpec(name, tuple(tensor.shape[1:]), tensor.dtype) for name, tensor in networks.items())

@@ -150,7 +150,7 @@ class Loader(IterableDataset[Batch]):
         self.epoch, self.number = self.epoch + 1, 0
 
     def stream(self) -> Iterator[Batch]:
-        """Batches of this epoch, the next one, and so on without end."""
+        """Yield batches of this epoch, the next one, and so on without end."""
         while True:
             yield from self
 
@@ -159,7 +159,7 @@ class Loader(IterableDataset[Batch]):
         self.epoch, self.number = epoch, 0
 
     def state_dict(self) -> dict[str, Any]:
-        """The position of the loader as plain JSON, from which `load_state_dict` continues."""
+        """Return the position of the loader as plain JSON, from which `load_state_dict` continues."""
         is_over = self.number >= len(self)  # behind the last batch the next epoch begins
         epoch, number = (self.epoch + 1, 0) if is_over else (self.epoch, self.number)
         return {"seed": self.seed, "epoch": epoch, "number": number, "networks": self._digest}
@@ -184,7 +184,7 @@ class Loader(IterableDataset[Batch]):
         self.seed, self.epoch, self.number = seed, epoch, number
 
     def _share(self) -> list[int]:
-        """The numbers of the batches that this process, or this worker of a `DataLoader`, gives."""
+        """Return the numbers of the batches that this process, or this worker of a `DataLoader`, gives."""
         mine = [number for number in range(self.number, len(self)) if number % self.world == self.rank]
         worker = get_worker_info()
         return mine if worker is None else mine[worker.id :: worker.num_workers]
@@ -194,7 +194,7 @@ class Loader(IterableDataset[Batch]):
         return full + (rest > 0 and not self.is_last_dropped)
 
     def _plan(self) -> list[tuple[int, Indices]]:
-        """The layout and the networks of each batch of the present epoch."""
+        """Return the layout and the networks of each batch of the present epoch."""
         plan = []
         for layout, own in self._by_layout.items():
             order = torch.randperm(len(own), generator=self._chance("order")).numpy()
@@ -205,7 +205,7 @@ class Loader(IterableDataset[Batch]):
         return plan
 
     def _prepare(self, numbers: Sequence[int]) -> Iterator[Batch]:
-        """Batches by their numbers; a thread prepares the next ones, if that is wanted."""
+        """Yield batches by their numbers; a thread prepares the next ones, if that is wanted."""
         plan = self._plan()
         blocks = self._blocks(numbers, plan)
         if not self.prefetch:
@@ -225,7 +225,7 @@ class Loader(IterableDataset[Batch]):
                 thread.shutdown(cancel_futures=True)
 
     def _blocks(self, numbers: Sequence[int], plan: Sequence[tuple[int, Indices]]) -> Iterator[list[int]]:
-        """Batches that follow one another and are read together."""
+        """Yield batches that follow one another and are read together."""
         block: list[int] = []
         for number in numbers:
             if block:
@@ -239,12 +239,12 @@ class Loader(IterableDataset[Batch]):
             yield block
 
     def _most(self, layout: int) -> int:
-        """The number of batches of a layout that are read together."""
+        """Return the number of batches of a layout that are read together."""
         values = sum(spec.size for spec in tensors_of(self.collection.members[self.collection.first(layout)]))
         return max(1, LOADED_VALUES_AT_ONCE // max(1, values * self.batch))
 
     def _sharing(self, layout: int) -> int:
-        """The number of batches of a layout that share their random elements."""
+        """Return the number of batches of a layout that share their random elements."""
         return max(1, min(SHARING, self._most(layout), self.batch // FEWEST)) if self.augment else 1
 
     def _load(self, block: Sequence[int], plan: Sequence[tuple[int, Indices]]) -> list[Batch]:
@@ -263,7 +263,7 @@ class Loader(IterableDataset[Batch]):
         return batches
 
     def _state_behind(self, number: int) -> dict[str, Any]:
-        """The state when a batch, and those of the other processes at the same step, are done."""
+        """Return the state when a batch, and those of the other processes at the same step, are done."""
         behind = (number // self.world + 1) * self.world
         epoch, behind = (self.epoch + 1, 0) if behind >= len(self) else (self.epoch, behind)
         return {"seed": self.seed, "epoch": epoch, "number": behind, "networks": self._digest}
@@ -294,7 +294,7 @@ class Loader(IterableDataset[Batch]):
         return moved[0] if len(moved) == 1 else {n: torch.cat([one[n] for one in moved]) for n in moved[0]}
 
     def _sources(self, layout: int, block: Sequence[int], counts: Sequence[int]) -> list[Source]:
-        """The chance of each run of batches that share their elements, and the networks of those in a block."""
+        """Return the chance of each run of batches that share their elements, and the networks of those in a block."""
         sharing = self._sharing(layout)
         runs: dict[int, list[int]] = {}
         for number, count in zip(block, counts, strict=True):
@@ -302,6 +302,6 @@ class Loader(IterableDataset[Batch]):
         return [(shared, self._chance(f"elements {run}")) for run, shared in runs.items()]
 
     def _chance(self, purpose: object) -> torch.Generator:
-        """A generator of its own for each purpose in each epoch."""
+        """Return a generator of its own for each purpose in each epoch."""
         digest = blake2b(f"{self.seed} {self.epoch} {purpose}".encode(), digest_size=7).digest()
         return torch.Generator().manual_seed(int.from_bytes(digest, "big"))

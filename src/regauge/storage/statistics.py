@@ -45,7 +45,7 @@ class Statistics:
         *,
         is_centered: bool = True,
     ) -> "Statistics":
-        """The statistics of networks, in float64; a store is read in blocks.
+        """Return the statistics of networks, in float64; a store is read in blocks.
 
         Statistics of a store are kept in the user's cache, by the store's key and the networks that are read: shards
         never change.
@@ -87,16 +87,16 @@ class Statistics:
         return found
 
     def standardize(self, params: Mapping[str, Tensor]) -> Params:
-        """Values less their mean, divided by their deviation."""
+        """Return values less their mean, divided by their deviation."""
         return {n: (t - self.mean[n]) / self.std[n] if n in self.std else t for n, t in params.items()}
 
     def restore(self, params: Mapping[str, Tensor]) -> Params:
-        """The opposite of `standardize`."""
+        """Return the opposite of `standardize`."""
         return {n: t * self.std[n] + self.mean[n] if n in self.std else t for n, t in params.items()}
 
 
 def _origin(stores: Sequence[Store], chosen: NDArray[np.int64], *, is_centered: bool) -> list[Any]:
-    """A key of all that the statistics of some networks of stores follow from, whatever was appended since."""
+    """Return a key of all that the statistics of some networks of stores follow from, whatever was appended since."""
     shards = [[[shard.path.name, shard.checksum] for shard in store.shards] for store in stores]
     digest = blake2b(json.dumps(shards).encode())
     digest.update(np.ascontiguousarray(chosen).data)

@@ -29,7 +29,8 @@ class Clock:
         return self.limit is not None and self.seconds >= self.limit
 
     def pace(self, step: int, steps: int) -> int:
-        """The place in the schedule at a step, both from 0 to `steps - 1`; ahead of it if the time runs out first."""
+        """Return the place in the schedule at a step, both from 0 to `steps - 1`; ahead of it if the time runs out
+        first."""
         if self.limit is None:
             return step
         return min(steps - 1, max(step, int(steps * self.seconds / self.limit) if self.limit else steps))

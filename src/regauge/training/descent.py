@@ -40,7 +40,7 @@ class Program(Protocol[B_contra]):
         """Take a step at the rate of the schedule, and return the loss before it."""
 
     def params(self) -> Params:
-        """Parameters and buffers now, as new tensors."""
+        """Return parameters and buffers now, as new tensors."""
 
 
 class PlainProgram(Generic[B]):
@@ -86,7 +86,7 @@ class PlainProgram(Generic[B]):
         return loss
 
     def params(self) -> Params:
-        """The parameters now, as new tensors."""
+        """Return the parameters now, as new tensors."""
         return {name: tensor.detach().clone() for name, tensor in self._params.items()}
 
     def tensors(self) -> Params:
@@ -132,7 +132,7 @@ class Minimum(NamedTuple):
 
 
 def differentiate(loss: Loss[B]) -> Gradient[B]:
-    """Gradients of a loss by automatic differentiation; of several losses, the gradients of their sum."""
+    """Return gradients of a loss by automatic differentiation; of several losses, the gradients of their sum."""
 
     def run(params: Params, batch: B) -> tuple[Tensor, Sequence[Tensor | None]]:
         leaves = {name: tensor.detach().requires_grad_() for name, tensor in params.items()}
@@ -235,7 +235,7 @@ def minimize(
 
 
 def require_finite_loss(state: State, steps: int, optimizer: Optimizer) -> float:
-    """The loss of a step; a ValueError if it is NaN or Inf."""
+    """Return the loss of a step; a ValueError if it is NaN or Inf."""
     loss = float(state.loss)
     if not math.isfinite(loss):
         raise ValueError(
@@ -246,7 +246,7 @@ def require_finite_loss(state: State, steps: int, optimizer: Optimizer) -> float
 
 
 def cycle(task: Task) -> Iterator[Batch]:
-    """The batches of a task over and over; a ValueError if there are none."""
+    """Yield the batches of a task over and over; a ValueError if there are none."""
     batches = iter(task.batches)
     first = next(batches, None)
     if first is None:
@@ -257,7 +257,7 @@ def cycle(task: Task) -> Iterator[Batch]:
 
 
 def shuffle(examples: int, batch: int | None, generator: torch.Generator) -> Iterator[Tensor]:
-    """Indices of batches, in a new random order in each epoch; the last batch of an epoch may be smaller."""
+    """Yield indices of batches, in a new random order in each epoch; the last batch of an epoch may be smaller."""
     while True:
         order = torch.randperm(examples, generator=generator, device=generator.device)
         yield from torch.split(order, batch or examples)

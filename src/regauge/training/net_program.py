@@ -77,7 +77,7 @@ class NetProgram(Generic[B]):
         return loss.detach()
 
     def params(self) -> Params:
-        """Parameters and buffers now, as new tensors; within `averaged`, with the averages."""
+        """Return parameters and buffers now, as new tensors; within `averaged`, with the averages."""
         return {name: tensor.detach().clone() for name, tensor in self.net.state_dict().items()}
 
     def tensors(self) -> Params:

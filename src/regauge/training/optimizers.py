@@ -69,7 +69,7 @@ class SGD:
             require_setting("momentum of Nesterov's method", self.momentum, 0, 1, is_open=True)
 
     def count_moments(self, settings: Mapping[str, Sequence[float]]) -> int:
-        """The number of tensors of the parameters' shapes that an update keeps."""
+        """Return the number of tensors of the parameters' shapes that an update keeps."""
         return int(any(settings["momentum"]))
 
     def update(self, block: ParameterBlock, gradient: Tensor, rate: Rate, _: int) -> None:
@@ -126,7 +126,7 @@ class Adam:
             raise ValueError(f"betas are {self.betas} and eps is {self.eps}; betas must lie in [0, 1), eps in [0, inf)")
 
     def count_moments(self, _: Mapping[str, Sequence[float]]) -> int:
-        """The number of tensors of the parameters' shapes that an update keeps."""
+        """Return the number of tensors of the parameters' shapes that an update keeps."""
         return 2
 
     def update(self, block: ParameterBlock, gradient: Tensor, rate: Rate, step: int) -> None:
@@ -181,7 +181,7 @@ def _is_zero(setting: Tensor | float) -> bool:
 
 
 def require_numbers(optimizer: Optimizer) -> dict[str, float]:
-    """The settings of an optimizer that may differ between networks; a ValueError if one is a distribution."""
+    """Return the settings of an optimizer that may differ between networks; a ValueError if one is a distribution."""
     settings = {name: getattr(optimizer, name) for name in optimizer.per_network}
     for name, value in settings.items():
         if not isinstance(value, float | int):
@@ -199,7 +199,8 @@ def set_rate(group: dict[str, Any], lr: float, rate: Rate) -> None:
 
 
 def moments_of(optimizer: torch.optim.Optimizer) -> Params:
-    """The state tensors of an optimizer of torch, such as moments, named by the parameter's index: `0/exp_avg`."""
+    """Return the state tensors of an optimizer of torch, such as moments, named by the parameter's index:
+    `0/exp_avg`."""
     state = optimizer.state_dict()["state"]
     return {f"{k}/{name}": tensor for k, kept in state.items() for name, tensor in kept.items() if tensor is not None}
 
@@ -220,7 +221,7 @@ def stack_optimizer(
     *,
     is_fused: bool | None = None,
 ) -> "Fused | BlockedUpdates":
-    """An optimizer that updates stacked parameters `[networks, ...]` in place; no network touches another.
+    """Return an optimizer that updates stacked parameters `[networks, ...]` in place; no network touches another.
 
     Settings are one value per network of each of `method.per_network`. Torch's fused kernels update all networks at
     once where their settings are the same, else one by one; if `is_fused` is None, where that is the faster way.

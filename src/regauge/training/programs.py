@@ -19,7 +19,7 @@ or values `[groups or networks, examples, out]`."""
 
 
 def mean_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The loss of one network: cross entropy in nats for classes, mean squared error for values."""
+    """Return the loss of one network: cross entropy in nats for classes, mean squared error for values."""
     if targets.is_floating_point():
         return functional.mse_loss(outputs, targets)
     return functional.cross_entropy(outputs, targets)
@@ -44,7 +44,7 @@ def mean_losses(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def learned_names(module: nn.Module) -> list[str]:
-    """Names of the parameters that are trained."""
+    """Return names of the parameters that are trained."""
     return [name for name, tensor in module.named_parameters() if tensor.requires_grad]
 
 

@@ -23,7 +23,7 @@ class Schedule(ABC):
 
     @abstractmethod
     def rate(self, step: int, steps: int) -> Rate:
-        """The rate of step `step`, from 0 to `steps - 1`."""
+        """Return the rate of step `step`, from 0 to `steps - 1`."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ class Uniform:
             raise ValueError(f"{self} is no interval; give low <= high, both finite")
 
     def at(self, u: float) -> float:
-        """The value below which a share u of the draws lies."""
+        """Return the value below which a share u of the draws lies."""
         return self.low + (self.high - self.low) * u
 
 
@@ -36,7 +36,7 @@ class LogUniform:
             raise ValueError(f"{self} has no logarithms; give 0 < low <= high, both finite")
 
     def at(self, u: float) -> float:
-        """The value below which a share u of the draws lies."""
+        """Return the value below which a share u of the draws lies."""
         return float(self.low * (self.high / self.low) ** u)
 
 
@@ -51,7 +51,7 @@ class Choice:
             raise ValueError(f"{self} has nothing to choose from; give at least one value, all finite")
 
     def at(self, u: float) -> float:
-        """The u-quantile of the list."""
+        """Return the u-quantile of the list."""
         return self.values[int(u * len(self.values))]
 
 
@@ -67,7 +67,7 @@ def draw(setting: Setting, *key: int | str) -> float:
 
 
 def bounds(setting: Setting) -> tuple[float, float]:
-    """The smallest and the largest value that can be drawn."""
+    """Return the smallest and the largest value that can be drawn."""
     if isinstance(setting, float | int):
         return float(setting), float(setting)
     if isinstance(setting, Choice):
@@ -85,6 +85,7 @@ def require_setting(name: str, setting: Setting, low: float, high: float = math.
 
 
 def derive_seed(*key: int | str) -> int:
-    """A seed of 63 bits that depends on the whole key, such as (seed of the population, "order", group, epoch)."""
+    """Return a seed of 63 bits that depends on the whole key, such as (seed of the population, "order", group,
+    epoch)."""
     text = "\0".join(map(str, key))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1

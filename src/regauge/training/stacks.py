@@ -28,7 +28,7 @@ class Engine(Protocol):
     """Losses and gradients of a stack."""
 
     def gradients(self, params: Mapping[str, Tensor], inputs: Tensor, targets: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """The loss of every network and its gradients.
+        """Return the loss of every network and its gradients.
 
         Args:
             params: `[networks, ...]`.
@@ -41,7 +41,7 @@ class Engine(Protocol):
         """
 
     def outputs(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-        """Outputs of every network, `[networks, examples, out]`; inputs as for `gradients`."""
+        """Return outputs of every network, `[networks, examples, out]`; inputs as for `gradients`."""
 
 
 class Stack:
@@ -69,12 +69,12 @@ class Stack:
         return losses
 
     def outputs(self, inputs: Tensor) -> Tensor:
-        """Outputs of all networks in evaluation mode for one batch."""
+        """Return outputs of all networks in evaluation mode for one batch."""
         with torch.no_grad():
             return self.engine.outputs(self.learned | self.rest, inputs.unsqueeze(0))
 
     def params(self) -> Params:
-        """Parameters and buffers now, as new tensors."""
+        """Return parameters and buffers now, as new tensors."""
         both = self.learned | self.rest
         return {name: both[name].clone() for name in self.order}
 
@@ -88,7 +88,7 @@ class Stack:
 def chain_of(
     module: nn.Module, *, reads_vectors: bool, device: torch.device | str = "cpu"
 ) -> VectorChain | ImageChain | None:
-    """The program by hand of a chain of layers that read vectors or images.
+    """Return the program by hand of a chain of layers that read vectors or images.
 
     None if the module is no chain, or the device is faster without it.
     """

@@ -53,7 +53,7 @@ class DescentConfig(TrainingConfig):
             raise ValueError(f"steps is {self.steps} and epochs is {self.epochs}; the one given must be positive")
 
     def count_steps(self, examples: int) -> int:
-        """Steps of a training on this number of examples; an epoch may end with a smaller batch."""
+        """Return steps of a training on this number of examples; an epoch may end with a smaller batch."""
         if self.steps is not None:
             return self.steps
         assert self.epochs is not None

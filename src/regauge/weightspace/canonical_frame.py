@@ -36,7 +36,7 @@ class CanonicalFrame:
 
     @classmethod
     def of(cls, layout: Layout, parts: tuple[str, ...], left: tuple[str, ...] = ()) -> "CanonicalFrame":
-        """The frame that fixes some parts, in as few steps as possible, and leaves others to the layers."""
+        """Return the frame that fixes some parts, in as few steps as possible, and leaves others to the layers."""
         found = plan(layout.symmetry)
         touched = {*layout.contracted}
         needed = [step for step in found.steps if step.group not in touched]
@@ -61,7 +61,7 @@ class CanonicalFrame:
             return carry_out(self.plan, self.symmetry, params, self.parts, power=1 if self.is_weighed else 2)
 
     def undo(self, element: Element | None, change: Params) -> Params:
-        """A change of canonical networks as the change of the networks as they were."""
+        """Return a change of canonical networks as the change of the networks as they were."""
         if element is None:
             return change
         return self.without_shifts.act(self.symmetry.inverse(element), change)
@@ -74,7 +74,7 @@ class CanonicalFrame:
 
 
 def _sees_signs(step: Step) -> bool:
-    """Whether a step chooses by sums over values that signs of other groups change."""
+    """Return whether a step chooses by sums over values that signs of other groups change."""
     if isinstance(step, ShiftStep):
         places: tuple[GroupSite, ...] = (step.place,)
     elif isinstance(step, SignStep):
@@ -85,7 +85,7 @@ def _sees_signs(step: Step) -> bool:
 
 
 def _part(step: object) -> str:
-    """The part of an element that a step chooses."""
+    """Return the part of an element that a step chooses."""
     if isinstance(step, LinearStep | RotationStep) or (isinstance(step, SignStep) and not step.flips):
         return "linear"
     names = {"ScaleStep": "scale", "ShiftStep": "shift", "SignStep": "sign"}

@@ -32,7 +32,7 @@ class MLPDecoder:
             raise ValueError(f"widths={self.widths} must be positive")
 
     def build(self, symmetry: Symmetry, inputs: int, generator: torch.Generator | None = None) -> "Decoder":
-        """A decoder of vectors of some length."""
+        """Return a decoder of vectors of some length."""
         return Decoder(symmetry, inputs=inputs, widths=self.widths, generator=generator)
 
 
@@ -95,7 +95,7 @@ class Decoder(nn.Module):
         last.bias.copy_(torch.cat(flat))
 
     def forward(self, codes: Float[Tensor, "models inputs"], like: Mapping[str, Tensor] | None = None) -> Params:
-        """The networks of vectors; tensors of `like` that are not made (one network's) are repeated for each."""
+        """Return the networks of vectors; tensors of `like` that are not made (one network's) are repeated for each."""
         if codes.ndim != 2 or codes.shape[1] != self.inputs:
             raise ValueError(
                 f"the vectors have shape {tuple(codes.shape)}, but this decoder takes [models, {self.inputs}]; give "
@@ -113,7 +113,7 @@ class Decoder(nn.Module):
 
 
 def complete(made: Params, tied: tuple[tuple[str, ...], ...], like: Mapping[str, Tensor], count: int) -> Params:
-    """Networks with their tied tensors under all names, and with what is not made."""
+    """Return networks with their tied tensors under all names, and with what is not made."""
     result = dict(made)
     for names in tied:
         known = next((made[name] for name in names if name in made), None)

@@ -21,13 +21,13 @@ DECODERS: dict[str, type[DecoderSettings]] = {"mlp": MLPDecoder, "template": Tem
 
 
 def describe_decoder(settings: DecoderSettings) -> dict[str, Any]:
-    """Settings as JSON."""
+    """Return settings as JSON."""
     made = named(settings, DECODERS)
     return made | ({"layer": named(settings.layer, LAYERS)} if isinstance(settings, TemplateDecoder) else {})
 
 
 def decoder_of(made: Mapping[str, Any]) -> DecoderSettings:
-    """The settings that `describe_decoder` wrote.
+    """Return the settings that `describe_decoder` wrote.
 
     Raises:
         KeyError, TypeError, ValueError: They are those of no decoder.

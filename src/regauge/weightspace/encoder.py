@@ -35,7 +35,7 @@ class Scalars:
         return values
 
     def count(self) -> int:
-        """Numbers for each value."""
+        """Return numbers for each value."""
         return 1
 
 
@@ -67,7 +67,7 @@ class Fourier:
         return torch.cat([values.unsqueeze(-1), phases.sin(), phases.cos()], -1).flatten(-2)
 
     def count(self) -> int:
-        """Numbers for each value."""
+        """Return numbers for each value."""
         return 1 + 2 * self.frequencies
 
 
@@ -97,7 +97,7 @@ class Logarithms:
         return torch.stack(found, -1).flatten(-2)
 
     def count(self) -> int:
-        """Numbers for each value."""
+        """Return numbers for each value."""
         return 2
 
 
@@ -286,7 +286,8 @@ class Encoder(nn.Module):
         )
 
     def _even(self, k: int, found: Tensor) -> Tensor:
-        """The part of a block's values that signs and scales do not change: sizes, of directions where scales act."""
+        """Return the part of a block's values that signs and scales do not change: sizes, of directions where scales
+        act."""
         if self.is_scaled[k]:
             norm = torch.linalg.vector_norm(found, dim=-1, keepdim=True).clamp_min(torch.finfo(found.dtype).tiny)
             found = found / norm * math.sqrt(found.shape[-1])
@@ -315,7 +316,7 @@ def _frequency(block: Block, layout: Layout) -> float | None:
 
 
 def _count_sharing(block: Block, layout: Layout) -> int:
-    """The number of blocks of which the vectors of the same units, or of the network, are sums."""
+    """Return the number of blocks of which the vectors of the same units, or of the network, are sums."""
     if not block.ends:
         return len(layout.network_blocks)
     return sum(any(end.units == block.ends[0].units for end in one.ends) for one in layout.unit_blocks)
@@ -350,7 +351,7 @@ def _is_square(block: Block) -> bool:
 
 
 def _diagonal(block: Block) -> Tensor:
-    """One where both ends of a block are the same unit, else zero: `[*labels]`."""
+    """Return one where both ends of a block are the same unit, else zero: `[*labels]`."""
     first, second = block.ends
     same = torch.ones((), dtype=torch.bool)
     for one, other in zip(first.axes, second.axes, strict=True):

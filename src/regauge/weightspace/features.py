@@ -89,7 +89,7 @@ def turn(
 
 
 def spread(units: Float[Tensor, "models *sizes width"], end: End, block: Block) -> Float[Tensor, "models *ones width"]:
-    """Vectors of units at the axes of a block, with length one along those that do not tell the units apart."""
+    """Return vectors of units at the axes of a block, with length one along those that do not tell the units apart."""
     order = sorted(range(len(end.axes)), key=lambda k: end.axes[k])
     shape = [1] * len(block.sizes)
     for axis in end.axes:
@@ -100,12 +100,12 @@ def spread(units: Float[Tensor, "models *sizes width"], end: End, block: Block) 
 
 
 def others(end: End, block: Block) -> tuple[int, ...]:
-    """The axes of a block, counted with the model axis, over which a unit of one end sees several values."""
+    """Return the axes of a block, counted with the model axis, over which a unit of one end sees several values."""
     return tuple(1 + axis for axis in range(len(block.sizes)) if axis not in end.axes)
 
 
 def order_as(units: Float[Tensor, "models *sizes width"], end: End) -> Float[Tensor, "models *sizes width"]:
-    """Vectors whose axes are an end's in the order of the block, brought to the order of the set."""
+    """Return vectors whose axes are an end's in the order of the block, brought to the order of the set."""
     order = sorted(end.axes)
     place = [order.index(axis) for axis in end.axes]
     if place == list(range(len(place))):
@@ -116,14 +116,15 @@ def order_as(units: Float[Tensor, "models *sizes width"], end: End) -> Float[Ten
 def at_units(
     network: Float[Tensor, "models width"], units: Float[Tensor, "models *sizes _"]
 ) -> Float[Tensor, "models *ones width"]:
-    """Vectors of networks, such that they broadcast over units."""
+    """Return vectors of networks, such that they broadcast over units."""
     return network.reshape(len(network), *([1] * (units.ndim - 2)), -1)
 
 
 def from_nested(
     name: str, units: Mapping[str, Tensor], layout: Layout, shares: Shares
 ) -> Iterator[tuple[bool, Tensor]]:
-    """Vectors that units of a set receive from the units that they are repeated within, and means of those within them.
+    """Yield vectors that units of a set receive from the units that they are repeated within, and means of those
+    within them.
 
     Yields:
         Whether the others are outer ones, and their vectors, which broadcast over the units of the set.

@@ -126,7 +126,7 @@ def _size(tensor: Tensor) -> float:
 
 
 def _linear(inputs: int, outputs: int, generator: torch.Generator | None) -> nn.Linear:
-    """A layer whose outputs have the root mean square of its inputs."""
+    """Return a layer whose outputs have the root mean square of its inputs."""
     layer = nn.Linear(inputs, outputs)
     nn.init.normal_(layer.weight, 0.0, 1 / math.sqrt(inputs), generator=generator)
     nn.init.zeros_(layer.bias)

@@ -67,7 +67,7 @@ class LinearReader(nn.Module):
 
 
 def statistics_of(values: Mapping[str, Tensor]) -> Tensor:
-    """Mean, standard deviation and five quantiles of the values of every block, `[models, 7 * blocks]`.
+    """Return mean, standard deviation and five quantiles of the values of every block, `[models, 7 * blocks]`.
 
     They do not depend on the order of values, nor on the number of units as such.
 

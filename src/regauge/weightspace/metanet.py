@@ -189,7 +189,7 @@ class Metanet(nn.Module):
             self.register_buffer(f"sizes_{k}", torch.ones(len(layout.parameters)))
 
     def _encoder(self, layout: Layout, generator: torch.Generator | None) -> Encoder:
-        """The encoder of the values of one architecture."""
+        """Return the encoder of the values of one architecture."""
         made = self.settings
         return Encoder(
             layout,
@@ -203,7 +203,7 @@ class Metanet(nn.Module):
         )
 
     def _layers(self, layouts: Sequence[Layout], generator: torch.Generator | None) -> Iterator[nn.Module]:
-        """The layers, the last of which makes what the head reads, and the others everything."""
+        """Yield the layers, the last of which makes what the head reads, and the others everything."""
         made, has_pairs = self.settings, self.settings.layer.traits.keeps_pairs
         everything = frozenset({"units", "positions", "network", "odd", *(("pairs", "unwritten") if has_pairs else ())})
         last = made.head.reads(layouts, has_pairs=has_pairs)
@@ -266,7 +266,8 @@ class Metanet(nn.Module):
         }
 
     def reads(self, population: Mapping[str, Tensor], symmetry: Symmetry | None = None) -> bool:
-        """Whether a population has the tensors of an architecture that this net reads, and its symmetry if given."""
+        """Return whether a population has the tensors of an architecture that this net reads, and its symmetry if
+        given."""
         return any(reader.fits(population, symmetry) for reader in self._readers)
 
     def adapt(self, symmetry: Symmetry, module: nn.Module | None = None) -> None:
@@ -322,7 +323,7 @@ class Metanet(nn.Module):
     def forward(
         self, population: Mapping[str, Tensor], conditions: Tensor | None = None, *, symmetry: Symmetry | None = None
     ) -> Any:
-        """The output of the head for each network of a population of one architecture.
+        """Return the output of the head for each network of a population of one architecture.
 
         With probes and an `Invariant` head, this is the mean of `read_weights` and `read_probes`, in which the buffer
         `share` is the weight of the second: one half until it is set, and one at depth 0. With `is_linear` it is the
@@ -351,7 +352,7 @@ class Metanet(nn.Module):
     def read_weights(
         self, population: Mapping[str, Tensor], conditions: Tensor | None = None, *, symmetry: Symmetry | None = None
     ) -> Any:
-        """The output of the head from weights; see `forward`.
+        """Return the output of the head from weights; see `forward`.
 
         Raises:
             ValueError: The networks are of an architecture that this net does not read, or it has no layers.
@@ -386,13 +387,13 @@ class Metanet(nn.Module):
         return encoder.answer(population, reader.probed)  # the same for all networks of an orbit
 
     def linear_reader(self, number: int) -> LinearReader:
-        """The linear reader of an architecture, by its number; see `is_linear`."""
+        """Return the linear reader of an architecture, by its number; see `is_linear`."""
         found = self.linear[number]
         assert isinstance(found, LinearReader)
         return found
 
     def statistics(self, population: Mapping[str, Tensor], *, symmetry: Symmetry | None = None) -> Tensor:
-        """The statistics of canonical networks that linear readers read, `[models, statistics]`.
+        """Return the statistics of canonical networks that linear readers read, `[models, statistics]`.
 
         Raises:
             ValueError: The networks are of an architecture that this net does not read, or it has no linear reader.
@@ -400,7 +401,7 @@ class Metanet(nn.Module):
         return statistics_of(self._plain_values(self._find(population, symmetry), population))
 
     def read_linear(self, population: Mapping[str, Tensor], *, symmetry: Symmetry | None = None) -> Tensor:
-        """The answer of the linear reader of statistics.
+        """Return the answer of the linear reader of statistics.
 
         Raises:
             ValueError: The networks are of an architecture that this net does not read, or it has no linear reader.
@@ -410,13 +411,13 @@ class Metanet(nn.Module):
         return self.linear_reader(reader.number)(values)  # type: ignore[no-any-return]
 
     def _plain_values(self, reader: Reader, population: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The values of blocks of networks in a canonical form of everything but orders."""
+        """Return the values of blocks of networks in a canonical form of everything but orders."""
         if reader.plain is None:
             raise ValueError("this net has no linear reader of statistics; make it with `is_linear=True`")
         return reader.plain.read(reader.plain.canonicalize(population)[0])[0]
 
     def _groups(self, layout: Layout, population: Mapping[str, Tensor]) -> list[slice]:
-        """A population in groups whose arrays are at most `LARGEST_ARRAY`, where that helps."""
+        """Return a population in groups whose arrays are at most `LARGEST_ARRAY`, where that helps."""
         count = len(population[layout.parameters[0]])
         pairs = max((math.prod(block.sizes) for block in layout.pair_blocks), default=1)
         size = max(1, LARGEST_ARRAY // (2 * self.settings.width * max(1, pairs)))
@@ -426,7 +427,7 @@ class Metanet(nn.Module):
         return [slice(start, start + size) for start in range(0, count, size)]
 
     def _read(self, reader: Reader, population: Mapping[str, Tensor], conditions: Tensor | None) -> Any:
-        """The output of the head for some networks at once."""
+        """Return the output of the head for some networks at once."""
         canonical, element = reader.canonicalize(population)
         features = self._run(reader, canonical, len(self.layers), conditions)
         known = self.get_buffer(f"sizes_{reader.number}").tolist()
@@ -437,7 +438,8 @@ class Metanet(nn.Module):
         return reader.complete(population, made, element, head.changes) if isinstance(head, Equivariant) else made
 
     def canonical_features(self, population: Mapping[str, Tensor]) -> tuple[Features, Element | None]:
-        """The features of networks after all layers, and the elements that brought them to canonical forms before.
+        """Return the features of networks after all layers, and the elements that brought them to canonical forms
+        before.
 
         Features that signs change are those of the canonical forms. None stands for the identity; translations are left
         out of the elements.
@@ -450,7 +452,7 @@ class Metanet(nn.Module):
         return self._run(reader, canonical, len(self.layers), None), reader.from_given(population, element)
 
     def layout_of(self, population: Mapping[str, Tensor]) -> Layout:
-        """The layout by which the networks of a population are read.
+        """Return the layout by which the networks of a population are read.
 
         Raises:
             ValueError: The networks are of an architecture that this net does not read.
@@ -460,7 +462,7 @@ class Metanet(nn.Module):
     def features(
         self, population: Mapping[str, Tensor], *, layers: int | None = None, conditions: Tensor | None = None
     ) -> Features:
-        """The features of networks after some layers, all by default.
+        """Return the features of networks after some layers, all by default.
 
         Raises:
             ValueError: The networks are of an architecture that this net does not read, or it has no layers.

@@ -26,7 +26,7 @@ def load_net(
     module: nn.Module | Sequence[nn.Module] | None = None,
     make_module: Callable[[], nn.Module] | None = None,
 ) -> tuple[Metanet, dict[str, Any]]:
-    """The net in a file, in evaluation mode, and what else is known about it.
+    """Return the net in a file, in evaluation mode, and what else is known about it.
 
     Args:
         path: The file.
@@ -69,7 +69,7 @@ def load_net(
 
 
 def make_net(made: Mapping[str, Any], tensors: Mapping[str, Tensor], modules: Sequence[nn.Module] = ()) -> Metanet:
-    """The net that `Metanet.describe` described, with these tensors.
+    """Return the net that `Metanet.describe` described, with these tensors.
 
     Raises:
         KeyError, TypeError, ValueError, RuntimeError: The description or the tensors are those of no net.

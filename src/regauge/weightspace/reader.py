@@ -47,7 +47,7 @@ class Reader:
         contracted: tuple[str, ...] | None,
         readers: Collection[tuple[str, int]],
     ) -> "Reader":
-        """The reader of networks for some layers.
+        """Return the reader of networks for some layers.
 
         Args:
             symmetry: The symmetry of the networks.
@@ -81,7 +81,7 @@ class Reader:
         return cls(layout, CanonicalFrame.of(layout, fixed, left), number, is_translated=is_translated)
 
     def fits(self, population: Mapping[str, Tensor], symmetry: Symmetry | None = None) -> bool:
-        """Whether a population has the tensors of this architecture, and its symmetry if that is known."""
+        """Return whether a population has the tensors of this architecture, and its symmetry if that is known."""
         shapes = self.layout.symmetry.shapes
         if symmetry is not None and symmetry.groups != self.layout.symmetry.groups:
             return False
@@ -91,7 +91,7 @@ class Reader:
         )
 
     def read(self, canonical: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The values of blocks, and what units count for."""
+        """Return the values of blocks, and what units count for."""
         values = self.layout.read(self.layout.symmetry.sums(canonical))
         if not self.layout.is_weighed:
             return values, {}
@@ -99,7 +99,7 @@ class Reader:
         return divide(values, self.layout, shares), shares
 
     def canonicalize(self, population: Mapping[str, Tensor]) -> tuple[Mapping[str, Tensor], Element | None]:
-        """The canonical networks, and the element that made representatives so, if any was needed.
+        """Return the canonical networks, and the element that made representatives so, if any was needed.
 
         Masks and other structure of whole numbers are floating-point values there.
         """
@@ -114,7 +114,7 @@ class Reader:
     def complete(
         self, population: Mapping[str, Tensor], changes: Params, element: Element | None, count: int
     ) -> Params:
-        """The changes of the networks as they were, and zeros for what does not change.
+        """Return the changes of the networks as they were, and zeros for what does not change.
 
         Representatives that were changed are brought to representatives again, and joined with the coordinates of the
         networks as they were: a translated network is changed to the translated result.
@@ -134,7 +134,8 @@ class Reader:
         return flat if count == 1 else {name: t.reshape(-1, count, *t.shape[1:]) for name, t in flat.items()}
 
     def from_given(self, population: Mapping[str, Tensor], element: Element | None) -> Element | None:
-        """The linear part of what brought networks to their canonical forms: with that to representatives, if any."""
+        """Return the linear part of what brought networks to their canonical forms: with that to representatives, if
+        any."""
         symmetry = self.layout.symmetry
         if not (self.is_translated and chart.chart_gains(symmetry)):
             return element
@@ -143,14 +144,14 @@ class Reader:
         return unit if element is None else symmetry.compose(element, unit)
 
     def _represent(self, population: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """The representatives of networks, in their dtypes, where translations are to be respected."""
+        """Return the representatives of networks, in their dtypes, where translations are to be respected."""
         if not self.is_translated:
             return population
         found = self.layout.symmetry.split(population)[0]
         return {name: tensor.to(population[name].dtype) for name, tensor in found.items()}
 
     def _undo(self, population: Mapping[str, Tensor], changes: Params, element: Element | None, count: int) -> Params:
-        """The changes of representatives, and zeros for what does not change."""
+        """Return the changes of representatives, and zeros for what does not change."""
         full = {}
         for name, tensor in population.items():
             if name in changes:
@@ -182,7 +183,7 @@ def require_values(population: Mapping[str, Tensor], layout: Layout) -> None:
 
 
 def tell_difference(population: Mapping[str, Tensor], layout: Layout) -> str:
-    """A sentence on how networks that a net does not read differ from its first layout, and on what to do."""
+    """Return a sentence on how networks that a net does not read differ from its first layout, and on what to do."""
     shapes = layout.symmetry.shapes
     missing = [name for name in layout.parameters if name not in population]
     if missing:
@@ -204,7 +205,8 @@ def tell_difference(population: Mapping[str, Tensor], layout: Layout) -> str:
 
 
 def _has_products(layer: Layer, layout: Layout, depth: int) -> bool:
-    """Whether layers can respect the scales that still act: messages see all values between units that these change.
+    """Return whether layers can respect the scales that still act: messages see all values between units that these
+    change.
 
     Changes along the axes of matrices are made of products in which scales would not cancel.
     """
@@ -217,6 +219,6 @@ def _has_products(layer: Layer, layout: Layout, depth: int) -> bool:
 
 
 def multiplied_blocks(layer: Layer, layout: Layout, depth: int) -> frozenset[str]:
-    """The blocks by whose values some layer multiplies where signs change these."""
+    """Return the blocks by whose values some layer multiplies where signs change these."""
     found = [] if layer.traits.keeps_pairs else [layer.reaches(layout, k) for k in range(depth)]
     return frozenset(name for one in found if one is not None for name in one.multiplied)

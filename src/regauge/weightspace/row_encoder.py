@@ -46,7 +46,7 @@ class RowEncoder(nn.Module):
 
 
 def linear_layers(params: Mapping[str, Tensor]) -> list[tuple[str, str]]:
-    """Names of weight and bias of every layer of an MLP, in order.
+    """Return names of weight and bias of every layer of an MLP, in order.
 
     Raises:
         ValueError: The parameters are not those of linear layers with biases, or hidden layers differ in width.
@@ -67,7 +67,7 @@ def linear_layers(params: Mapping[str, Tensor]) -> list[tuple[str, str]]:
 
 
 def weight_rows(params: Mapping[str, Tensor], layers: Layers) -> Tensor:
-    """The matrix of a network, or of each of a population, that the encoder reads.
+    """Return the matrix of a network, or of each of a population, that the encoder reads.
 
     With `hidden`, as inr2vec: W and then b of every layer between two hidden ones, below one another, `[..., (L - 2)
     (H + 1), H]` for L linear layers. With `all`, as hyper-matching: one row (w, b) for every unit of every layer, the

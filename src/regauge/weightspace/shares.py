@@ -27,7 +27,7 @@ LOGARITHM_FLOOR = 1e-30
 
 @check_arguments
 def find_readers(symmetry: Symmetry | Sequence[Symmetry]) -> frozenset[Axis]:
-    """The axes (parameter, axis) along which parameters sum over units, as discovery saw them.
+    """Return the axes (parameter, axis) along which parameters sum over units, as discovery saw them.
 
     For a symmetry without readers, those of torch's layers: axis 1 of weights (out, in, ...), axis 0 of transposed
     convolutions, none of vectors and embeddings.
@@ -52,7 +52,7 @@ def find_readers(symmetry: Symmetry | Sequence[Symmetry]) -> frozenset[Axis]:
 
 
 def find_shares(values: Mapping[str, Tensor], layout: Layout) -> dict[str, Tensor]:
-    """The shares of all units that something reads, from the values of blocks.
+    """Return the shares of all units that something reads, from the values of blocks.
 
     The outgoing weights of a unit count by their largest size along axes of units that they give values to, where
     copies change nothing, and by the sum along axes of units that they read. A set of which nothing is read has none.
@@ -78,12 +78,12 @@ def find_shares(values: Mapping[str, Tensor], layout: Layout) -> dict[str, Tenso
 
 
 def divide(values: Mapping[str, Tensor], layout: Layout, shares: Shares) -> dict[str, Tensor]:
-    """The values of blocks, divided by the shares of the units that they read; zero where these are zero."""
+    """Return the values of blocks, divided by the shares of the units that they read; zero where these are zero."""
     return {b.name: divide_by(values[b.name], read_weights(b, layout, shares)) for b in layout.blocks}
 
 
 def divide_by(x: Tensor, weights: Tensor | None) -> Tensor:
-    """Values over weights of their leading axes; zero where these are zero."""
+    """Return values over weights of their leading axes; zero where these are zero."""
     if weights is None:
         return x
     weights = weights.reshape(*weights.shape, *([1] * (x.ndim - weights.ndim)))
@@ -91,7 +91,8 @@ def divide_by(x: Tensor, weights: Tensor | None) -> Tensor:
 
 
 def read_weights(block: Block, layout: Layout, shares: Shares) -> Tensor | None:
-    """Products of the shares of the units that values of a block read, `[models, *ones]`; None if there are none."""
+    """Return products of the shares of the units that values of a block read, `[models, *ones]`; None if there are
+    none."""
     grid, made = layout.grid_of(block), None
     for axis, label in enumerate(block.labels):
         if label.reads and label.group in shares:
@@ -101,7 +102,8 @@ def read_weights(block: Block, layout: Layout, shares: Shares) -> Tensor | None:
 
 
 def weigh(x: Tensor, axes: Iterable[int], grid: Grid, shares: Shares) -> Tensor:
-    """Vectors times the shares of the units along some axes, counted with the model axis; their sum is a mean."""
+    """Return vectors times the shares of the units along some axes, counted with the model axis; their sum is a
+    mean."""
     for axis in axes:
         share = shares.get(grid.groups[axis - 1])  # Without shares all units count alike: 1 / n each.
         x = x / grid.sizes[axis - 1] if share is None else x * _along(share, axis - 1, grid)
@@ -109,7 +111,7 @@ def weigh(x: Tensor, axes: Iterable[int], grid: Grid, shares: Shares) -> Tensor:
 
 
 def average(x: Tensor, axes: Iterable[int], grid: Grid, shares: Shares) -> Tensor:
-    """The mean of vectors over some axes of a grid, counted with the model axis, by the shares of its units."""
+    """Return the mean of vectors over some axes of a grid, counted with the model axis, by the shares of its units."""
     axes = tuple(axes)
     if not axes:
         return x
@@ -127,7 +129,7 @@ class Terms:
         self.sizes = {layout.key: {b.name: b.sizes for b in layout.pair_blocks} for layout in layouts}
 
     def factor(self, block: Block, end: End, layout: Layout, shares: Shares) -> float:
-        """The factor for sums over all axes of a block except those of an end."""
+        """Return the factor for sums over all axes of a block except those of an end."""
         sizes = self.sizes[layout.key][block.name] if shares else block.sizes
         count = math.prod(size for axis, size in enumerate(sizes) if axis not in end.axes)
         return math.sqrt(count) if shares else 1 / math.sqrt(count)

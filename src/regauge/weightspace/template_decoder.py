@@ -44,7 +44,7 @@ class TemplateDecoder:
             raise ValueError(f"width={self.width} and depth={self.depth} must be positive")
 
     def build(self, symmetry: Symmetry, inputs: int, generator: torch.Generator | None = None) -> "Template":
-        """A decoder of vectors of some length."""
+        """Return a decoder of vectors of some length."""
         return Template(symmetry, self, inputs, generator)
 
 
@@ -84,7 +84,7 @@ class Template(nn.Module):
             tensor.copy_(network[name])
 
     def widened(self, symmetry: Symmetry) -> "Template":
-        """A decoder to wider networks of the same architecture, which compute what those of this decoder do.
+        """Return a decoder to wider networks of the same architecture, which compute what those of this decoder do.
 
         Every unit of the template becomes several, in order and about equally many, whose outgoing weights add up to
         what it had. The net counts these as one, so that each decoded network is the one of this decoder with units
@@ -122,7 +122,7 @@ class Template(nn.Module):
         return made
 
     def forward(self, codes: Float[Tensor, "models inputs"]) -> Params:
-        """The networks of vectors."""
+        """Return the networks of vectors."""
         if codes.ndim != 2 or codes.shape[1] != self.inputs:
             raise ValueError(
                 f"the vectors have shape {tuple(codes.shape)}, but this decoder takes [models, {self.inputs}]; give "

@@ -117,7 +117,8 @@ def study(
 
 
 def draw(case: Case, a: Params, b: Params, result: Result[Params]) -> dict[str, Tensor]:
-    """Tensors to draw: permutations, and incoming weights of the units of A's first layer with the largest norm."""
+    """Return tensors to draw: permutations, and incoming weights of the units of A's first layer with the largest
+    norm."""
     drawn = {f"{case.key}/perm/{name}": value.perm for name, value in result.element.items() if value.perm is not None}
     chosen = a[case.first].flatten(1).norm(dim=1).argsort(descending=True)[:UNITS]
     for label, params in {"a": a, "before": b, "after": result.params}.items():
@@ -192,7 +193,7 @@ def run_demo(
 
 
 def cases(data: ImageData, *, is_quick: bool) -> tuple[Case, ...]:
-    """The two architectures, trained in a way that suits the size of the data.
+    """Return the two architectures, trained in a way that suits the size of the data.
 
     Wide enough that aligned networks are connected, narrow enough that others are not.
     """

@@ -26,25 +26,25 @@ and biases of zero, from which the accuracies of its trained networks follow."""
 
 
 def mlp_architecture(*widths: int) -> Architecture:
-    """An MLP with ReLU by its widths."""
+    """Return an MLP with ReLU by its widths."""
     return Architecture(f"MLP {'-'.join(map(str, widths))}", "regauge.nets.mlp:mlp", {"widths": list(widths)})
 
 
 def siren_architecture(in_features: int, width: int, out_features: int, *, depth: int) -> Architecture:
-    """A SIREN with frequency 30."""
+    """Return a SIREN with frequency 30."""
     widths = [in_features, *[width] * depth, out_features]
     settings = {"in_features": in_features, "width": width, "out_features": out_features, "depth": depth}
     return Architecture(f"SIREN {'-'.join(map(str, widths))}", "regauge.nets.siren:Siren", settings)
 
 
 def cnn_architecture(activation: Literal["relu", "tanh"], *channels: int) -> Architecture:
-    """The small CNN: 3 x 3 convolutions by their channels, the input's first, and average pooling."""
+    """Return the small CNN: 3 x 3 convolutions by their channels, the input's first, and average pooling."""
     settings = {"channels": list(channels), "activation": activation}
     return Architecture(f"small CNN, {activation}", "regauge.zoo.formats.modules:SmallCNN", settings)
 
 
 def vit_architecture(image: int, patch: int, *, width: int, heads: int) -> Architecture:
-    """A vision transformer of two blocks for gray images."""
+    """Return a vision transformer of two blocks for gray images."""
     settings = {"image": image, "patch": patch, "width": width, "layers": 2, "heads": heads}
     return Architecture(f"ViT of width {width}", "regauge.nets.transformer:ViT", settings)
 
@@ -52,7 +52,7 @@ def vit_architecture(image: int, patch: int, *, width: int, heads: int) -> Archi
 def convolutional_architecture(
     name: str, plan: Sequence[int | str], *, image: int, in_channels: int, narrow: int = 1
 ) -> Architecture:
-    """A convolutional network by its plan, with one linear layer for ten classes and without normalization.
+    """Return a convolutional network by its plan, with one linear layer for ten classes and without normalization.
 
     Args:
         name: In words.
@@ -138,7 +138,7 @@ def cifar10_mlps(count: int = 10_000, seed: int = 0) -> PopulationConfig:
 
 
 def cifar10_cnns(count: int = 5000, seed: int = 0) -> PopulationConfig:
-    """The CNN of table 4 on CIFAR-10: 20 epochs of Adam with 1e-4. Not said: batches (128 here).
+    """Return the CNN of table 4 on CIFAR-10: 20 epochs of Adam with 1e-4. Not said: batches (128 here).
 
     References:
         Navon et al. (2024), appendix, CNN classifiers.
@@ -170,7 +170,7 @@ def cifar10_halves(count: int = 5000, seed: int = 0) -> PopulationConfig:
 
 
 def small_cnns_tanh(count: int = 10_000, seed: int = 0) -> PopulationConfig:
-    """Small CNNs of very different quality: initialization, learning rate, decay and data differ for each.
+    """Return small CNNs of very different quality: initialization, learning rate, decay and data differ for each.
 
     Learning rates are log-uniform in [5e-4, 5e-2], decays in [1e-8, 1e-2]; 10%, 25%, 50% or all of the data. The public
     zoo is trained for 86 epochs with dropout, and draws its optimizer too; here it is 20,000 steps of Adam without

@@ -71,7 +71,7 @@ class CrossMoments:
         return self.products / self.count, (self.squares / self.count).cpu()
 
     def product(self) -> tuple[Tensor, Tensor]:
-        """Mean products of all pairs, without centering, and mean squares, as `correlation` returns them."""
+        """Return mean products of all pairs, without centering, and mean squares, as `correlation` returns them."""
         products = self.products / self.count + torch.outer(self.means[0], self.means[1])
         return products, (self.squares / self.count + self.means.square()).cpu()
 
@@ -116,7 +116,7 @@ class ValuePart:
     size: int
 
     def samples(self, value: Tensor) -> Tensor:
-        """The value as `[joint axis, samples]`."""
+        """Return the value as `[joint axis, samples]`."""
         axes = [axis for axis, _, _ in self.axes]
         for axis, start, length in self.axes:
             value = value.narrow(axis, start, length)
@@ -204,7 +204,7 @@ class Traces:
         self._known: dict[tuple[Any, ...], tuple[Activations, list[ValuePart]]] = {}
 
     def prepare(self, inputs: Any) -> tuple[Activations, list[ValuePart], tuple[Any, ...], dict[str, Any]]:
-        """The trace for inputs of these shapes, the parts of its values, and the inputs as arguments."""
+        """Return the trace for inputs of these shapes, the parts of its values, and the inputs as arguments."""
 
         def cast(value: Any) -> Any:
             return value.to(self.dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
@@ -226,7 +226,7 @@ class Traces:
 
 
 def parts_of(symmetry: Symmetry, names: Sequence[str]) -> list[ValuePart]:
-    """The pieces of values on which groups act together.
+    """Return the pieces of values on which groups act together.
 
     Values are left out of which several axes move independently of one another (their cross products would be
     larger than what they tell), and values to which shifts add constants.
@@ -287,7 +287,7 @@ def _part(name: str, sites: Sequence[Site], shape: tuple[int, ...]) -> ValuePart
 
 
 def _bare(place: Placement, start: int, stride: int, repeats: tuple[tuple[int, int], ...]) -> Placement:
-    """A place on the joint axis. Scales stay at one, and a rotation is its own inverse transpose."""
+    """Return a place on the joint axis. Scales stay at one, and a rotation is its own inverse transpose."""
     scale = (0,) * len(place.scale)
     return Placement("", 0, start, stride, repeats, False, scale, place.sign, place.parity, place.shift)
 
@@ -325,7 +325,8 @@ def _collect(
 
 
 def _classes(sites: Sequence[Site], size: int) -> tuple[Tensor, Tensor]:
-    """The class of each index of a joint axis, one per copy of a matrix, and a mask of indices that are acted on."""
+    """Return the class of each index of a joint axis, one per copy of a matrix, and a mask of indices that are acted
+    on."""
     classes, is_covered = torch.arange(size), torch.zeros(size, dtype=torch.bool)
     for site in sites:
         is_covered[site.positions] = True
@@ -346,6 +347,6 @@ def _require_finite(values: Mapping[str, Tensor], which: str) -> None:
 
 
 def precision_of(*networks: Mapping[str, Tensor]) -> torch.dtype:
-    """The dtype in which both networks run: float64 if either has it, else float32."""
+    """Return the dtype in which both networks run: float64 if either has it, else float32."""
     dtypes = [t.dtype for params in networks for t in params.values() if t.is_floating_point()]
     return torch.float64 if torch.float64 in dtypes else torch.float32

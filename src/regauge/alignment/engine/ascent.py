@@ -239,7 +239,7 @@ class Ascent:
                 self._costs[k].aim_at(a.keys())
 
     def objectives(self) -> Float64[Tensor, " pair"]:
-        """The objective summed anew, without what rounding added up on the way."""
+        """Return the objective summed anew, without what rounding added up on the way."""
         return self.networks.objectives(self.networks.second())
 
     def _measure(self, a: Tensors) -> None:
@@ -251,7 +251,8 @@ class Ascent:
         self._rounding = sum((norm * eps[name] for name, norm in self._norms.items()), none)
 
     def _least(self, rows: Rows, roundings: float | Tensor) -> Float64[Tensor, " row"]:
-        """The gain that a step must exceed: the tolerance or the rounding of the objective, whichever is larger."""
+        """Return the gain that a step must exceed: the tolerance or the rounding of the objective, whichever is
+        larger."""
         return torch.maximum(self._scale[rows] * self._tolerance, self._rounding[rows] * roundings)
 
     def _improve(self, k: int, rows: Rows, start: "Launch") -> Callable[[], None]:
@@ -357,7 +358,7 @@ class Ascent:
         self._soil(k, rows)
 
     def _whole(self, family: Family, step: Element) -> Element:
-        """A step with the identity for the family's groups of which it says nothing."""
+        """Return a step with the identity for the family's groups of which it says nothing."""
         return complete(family, {group.name: step[group.name] for group in family.members}, step.batch)
 
     def _choose(self, k: int, rows: Rows, unknown: Sequence[int]) -> None:
@@ -390,7 +391,7 @@ class Ascent:
         return [site for number in unknown if number in others for site in others[number]]
 
     def _anchored(self, k: int, unknown: Sequence[int]) -> Float64[Tensor, " pair"]:
-        """The share of a family's tensors that unknown families cannot change."""
+        """Return the share of a family's tensors that unknown families cannot change."""
         near = tuple(other for other in unknown if other in self._around.near[k])
         if (k, near) not in self._shares:
             known, total = torch.zeros_like(self._scale), torch.zeros_like(self._scale)
@@ -401,7 +402,7 @@ class Ascent:
         return self._shares[k, near]
 
     def _known_norms(self, name: str, hidden: Sequence[Site]) -> Float64[Tensor, " pair"]:
-        """The norms of a tensor in both networks, averaged over the groups at some sites, multiplied."""
+        """Return the norms of a tensor in both networks, averaged over the groups at some sites, multiplied."""
         if not hidden:
             return self._norms[name]
         key = (name, frozenset((site.group.name, site.placement.axis) for site in hidden))
@@ -431,7 +432,7 @@ def _at_once(work: Callable[[], T]) -> Callable[[], T]:
 
 
 def _changed_share(old: Value, new: Value) -> Float64[Tensor, " pair"]:
-    """The share of units that a step moves; rotations move all."""
+    """Return the share of units that a step moves; rotations move all."""
     changed: Tensor | None = None
     before = dict(old.items())
     for part, tensor in new.items():
@@ -445,7 +446,7 @@ def _changed_share(old: Value, new: Value) -> Float64[Tensor, " pair"]:
 
 
 def _held_back(cost: Cost, current: Value, damping: float) -> Cost:
-    """The cost with a bonus for where each pair is: steps become smaller and the linear model better."""
+    """Return the cost with a bonus for where each pair is: steps become smaller and the linear model better."""
     # <g, C> + d <g, g_now>: all elements have one norm, so the second term is a penalty -d |g - g_now|^2 / 2.
     held: dict[Character, Tensor] = {}
     for key, matrix in cost.matrices.items():
@@ -490,7 +491,7 @@ def climb_from_two_starts(families: Sequence[Family], a: Tensors, b: Tensors, so
 
 
 def _other_sites(families: Sequence[Family], k: int) -> dict[str, dict[int, list[Site]]]:
-    """The sites of other families on the tensors of family k, by tensor and number of the family."""
+    """Return the sites of other families on the tensors of family k, by tensor and number of the family."""
     own = {group.name for group in (*families[k].members, *families[k].fixed)}
     result: dict[str, dict[int, list[Site]]] = {}
     for number, other in enumerate(families):

@@ -47,7 +47,7 @@ class Climbs:
     moved: Mapping[str, Tensor] = field(default_factory=dict)
 
     def at(self, rows: Tensor) -> "Climbs":
-        """The climbs of some pairs."""
+        """Return the climbs of some pairs."""
         if len(rows) == len(self.objective):
             return self
         return Climbs(
@@ -87,7 +87,7 @@ def portions(*networks: Mapping[str, Tensor]) -> Iterator[slice]:
 
 
 def side_by_side(work: Callable[[slice], T], parts: Sequence[slice]) -> list[T]:
-    """The results of `work` on all parts, as many at a time as torch has threads, each with one.
+    """Return the results of `work` on all parts, as many at a time as torch has threads, each with one.
 
     The operations of a climb are too small to be shared among threads: two that climb with different pairs are
     faster. The number of threads is what it was, afterwards.
@@ -148,7 +148,7 @@ def climb(
 def make_ascent(
     symmetry: Symmetry, a: Tensors, b: Tensors, *, start: Element | None = None, tolerance: float = 1e-9
 ) -> Ascent:
-    """An ascent over all families of a symmetry that act on some tensors `[pair, ...]`."""
+    """Return an ascent over all families of a symmetry that act on some tensors `[pair, ...]`."""
     around, searches = _neighborhoods(symmetry, tuple(a)), 1
     if all(tensor.device.type != "cpu" for tensor in a.values()):
         from regauge.alignment.engine.searches import count_searches  # matching on a CPU does not need it
@@ -163,7 +163,7 @@ def _neighborhoods(symmetry: Symmetry, names: tuple[str, ...]) -> Neighborhoods:
 
 
 def is_exact(symmetry: Symmetry, name: str) -> bool:
-    """Whether a climb moves a tensor to the same bits as the action does: without shifts and rotations."""
+    """Return whether a climb moves a tensor to the same bits as the action does: without shifts and rotations."""
     return not any(site.group.matrix != "none" or any(site.placement.shift) for site in symmetry.sites[name])
 
 

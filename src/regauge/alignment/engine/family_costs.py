@@ -67,7 +67,8 @@ class FamilyCost:
                 term.neighbor.aim()
 
     def closest(self, cost: Cost, rows: Tensor, current: Value, slack: Float64[Tensor, " row"]) -> Closest:
-        """The best values for some pairs, from the potentials of the last search; orders best within `slack` stay."""
+        """Return the best values for some pairs, from the potentials of the last search; orders best within `slack`
+        stay."""
         potentials = None if self._potentials is None else at(self._potentials, rows)
         found = closest(self._root, cost, current=current.perm, slack=slack, potentials=potentials, is_repeated=True)
         if found.potentials is not None:
@@ -77,7 +78,7 @@ class FamilyCost:
         return found
 
     def cost(self, rows: Tensor, unknown: Collection[str] = ()) -> Cost:
-        """The cost for some pairs, with averages over the groups `unknown`."""
+        """Return the cost for some pairs, with averages over the groups `unknown`."""
         networks = self._networks
         every = None if len(rows) == networks.pairs else rows
         extra: dict[Character, Tensor] = {}

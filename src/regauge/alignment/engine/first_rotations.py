@@ -39,7 +39,7 @@ class Side:
     sites: Mapping[str, Site]
 
     def of(self, tensors: Tensors) -> Float[Tensor, "pair n m"]:
-        """Its values, units of the rotation first."""
+        """Return its values, units of the rotation first."""
         tensor = tensors[self.name] if self.axis == 0 else tensors[self.name].mT
         positions = self.positions.to(tensor.device)
         return tensor if len(positions) == tensor.shape[-1] else tensor.index_select(-1, positions)
@@ -57,18 +57,19 @@ class TwoSided:
     index: Int64[Tensor, " m"]
 
     def of(self, tensors: Tensors) -> Float[Tensor, "pair n n"]:
-        """The product of tensors `[pair, ...]`."""
+        """Return the product of tensors `[pair, ...]`."""
         second = self.second.of(tensors)
         return matmul(self.first.of(tensors), second.index_select(-1, self.index.to(second.device)).mT)
 
 
 def chosen_sites(sites: Sites) -> dict[str, list[Site]]:
-    """The sites of groups of which something is chosen; positive scales stay at one."""
+    """Return the sites of groups of which something is chosen; positive scales stay at one."""
     return {name: [site for site in local if has_choice(site.group)] for name, local in sites.items()}
 
 
 def find_products(name: str, sites: Sites, shapes: Mapping[str, Sequence[int]]) -> list[TwoSided]:
-    """The products of tensors of these shapes that the group of a name acts on from both sides, and no other group."""
+    """Return the products of tensors of these shapes that the group of a name acts on from both sides, and no other
+    group."""
     parts = [part for tensor, local in sites.items() for part in _parts(name, tensor, local, shapes[tensor])]
     pairs = ((one, other) for k, one in enumerate(parts) for other in parts[:k])
     return [found for pair in pairs if (found := _product(*pair) or _product(*pair[::-1])) is not None]
@@ -92,7 +93,7 @@ def _parts(name: str, tensor: str, local: Sequence[Site], shape: Sequence[int]) 
 
 
 def _product(first: Side, second: Side) -> TwoSided | None:
-    """The product of two parts, if each index of the first has one of the second that moves as it does."""
+    """Return the product of two parts, if each index of the first has one of the second that moves as it does."""
     shared = [(first.sites.get(name), site) for name, site in second.sites.items()]
     alone = [site for name, site in first.sites.items() if name not in second.sites]
     if any(site.group.matrix != "none" or _turns(site) for site in alone):
@@ -112,7 +113,7 @@ def _product(first: Side, second: Side) -> TwoSided | None:
 
 
 def _owners(site: Site, positions: Tensor) -> list[Tensor]:
-    """The indices of the bases, and the unit, that own each position of an axis."""
+    """Return the indices of the bases, and the unit, that own each position of an axis."""
     order = site.positions.argsort()
     place = order[torch.searchsorted(site.positions[order], positions)]
     return [column[place] for column in (*(index for _, index in site.bases), site.units)]
@@ -124,7 +125,7 @@ def _turns(site: Site) -> bool:
 
 
 def _cancels(one: Site, other: Site) -> bool:
-    """Whether what a group does at two sites cancels in a product; positive scales are balanced, and stay."""
+    """Return whether what a group does at two sites cancels in a product; positive scales are balanced, and stay."""
     x, y = one.placement, other.placement
     is_signed_alike = [e % 2 for e in x.sign] == [e % 2 for e in y.sign] and x.parity == y.parity
     is_opposite = x.is_inverse != y.is_inverse
@@ -201,7 +202,7 @@ class FirstRotation:
 def first_rotations(
     groups: Sequence[Group], sites: Mapping[str, Sequence[Site]], a: Tensors, b: Tensors
 ) -> dict[str, Value]:
-    """The first values of those of some groups that have products, on networks `[pair, ...]`."""
+    """Return the first values of those of some groups that have products, on networks `[pair, ...]`."""
     result, sites = {}, chosen_sites(sites)
     for group in groups:
         own = {name: local for name, local in sites.items() if any(s.group.name == group.name for s in local)}

@@ -39,7 +39,8 @@ MOVED = 0.25
 
 
 def balances_of(symmetry: Symmetry, scales: Scales, task: Task | None) -> tuple[Buffers, ...]:
-    """The kinds of balancing to try: none, with running statistics kept, and for copies with these moved as well.
+    """Return the kinds of balancing to try: none, with running statistics kept, and for copies with these moved as
+    well.
 
     Where statistics are computed anew, as a task may say, they stay in copies, too.
     """
@@ -106,7 +107,8 @@ class Frame:
         return replace(self, symmetry=symmetry, a=a, b=b, given=given, sides=sides)
 
     def second(self, element: Element, names: Iterable[str]) -> dict[str, Tensor]:
-        """Some of the second networks as this frame has them, moved as an element moves the networks as they are."""
+        """Return some of the second networks as this frame has them, moved as an element moves the networks as they
+        are."""
         if self.sides is not None:
             left, right = self.sides
             back = self.symmetry.compose(element, self.symmetry.inverse(right))
@@ -119,7 +121,7 @@ class Frame:
         return notes_on(self.rigid)
 
     def original(self) -> Tensors:
-        """The second networks moved by what balances the first, which is where the identity leads."""
+        """Return the second networks moved by what balances the first, which is where the identity leads."""
         return self.b if self.sides is None else move_by(self.symmetry, self.sides[0], self.given)
 
     def identity_objective(self) -> Float64[Tensor, " pair"]:
@@ -136,18 +138,19 @@ class Frame:
         return total
 
     def objective(self, b: Tensors) -> Float64[Tensor, " pair"]:
-        """The inner products of the first networks and others."""
+        """Return the inner products of the first networks and others."""
         return torch.stack([dots(self.a[name], b[name]) for name in self.a]).sum(0)
 
     def rows(self, rows: Tensor) -> "Frame":
-        """The frame of some pairs."""
+        """Return the frame of some pairs."""
         a, b, given = ({n: at(t, rows) for n, t in tensors.items()} for tensors in (self.a, self.b, self.given))
         sides = None if self.sides is None else (self.sides[0].rows(rows), self.sides[1].rows(rows))
         rigid = {name: flags[rows] for name, flags in self.rigid.items()}
         return Frame(self.symmetry, a, b, given, sides, self.buffers, rigid)
 
     def turnable(self, params_a: Params, params_b: Params) -> tuple[Params, Params]:
-        """Both networks of a single pair with their invertible matrices balanced, and their scales as they are."""
+        """Return both networks of a single pair with their invertible matrices balanced, and their scales as they
+        are."""
         if self.sides is None or not _linear(self.symmetry):
             return params_a, params_b
         sides = (select_parts(side.item(0), self.symmetry.groups, ("linear",)) for side in self.sides)
@@ -181,7 +184,8 @@ class FramedProblem(Problem):
 
 
 def are_isometric(symmetry: Symmetry, a: Tensors, b: Tensors) -> Bool[Tensor, " pair"]:
-    """Whether orders, signs and rotations may make balanced networks of each pair equal, by sums that these keep."""
+    """Return whether orders, signs and rotations may make balanced networks of each pair equal, by sums that these
+    keep."""
     result = torch.ones(len(next(iter(b.values()))), dtype=torch.bool)
     for name, sites in symmetry.sites.items():
         is_rotated = any(site.group.matrix != "none" for site in sites)
@@ -192,7 +196,7 @@ def are_isometric(symmetry: Symmetry, a: Tensors, b: Tensors) -> Bool[Tensor, " 
 
 
 def notes_on(rigid: Mapping[str, Tensor]) -> tuple[str, ...]:
-    """A sentence about each group that was left as it is in some pairs, by what `Balance` says."""
+    """Return a sentence about each group that was left as it is in some pairs, by what `Balance` says."""
     result = []
     for name, flags in rigid.items():
         where = f" in {int(flags.sum())} of {len(flags)} pairs" if len(flags) > 1 else ""
@@ -205,13 +209,13 @@ def notes_on(rigid: Mapping[str, Tensor]) -> tuple[str, ...]:
 
 
 def is_stretched(symmetry: Symmetry, name: str) -> bool:
-    """Whether scales, shifts or invertible matrices change the norm of a tensor."""
+    """Return whether scales, shifts or invertible matrices change the norm of a tensor."""
     sites = symmetry.sites[name]
     return any(s.group.matrix == "linear" or any((*s.placement.scale, *s.placement.shift)) for s in sites)
 
 
 def move_by(symmetry: Symmetry, balance: Element, tensors: Tensors) -> dict[str, Tensor]:
-    """Tensors moved by what balances a network: positive factors and invertible matrices, and nothing else."""
+    """Return tensors moved by what balances a network: positive factors and invertible matrices, and nothing else."""
     return _moved(symmetry, _act.ReadValues(stretching(symmetry, balance)), tensors)
 
 
@@ -221,7 +225,7 @@ def _moved(symmetry: Symmetry, read: _act.ReadValues, tensors: Tensors) -> dict[
 
 
 def stretching(symmetry: Symmetry, element: Element) -> Element:
-    """The positive factors and invertible matrices of an element, and nothing else."""
+    """Return the positive factors and invertible matrices of an element, and nothing else."""
     linear = _linear(symmetry)
     values = {n: Value(scale=v.scale, matrix=v.matrix if n in linear else None) for n, v in element.items()}
     return Element(values, element.batch)
@@ -255,7 +259,7 @@ def match_frames(problem: Problem, scales: Scales, match: Callable[[Frame], Resu
 def are_moved_copies(
     symmetry: Symmetry, a: Mapping[str, Tensor], kept: Mapping[str, Tensor], moved: Mapping[str, Tensor]
 ) -> Bool[Tensor, " pair"]:
-    """Whether second networks have the statistics of the first ones, moved against their activations.
+    """Return whether second networks have the statistics of the first ones, moved against their activations.
 
     Args:
         symmetry: The symmetry of all networks.
@@ -268,7 +272,7 @@ def are_moved_copies(
 
 
 def have_equal_variances(symmetry: Symmetry, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Bool[Tensor, " pair"]:
-    """Whether the statistics that are reordered at most are nearly those of the first networks, in any order."""
+    """Return whether the statistics that are reordered at most are nearly those of the first networks, in any order."""
     moved = {p.parameter for group in symmetry.groups for p in group.placements if any((*p.scale, *p.sign))}
     kept = [name for name in symmetry.buffers if name in symmetry.sites and name not in moved]
     ordered = [{name: one[name].flatten(1).sort(1).values for name in kept} for one in (a, b)]
@@ -276,13 +280,14 @@ def have_equal_variances(symmetry: Symmetry, a: Mapping[str, Tensor], b: Mapping
 
 
 def statistics_gap(symmetry: Symmetry, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Float64[Tensor, " pair"]:
-    """The distance of running statistics from those of the first networks, as a share of their size."""
+    """Return the distance of running statistics from those of the first networks, as a share of their size."""
     names = [name for name in symmetry.buffers if name in symmetry.sites]
     return _measure_gap(*({name: one[name] for name in names} for one in (a, b)))
 
 
 def _measure_gap(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Float64[Tensor, " pair"]:
-    """The root of the mean squared distance of tensors `[pair, ...]`, each as a share of the first one's norm."""
+    """Return the root of the mean squared distance of tensors `[pair, ...]`, each as a share of the first one's
+    norm."""
     shares = [torch.zeros(1, dtype=torch.float64)] * (not a)
     for name, tensor in a.items():
         x, y = (one.detach().cpu().double().flatten(1) for one in (tensor, b[name]))
@@ -292,7 +297,8 @@ def _measure_gap(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Float64[Te
 
 
 def are_equal(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Bool[Tensor, " pair"]:
-    """Whether networks `[pair, ...]` are equal within rounding: all their values, running statistics included."""
+    """Return whether networks `[pair, ...]` are equal within rounding: all their values, running statistics
+    included."""
     pairs = len(next(iter(b.values())))
     result = torch.ones(pairs, dtype=torch.bool)
     for name, x in a.items():
@@ -304,5 +310,5 @@ def are_equal(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Bool[Tensor, 
 
 
 def share_of_rounding(dtypes: Iterable[torch.dtype]) -> float:
-    """The share of the norm of a tensor that rounding may change, in the coarsest of some dtypes."""
+    """Return the share of the norm of a tensor that rounding may change, in the coarsest of some dtypes."""
     return max(EQUAL_TENSORS, *(2 * torch.finfo(dtype).eps for dtype in dtypes))

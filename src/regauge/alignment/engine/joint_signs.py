@@ -41,7 +41,7 @@ class SignPair:
     sites: Mapping[str, Sequence[Site]]
 
     def closest(self, a: Tensors, b: Tensors) -> tuple[Signs, Signs, Float64[Tensor, " row"]]:
-        """The best signs of both relative to `b`, and what they gain; `b` is moved by what is chosen already."""
+        """Return the best signs of both relative to `b`, and what they gain; `b` is moved by what is chosen already."""
         terms = self._terms(a, b)
         total = torch.stack([term.sum((-1, -2)) for term in terms.values()]).sum(0)
         rows, (left, right) = len(total), self.groups
@@ -112,7 +112,8 @@ class SignPair:
         return terms
 
     def _second(self, terms: Mapping[tuple[Character, Character], Tensor], s: Signs, share: Tensor) -> Signs:
-        """The best signs of the second group, `[family, start, row, unit]`, from a share of the first group's units."""
+        """Return the best signs of the second group, `[family, start, row, unit]`, from a share of the first group's
+        units."""
         costs: dict[Character, Tensor] = {}
         for (left, right), term in terms.items():
             weight = share * _factor(left, s) if any(left) else _factor(left, s)
@@ -136,7 +137,7 @@ class SignPair:
 
 
 def find_sign_pairs(families: Sequence[Family]) -> list[SignPair]:
-    """The pairs of families whose roots have signs for the same entries of an axis."""
+    """Return the pairs of families whose roots have signs for the same entries of an axis."""
     pairs = []
     signed = [k for k, one in enumerate(families) if one.root.signs and not one.root.shifts]
     for k, other in combinations(signed, 2):
@@ -154,7 +155,7 @@ def find_sign_pairs(families: Sequence[Family]) -> list[SignPair]:
 
 
 def _meet(one: Family, other: Family) -> bool:
-    """Whether their roots multiply the same entries of an axis by signs."""
+    """Return whether their roots multiply the same entries of an axis by signs."""
     for name in one.sites.keys() & other.sites.keys():
         left, right = (
             [s for s in f.sites[name] if s.group.name == f.root.name and any(s.placement.sign)] for f in (one, other)
@@ -167,11 +168,11 @@ def _meet(one: Family, other: Family) -> bool:
 
 
 def _acts_across(sites: Sequence[Site]) -> bool:
-    """Whether a tensor is multiplied along several axes, which sums along one of them cannot tell."""
+    """Return whether a tensor is multiplied along several axes, which sums along one of them cannot tell."""
     return len({site.placement.axis for site in sites if any(site.placement.sign)}) > 1
 
 
 def _factor(key: Character, signs: Signs) -> Tensor:
-    """The factor of a character for each unit, `[..., unit]`."""
+    """Return the factor of a character for each unit, `[..., unit]`."""
     factor = unit_signs(key, Value(sign=signs.movedim(0, -2)))
     return torch.ones(signs.shape[1:], dtype=torch.float64) if factor is None else factor

@@ -100,7 +100,7 @@ def match_mixture(
 
 
 def _complete(symmetry: Symmetry, a: Tensors, b: Tensors, start: Element | None) -> Element:
-    """Signs, shifts and matrices for the orders of an element, the best anchored first."""
+    """Return signs, shifts and matrices for the orders of an element, the best anchored first."""
     groups = tuple(group.unordered for group in symmetry.groups)
     fixed, blank = replace(symmetry, groups=groups), symmetry.identity((len(next(iter(b.values()))),))
     start = blank if start is None else start
@@ -116,7 +116,7 @@ def _complete(symmetry: Symmetry, a: Tensors, b: Tensors, start: Element | None)
 
 
 def _turns(site: Site) -> bool:
-    """Whether a group does anything but move values from place to place."""
+    """Return whether a group does anything but move values from place to place."""
     place = site.placement
     return site.group.matrix != "none" or any((*place.sign, *place.parity, *place.shift))
 

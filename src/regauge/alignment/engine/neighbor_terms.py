@@ -34,7 +34,7 @@ class NeighborTerm:
 
     @staticmethod
     def fits(networks: PairedNetworks, name: str, own: Site, neighbor: Site) -> bool:
-        """Whether the neighbor only reorders and flips units, of a whole axis that is not the group's own."""
+        """Return whether the neighbor only reorders and flips units, of a whole axis that is not the group's own."""
         a, b = networks.a[name], networks.b[name]
         is_whole = neighbor.positions.numel() == a.shape[1 + neighbor.placement.axis]
         is_more = any(neighbor.placement.shift) or any(own.placement.shift) or neighbor.group.matrix != "none"
@@ -170,7 +170,7 @@ class NeighborTerm:
 
 
 def _in_order(tensor: Tensor, site: Site) -> Tensor:
-    """A tensor `[pair, ...]` with what the units of a site own in the order of the units."""
+    """Return a tensor `[pair, ...]` with what the units of a site own in the order of the units."""
     axis = 1 + site.placement.axis
     if site.is_sorted and site.positions.numel() == tensor.shape[axis]:
         return tensor
@@ -178,5 +178,5 @@ def _in_order(tensor: Tensor, site: Site) -> Tensor:
 
 
 def _send(index: Tensor, there: Tensor) -> Tensor:
-    """A small tensor on the device of another one, which is not waited for."""
+    """Return a small tensor on the device of another one, which is not waited for."""
     return index.to(there.device, non_blocking=True)

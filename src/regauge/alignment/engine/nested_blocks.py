@@ -47,7 +47,8 @@ class Blocks:
 
 
 def split(family: Family, a: Tensors, b: Tensors) -> Blocks:
-    """One tensor per site of the root, its blocks along axis 1, with the sites of the inner groups on a block."""
+    """Return one tensor per site of the root, its blocks along axis 1, with the sites of the inner groups on a
+    block."""
     root = family.root
     inner = {group.name: _outside(group, root) for group in (*family.members[1:], *family.fixed)}
     blocks = Blocks({}, {}, {}, [])
@@ -74,7 +75,7 @@ def _outside(group: Group, root: Group) -> Group:
 
 
 def _on_block(site: Site, root: Group, axis: int, row: Tensor, inner: Mapping[str, Group]) -> Site | None:
-    """A site of an inner group in the coordinates of one block; None where another axis has its copies."""
+    """Return a site of an inner group in the coordinates of one block; None where another axis has its copies."""
     within = site.group.within
     if root.name in within:
         where = site.bases[within.index(root.name)][0]
@@ -116,7 +117,7 @@ class _Inner:
 
 
 def solve_family(family: Family, a: Tensors, b: Tensors) -> tuple[Element, Tensor]:
-    """The best element of a family, all other groups held fixed.
+    """Return the best element of a family, all other groups held fixed.
 
     Args:
         family: Its sites are relative to the tensors without their leading axis.
@@ -214,7 +215,7 @@ def _components(blocks: Blocks, b: Tensors, root: Group) -> list[_Inner]:
 
 
 def pair_blocks(a: Tensor, b: Tensor, sites: Sequence[Site], *, is_permuted: bool) -> tuple[Tensor, Tensor]:
-    """Blocks `[problem, block, ...]` of both networks for all pairs of blocks, `[problem * u * v, ...]`.
+    """Return blocks `[problem, block, ...]` of both networks for all pairs of blocks, `[problem * u * v, ...]`.
 
     Of two large blocks only the inner products of their rows count, over the axes on which no inner group acts. Then
     these products stand for the first block and an identity matrix for the second: `<A, g B> = <A B^T, g I>`.
@@ -249,12 +250,12 @@ def pair_blocks(a: Tensor, b: Tensor, sites: Sequence[Site], *, is_permuted: boo
 
 
 def is_compressed(pairs: int, rows: int, rest: int) -> bool:
-    """Whether the inner products of rows stand for blocks of `rows` times `rest` values."""
+    """Return whether the inner products of rows stand for blocks of `rows` times `rest` values."""
     return rest > rows and pairs * rows * rest > COMPRESSED
 
 
 def _all_pairs(family: Family, a: Tensors, b: Tensors, root: Group) -> _Inner:
-    """One inner group alone: its cost for all pairs of blocks in one product of matrices for each place."""
+    """Return one inner group alone: its cost for all pairs of blocks in one product of matrices for each place."""
     group, blocks = family.root, root.size
     matrices: dict[Character, Tensor] = {}
     shifts: list[ShiftCost] = []
@@ -282,7 +283,8 @@ def _all_pairs(family: Family, a: Tensors, b: Tensors, root: Group) -> _Inner:
 
 
 def _move_base(family: Family, group: Group, value: Value) -> Value:
-    """An inner value `[problem, block, *other bases, ...]` with the block axis where the group's bases have it."""
+    """Return an inner value `[problem, block, *other bases, ...]` with the block axis where the group's bases have
+    it."""
     place = 1 + group.within.index(family.root.name)
     return value.map(lambda t: t.movedim(1, place))
 

@@ -63,7 +63,7 @@ class PairedNetworks:
         return Element(self.values, (self.pairs,))
 
     def value(self, name: str, rows: Tensor | None = None) -> Value:
-        """The value of one group, for some pairs."""
+        """Return the value of one group, for some pairs."""
         return self.values[name] if self._is_every(rows) else self.values[name].map(lambda t: t[rows])
 
     def write(self, name: str, rows: Tensor, value: Value) -> None:
@@ -94,7 +94,7 @@ class PairedNetworks:
             self._keep(moved)
 
     def moved(self, names: Iterable[str] | None = None, rows: Tensor | None = None) -> dict[str, Tensor]:
-        """Tensors of the second networks that anything is chosen for, moved by the current element.
+        """Return tensors of the second networks that anything is chosen for, moved by the current element.
 
         Those of a single pair are kept, and are written into when they are asked for again. Where nothing has moved
         them they are the given tensors, and not copies.
@@ -105,12 +105,12 @@ class PairedNetworks:
         return {name: self._follow(name) for name in names}
 
     def second(self) -> dict[str, Tensor]:
-        """All tensors of the second networks as they are now."""
+        """Return all tensors of the second networks as they are now."""
         moved = self.moved()
         return {name: moved.get(name, tensor) for name, tensor in self.b.items()}
 
     def _follow(self, name: str) -> Tensor:
-        """A tensor of a single second network, brought up to date: only what moved since is written."""
+        """Return a tensor of a single second network, brought up to date: only what moved since is written."""
         sites, kept = self.sites[name], self._kept.get(name, self._given)
         stale = [site for site in sites if any(kept.writes[group] != self.writes[group] for group in _names(site))]
         tensor = kept.tensors.get(name, self.b[name])
@@ -131,7 +131,7 @@ class PairedNetworks:
         self._kept |= dict.fromkeys(tensors, now)
 
     def moved_by(self, name: str, sites: Sequence[Site], rows: Tensor | None = None) -> Tensor:
-        """A tensor of the second networks as the current values move it at the given sites alone.
+        """Return a tensor of the second networks as the current values move it at the given sites alone.
 
         Where nothing has moved it, it is the given tensor, and not a copy.
         """
@@ -167,12 +167,13 @@ class _Kept:
 
 
 def _names(site: Site) -> tuple[str, ...]:
-    """The groups that decide what happens at a site."""
+    """Return the groups that decide what happens at a site."""
     return (site.group.name, *site.group.within)
 
 
 def _move_on(tensor: Tensor, site: Site, before: Value, now: Value, *, is_ours: bool) -> Tensor:
-    """A tensor `[1, ...]` that `before` moved at a site, moved by `now` instead; in place where few units move."""
+    """Return a tensor `[1, ...]` that `before` moved at a site, moved by `now` instead; in place where few units
+    move."""
     units = torch.arange(site.group.size)
     # Unit i of the tensor is b[before[i]] and shall be b[now[i]], which is unit before^-1[now[i]] of the tensor. Signs
     # are their own inverses, so those of both values multiply.
@@ -197,7 +198,7 @@ def _move_on(tensor: Tensor, site: Site, before: Value, now: Value, *, is_ours: 
 
 
 def unit_factors(site: Site, value: Value, count: int) -> Int8[Tensor, "pair unit"]:
-    """The signs that units get at a site from values of `count` pairs."""
+    """Return the signs that units get at a site from values of `count` pairs."""
     factor = torch.ones(count, site.group.size, dtype=torch.int8)
     signs = 0 if value.sign is None else value.sign.shape[-2]
     for k, exponent in enumerate(character(site.placement)):
@@ -213,7 +214,8 @@ def unit_factors(site: Site, value: Value, count: int) -> Int8[Tensor, "pair uni
 def act_on(
     groups: Collection[Group], sites: Mapping[str, Sequence[Site]], element: Element, tensors: Tensors
 ) -> dict[str, Tensor]:
-    """Tensors `[pair, ...]` moved by a batch of elements at the given sites; a single pair moves without its axis."""
+    """Return tensors `[pair, ...]` moved by a batch of elements at the given sites; a single pair moves without its
+    axis."""
     local = {name: list(own) for name, own in sites.items()}
     ndims = {name: tensors[name].ndim - 1 for name in sites}
     own = {name: tensors[name] for name in sites}
@@ -245,6 +247,6 @@ def dots(x: Float64[Tensor, "pair *shape"], y: Float64[Tensor, "pair *shape"]) -
 
 
 def norms(x: Float64[Tensor, "pair *shape"]) -> PerPair:
-    """The norm of a tensor in each pair."""
+    """Return the norm of a tensor in each pair."""
     found: Tensor = torch.linalg.vector_norm(x.flatten(1), dim=1)
     return found.double().cpu()

@@ -62,7 +62,7 @@ def refit_near_copies(problem: Problem, found: Results, frame: Frame) -> Results
 
 
 def refit(symmetry: Symmetry, buffers: Buffers, params_a: Tensors, params_b: Tensors) -> tuple[Element, Tensor]:
-    """Elements that bring second networks closer which nearly equal their first ones, and a mask of these pairs.
+    """Return elements that bring second networks closer which nearly equal their first ones, and a mask of these pairs.
 
     Networks are `[pair, ...]`. The element is the identity for all other pairs.
     """
@@ -98,12 +98,13 @@ def refit(symmetry: Symmetry, buffers: Buffers, params_a: Tensors, params_b: Ten
 
 
 def is_near_copy(square: Tensor, norm: Tensor, *, is_double: bool = False) -> Tensor:
-    """Whether a squared distance is that of a nearly equal network, by the squared norm, where anything is left."""
+    """Return whether a squared distance is that of a nearly equal network, by the squared norm, where anything is
+    left."""
     return (square < NEAR * norm) & (square > EXACT[8 if is_double else 4] * norm)
 
 
 def _match(symmetry: Symmetry, a: Tensors, b: Tensors) -> tuple[Element, Tensor]:
-    """Orders, signs and rotations, chosen once more, and the squared distances that they leave."""
+    """Return orders, signs and rotations, chosen once more, and the squared distances that they leave."""
     element = climb(symmetry, a, b).element
     return element, squared_distances(a, _move(symmetry, element, b))
 
@@ -157,7 +158,7 @@ class GroupFit:
         self._sums[key] = self._sums[key] + term.cpu() if key in self._sums else term.cpu()
 
     def step(self) -> tuple[Value, PerPair]:
-        """The step, and by how much it lowers the squared distance to first order; all sums begin anew."""
+        """Return the step, and by how much it lowers the squared distance to first order; all sums begin anew."""
         sums, self._sums = self._sums, {}
         right = sums["right"]
         if self.group.matrix == "linear":
@@ -171,7 +172,8 @@ class GroupFit:
 
 
 def fit_continuous(symmetry: Symmetry, groups: Collection[Group], a: Tensors, b: Tensors) -> tuple[Element, PerPair]:
-    """The scales and matrices that bring each second network closest to its first one, nearby, and how close that is.
+    """Return the scales and matrices that bring each second network closest to its first one, nearby, and how close
+    that is.
 
     All is in double precision. Small tensors are moved step by step, large ones from where they were given each time,
     which holds nothing.
@@ -278,13 +280,14 @@ class Extrapolation:
 
 
 def fitted_groups(symmetry: Symmetry, buffers: Buffers) -> list[Group]:
-    """The groups that are fitted: scales that move running statistics only where balancing may move them, too."""
+    """Return the groups that are fitted: scales that move running statistics only where balancing may move them,
+    too."""
     is_kept = {g.name: buffers == "keep" and _moves_statistics(symmetry, g) for g in symmetry.groups}
     return [g for g in symmetry.groups if g.matrix == "linear" or (g.scales and not is_kept[g.name])]
 
 
 def fitted_parts(symmetry: Symmetry, groups: Collection[Group], names: Collection[str]) -> list[frozenset[str]]:
-    """The tensors of some names that `fit_continuous` looks at, in parts that do not depend on one another."""
+    """Return the tensors of some names that `fit_continuous` looks at, in parts that do not depend on one another."""
     moved: dict[tuple[str, int], set[str]] = {}
     for group in groups:
         for place in (place for place in group.placements if place.parameter in names):
@@ -295,14 +298,15 @@ def fitted_parts(symmetry: Symmetry, groups: Collection[Group], names: Collectio
 
 
 def squared_distances(a: Tensors, b: Tensors) -> PerPair:
-    """The squared distance of both networks of each pair."""
+    """Return the squared distance of both networks of each pair."""
     return torch.stack([dots(a[name] - b[name], a[name] - b[name]) for name in a]).sum(0)
 
 
 def _sylvester(
     forward: Float64[Tensor, "*lead n n"], inverse: Float64[Tensor, "*lead n n"], right: Float64[Tensor, "*lead n n"]
 ) -> Float64[Tensor, "*lead n n"]:
-    """The smallest X with `X F + G X = R` for positive semidefinite F and G, by least squares where there is none."""
+    """Return the smallest X with `X F + G X = R` for positive semidefinite F and G, by least squares where there is
+    none."""
     # In the eigenvectors of F and G the equation is diagonal: (g_i + f_j) X_ij = R_ij.
     f, columns = torch.linalg.eigh(forward)
     g, rows = torch.linalg.eigh(inverse)

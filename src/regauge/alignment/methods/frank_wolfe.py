@@ -117,6 +117,6 @@ class FrankWolfe(ManyMethod):
 
 
 def _join(symmetry: Symmetry, vertex: Vertex) -> Element:
-    """The elements of all families as one."""
+    """Return the elements of all families as one."""
     values = {name: value for element in vertex.values() for name, value in element.items()}
     return Element(values).fill(symmetry.identity())

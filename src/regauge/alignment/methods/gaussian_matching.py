@@ -123,7 +123,7 @@ class GaussianMatching(Method):
 
 
 def _divergence_problem(problem: Problem, *, is_symmetric: bool) -> Problem:
-    """Two dictionaries, or four for both directions, whose inner products are negative divergences.
+    """Return two dictionaries, or four for both directions, whose inner products are negative divergences.
 
     `-KL(g q_b, q_a)` is linear in g: its coefficients are dictionaries of the first network, what they multiply are
     dictionaries of the second. It is so only for elements that keep every magnitude: without scales and shifts.
@@ -154,7 +154,7 @@ MOMENTS: tuple[Moment, Moment] = (lambda m, s: m, lambda m, s: m.square() + s.sq
 
 
 def _each(functions: tuple[Moment, Moment], params: Mapping[str, Tensor], symmetry: Symmetry) -> Params:
-    """Two dictionaries of functions of means and deviations."""
+    """Return two dictionaries of functions of means and deviations."""
     result = {}
     for k, function in enumerate(functions):
         for joint in params:
@@ -167,7 +167,7 @@ def _each(functions: tuple[Moment, Moment], params: Mapping[str, Tensor], symmet
 
 
 def _further(names: Mapping[str, Any]) -> dict[str, Any]:
-    """Dictionaries 0 and 1 as dictionaries 2 and 3."""
+    """Return dictionaries 0 and 1 as dictionaries 2 and 3."""
     split = ((*dictionary_of(joint), value) for joint, value in names.items())
     return {joint_name(k + 2, name): value for k, name, value in split}
 

@@ -103,7 +103,7 @@ class JointMatching(Method):
         return 1.0 if self.weights is None else self.weights[dictionary_of(name)[0]]
 
     def _weigh(self, params: Mapping[str, Tensor]) -> Params:
-        """Dictionaries times the roots of their weights: these are shared evenly between both networks."""
+        """Return dictionaries times the roots of their weights: these are shared evenly between both networks."""
         result = {}
         for name, tensor in params.items():
             weight = self._weight(name)
@@ -113,7 +113,7 @@ class JointMatching(Method):
         return result
 
     def _weigh_symmetry(self, symmetry: Symmetry) -> Symmetry:
-        """The symmetry of weighed dictionaries; those of weight 0 are moved like buffers."""
+        """Return the symmetry of weighed dictionaries; those of weight 0 are moved like buffers."""
         buffers = dict.fromkeys((*symmetry.buffers, *(name for name in symmetry.shapes if not self._weight(name))))
         groups = []
         for group in symmetry.groups:
@@ -123,7 +123,7 @@ class JointMatching(Method):
         return replace(symmetry, groups=tuple(groups), buffers=tuple(buffers))
 
     def _as_given(self, params: Mapping[str, Tensor]) -> Params:
-        """Tensors of dictionaries of weight 1, which were matched as they are."""
+        """Return tensors of dictionaries of weight 1, which were matched as they are."""
         return {name: tensor for name, tensor in params.items() if self._weight(name) == 1}
 
 

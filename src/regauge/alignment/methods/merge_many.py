@@ -137,7 +137,7 @@ class Gathered:
 
     @classmethod
     def of(cls, symmetry: Symmetry, element: Element, params: Params) -> "Gathered":
-        """Networks that were moved by `element`."""
+        """Return networks that were moved by `element`."""
         ignored = {*symmetry.buffers, *(name for names in symmetry.tied for name in names[1:])}
         floating = {name: tensor for name, tensor in params.items() if tensor.is_floating_point()}
         mean = {n: t.mean(0, dtype=torch.float64).to(t.dtype) if n in floating else t[0] for n, t in params.items()}
@@ -202,7 +202,7 @@ def gather(
 
 
 def _squares(tensor: Tensor, mean: Tensor) -> float:
-    """The sum of squared distances of `[n, ...]` from their mean, in portions."""
+    """Return the sum of squared distances of `[n, ...]` from their mean, in portions."""
     parts = torch.split(tensor, NETWORKS_AT_ONCE)
     return sum(float(torch.linalg.vector_norm(part - mean, dtype=torch.float64)) ** 2 for part in parts)
 

@@ -120,7 +120,8 @@ class Sinkhorn(DescentMethod):
         return candidates.result(is_converged)
 
     def _measure(self, problem: Problem) -> Measure | None:
-        """The objective that rounded plans are judged by; None stands for the loss halfway between the networks."""
+        """Return the objective that rounded plans are judged by; None stands for the loss halfway between the
+        networks."""
 
         def squares(params: Params) -> Tensor:
             a, b = compared([problem.a, params], problem.symmetry)
@@ -131,7 +132,7 @@ class Sinkhorn(DescentMethod):
 
 
 def _floats(*networks: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-    """All values of networks, in float32 or float64 and on one device; counters are no values."""
+    """Return all values of networks, in float32 or float64 and on one device; counters are no values."""
     first = networks[0]
     result = []
     for params in networks:

@@ -163,7 +163,7 @@ class WeightMatching(Method):
         return found
 
     def _climbs(self, frame: Frame, starts: Sequence[Element]) -> list[Climbs]:
-        """One climb from each start; those of a single pair run as one batch."""
+        """Return one climb from each start; those of a single pair run as one batch."""
         if not starts or starts[0].batch[0] > 1:
             return [self._climb(frame, frame.a, frame.b, start) for start in starts]
         count, all_starts, climbs = len(starts), concatenate(starts), []
@@ -197,7 +197,7 @@ class WeightMatching(Method):
 
 
 def random_isometry(symmetry: Symmetry, generator: torch.Generator, batch: tuple[int, ...] = ()) -> Element:
-    """A random element that keeps every norm: no scales, no shifts, no invertible matrices that stretch."""
+    """Return a random element that keeps every norm: no scales, no shifts, no invertible matrices that stretch."""
     element, blank = symmetry.random(generator, ("permutation", "sign", "linear"), batch), symmetry.identity(batch)
     for group in symmetry.groups:
         if group.matrix == "linear":

@@ -26,7 +26,8 @@ from regauge.core.symmetry import Symmetry
 def balance_streamed(
     checkpoints: Sequence[Checkpoint], symmetry: Symmetry, buffers: Buffers, passes: Passes
 ) -> tuple[list[Element], tuple[str, ...]]:
-    """The element that balances each network, and sentences on groups that keep their matrices; see `balance_alike`."""
+    """Return the element that balances each network, and sentences on groups that keep their matrices; see
+    `balance_alike`."""
     symmetry = count_frozen_gains(symmetry, buffers)
     sides, notes = [symmetry.identity()] * len(checkpoints), list[str]()
 
@@ -57,7 +58,7 @@ def fit_streamed(
     parts: Iterable[Collection[str]],
     passes: Passes,
 ) -> tuple[Element, bool]:
-    """The scales and matrices that bring the second network closest to the first, and whether that is closer.
+    """Return the scales and matrices that bring the second network closest to the first, and whether that is closer.
 
     Args:
         a: The first network.
@@ -94,13 +95,13 @@ def _read_part(checkpoint: Checkpoint, symmetry: Symmetry, part: Collection[str]
 
 
 def _join(known: Value, found: Value) -> Value:
-    """The value of a group by two parts, of which each found the identity where the other did not."""
+    """Return the value of a group by two parts, of which each found the identity where the other did not."""
     scale = None if known.scale is None or found.scale is None else known.scale * found.scale
     return replace(known, scale=scale, matrix=known.matrix if found.matrix is None else found.matrix)
 
 
 def _restrict(symmetry: Symmetry, params: Params) -> Symmetry:
-    """The symmetry on some parameters alone, of these shapes, without what acts on axes that were summed up."""
+    """Return the symmetry on some parameters alone, of these shapes, without what acts on axes that were summed up."""
     shapes = {name: tuple(tensor.shape) for name, tensor in params.items()}
 
     def is_kept(place: Placement) -> bool:
@@ -114,7 +115,7 @@ def _restrict(symmetry: Symmetry, params: Params) -> Symmetry:
 
 
 def summed_axes(symmetry: Symmetry, name: str) -> tuple[int, ...]:
-    """The axes of a tensor over which products may be summed up: no scales act there, and no matrices anywhere.
+    """Return the axes of a tensor over which products may be summed up: no scales act there, and no matrices anywhere.
 
     Where matrices act, it is the first axis of a tensor that is read in pieces.
     """
@@ -130,7 +131,7 @@ def _is_mixed(symmetry: Symmetry, name: str) -> bool:
 
 
 def _reduce(checkpoint: Checkpoint, symmetry: Symmetry, name: str) -> Tensor:
-    """A tensor, or another one with the same sums over the axes that may be summed up.
+    """Return a tensor, or another one with the same sums over the axes that may be summed up.
 
     These are sums of squares, or where matrices act the inner products of all columns.
     """
@@ -151,7 +152,7 @@ def _reduce(checkpoint: Checkpoint, symmetry: Symmetry, name: str) -> Tensor:
 
 
 def _read_pair(a: Checkpoint, b: Checkpoint, symmetry: Symmetry, name: str) -> tuple[Tensor, Tensor]:
-    """Both tensors of a name as a batch of one pair.
+    """Return both tensors of a name as a batch of one pair.
 
     Of those with axes that may be summed up, others with the same sums of squares and of products over these, or where
     matrices act of the products of all columns, so that what acts on the other axes brings them as close.

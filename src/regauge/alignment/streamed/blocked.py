@@ -100,7 +100,7 @@ class BlockedClimb:
         return False
 
     def _profits(self, family: Family) -> tuple[Tensor, float]:
-        """The largest profit of every pair of units over its signs, and what the units as they are sum up to.
+        """Return the largest profit of every pair of units over its signs, and what the units as they are sum up to.
 
         Characters are independent, so that each contributes the absolute value of its sum.
         """
@@ -130,7 +130,7 @@ class BlockedClimb:
                 add_matmul(total[first : first + step], left[first : first + step].to(total.dtype), right.mT)
 
     def _cost(self, group: Group, unknown: Collection[str] = ()) -> Cost:
-        """The cost of a group whose units keep their places, with averages over unknown ones."""
+        """Return the cost of a group whose units keep their places, with averages over unknown ones."""
         cost = Cost({})
         for name, local in self._sites.items():
             own = [replace(site, group=group) for site in local if site.group.name == group.name]
@@ -148,7 +148,7 @@ class BlockedClimb:
         return Cost(matrices)
 
     def _pairs(self, name: str) -> Iterator[tuple[Tensor, Tensor]]:
-        """Both tensors of a name, in pieces where nothing acts on the first axis."""
+        """Yield both tensors of a name, in pieces where nothing acts on the first axis."""
         squares = torch.zeros(2, dtype=torch.float64)
         for rows in row_ranges(self.symmetry, name):
             x, y = self.source.pair(name, rows)

@@ -90,7 +90,7 @@ class ChartPlans:
 
 
 def _as_given(method: WeightMatching) -> WeightMatching:
-    """The method for near copies as they are."""
+    """Return the method for near copies as they are."""
     return WeightMatching(scales=method.scales)
 
 
@@ -173,7 +173,7 @@ class _ChartedPair:
         return move_tensor(symmetry, element, name, self._data.sums({name: tensor})[name])
 
     def _distance(self, a: Checkpoint, b: Checkpoint) -> tuple[float, float]:
-        """The squared distance of compared tensors, and the squared norm of those of the first network."""
+        """Return the squared distance of compared tensors, and the squared norm of those of the first network."""
         plan = self.chart.plans["given"]
         with self._passes.timed("distances", plan.sweep_bytes):
             return measure_square(a, b, plan.symmetry, plan.names, self._passes)
@@ -182,7 +182,7 @@ class _ChartedPair:
         return MovedCheckpoint(self.b, self._data, element)
 
     def _settle(self, there: Element) -> Element:
-        """The element that leaves the least distance if the networks are near copies."""
+        """Return the element that leaves the least distance if the networks are near copies."""
         left, norm = self._distance(self.a, self._moved(there))
         if not bool(is_near_copy(torch.tensor(left), torch.tensor(norm))):
             return there
@@ -195,7 +195,7 @@ class _ChartedPair:
         return further if self._distance(self.a, self._moved(further))[0] < left else there
 
     def _take_over_statistics(self, element: Element) -> Element:
-        """The element with which a copy also takes over what holds with statistics as stored only."""
+        """Return the element with which a copy also takes over what holds with statistics as stored only."""
         whole = self.chart.symmetry
         if element.translation:
             moves = element.translated({}).rotated({}), element

@@ -79,7 +79,8 @@ class StreamedAscent:
         self.keep()
 
     def _anchor(self) -> Element:
-        """The element with first values of the spread groups, those first that are touched least by what is unknown."""
+        """Return the element with first values of the spread groups, those first that are touched least by what is
+        unknown."""
         inside = {g.name for one in self.plan.sets for family in one.families for g in family.members}
         waiting = list(self.plan.spread)
         while waiting:
@@ -165,7 +166,7 @@ class StreamedAscent:
         return False
 
     def _sweep(self, totals: Mapping[str, Total]) -> tuple[float, bool]:
-        """The objective after a climb in every working set, and whether all of them ended by themselves."""
+        """Return the objective after a climb in every working set, and whether all of them ended by themselves."""
         self.source.refresh()
         crew, is_alone, element = self._crew, self._crew.size == 1, self.state.element
 
@@ -236,14 +237,14 @@ class StreamedAscent:
         return gained, is_settled
 
     def _sum_up(self, name: str, rows: Rows, totals: Mapping[str, Total], costs: dict[str, Cost]) -> float:
-        """The objective of a tensor, or of some rows, which is added to costs and then forgotten."""
+        """Return the objective of a tensor, or of some rows, which is added to costs and then forgotten."""
         x, y, norm = self.source.load(name, rows)
         for spread, total in totals.items():
             costs[spread] += part_cost(total.group, {name: self._symmetry.sites[name]}, {name: (x, y)}.__getitem__)
         return self.source.objective(name, x, y, norm)
 
     def _part_cost(self, group: Group, sites: Mapping[str, Sequence[Site]], unknown: Collection[str]) -> Cost:
-        """The cost of a spread group on some tensors, which are read one after the other."""
+        """Return the cost of a spread group on some tensors, which are read one after the other."""
         cost = Cost({})
         for name, local in sites.items():
             for rows in row_ranges(self._symmetry, name):
@@ -272,17 +273,17 @@ class StreamedAscent:
         self.state.element = self._symmetry.compose(relative, self.state.element)
 
     def _known_share(self, name: str, unknown: set[str]) -> float:
-        """The share of a spread group's values on which nothing else is unknown."""
+        """Return the share of a spread group's values on which nothing else is unknown."""
         own, sizes = self.plan.spread[name].sites, self.plan.sizes
         free = [n for n in own if not any(s.group.name in unknown - {name} for s in self._symmetry.sites[n])]
         return sizes.nbytes(free) / max(1, sizes.nbytes(own))
 
     def _is_telling(self, group: str, name: str, unknown: set[str]) -> bool:
-        """Whether anything of a tensor is left for a group when what else is unknown is averaged."""
+        """Return whether anything of a tensor is left for a group when what else is unknown is averaged."""
         hidden = [s for s in self._symmetry.sites[name] if s.group.name in unknown and s.group.name != group]
         return barycenter(torch.empty(self._symmetry.shapes[name], device="meta"), hidden) is not None
 
 
 def _solve(totals: Mapping[str, Total]) -> dict[str, tuple[Value, float]]:
-    """The best value of every spread group, and what it gains."""
+    """Return the best value of every spread group, and what it gains."""
     return {name: total.closest() for name, total in totals.items()}

@@ -51,7 +51,7 @@ class StreamedJob:
     rotate: Rotate = "auto"
 
     def with_memory(self, nbytes: int, work: str) -> "StreamedJob":
-        """A copy whose plan also counts `nbytes`, which the `work` after the alignment holds.
+        """Return a copy whose plan also counts `nbytes`, which the `work` after the alignment holds.
 
         Raises:
             ValueError: That is more than is allowed.
@@ -65,7 +65,7 @@ class StreamedJob:
         return replace(self, plan=replace(self.plan, peak=max(self.plan.peak, peak)))
 
     def begin(self, settings: Mapping[str, Any]) -> Staging:
-        """The folder in which the output is made; a run is resumed only from the same inputs and settings.
+        """Return the folder in which the output is made; a run is resumed only from the same inputs and settings.
 
         Raises:
             ValueError: There is no output, or what is to be resumed was made from other inputs.

@@ -173,7 +173,8 @@ class _Matching:
         StreamedAscent(source, self.plan, method or self.method, climb, keep, self.passes, label).run()
 
     def _choose(self) -> Element:
-        """The element of the climb that is kept; scales are fitted afterwards only if it leads close to the first."""
+        """Return the element of the climb that is kept; scales are fitted afterwards only if it leads close to the
+        first."""
         state, symmetry = self.state, self._symmetry
         elements = [climb.found(symmetry) for climb in state.climbs]
         state.fits = FITS
@@ -191,7 +192,7 @@ class _Matching:
         return element
 
     def _is_moved_copy(self, kept: Element, moved: Element) -> bool:
-        """Whether the second network has the statistics of the first, moved; see `match_frames`."""
+        """Return whether the second network has the statistics of the first, moved; see `match_frames`."""
         if self._are_equal(kept):
             return False
 
@@ -204,7 +205,7 @@ class _Matching:
         return after < MOVED * before or self._are_equal(moved)
 
     def _are_equal(self, element: Element) -> bool:
-        """Whether an element makes all that moves equal within rounding."""
+        """Return whether an element makes all that moves equal within rounding."""
         for name in (name for name in self._symmetry.sites if self.a.stored[name].dtype.is_floating_point):
             square, norm = measure_square(self.a, self._moved(element), self._symmetry, [name], self.passes)
             share = share_of_rounding(one.stored[name].dtype for one in (self.a, self.b))
@@ -213,13 +214,13 @@ class _Matching:
         return True
 
     def _statistics(self) -> tuple[Params, Params]:
-        """The running statistics of both networks."""
+        """Return the running statistics of both networks."""
         names = [name for name in self._symmetry.buffers if name in self._symmetry.sites]
         a, b = ({name: one.read(name) for name in names} for one in (self.a, self.b))
         return a, b
 
     def _fit(self, moved: Moved) -> tuple[Element, bool]:
-        """One step of `refit_near_copies`: what it finds, and whether that brings the networks closer."""
+        """Return one step of `refit_near_copies`: what it finds, and whether that brings the networks closer."""
         symmetry = self._symmetry
         if self.state.fits != 1:
             with self.passes.timed("fitting scales", self.plan.sweep_bytes):

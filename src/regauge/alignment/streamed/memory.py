@@ -64,7 +64,7 @@ class Sizes:
         self._added = {name for family in families for name in family.parameters}
 
     def has(self, name: str) -> bool:
-        """Whether a tensor is compared."""
+        """Return whether a tensor is compared."""
         return name in self._itemsizes
 
     def numel(self, name: str) -> int:
@@ -76,7 +76,7 @@ class Sizes:
         return sum(self.numel(name) * self._itemsizes[name] for name in names if self.has(name))
 
     def is_pieced(self, name: str) -> bool:
-        """Whether a tensor is read in pieces."""
+        """Return whether a tensor is read in pieces."""
         return len(row_ranges(self.symmetry, name)) > 1
 
     def total_peak(
@@ -87,7 +87,7 @@ class Sizes:
         balanced: Iterable[Collection[str]],
         fitted: Iterable[Collection[str]],
     ) -> tuple[int, int | None]:
-        """The bound for a whole plan, and the number of the working set that decides it, if one does.
+        """Return the bound for a whole plan, and the number of the working set that decides it, if one does.
 
         Args:
             sets: The working sets.
@@ -200,11 +200,11 @@ class Sizes:
         return min(CHUNK, self.nbytes([name])) if self.is_pieced(name) else self.nbytes([name])
 
     def _at_once(self, name: str) -> int:
-        """The number of values of a tensor that are read at once."""
+        """Return the number of values of a tensor that are read at once."""
         return min(self.numel(name), CHUNK // 4) if self.is_pieced(name) else self.numel(name)
 
     def _kept(self, name: str) -> int:
-        """The number of values that balancing keeps of a tensor."""
+        """Return the number of values that balancing keeps of a tensor."""
         axes, shape = summed_axes(self.symmetry, name), self.symmetry.shapes[name]
         values = math.prod(length for axis, length in enumerate(shape) if axis not in axes)
         return values * (values if axes and self._is_mixed(name) else 1)

@@ -45,12 +45,12 @@ class WorkingSet:
     is_blocked: bool = False
 
     def sign_families(self, symmetry: Symmetry) -> list[Family]:
-        """The spread groups of `signs` with these signs alone, and without their orders."""
+        """Return the spread groups of `signs` with these signs alone, and without their orders."""
         groups = tuple(_keep_signs(symmetry[name], chosen, self.names) for name, chosen in self.signs.items())
         return families(groups, {name: resolve(groups, name, symmetry.shapes[name]) for name in self.names})
 
     def whole_value(self, symmetry: Symmetry, name: str, value: Value) -> Value:
-        """The value of a group; that of a spread one has the signs of this set, and gets its other ones."""
+        """Return the value of a group; that of a spread one has the signs of this set, and gets its other ones."""
         if name not in self.signs:
             return value
         sign = symmetry.identity()[name].sign
@@ -59,12 +59,12 @@ class WorkingSet:
         return Value(sign=sign.index_copy(0, torch.tensor(self.signs[name]), value.sign))
 
     def own_values(self, element: Element) -> dict[str, Value]:
-        """The values of the groups that act here alone, and of the spread ones whose signs do."""
+        """Return the values of the groups that act here alone, and of the spread ones whose signs do."""
         names = {group.name for family in self.families for group in family.members}
         return {name: element[name] for name in (*names, *self.signs)}
 
     def take_over(self, element: Element, values: Mapping[str, Value]) -> Element:
-        """An element with what was chosen here, by `own_values` of another one."""
+        """Return an element with what was chosen here, by `own_values` of another one."""
         for name, value in values.items():
             if name in self.signs:
                 assert value.sign is not None
@@ -123,14 +123,15 @@ class Plan:
         return rows
 
     def shared_signs(self, group: Group) -> tuple[int, ...]:
-        """The families of signs of a spread group that are chosen with its order."""
+        """Return the families of signs of a spread group that are chosen with its order."""
         local = {f for one in self.sets for f in one.signs.get(group.name, ())}
         reach = [sum(place.sign[f] % 2 for place in group.placements) for f in range(group.signs)]
         free = sorted((f for f in range(group.signs) if f not in local), key=lambda f: -reach[f])
         return tuple(sorted(free[:MAX_SHARED]))
 
     def parts(self, name: str) -> list[tuple[tuple[str, ...], tuple[int, ...]]]:
-        """The tensors of a spread family in parts that are in memory together, and its signs that are chosen there."""
+        """Return the tensors of a spread family in parts that are in memory together, and its signs that are chosen
+        there."""
         own = self.spread[name].sites
         parts = [(tuple(n for n in one.names if n in own), one.signs.get(name, ())) for one in self.sets]
         return [part for part in [*parts, *(((n,), ()) for n in self.loose if n in own)] if part[0]]
@@ -145,7 +146,7 @@ def make_plan(
     held: int = 0,
     chart: Symmetry | None = None,
 ) -> Plan:
-    """The plan that holds at most `memory` bytes at once.
+    """Return the plan that holds at most `memory` bytes at once.
 
     Args:
         symmetry: The symmetry, with every size known.
@@ -252,13 +253,14 @@ def _working_sets(
 
 
 def can_be_blocked(symmetry: Symmetry, one: WorkingSet) -> bool:
-    """Whether the tensors of a working set need not be in memory together: it has one group of plain orders at most."""
+    """Return whether the tensors of a working set need not be in memory together: it has one group of plain orders at
+    most."""
     groups = [*one.sign_families(symmetry), *one.families]
     return len(one.families) <= 1 and not Neighborhoods.of(groups).sign_pairs and all(map(_is_plain, one.families))
 
 
 def _is_plain(family: Family) -> bool:
-    """Whether the cost of a family is one matrix once the signs of each pair of units are chosen."""
+    """Return whether the cost of a family is one matrix once the signs of each pair of units are chosen."""
     root = family.root
     is_simple = root.is_permuted and root.matrix == "none" and not (root.shifts or root.classes)
     characters = {character(site.placement) for local in family.own_sites.values() for site in local}

@@ -66,7 +66,8 @@ class Total:
         self._shifts = [one for own in crew.map(lambda _: self._shifts, range(crew.size)) for one in own]
 
     def closest(self) -> tuple[Value, float]:
-        """The best value relative to the current one, and what it gains; signs that parts choose are left at one."""
+        """Return the best value relative to the current one, and what it gains; signs that parts choose are left at
+        one."""
         group, matrices = self.group, list(self._matrices.values())
         if not matrices:
             return _element.identity((group,))[group.name], 0.0
@@ -88,7 +89,7 @@ class Total:
         return Value(perm=perm, sign=sign), float(reached.amax(0).sum() - diagonal(matrices[0]).sum())
 
     def _best(self, matrices: Mapping[Character, Tensor], pattern: tuple[int, ...], own: Sequence[int]) -> Tensor:
-        """The inner products of a part under given shared signs, with its own signs at their best."""
+        """Return the inner products of a part under given shared signs, with its own signs at their best."""
         by_own: dict[Character, Tensor] = {}
         for key, matrix in matrices.items():
             is_flipped = sum(key[f] * bit for f, bit in zip(self._shared, pattern, strict=True)) % 2
@@ -103,7 +104,7 @@ def part_cost(
     load: Callable[[str], tuple[Tensor, Tensor]],
     unknown: Collection[str] = (),
 ) -> Cost:
-    """The cost of a group on the tensors of `sites`, which `load` gives for both networks.
+    """Return the cost of a group on the tensors of `sites`, which `load` gives for both networks.
 
     Unknown groups are averaged over; the group itself, if it is unknown, where it acts on another axis of a tensor.
     """
@@ -169,16 +170,17 @@ class Source:
         self.go_to((_move_on(self._symmetry, values, element), _move_on(self._symmetry, values, total)))
 
     def dtype_of(self, name: str) -> torch.dtype:
-        """The dtype in which a tensor is compared."""
+        """Return the dtype in which a tensor is compared."""
         return work_dtype(*(one.stored[name].dtype for one in (self._a, self._b)))
 
     def pair(self, name: str, rows: tuple[int, int] | None = None) -> tuple[Tensor, Tensor]:
-        """Both tensors of a name, balanced; the second one is also moved."""
+        """Return both tensors of a name, balanced; the second one is also moved."""
         y = move_tensor(self._symmetry, self._total, name, self._read(self._b, name, rows))
         return self._place(name, self._read(self._a, name, rows), self._state.left), y
 
     def load(self, name: str, rows: tuple[int, int] | None = None) -> tuple[Tensor, Tensor, float]:
-        """Both tensors of a name, balanced, the second one also moved; and the squared norm of the second one before
+        """Return both tensors of a name, balanced, the second one also moved; and the squared norm of the second one
+        before
         that.
 
         Raises:
@@ -198,7 +200,7 @@ class Source:
         return x, move_tensor(self._symmetry, self._total, name, y), norm
 
     def objective(self, name: str, x: Tensor, y: Tensor, norm: float) -> float:
-        """The term of a loaded tensor in the objective: `<x, y> - (|y|^2 - norm) / 2`; most moves keep norms."""
+        """Return the term of a loaded tensor in the objective: `<x, y> - (|y|^2 - norm) / 2`; most moves keep norms."""
         return dot(x, y) - ((dot(y, y) - norm) / 2 if self._is_changing(name) else 0.0)
 
     def nbytes(self, names: Sequence[str]) -> int:
@@ -206,7 +208,8 @@ class Source:
         return sum(one.stored[name].nbytes for one in (self._a, self._b) for name in names)
 
     def _read(self, one: Checkpoint, name: str, rows: tuple[int, int] | None) -> Tensor:
-        """A tensor of one of both networks, of finite values; these are looked for until the first sweep has ended."""
+        """Return a tensor of one of both networks, of finite values; these are looked for until the first sweep has
+        ended."""
         tensor = one.read(name, rows=rows, dtype=self.dtype_of(name))
         if self._state.initial is None:
             require_finite({name: tensor}, str(one.path), self._symmetry.structure)
@@ -216,13 +219,15 @@ class Source:
         return tensor if scales is None else move_by(self._symmetry, scales, {name: tensor})[name]
 
     def _is_changing(self, name: str) -> bool:
-        """Whether moves change the norm of a tensor: shifts, and at the identity what balances the first network."""
+        """Return whether moves change the norm of a tensor: shifts, and at the identity what balances the first
+        network."""
         is_shifted = any(any(site.placement.shift) for site in self._symmetry.sites[name])
         return is_shifted or (self._state.is_from_identity and is_stretched(self._symmetry, name))
 
 
 def _move_on(symmetry: Symmetry, values: Mapping[str, Value], element: Element) -> Element:
-    """The product of an element with values of some groups, in which no other group is nested, and the element."""
+    """Return the product of an element with values of some groups, in which no other group is nested, and the
+    element."""
     names = {*values, *(base for name in values for base in symmetry[name].within)}
     groups = tuple(group for group in symmetry.groups if group.name in names)
     own = Element({group.name: element[group.name] for group in groups})
@@ -242,12 +247,12 @@ class Moved(Checkpoint):
         self._move = move
 
     def read(self, name: str, *, rows: tuple[int, int] | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """A copy of one tensor, or of a range of its first axis where nothing acts on that, moved."""
+        """Return a copy of one tensor, or of a range of its first axis where nothing acts on that, moved."""
         return self._move(name, self.source.read(name, rows=rows, dtype=dtype))
 
 
 def move_pieces(checkpoint: Checkpoint, symmetry: Symmetry, element: Element) -> Pieces:
-    """The values of `symmetry.act(element, params)`, with the dtypes of the checkpoint, one tensor at a time."""
+    """Yield the values of `symmetry.act(element, params)`, with the dtypes of the checkpoint, one tensor at a time."""
     moved = MovedCheckpoint(checkpoint, symmetry, element)
 
     def pieces(name: str) -> Iterator[Tensor]:
@@ -260,7 +265,8 @@ def move_pieces(checkpoint: Checkpoint, symmetry: Symmetry, element: Element) ->
 def measure_square(
     a: Checkpoint, b: Checkpoint, symmetry: Symmetry, names: Iterable[str], passes: Passes
 ) -> tuple[float, float]:
-    """The squared distance of some tensors of a network from those of another one, and their squared norm there."""
+    """Return the squared distance of some tensors of a network from those of another one, and their squared norm
+    there."""
 
     def measure(name: str) -> list[tuple[float, float]]:
         dtype, found = work_dtype(*(one.stored[name].dtype for one in (a, b))), []

@@ -52,7 +52,7 @@ class ClimbState:
             self.element = symmetry.compose(self.left, symmetry.inverse(self.right))
 
     def found(self, symmetry: Symmetry) -> Element:
-        """The element so far, between the networks as they are."""
+        """Return the element so far, between the networks as they are."""
         if self.left is None or self.right is None:
             return self.element
         return symmetry.compose(symmetry.inverse(self.left), symmetry.compose(self.element, self.right))
@@ -113,7 +113,8 @@ def load_state(path: Path, symmetry: Symmetry) -> State | None:
 
 
 def _read_state(tensors: Mapping[str, Tensor], whole: Mapping[str, Any], symmetry: Symmetry) -> State:
-    """The state of what `save_state` wrote; whatever is not of such a state is an error of any of several types."""
+    """Return the state of what `save_state` wrote; whatever is not of such a state is an error of any of several
+    types."""
     groups = [group.name for group in symmetry.groups]
     found: dict[str, dict[str, dict[str, dict[str, Tensor]]]] = {}
     for key, tensor in tensors.items():

@@ -19,7 +19,7 @@ PLAIN = {"weight": "weight", "kernel": "weight", "bias": "bias"}
 
 
 def from_bayesian_torch(state: Mapping[str, Tensor]) -> GaussianPosterior:
-    """The diagonal Gaussian of a network of bayesian-torch, under the names of the plain network.
+    """Return the diagonal Gaussian of a network of bayesian-torch, under the names of the plain network.
 
     `layer.mu_weight` and `layer.rho_weight` become `layer.weight` with standard deviation `log(1 + exp(rho))`; its
     convolutions say "kernel" for "weight". Layers that are not Bayesian are certain. Noise and priors that some of its
@@ -59,7 +59,7 @@ def from_bayesian_torch(state: Mapping[str, Tensor]) -> GaussianPosterior:
 
 @check_arguments
 def from_ivon(optimizer: Any, module: nn.Module) -> GaussianPosterior:
-    """The diagonal Gaussian of an `ivon.IVON` optimizer: `std = 1 / sqrt(ess (hess + weight_decay))`.
+    """Return the diagonal Gaussian of an `ivon.IVON` optimizer: `std = 1 / sqrt(ess (hess + weight_decay))`.
 
     Args:
         optimizer: Outside of its `sampled_params()`, inside which the weights are a sample.
@@ -90,7 +90,8 @@ def from_ivon(optimizer: Any, module: nn.Module) -> GaussianPosterior:
 
 
 def from_laplace(laplace: Any) -> GaussianPosterior | KroneckerPosterior:
-    """The posterior of a fitted diagonal or Kronecker-factored approximation, also of a last layer or a subnetwork.
+    """Return the posterior of a fitted diagonal or Kronecker-factored approximation, also of a last layer or a
+    subnetwork.
 
     Weights that the approximation does not cover are certain. These are weights without gradients, weights before the
     last layer (`DiagLLLaplace`, `KronLLLaplace`), and weights outside of a subnetwork (`DiagSubnetLaplace`, with
@@ -165,7 +166,7 @@ def from_swag(
     second_moment: Mapping[str, Tensor],
     deviations: Mapping[str, Tensor] | None = None,
 ) -> LowRankPosterior | GaussianPosterior:
-    """The Gaussian of SWAG from its running averages over a trajectory of stochastic gradient descent.
+    """Return the Gaussian of SWAG from its running averages over a trajectory of stochastic gradient descent.
 
     The variance is `second_moment - mean^2`, zero where rounding makes it negative. With K deviations D half of it is
     diagonal and half low-rank, `mean + sqrt(variance / 2) * e + sum_k z_k D_k / sqrt(2 (K - 1))`; without them all of
@@ -212,7 +213,7 @@ def from_swag(
 
 
 def make_gaussian(mean: Mapping[str, Tensor], std: Mapping[str, Tensor], source: str) -> GaussianPosterior:
-    """A checked diagonal Gaussian, on copies that no optimizer writes to."""
+    """Return a checked diagonal Gaussian, on copies that no optimizer writes to."""
     if not std:
         raise ValueError(
             f"{source} has no uncertain parameters; give a posterior with standard deviations, or use its mean as one "
@@ -229,7 +230,7 @@ def make_gaussian(mean: Mapping[str, Tensor], std: Mapping[str, Tensor], source:
 
 
 def detach(params: Mapping[str, Tensor]) -> Params:
-    """Copies without gradients."""
+    """Return copies without gradients."""
     return {name: tensor.detach().clone() for name, tensor in params.items()}
 
 
@@ -245,7 +246,7 @@ def _require_alike(name: str, shape: Sequence[int], mean: Mapping[str, Tensor], 
 
 
 def _name(parameters: Sequence[Tensor], module: nn.Module, source: str) -> Params:
-    """Parameters of a module under their names there."""
+    """Return parameters of a module under their names there."""
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     strangers = [tuple(parameter.shape) for parameter in parameters if id(parameter) not in names]
     if strangers:
@@ -257,7 +258,7 @@ def _name(parameters: Sequence[Tensor], module: nn.Module, source: str) -> Param
 
 
 def _split(flat: Tensor, parameters: Mapping[str, Tensor], source: str) -> Params:
-    """A flat vector cut into the shapes of parameters, in their order."""
+    """Return a flat vector cut into the shapes of parameters, in their order."""
     sizes = [tensor.numel() for tensor in parameters.values()]
     if flat.ndim != 1 or len(flat) != sum(sizes):
         raise ValueError(

@@ -52,7 +52,7 @@ def from_samples(
 
 
 def from_ensemble(modules: Sequence[nn.Module]) -> ParticlePosterior:
-    """A deep ensemble: its members are equally likely, each with its own buffers.
+    """Return a deep ensemble: its members are equally likely, each with its own buffers.
 
     Members trained apart lie in different copies of the same basin: align them before moments of the posterior are
     used.
@@ -79,7 +79,7 @@ DENSE = ("L_factor", "prec", "cov")
 
 
 def from_posteriors(state: Any, buffers: Mapping[str, Tensor] | None = None) -> GaussianPosterior | ParticlePosterior:
-    """A state of the library `posteriors` as a posterior.
+    """Return a state of the library `posteriors` as a posterior.
 
     `VIDiagState`, `DiagLaplaceState` and `EKFDiagState` become diagonal Gaussians; states of SGLD, SGHMC or another
     Markov chain become particles: a sequence of them, or one that was stacked of them
@@ -130,7 +130,7 @@ def log_posterior(
     examples: int,
     buffers: Mapping[str, Tensor] | None = None,
 ) -> Callable[[Mapping[str, Tensor], tuple[Tensor, Tensor]], tuple[Tensor, Tensor]]:
-    """The log posterior per example, from which transforms of the library `posteriors` are built.
+    """Return the log posterior per example, from which transforms of the library `posteriors` are built.
 
     It maps parameters and a batch `(inputs, targets)` to
 

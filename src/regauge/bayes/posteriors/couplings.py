@@ -39,7 +39,7 @@ class SquaredDistance(NamedTuple):
 
 
 def sum_squares(a: Mapping[str, Tensor], b: Mapping[str, Tensor], skip: Collection[str] = ()) -> float:
-    """The squared distance of two dictionaries, `|a - b|^2`; integers and the names in `skip` do not count."""
+    """Return the squared distance of two dictionaries, `|a - b|^2`; integers and the names in `skip` do not count."""
     names = [name for name, tensor in a.items() if name not in skip and tensor.is_floating_point()]
     return sum(float((a[name].double() - b[name].double()).square().sum()) for name in names)
 
@@ -51,7 +51,7 @@ def with_zeros(std: Params, other: Params) -> Params:
 
 
 def find_rotation(cross: Tensor) -> Tensor:
-    """The orthogonal R with the largest `<R, cross>`, in float64."""
+    """Return the orthogonal R with the largest `<R, cross>`, in float64."""
     left, _, right = torch.linalg.svd(cross.double())
     product: Tensor = left @ right
     return product

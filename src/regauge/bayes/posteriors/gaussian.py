@@ -81,7 +81,7 @@ class GaussianPosterior(NamedTuple):
         return move_noise(self.mean, self.std, symmetry, element, noise)
 
     def moments(self) -> "GaussianPosterior":
-        """The posterior itself, which is Gaussian and independent already."""
+        """Return the posterior itself, which is Gaussian and independent already."""
         return self
 
     def couple(
@@ -167,7 +167,7 @@ class Posterior(Protocol):
         """Draw the randomness of `count` samples."""
 
     def at(self, noise: Noise) -> Params:
-        """The samples with this randomness: parameters and buffers, one leading sample axis on every tensor."""
+        """Return the samples with this randomness: parameters and buffers, one leading sample axis on every tensor."""
 
     def push(self, symmetry: Symmetry, element: Element) -> Self:
         """The distribution of `act(element, theta)`, theta being distributed as this; it has the same predictive law.
@@ -177,13 +177,13 @@ class Posterior(Protocol):
         """
 
     def push_noise(self, symmetry: Symmetry, element: Element, noise: Noise) -> Noise:
-        """The randomness with which the pushed posterior has the moved samples.
+        """Return the randomness with which the pushed posterior has the moved samples.
 
         `push(g).at(push_noise(g, noise)) == act(g, at(noise))`.
         """
 
     def moments(self) -> GaussianPosterior:
-        """The diagonal Gaussian with the same means and standard deviations."""
+        """Return the diagonal Gaussian with the same means and standard deviations."""
 
 
 @runtime_checkable
@@ -191,7 +191,7 @@ class Transportable(Posterior, Protocol):
     """A posterior that knows its couplings, distances and geodesics with others of its kind."""
 
     def couple(self, other: Self, skip: Collection[str] = ()) -> tuple[Self, Self]:
-        """Both, written such that samples with the same noise are as close as they can be.
+        """Return both, written such that samples with the same noise are as close as they can be.
 
         If only one of the two is uncertain of a parameter, the other has zero standard deviations there. Names in
         `skip` do not count.
@@ -204,4 +204,4 @@ class Transportable(Posterior, Protocol):
         """`W2^2` to another posterior, both as `couple` wrote them."""
 
     def between(self, other: Self, t: float) -> Posterior:
-        """The distribution of `(1 - t) theta_0 + t theta_1` with shared noise, both as `couple` wrote them."""
+        """Return the distribution of `(1 - t) theta_0 + t theta_1` with shared noise, both as `couple` wrote them."""

@@ -88,7 +88,7 @@ class KroneckerPosterior:
         prior_precision: float,
         std: Mapping[str, Tensor] | None = None,
     ) -> "KroneckerPosterior":
-        """The Laplace approximation from Kronecker-factored curvature, with the prior spread over both factors.
+        """Return the Laplace approximation from Kronecker-factored curvature, with the prior spread over both factors.
 
         The precision of a weight is approximated by
 
@@ -188,7 +188,8 @@ class KroneckerPosterior:
         return move_noise(self.mean, self.std, symmetry, element, noise)
 
     def moments(self) -> GaussianPosterior:
-        """The diagonal Gaussian with these means; standard deviations `sqrt(G_ii A_jj)` for weights with one term."""
+        """Return the diagonal Gaussian with these means; standard deviations `sqrt(G_ii A_jj)` for weights with one
+        term."""
         std = dict(self.std)
         for name, terms in self.terms.items():
             variance = sum(
@@ -244,7 +245,7 @@ class KroneckerPosterior:
         return KroneckerPosterior(mean, terms, std)
 
     def _on_roots(self, group: Group) -> Group:
-        """The group as it acts on the rows of the roots; shifts flip signs there, but add nothing."""
+        """Return the group as it acts on the rows of the roots; shifts flip signs there, but add nothing."""
         places = [
             replace(place, parameter=_name(place.parameter, k, min(place.axis, 1)), axis=max(place.axis - 1, 0))
             for place in group.without("shift").placements
@@ -290,7 +291,7 @@ def _inverse_root(spectrum: tuple[Tensor, Tensor], damping: float) -> Tensor:
 
 
 def _couple_roots(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Two roots `[n, p]` with as many columns, those of b rotated."""
+    """Return two roots `[n, p]` with as many columns, those of b rotated."""
     width = max(a.shape[1], b.shape[1])
     a, b = pad(a, (0, width - a.shape[1])), pad(b, (0, width - b.shape[1]))
     # Roots of one covariance differ by a rotation of the noise. |a - b R|^2 is smallest for the polar factor of b^T a,

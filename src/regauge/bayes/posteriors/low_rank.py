@@ -94,7 +94,7 @@ class LowRankPosterior:
         return move_noise(self.mean, self.std, symmetry, element, noise)
 
     def moments(self) -> GaussianPosterior:
-        """The diagonal Gaussian with these means and standard deviations `sqrt(std^2 + sum_k D_k^2)`."""
+        """Return the diagonal Gaussian with these means and standard deviations `sqrt(std^2 + sum_k D_k^2)`."""
         std = dict(self.std)
         for name, tensor in self.deviations.items():
             spread = torch.linalg.vector_norm(tensor, dim=0)
@@ -145,7 +145,7 @@ class LowRankPosterior:
 
 
 def _spread(a: LowRankPosterior, b: LowRankPosterior) -> float:
-    """The spread between two by their full covariances."""
+    """Return the spread between two by their full covariances."""
     names = list(dict.fromkeys([*a.std, *a.deviations]))
     size = sum(a.mean[name].numel() for name in names)
     if size > DENSE_LIMIT:
@@ -160,7 +160,7 @@ def _spread(a: LowRankPosterior, b: LowRankPosterior) -> float:
 
 
 def _root(posterior: LowRankPosterior, names: list[str]) -> Tensor:
-    """The symmetric root of the full covariance, float64 `[n, n]`."""
+    """Return the symmetric root of the full covariance, float64 `[n, n]`."""
     std, rows = [], []
     for name in names:
         size, none = posterior.mean[name].numel(), torch.zeros(1, dtype=torch.float64)
@@ -174,6 +174,6 @@ def _root(posterior: LowRankPosterior, names: list[str]) -> Tensor:
 
 
 def _fill(posterior: LowRankPosterior, name: str, rank: int, like: Tensor) -> Tensor:
-    """The deviations of a parameter, filled up to a rank with zeros."""
+    """Return the deviations of a parameter, filled up to a rank with zeros."""
     rows = posterior.deviations.get(name, like[:0])
     return torch.cat([rows, rows.new_zeros(rank - len(rows), *rows.shape[1:])]) if len(rows) < rank else rows

@@ -65,11 +65,12 @@ class ParticlePosterior:
         return ParticlePosterior(symmetry.act(element, self.stack), self.buffers)
 
     def push_noise(self, symmetry: Symmetry, element: Element, noise: Params) -> Params:
-        """The noise as it is: it chooses particles by number, and moving them keeps their numbers."""
+        """Return the noise as it is: it chooses particles by number, and moving them keeps their numbers."""
         return noise
 
     def moments(self) -> GaussianPosterior:
-        """Means and standard deviations over the particles; the largest-likelihood estimate, divided by their number.
+        """Return means and standard deviations over the particles; the largest-likelihood estimate, divided by their
+        number.
 
         Buffers are averaged and certain; integers are those of the first particle.
 
@@ -102,7 +103,7 @@ class ParticlePosterior:
         return self, ParticlePosterior(paired, other.buffers)
 
     def squared_distance(self, other: "ParticlePosterior", skip: Collection[str] = ()) -> SquaredDistance:
-        """The mean over the pairs, in which the common shift is the distance of the means."""
+        """Return the mean over the pairs, in which the common shift is the distance of the means."""
         mean = spread = 0.0
         for x, y in self._pieces(other, skip):
             # Over pairs mean |d|^2 = |mean d|^2 + mean |d - mean d|^2: the shift, and the rest.
@@ -117,7 +118,7 @@ class ParticlePosterior:
         return ParticlePosterior(interpolate(self.stack, other.stack, t), self.buffers)
 
     def _pieces(self, other: "ParticlePosterior", skip: Collection[str]) -> Iterator[tuple[Tensor, Tensor]]:
-        """The values of all particles of both, `[particles, values]` in float64, a bounded number at a time."""
+        """Yield the values of all particles of both, `[particles, values]` in float64, a bounded number at a time."""
         for name, stack in self.stack.items():
             if name not in {*self.buffers, *other.buffers, *skip} and stack.is_floating_point():
                 step = max(1, CHUNK // self.count)

@@ -16,10 +16,10 @@ class Likelihood(Protocol):
     """
 
     def log_likelihood(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The log density or probability of every example, in nats, `[..., batch]`."""
+        """Return the log density or probability of every example, in nats, `[..., batch]`."""
 
     def statistics(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """Values of every example, `[..., batch, *]`, whose averages over samples describe the prediction.
+        """Return values of every example, `[..., batch, *]`, whose averages over samples describe the prediction.
 
         `Predictive` reads "probabilities" and "entropy" for classes, "mean" and "square" (the second moment of the
         target) for numbers; the targets say only which axis is which.

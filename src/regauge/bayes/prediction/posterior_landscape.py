@@ -28,7 +28,7 @@ class PosteriorPath(Protocol):
     """A way from one posterior (t = 0) to another (t = 1), such as `geodesic` and `mixture` give."""
 
     def at(self, t: float) -> Posterior:
-        """The posterior a share t of the way."""
+        """Return the posterior a share t of the way."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,7 +138,8 @@ def posterior_line(
 
 
 def mix(first: Predictive, last: Predictive, t: float) -> Predictive:
-    """The prediction of the mixture `(1 - t) first + t last`, from samples of both in pairs with the same noise."""
+    """Return the prediction of the mixture `(1 - t) first + t last`, from samples of both in pairs with the same
+    noise."""
     if t in (0, 1):
         return last if t else first
     shares = torch.tensor([1 - t, t], dtype=torch.float64).log().tolist()
@@ -162,7 +163,7 @@ class PosteriorSlice:
     examples: int
 
     def per_example(self, name: str) -> Tensor:
-        """A total over the number of examples, `[rows, columns]`.
+        """Return a total over the number of examples, `[rows, columns]`.
 
         Raises:
             KeyError: There is no such surface.
@@ -184,7 +185,7 @@ def posterior_slice(
     resolution: int = 21,
     margin: float = 0.2,
 ) -> PosteriorSlice:
-    """The log posterior over the plane through the means of three posteriors, or through three networks.
+    """Return the log posterior over the plane through the means of three posteriors, or through three networks.
 
     Give `q_0`, `q_1` and `q_1.push(s, g)`, which is the second one moved to the first. The picture then shows how deep
     the valleys between them are. The prior alone is often *higher* between networks, whose norms are smaller there.
@@ -286,14 +287,14 @@ def posterior_collapse(
 
 
 def one_sample(posterior: Posterior, noise: Noise, k: int = 0) -> Params:
-    """One of the samples of a posterior."""
+    """Return one of the samples of a posterior."""
     return select(posterior.at(select(noise, slice(k, k + 1))), 0)
 
 
 def _variances(
     statistics: LayerStatistics, places: Mapping[str, int], posterior: Posterior, noise: Noise
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Two variances of every unit over the data: of each sample, averaged, and of the average of the samples."""
+    """Return two variances of every unit over the data: of each sample, averaged, and of the average of the samples."""
     count = len(next(iter(noise.values())))
     each = [{name: RunningMoments() for name in places} for _ in range(count)]
     averaged = {name: RunningMoments() for name in places}

@@ -36,7 +36,7 @@ def predict(
     outputs: Outputs = None,
     chunk: int | None = None,
 ) -> Predictive:
-    """The predictive distribution of a posterior on data, by Monte Carlo; of one network without it.
+    """Return the predictive distribution of a posterior on data, by Monte Carlo; of one network without it.
 
     The noise is held as a whole, samples of parameters only `chunk` at a time. Small samples run together, unless
     control flow of the module depends on values (`torch.func.vmap`). Large ones run one by one: as many as have

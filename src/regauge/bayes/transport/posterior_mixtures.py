@@ -40,7 +40,7 @@ class MixturePosterior:
         require_share(self.share)
 
     def draw(self, count: int, generator: torch.Generator) -> Params:
-        """The noise of both, and positions."""
+        """Return the noise of both, and positions."""
         order = torch.randperm(count, generator=generator, device=generator.device)
         positions = (order.to(torch.float64) + 0.5) / count
         return _join(self.first.draw(count, generator), self.last.draw(count, generator), positions)
@@ -72,13 +72,13 @@ class MixturePosterior:
         return MixturePosterior(self.first.push(symmetry, element), self.last.push(symmetry, element), self.share)
 
     def push_noise(self, symmetry: Symmetry, element: Element, noise: Params) -> Params:
-        """The noise of both moves; positions stay."""
+        """Return the noise of both moves; positions stay."""
         first = self.first.push_noise(symmetry, element, _part(noise, 0))
         last = self.last.push_noise(symmetry, element, _part(noise, 1))
         return _join(first, last, noise[POSITION])
 
     def moments(self) -> GaussianPosterior:
-        """The weighted mean of the means; of variances the same and `share (1 - share) (m_first - m_last)^2`.
+        """Return the weighted mean of the means; of variances the same and `share (1 - share) (m_first - m_last)^2`.
 
         Buffers, which are certain, are those of the likelier one.
         """
@@ -102,7 +102,7 @@ class MixturePath:
     last: Posterior
 
     def at(self, t: float) -> MixturePosterior:
-        """The mixture with the share t of the last; at the ends it has the distribution of one of them.
+        """Return the mixture with the share t of the last; at the ends it has the distribution of one of them.
 
         Raises:
             ValueError: t is outside of [0, 1].
@@ -111,7 +111,7 @@ class MixturePath:
 
 
 def mixture(a: Posterior, b: Posterior) -> MixturePath:
-    """The path `(1 - t) a + t b` of distributions, of any two kinds.
+    """Return the path `(1 - t) a + t b` of distributions, of any two kinds.
 
     The log predictive likelihood of a mixture is never below the average of both with the same shares, by Jensen's
     inequality: there is no barrier on this path, whatever lies between the two posteriors. It is a control, and no
@@ -129,5 +129,5 @@ def _join(first: Params, last: Params, positions: Tensor) -> Params:
 
 
 def _part(noise: Params, k: int) -> Params:
-    """The noise of one of the two."""
+    """Return the noise of one of the two."""
     return {name[2:]: tensor for name, tensor in noise.items() if name.startswith(f"{k}/")}

@@ -41,7 +41,7 @@ def distance(a: Posterior, b: Posterior, *, skip: Collection[str] = ()) -> Squar
 
 
 def couple(a: Posterior, b: Posterior, skip: Collection[str] = ()) -> tuple[Transportable, Transportable]:
-    """The best coupling of two posteriors of one kind; see `Transportable.couple`."""
+    """Return the best coupling of two posteriors of one kind; see `Transportable.couple`."""
     if type(a) is not type(b) or not isinstance(a, Transportable):
         raise ValueError(
             f"transport is defined between two posteriors of one kind, not from a {type(a).__name__} to a "
@@ -66,7 +66,7 @@ class Displacement:
     last: Transportable
 
     def at(self, t: float) -> Posterior:
-        """The posterior a share t of the way; the first and the last themselves at the ends.
+        """Return the posterior a share t of the way; the first and the last themselves at the ends.
 
         Raises:
             ValueError: t is outside of [0, 1].
@@ -78,7 +78,7 @@ class Displacement:
 
 
 def geodesic(a: Posterior, b: Posterior) -> Displacement:
-    """The shortest path of distributions from one posterior to another of the same kind.
+    """Return the shortest path of distributions from one posterior to another of the same kind.
 
     | kind | the point at t |
     | --- | --- |

@@ -125,7 +125,7 @@ def compare_with_prior(
 
 
 def _readers(group: Group, symmetry: Symmetry, posterior: GaussianPosterior) -> list[Site]:
-    """The sites at which uncertain weights read the units of a group."""
+    """Return the sites at which uncertain weights read the units of a group."""
     sites = [
         site
         for name, local in symmetry.sites.items()

@@ -137,7 +137,7 @@ def fit(
     noise = torch.empty(len(std), dtype=std.dtype, device=generator.device)
 
     def sample(index: Tensor) -> Tensor:
-        """The loss at the weights `theta`; its gradient is left in `slope`."""
+        """Return the loss at the weights `theta`; its gradient is left in `slope`."""
         params = _cut(theta.detach(), shapes)
         leaves = [tensor.requires_grad_() for tensor in params.values()]
         seen = inputs[index] if augmentation is None else augmentation(inputs[index], generator)
@@ -187,13 +187,13 @@ def fit(
 
 
 def _cut(flat: Tensor, shapes: Mapping[str, torch.Size]) -> Params:
-    """The tensors that lie end to end in a vector, without copies."""
+    """Return the tensors that lie end to end in a vector, without copies."""
     pieces = torch.split(flat, [shape.numel() for shape in shapes.values()])
     return {name: piece.view(shape) for (name, shape), piece in zip(shapes.items(), pieces, strict=True)}
 
 
 def _order(module: nn.Module, start: Mapping[str, Tensor], certain: Collection[str]) -> list[str]:
-    """The names of the parameters, uncertain ones first, checked."""
+    """Return the names of the parameters, uncertain ones first, checked."""
     names = [name for name, _ in module.named_parameters()]
     wrong = sorted(set(certain) - set(names))
     if wrong:

@@ -74,7 +74,7 @@ KINDS: Mapping[str, Kind] = {
 
 
 def split_modules(kind: Kind, params: Mapping[str, Tensor], prefix: str) -> tuple[dict[str, Parts], Parts, set[str]]:
-    """The tensors of each module, those that all modules share, and the names of all of these."""
+    """Return the tensors of each module, those that all modules share, and the names of all of these."""
     modules: dict[str, dict[str, Tensor]] = {}
     known: set[str] = set()
     pattern = re.compile(rf"(?P<module>.+)\.(?P<part>{kind.names})(\.default)?")

@@ -73,7 +73,7 @@ UNPAIRED = ("use_bdlora", "kasa_config")
 
 
 def adapter_symmetry(params: Mapping[str, Tensor]) -> Symmetry:
-    """The symmetry of an adapter's factors: an invertible matrix for each module, `(B M^-1, M A)`.
+    """Return the symmetry of an adapter's factors: an invertible matrix for each module, `(B M^-1, M A)`.
 
     Everything else that the adapter stores (magnitudes, offsets, whole layers) is fixed.
 
@@ -95,7 +95,7 @@ def adapter_symmetry(params: Mapping[str, Tensor]) -> Symmetry:
 
 
 def read_changes(folder: Path, params: Mapping[str, Tensor]) -> dict[str, tuple[Trained, ...]]:
-    """The changes of each tensor by an adapter, in their order, by the names that tensors have for it.
+    """Return the changes of each tensor by an adapter, in their order, by the names that tensors have for it.
 
     Args:
         folder: The adapter's folder, for its configuration.
@@ -149,7 +149,8 @@ def read_changes(folder: Path, params: Mapping[str, Tensor]) -> dict[str, tuple[
 
 
 def _whole_factors(module: str, up: Tensor, down: Tensor, blocks: Any) -> tuple[Tensor, Tensor]:
-    """Factors as matrices; by BD-LoRA one of them is a diagonal of blocks, of which the file has only the entries."""
+    """Return factors as matrices; by BD-LoRA one of them is a diagonal of blocks, of which the file has only the
+    entries."""
     rank = down.shape[0]
     if blocks:
         last, count = module.rpartition(".")[2], int(blocks.get("nblocks", 1))
@@ -163,7 +164,7 @@ def _whole_factors(module: str, up: Tensor, down: Tensor, blocks: Any) -> tuple[
 def _kind_changes(
     folder: Path, params: Mapping[str, Tensor], settings: Mapping[str, Any]
 ) -> dict[str, tuple[Trained, ...]]:
-    """The changes by an adapter of a kind other than LoRA."""
+    """Return the changes by an adapter of a kind other than LoRA."""
     kind = KINDS[settings["peft_type"]]
     modules, shared, known = split_modules(kind, params, PREFIX)
     changes: dict[str, tuple[Trained, ...]] = {
@@ -184,7 +185,7 @@ def _kind_changes(
 
 
 def _named(folder: Path, make: Callable[..., Result], *given: Any) -> Result:
-    """The result of a call, where an error is one about the adapter in this folder."""
+    """Return the result of a call, where an error is one about the adapter in this folder."""
     try:
         return make(*given)
     except (ValueError, KeyError, TypeError, IndexError, RuntimeError, re.error) as error:
@@ -231,14 +232,15 @@ def place_changes(
 
 
 def names_in(names: Iterable[str], expected: Mapping[str, object]) -> dict[str, str]:
-    """The names of tensors in a network by the names that they have for an adapter."""
+    """Return the names of tensors in a network by the names that they have for an adapter."""
     renamed = _rename_attention({name: name for name in names}, expected)
     start = _find_prefix(renamed, expected)
     return {name: start + new for new, name in renamed.items()}
 
 
 def find_tied(base: Path, changed: Mapping[str, Sequence[int]]) -> list[str]:
-    """Tensors, by names and shapes, that have as many rows as a base has tokens, if its head is its embedding."""
+    """Return tensors, by names and shapes, that have as many rows as a base has tokens, if its head is its
+    embedding."""
     sizes = _tied_sizes(base)
     return [name for name, shape in changed.items() if len(shape) == 2 and shape[0] in sizes]
 
@@ -246,7 +248,7 @@ def find_tied(base: Path, changed: Mapping[str, Sequence[int]]) -> list[str]:
 def refuse_absent(
     base: Path, folder: Path, changes: Mapping[str, tuple[Trained, ...]], known: Container[str]
 ) -> ValueError:
-    """An error that a base lacks what an adapter changes."""
+    """Return an error that a base lacks what an adapter changes."""
     absent, sizes = [name for name in changes if name not in known], _tied_sizes(base)
     for name in absent:
         if any(isinstance(one, LowRank) and {len(one.up), one.down.shape[1]} & sizes for one in changes[name]):
@@ -260,7 +262,8 @@ def refuse_absent(
 
 
 def _tied_sizes(base: Path) -> set[int]:
-    """The numbers of tokens of a base with one tensor for embedding and head; none if they are two, or not known."""
+    """Return the numbers of tokens of a base with one tensor for embedding and head; none if they are two, or not
+    known."""
     try:
         config = json.loads((base / "config.json").read_text(encoding="utf-8"))
         is_tied = config.get("tie_word_embeddings") and any(map(HEADED.search, config.get("architectures") or ()))
@@ -271,7 +274,7 @@ def _tied_sizes(base: Path) -> set[int]:
 
 
 def _fit(change: Trained, name: str, shape: tuple[int, ...], folder: Path) -> Trained:
-    """A change of a tensor of a shape, or an error that it is one of another shape."""
+    """Return a change of a tensor of a shape, or an error that it is one of another shape."""
     if isinstance(change, CarriedBias):
         return change
     if isinstance(change, Replaced | Added):
@@ -306,13 +309,13 @@ class AdapterConfig:
     is_transposed: bool
 
     def scale(self, module: str, rank: int) -> float:
-        """The factor of `B A` in a module."""
+        """Return the factor of `B A` in a module."""
         alpha = next((one for key, one in self.alphas.items() if ending(key).fullmatch(module)), self.alpha)
         return alpha / (math.sqrt(rank) if self.is_rank_stabilized else rank)
 
 
 def read_config(folder: Path) -> AdapterConfig:
-    """The configuration of an adapter.
+    """Return the configuration of an adapter.
 
     Raises:
         ValueError: It is damaged, or of a kind that is no change of the weights.
@@ -363,7 +366,7 @@ def read_config(folder: Path) -> AdapterConfig:
 
 
 def _read_settings(folder: Path) -> Mapping[str, Any]:
-    """The settings in an adapter's configuration."""
+    """Return the settings in an adapter's configuration."""
     path = folder / ADAPTER_CONFIG
     found = read_object(path)
     if not isinstance(found.get("peft_type"), str):
@@ -395,7 +398,7 @@ class Factors(NamedTuple):
 
 
 def read_factors(folder: Path | None, params: Mapping[str, Tensor]) -> dict[str, Factors]:
-    """The factors of an adapter by their modules; without a folder the change is `B A`.
+    """Return the factors of an adapter by their modules; without a folder the change is `B A`.
 
     Raises:
         ValueError: The configuration or the factors cannot be read, or there are none.
@@ -427,7 +430,8 @@ def require_whole_change(label: str, names: Iterable[str], config: Mapping[str, 
 def _pair_factors(
     params: Mapping[str, Tensor], *, is_needed: bool = True, are_blocks: bool = False
 ) -> dict[str, tuple[str, str]]:
-    """The names of the two factors of each module, of which one may be a diagonal of blocks with fewer columns."""
+    """Return the names of the two factors of each module, of which one may be a diagonal of blocks with fewer
+    columns."""
     factors: dict[str, dict[str, str]] = {}
     for name in params:
         found = FACTOR.fullmatch(name)
@@ -453,7 +457,7 @@ def _pair_factors(
 
 
 def _rename_attention(changes: Mapping[str, Value], expected: Iterable[str]) -> dict[str, Value]:
-    """Values for the packed projections of `torch.nn.MultiheadAttention` by the name of their tensor."""
+    """Return values for the packed projections of `torch.nn.MultiheadAttention` by the name of their tensor."""
     packed = {name.removesuffix(".in_proj_weight") for name in expected if name.endswith(".in_proj_weight")}
     attentions = {f".{one}" for one in packed}
     return {
@@ -465,7 +469,7 @@ def _rename_attention(changes: Mapping[str, Value], expected: Iterable[str]) -> 
 
 
 def _find_prefix(changes: Mapping[str, object], expected: Mapping[str, object]) -> str:
-    """The prefix of the base before all names of the adapter: the name of a model within one with a head."""
+    """Return the prefix of the base before all names of the adapter: the name of a model within one with a head."""
     first = next(iter(changes), "")
     starts = sorted((name.removesuffix(first) for name in expected if name.endswith(first)), key=len)
     return next((s for s in starts if all(s + name in expected for name in changes)), "")

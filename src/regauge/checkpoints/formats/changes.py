@@ -27,7 +27,7 @@ class LowRank:
     magnitude: Tensor | None = None
 
     def apply(self, read: Read, rows: tuple[int, int] | None) -> Tensor:
-        """The changed tensor, or a range of its first axis."""
+        """Return the changed tensor, or a range of its first axis."""
         if self.magnitude is not None and self.is_transposed and rows is not None:
             return self.apply(read, None)[rows[0] : rows[1]]
         part = slice(None) if rows is None else slice(*rows)
@@ -51,7 +51,7 @@ class Added:
     scale: float
 
     def apply(self, read: Read, rows: tuple[int, int] | None) -> Tensor:
-        """The changed tensor, or a range of its first axis."""
+        """Return the changed tensor, or a range of its first axis."""
         weight = read(rows)
         return weight.add_(self.value[slice(None) if rows is None else slice(*rows)].to(weight), alpha=self.scale)
 
@@ -63,7 +63,7 @@ class Replaced:
     value: Tensor
 
     def apply(self, read: Read, rows: tuple[int, int] | None) -> Tensor:
-        """The changed tensor, or a range of its first axis."""
+        """Return the changed tensor, or a range of its first axis."""
         part = self.value[slice(None) if rows is None else slice(*rows)]
         return part.to(work_dtype(self.value.dtype), copy=True)
 
@@ -89,7 +89,7 @@ class Mapped:
     keeps_shape: bool = False
 
     def fits(self, shape: tuple[int, ...]) -> bool:
-        """Whether a tensor of this shape can be changed."""
+        """Return whether a tensor of this shape can be changed."""
         matrix = (shape[0], math.prod(shape[1:])) if shape else (1, 1)
         sides = self.sides or (None, None)
         wanted = sides[::-1] if self.is_transposed else sides
@@ -97,7 +97,7 @@ class Mapped:
         return alike and self.entries in (None, math.prod(shape))
 
     def apply(self, read: Read, rows: tuple[int, int] | None) -> Tensor:
-        """The changed tensor, or a range of its first axis."""
+        """Return the changed tensor, or a range of its first axis."""
         weight = read(None)
         matrix = weight if self.keeps_shape else weight.reshape(len(weight), -1)
         try:
@@ -122,7 +122,7 @@ class CarriedBias:
     is_optional: bool = True
 
     def apply(self, read: Read, rows: tuple[int, int] | None) -> Tensor:
-        """The changed bias, or a range of it."""
+        """Return the changed bias, or a range of it."""
         assert self.weight is not None
         bias = read(None)
         try:
@@ -139,7 +139,7 @@ class Rearranged:
     make: Callable[[], Tensor]
 
     def apply(self, read: Read, rows: tuple[int, int] | None) -> Tensor:
-        """The changed tensor, or a range of its first axis."""
+        """Return the changed tensor, or a range of its first axis."""
         value = self.make()
         return value if rows is None else value[rows[0] : rows[1]].clone()
 

@@ -117,7 +117,8 @@ class _ChunkPlaces:
 
 
 def _read_metadata(file: Path) -> tuple[dict[str, Any], dict[int, _ChunkPlaces]]:
-    """The state that was saved, with tensors on the meta device and without other values, and where each tensor is.
+    """Return the state that was saved, with tensors on the meta device and without other values, and where each tensor
+    is.
 
     Places are by the identity of tensors.
     """
@@ -179,7 +180,7 @@ def _on_meta(key: str, about: Record) -> Tensor:
 
 
 def _size(value: Any) -> tuple[int, ...]:
-    """The lengths in a `torch.Size`."""
+    """Return the lengths in a `torch.Size`."""
     return _lengths(value.args[0] if value.args else ())
 
 
@@ -191,7 +192,7 @@ def _lengths(value: Any) -> tuple[int, ...]:
 
 
 def _tensors_in(network: Any) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a network by name, without what a training keeps next to them.
+    """Yield the tensors of a network by name, without what a training keeps next to them.
 
     Raises:
         ValueError: Other tensors with axes are in dictionaries within it.
@@ -268,7 +269,7 @@ class _Chunks:
             self._file.close()
 
     def place(self, name: str, tensor: Tensor, place: _ChunkPlaces) -> StoredTensor:
-        """The place of a tensor in its files."""
+        """Return the place of a tensor in its files."""
         shape, dtype, parts = tuple(tensor.shape), tensor.dtype, []
         for file, start, length, (offsets, sizes) in place.chunks:
             if math.prod(sizes) == 0:
@@ -311,7 +312,7 @@ class _Chunks:
 
 
 def _local_length(archive: zipfile.ZipFile, record: zipfile.ZipInfo) -> int:
-    """The length of the header in front of the values of a record."""
+    """Return the length of the header in front of the values of a record."""
     assert archive.fp is not None
     archive.fp.seek(record.header_offset)
     header = archive.fp.read(30)
@@ -321,7 +322,7 @@ def _local_length(archive: zipfile.ZipFile, record: zipfile.ZipInfo) -> int:
 def _read_chunk(
     content: bytes, sizes: tuple[int, ...], dtype: torch.dtype, records: Mapping[str, zipfile.ZipInfo]
 ) -> tuple[tuple[int, ...], int]:
-    """The strides of a chunk in a torch file, and the bytes before its first value."""
+    """Return the strides of a chunk in a torch file, and the bytes before its first value."""
     tensor = read_pickle(content, IN_CHUNK)
     storage, skipped, *sizes_and_strides = tensor.args[:4]
     shape, strides = map(_lengths, sizes_and_strides)

@@ -88,7 +88,7 @@ INDEX = ".index.json"
 
 @cache
 def every_format() -> dict[str, FileFormat]:
-    """The formats of this package, and those of others that are installed."""
+    """Return the formats of this package, and those of others that are installed."""
     return FORMATS | {point.name: point.load() for point in entry_points(group=GROUP)}
 
 
@@ -108,19 +108,19 @@ def weight_suffixes(*, is_read: bool = False, is_written: bool = False, has_entr
 
 
 def format_of(path: Path, begin: bytes = b"") -> FileFormat | None:
-    """The format of a file that is read, by its first bytes or else by its name; None if it is none."""
+    """Return the format of a file that is read, by its first bytes or else by its name; None if it is none."""
     known = [one for one in every_format().values() if one.opener]
     told = (one for one in known if one.magic and begin.startswith(one.magic))
     return next(told, None) or next((one for one in known if path.name.endswith(one.suffixes)), None)
 
 
 def is_single_file(out: Path) -> bool:
-    """Whether an output of this name is one file of weights, and no folder."""
+    """Return whether an output of this name is one file of weights, and no folder."""
     return out.name.endswith(weight_suffixes(is_written=True))
 
 
 def writer_of(name: str) -> Any:
-    """The writer of the format that files of this name have.
+    """Return the writer of the format that files of this name have.
 
     Raises:
         ValueError: No format that is written has such names.
@@ -133,6 +133,6 @@ def writer_of(name: str) -> Any:
 
 
 def load(text: str) -> Any:
-    """The function that `package.module:function` names."""
+    """Return the function that `package.module:function` names."""
     module, _, name = text.partition(":")
     return getattr(import_module(module), name)

@@ -68,7 +68,7 @@ class TensorSpec(NamedTuple):
 
 
 def layout_of(params: Mapping[str, Tensor]) -> tuple[TensorSpec, ...]:
-    """The tensors of one network: names, shapes and dtypes, in order."""
+    """Return the tensors of one network: names, shapes and dtypes, in order."""
     return tuple(TensorSpec(name, tuple(tensor.shape), tensor.dtype) for name, tensor in params.items())
 
 
@@ -116,7 +116,7 @@ class OpenedFile(NamedTuple):
 
     @classmethod
     def of(cls, file: Path, params: Params, metadata: Mapping[str, str] | None = None) -> "OpenedFile":
-        """A file that was read as a whole."""
+        """Return a file that was read as a whole."""
         stored = {n: StoredTensor(n, file, t.dtype, tuple(t.shape), None, t.nbytes) for n, t in params.items()}
         return cls(stored, metadata or {}, params)
 
@@ -185,7 +185,7 @@ def open_safetensors(file: Path, entry: str | None) -> OpenedFile:
 
 
 def encode_header(tensors: Iterable[TensorSpec], metadata: Mapping[str, str]) -> bytes:
-    """The header of a safetensors file of tensors that follow one another, its length included."""
+    """Return the header of a safetensors file of tensors that follow one another, its length included."""
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     start = 0
     for spec in tensors:

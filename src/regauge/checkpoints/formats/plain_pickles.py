@@ -43,7 +43,7 @@ class Record:
 
 
 def read_pickle(content: bytes, allowed: Collection[str]) -> Any:
-    """The value that a pickle describes, as plain values and records.
+    """Return the value that a pickle describes, as plain values and records.
 
     Args:
         content: The pickle.

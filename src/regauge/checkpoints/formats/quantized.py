@@ -88,7 +88,7 @@ def refuse_gguf(file: Path, entry: str | None) -> Never:
 
 
 def refusal(label: str, found: str, method: str | None) -> str:
-    """The sentence about a quantized checkpoint, and what to do."""
+    """Return the sentence about a quantized checkpoint, and what to do."""
     how = (
         f"`{LOADED[method]}`" if method in LOADED else "the tool that made it, or take the network that it was made of"
     )
@@ -99,7 +99,7 @@ def refusal(label: str, found: str, method: str | None) -> str:
 
 
 def _configured(folder: Path) -> str | None:
-    """The quantization method that the configurations of a folder name."""
+    """Return the quantization method that the configurations of a folder name."""
     for name, method in CONFIGURATIONS.items():
         if (folder / name).is_file():
             return method

@@ -40,7 +40,7 @@ def require_whole(name: str, shape: tuple[int, ...], chunks: Sequence[tuple[tupl
 
 
 def gather_shards(opened: Mapping[Path, OpenedFile]) -> OpenedFile:
-    """The tensors of files that are chunks of one checkpoint, each made of its chunks in all of them.
+    """Return the tensors of files that are chunks of one checkpoint, each made of its chunks in all of them.
 
     Raises:
         ValueError: They are not of one checkpoint, or one is missing.
@@ -78,7 +78,7 @@ def gather_shards(opened: Mapping[Path, OpenedFile]) -> OpenedFile:
 
 
 def _offsets(file: Path, opened: OpenedFile) -> dict[str, tuple[int, ...]]:
-    """The offset of every chunk in a file, by the header."""
+    """Return the offset of every chunk in a file, by the header."""
     try:
         about = parse_json(opened.metadata.get(SHARDING, "{}"))
         found = {name: tuple(about[name]["saved_offsets"]) for name in opened.tensors}

@@ -41,7 +41,7 @@ LOG = logging.getLogger(__name__)
 
 
 def read_torch_file(source: Path | BinaryIO, label: str, entry: str | None = None) -> Mapping[Any, Any]:
-    """The state dictionary in a torch file, on the CPU, also where it is an entry of a training checkpoint.
+    """Return the state dictionary in a torch file, on the CPU, also where it is an entry of a training checkpoint.
 
     Of several networks the usual one is read and the others are named in the log, unless `entry` chooses. Raises
     ValueError if it is damaged, or holds no dictionary or more than tensors and plain values, or no such entry.
@@ -82,7 +82,8 @@ def read_torch_file(source: Path | BinaryIO, label: str, entry: str | None = Non
 
 
 def find_networks(content: Mapping[Any, Any]) -> dict[str, Mapping[Any, Any]]:
-    """The entries of a training checkpoint that hold networks, by their names; none in a plain state dictionary."""
+    """Return the entries of a training checkpoint that hold networks, by their names; none in a plain state
+    dictionary."""
     is_plain = any(isinstance(value, Tensor) and value.ndim for value in content.values())
     if is_plain and not any(isinstance(content.get(name), Mapping) for name in USUAL):
         return {}
@@ -103,12 +104,12 @@ def _networks_in(content: Mapping[Any, Any], inside: str, depth: int) -> dict[st
 
 
 def _is_network(value: Mapping[Any, Any]) -> bool:
-    """Whether it holds tensors under names, and nothing else."""
+    """Return whether it holds tensors under names, and nothing else."""
     return bool(value) and all(isinstance(k, str) and isinstance(one, Tensor) for k, one in value.items())
 
 
 def choose_network(content: Mapping[Any, Any], entry: str | None, label: str) -> tuple[Any, str | None]:
-    """The network of an entry, or else the usual one, and a sentence where there are others.
+    """Return the network of an entry, or else the usual one, and a sentence where there are others.
 
     Raises:
         ValueError: There is no entry of that name, or which one is meant is not known.
@@ -158,7 +159,7 @@ def _require_stored(source: Path | BinaryIO, label: str) -> None:
 
 
 def load_torch_file(path: Path, entry: str | None = None) -> Params:
-    """The tensors of a checkpoint in a torch file, on the CPU; other entries are refused."""
+    """Return the tensors of a checkpoint in a torch file, on the CPU; other entries are refused."""
     content = read_torch_file(path, str(path), entry)
     others = [str(name) for name, value in content.items() if not isinstance(value, Tensor)]
     packed = next((name for name in others if name.endswith("._packed_params")), None)
@@ -173,7 +174,7 @@ def load_torch_file(path: Path, entry: str | None = None) -> Params:
 
 
 def dense_tensors(content: Mapping[Any, Tensor], label: str) -> Params:
-    """The tensors of a torch file by name.
+    """Return the tensors of a torch file by name.
 
     Raises:
         ValueError: Two have one name, or one does not hold its values: it is quantized, sparse, nested, or repeats few.
@@ -202,7 +203,7 @@ def open_torch_file(file: Path, entry: str | None) -> OpenedFile:
 
 
 def match(params: Mapping[str, Tensor], expected: Mapping[str, Tensor], label: str, model: str = "the model") -> Params:
-    """The parameters of a checkpoint under exactly the names of a model's `state_dict()`.
+    """Return the parameters of a checkpoint under exactly the names of a model's `state_dict()`.
 
     Tied parameters are often stored once; they are filled in under their other names.
 
@@ -250,7 +251,7 @@ def match(params: Mapping[str, Tensor], expected: Mapping[str, Tensor], label: s
 
 
 def has_names(params: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> bool:
-    """Whether a checkpoint has exactly the tensors of a model's `state_dict()`; see `match`."""
+    """Return whether a checkpoint has exactly the tensors of a model's `state_dict()`; see `match`."""
     try:
         match(params, expected, "")
     except ValueError:

@@ -25,11 +25,11 @@ class Base(Protocol):
     stored: Mapping[str, StoredTensor]
 
     def read(self, name: str, *, rows: tuple[int, int] | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """A copy of one tensor, or of a range of its first axis."""
+        """Return a copy of one tensor, or of a range of its first axis."""
 
 
 def changes_of_files(base: Base, folder: Path, changes: Changes) -> dict[str, tuple[Change, ...]]:
-    """The changes by an adapter of the tensors in the files of a base, by their names there.
+    """Return the changes by an adapter of the tensors in the files of a base, by their names there.
 
     Args:
         base: The network as it is in its files.
@@ -82,7 +82,7 @@ def require_untied(base: Base, folder: Path, changed: Sequence[str]) -> None:
 
 
 def _module(base: Base) -> nn.Module | None:
-    """The model of a base, without values, if its folder has one that can be built."""
+    """Return the model of a base, without values, if its folder has one that can be built."""
     if not (base.path.parent / CONFIG).is_file():
         return None
     try:
@@ -99,7 +99,7 @@ def _blanks(base: Base) -> dict[str, Blank]:
 
 
 def _take_apart(base: Base, conversion: Conversion, source: str, changes: Changes) -> Tensor:
-    """A tensor of the files from those of the module, changed."""
+    """Return a tensor of the files from those of the module, changed."""
 
     def value(name: str) -> Tensor:
         tensor = _read_made(base, conversion, name)
@@ -111,7 +111,7 @@ def _take_apart(base: Base, conversion: Conversion, source: str, changes: Change
 
 
 def _read_made(base: Base, conversion: Conversion, name: str) -> Tensor:
-    """A tensor of the module, from those of the files."""
+    """Return a tensor of the module, from those of the files."""
     if name in conversion.renamed:
         return base.read(conversion.renamed[name])
     dtype = work_dtype(conversion.blanks[name].dtype)

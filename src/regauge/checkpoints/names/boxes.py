@@ -57,7 +57,7 @@ class Box:
         return torch.as_strided(flat, self.sizes, self.theirs, flat.storage_offset() + self.there - skipped)
 
     def _fix(self, dim: int, index: int) -> "Box":
-        """The entries of one index of a dimension."""
+        """Return the entries of one index of a dimension."""
         start, there = self.start + index * self.strides[dim], self.there + index * self.theirs[dim]
         sizes, strides, theirs = (
             values[:dim] + values[dim + 1 :] for values in (self.sizes, self.strides, self.theirs)
@@ -65,7 +65,7 @@ class Box:
         return Box(self.source, start, there, sizes, strides, theirs)
 
     def _narrow(self, dim: int, first: int, length: int) -> "Box":
-        """The entries of a range of indices of a dimension."""
+        """Return the entries of a range of indices of a dimension."""
         start, there = self.start + first * self.strides[dim], self.there + first * self.theirs[dim]
         return replace(self, start=start, there=there, sizes=(*self.sizes[:dim], length, *self.sizes[dim + 1 :]))
 
@@ -86,12 +86,12 @@ Boxes = tuple[Box, ...]
 
 
 def whole(source: str, numel: int) -> Boxes:
-    """All entries of a tensor, in its own order."""
+    """Return all entries of a tensor, in its own order."""
     return (Box(source, 0, 0, (numel,), (1,), (1,)),) if numel else ()
 
 
 def is_whole(boxes: Boxes, numel: int) -> bool:
-    """Whether a tensor has the entries of a single one, in its order."""
+    """Return whether a tensor has the entries of a single one, in its order."""
     return len(boxes) == 1 and boxes[0] == whole(boxes[0].source, numel)[0]
 
 
@@ -101,7 +101,7 @@ def cut(boxes: Iterable[Box], first: int, end: int) -> Boxes:
 
 
 def select(boxes: Boxes, shape: Sequence[int], axis: int, first: int, end: int) -> Boxes:
-    """A tensor of some shape, sliced along an axis."""
+    """Return a tensor of some shape, sliced along an axis."""
     inner = math.prod(shape[axis + 1 :])
     before, after = shape[axis] * inner, (end - first) * inner
     result: list[Box] = []
@@ -114,7 +114,7 @@ def select(boxes: Boxes, shape: Sequence[int], axis: int, first: int, end: int) 
 
 
 def permute(boxes: Boxes, shape: Sequence[int], order: Sequence[int]) -> Boxes:
-    """A tensor of some shape with its axes in another order, as `torch.permute`."""
+    """Return a tensor of some shape with its axes in another order, as `torch.permute`."""
     old, new = _strides(shape), _strides([shape[axis] for axis in order])
     moved = {axis: new[k] for k, axis in enumerate(order)}
     for stride in sorted({s for s in old if s > 1}, reverse=True):
@@ -129,7 +129,7 @@ def permute(boxes: Boxes, shape: Sequence[int], order: Sequence[int]) -> Boxes:
 
 
 def concatenate(parts: Sequence[tuple[Boxes, Sequence[int]]], axis: int) -> Boxes:
-    """Tensors, each with its shape, one after the other along an axis."""
+    """Return tensors, each with its shape, one after the other along an axis."""
     after = sum(shape[axis] for _, shape in parts) * math.prod(parts[0][1][axis + 1 :])
     result, offset = [], 0
     for boxes, shape in (part for part in parts if part[0]):
@@ -173,7 +173,7 @@ def _split(box: Box, length: int) -> Iterator[Box]:
 
 
 def _cut(box: Box, first: int, end: int, length: int | None = None) -> Iterator[Box]:
-    """The part of a box with some places; with a length, of places within blocks that it was split for."""
+    """Yield the part of a box with some places; with a length, of places within blocks that it was split for."""
     dims = [k for k, stride in enumerate(box.strides) if length is None or stride % length]
     last = box.start + sum((box.sizes[k] - 1) * box.strides[k] for k in dims)
     if last < first or box.start >= end:

@@ -81,7 +81,7 @@ class Conversion:
         return tuple(name for name in self.extra if name not in self.ignored)
 
     def to_json(self) -> str:
-        """The text form."""
+        """Return the text form."""
         made = {name: [astuple(box) for box in boxes] for name, boxes in self.made.items()}
         document = {"renamed": dict(self.renamed), "made": made, "extra": self.extra, "ignored": self.ignored}
         for field_name in ("blanks", "files"):
@@ -125,7 +125,7 @@ class Conversion:
         rows: tuple[int, int] | None = None,
         dtype: torch.dtype | None = None,
     ) -> Tensor:
-        """A tensor of the module that the files do not hold as it is, or a range of its first axis.
+        """Return a tensor of the module that the files do not hold as it is, or a range of its first axis.
 
         Args:
             name: Its name in the module.
@@ -154,7 +154,8 @@ class Conversion:
         return result
 
     def take_apart(self, source: str, values: Callable[[str], Tensor]) -> Tensor:
-        """A tensor of the files that the module has not as it is, from those of the module that `values` gives."""
+        """Return a tensor of the files that the module has not as it is, from those of the module that `values`
+        gives."""
         parts = {name: values(name).reshape(-1) for name in self.users[source]}
         dtype = reduce(torch.promote_types, (part.dtype for part in parts.values()))
         result = torch.empty(self.files[source].shape, dtype=dtype)
@@ -201,7 +202,7 @@ def name_as_stored(
 
 
 def join(pieces: Iterable[Tensor]) -> Tensor:
-    """A tensor from its pieces along axis 0."""
+    """Return a tensor from its pieces along axis 0."""
     parts = list(pieces)
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -212,7 +213,7 @@ def conversion_of(
     extra: tuple[str, ...],
     ignored: tuple[str, ...],
 ) -> Conversion:
-    """The conversion that makes tensors of a module, each with its shape and its boxes, of stored ones."""
+    """Return the conversion that makes tensors of a module, each with its shape and its boxes, of stored ones."""
     renamed, rest, blanks = {}, {}, {}
     files: dict[str, Blank] = {}
     for name, (shape, boxes) in made.items():

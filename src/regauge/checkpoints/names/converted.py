@@ -48,7 +48,7 @@ class Converted(Checkpoint):
         return self.conversion.unknown
 
     def dtype_of(self, name: str) -> torch.dtype:
-        """The dtype in which a tensor is read."""
+        """Return the dtype in which a tensor is read."""
         if self._params is None and name in self.conversion.renamed:
             return self.source.dtype_of(self.conversion.renamed[name])
         return super().dtype_of(name)
@@ -59,11 +59,11 @@ class Converted(Checkpoint):
         self.source.close()
 
     def layout(self, file: str | None = None) -> list[Shard]:
-        """The files of another checkpoint with the same names, dtypes and order as those of the source."""
+        """Return the files of another checkpoint with the same names, dtypes and order as those of the source."""
         return [replace(shard, translate=self._translate) for shard in self.source.layout(file)]
 
     def with_params(self, params: Mapping[str, Tensor]) -> "Converted":
-        """A checkpoint of the same files with other values, given by the names of the module."""
+        """Return a checkpoint of the same files with other values, given by the names of the module."""
         absent = [name for name in self.stored if name not in params]
         if absent:
             raise KeyError(f"the parameters lack {shorten(absent)}, which {self.label} has; give all of its tensors")
@@ -72,7 +72,7 @@ class Converted(Checkpoint):
         return result
 
     def written_as(self, form: Form) -> "Converted":
-        """A copy whose result is written in another form; it is read as precisely as that asks for."""
+        """Return a copy whose result is written in another form; it is read as precisely as that asks for."""
         result = cast(Converted, super().written_as(form))
         result.source = self.source.written_as(form)
         result.read_so_far = result.source.read_so_far
@@ -83,17 +83,18 @@ class Converted(Checkpoint):
         return Converted(other, self.conversion)
 
     def as_stored(self) -> Params:
-        """All tensors under the names that they have in the files."""
+        """Return all tensors under the names that they have in the files."""
         pieces = self._translate(lambda name: iter([self[name]]))
         return {name: join(pieces(name)) for name in self.source.stored}
 
     def from_stored(self, params: Mapping[str, Tensor]) -> Params:
-        """Values under the names of the files, under those of the module."""
+        """Return values under the names of the files, under those of the module."""
         there = Converted(self.source.with_params(params), self.conversion)
         return {name: there.read(name) for name in there.stored}
 
     def read(self, name: str, *, rows: tuple[int, int] | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """A copy of one tensor, or of a range of its first axis, converted piece by piece if a dtype is given."""
+        """Return a copy of one tensor, or of a range of its first axis, converted piece by piece if a dtype is
+        given."""
         if self._params is not None:
             return super().read(name, rows=rows, dtype=dtype)
         if name in self.conversion.renamed:

@@ -44,15 +44,15 @@ class Sharing(Checkpoint):
         return self.source.files
 
     def dtype_of(self, name: str) -> torch.dtype:
-        """The dtype in which a tensor is read."""
+        """Return the dtype in which a tensor is read."""
         return (self.other if name in self.shared else self.source).dtype_of(name)
 
     def read(self, name: str, *, rows: tuple[int, int] | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """A copy of one tensor, or of a range of its first axis."""
+        """Return a copy of one tensor, or of a range of its first axis."""
         return (self.other if name in self.shared else self.source).read(name, rows=rows, dtype=dtype)
 
     def written_as(self, form: Form) -> "Sharing":
-        """A copy whose result is written in another form."""
+        """Return a copy whose result is written in another form."""
         result = Sharing(self.source.written_as(form), self.other, (), ())
         result.stored, result.shared = self.stored, self.shared
         return result
@@ -101,7 +101,7 @@ def _source(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def _is_same(name: str, first: Checkpoint, other: Checkpoint) -> bool:
-    """Whether two networks in files have one tensor in common, compared piece by piece."""
+    """Return whether two networks in files have one tensor in common, compared piece by piece."""
     x, y = first.stored[name], other.stored.get(name)
     if y is None or (x.shape, x.dtype) != (y.shape, y.dtype):
         return False

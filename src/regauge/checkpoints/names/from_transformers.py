@@ -19,7 +19,7 @@ CONFIG = "config.json"
 
 
 def find_factory(folder: Path) -> Callable[[], Any]:
-    """A factory of the model of a folder with config.json, chosen by the checkpoint in it, if there is one.
+    """Return a factory of the model of a folder with config.json, chosen by the checkpoint in it, if there is one.
 
     Raises:
         ImportError: transformers is not installed.
@@ -35,7 +35,7 @@ def find_factory(folder: Path) -> Callable[[], Any]:
 
 
 def name_by(checkpoint: Checkpoint, symmetry: Symmetry) -> Checkpoint:
-    """A checkpoint under the names of a symmetry, if the model of its folder has them and its files have not.
+    """Return a checkpoint under the names of a symmetry, if the model of its folder has them and its files have not.
 
     Where the files have tensors that the symmetry was not found on, the model says which of them it has not.
     """
@@ -57,7 +57,8 @@ def name_by(checkpoint: Checkpoint, symmetry: Symmetry) -> Checkpoint:
 
 
 def module_of(checkpoint: Checkpoint) -> nn.Module | None:
-    """The model of a checkpoint's folder, without values; None if the folder does not say it, or without transformers.
+    """Return the model of a checkpoint's folder, without values; None if the folder does not say it, or without
+    transformers.
 
     Raises:
         ValueError: The configuration is none that transformers knows, or no model can be built from it.
@@ -75,7 +76,7 @@ def module_of(checkpoint: Checkpoint) -> nn.Module | None:
 
 
 def name_for(checkpoint: Checkpoint, module: nn.Module) -> Checkpoint:
-    """A checkpoint under the names of the module that it belongs to.
+    """Return a checkpoint under the names of the module that it belongs to.
 
     It is the checkpoint itself if the module is not of transformers, or its files have the names of the module.
 
@@ -99,7 +100,7 @@ def name_for(checkpoint: Checkpoint, module: nn.Module) -> Checkpoint:
 
 
 def expected_of(module: nn.Module, checkpoint: Checkpoint) -> Mapping[str, Tensor]:
-    """The tensors of a module, without those that a checkpoint may lack."""
+    """Return the tensors of a module, without those that a checkpoint may lack."""
     state = module.state_dict()
     patterns = getattr(module, "_keys_to_ignore_on_load_missing", None) if is_of_transformers(module) else None
     spared = [n for n in state if n not in checkpoint.stored and any(re.search(p, n) for p in patterns or ())]
@@ -116,7 +117,7 @@ def share(checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
 
 
 def is_of_transformers(module: nn.Module) -> bool:
-    """Whether a module is a transformers model, without importing the library for others."""
+    """Return whether a module is a transformers model, without importing the library for others."""
     return any(one.__module__ == "transformers.modeling_utils" for one in type(module).__mro__)
 
 

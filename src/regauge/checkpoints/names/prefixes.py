@@ -16,7 +16,7 @@ LOG = logging.getLogger(__name__)
 
 
 def unwrap(checkpoint: Checkpoint, wanted: Collection[str]) -> Checkpoint:
-    """A checkpoint under the names that a model or another checkpoint has, where prefixes are all that differs.
+    """Return a checkpoint under the names that a model or another checkpoint has, where prefixes are all that differs.
 
     What is written has the names of the files. A line in the log says which prefix was left out.
     """
@@ -42,7 +42,7 @@ def unwrap(checkpoint: Checkpoint, wanted: Collection[str]) -> Checkpoint:
 
 
 def _bare(names: Iterable[str]) -> dict[str, str]:
-    """Names without what wraps modules, and without what all of them begin with and `LEADING` knows."""
+    """Return names without what wraps modules, and without what all of them begin with and `LEADING` knows."""
     found = {name: WRAPPED.sub("", name) for name in names}
     while True:
         shared = next((p for p in LEADING if all(bare.startswith(p) for bare in found.values())), None)

@@ -29,13 +29,13 @@ class Rearranging(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._boxes = WeakTensorKeyDictionary()
 
     def blank(self, name: str, blank: Blank) -> Tensor:
-        """A tensor without values that stands for the one of this name."""
+        """Return a tensor without values that stands for the one of this name."""
         tensor = torch.empty(blank.shape, dtype=blank.dtype, device="meta")
         self._boxes[tensor] = whole(name, blank.numel)
         return tensor
 
     def boxes(self, tensor: Tensor) -> Boxes:
-        """The sources of the entries of a result."""
+        """Return the sources of the entries of a result."""
         if tensor not in self._boxes:
             raise RearrangementError("it does not come from the tensors of the files")
         found: Boxes = self._boxes[tensor]

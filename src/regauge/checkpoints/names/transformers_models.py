@@ -33,7 +33,7 @@ LEAST, MOST, MOST_EXPERTS = 256, 2_000, 10_000
 
 
 def choose_factory(folder: Path, stored: Mapping[str, Blank] | None = None) -> Callable[[], Any]:
-    """A factory of the model of a folder with config.json.
+    """Return a factory of the model of a folder with config.json.
 
     It is the class that the configuration names, or `AutoModel`. Where the files hold `stored` tensors that this class
     lacks and does not ignore, such as a further head, it is the class of the same family that has them.
@@ -87,7 +87,7 @@ def _require_sizes(settings: Any, most: int) -> None:
 
 
 def _find_class(transformers: Any, names: Any) -> Any:
-    """The model class that a configuration names; None if transformers has none of that name."""
+    """Return the model class that a configuration names; None if transformers has none of that name."""
     if not isinstance(names, list | tuple) or not names:
         return None
     found = getattr(transformers, str(names[0]), None)
@@ -116,7 +116,7 @@ def _configured(folder: Path, what: str) -> Iterator[None]:
 
 
 def find_conversion(stored: Mapping[str, Blank], module: nn.Module) -> Conversion:
-    """The sources of the tensors of a transformers module in files with these tensors.
+    """Return the sources of the tensors of a transformers module in files with these tensors.
 
     The order in which transformations are tried is that of `from_pretrained`.
 
@@ -162,7 +162,7 @@ def find_conversion(stored: Mapping[str, Blank], module: nn.Module) -> Conversio
 
 
 def find_lacking(conversion: Conversion, module: nn.Module) -> list[str]:
-    """Tensors of a module that are not in the files, also not under another name of a tied one."""
+    """Return tensors of a module that are not in the files, also not under another name of a tied one."""
     state = module.state_dict(keep_vars=True)
     found = {id(state[name]) for name in (*conversion.renamed, *conversion.made)}
     return [name for name, tensor in state.items() if id(tensor) not in found]
@@ -171,7 +171,7 @@ def find_lacking(conversion: Conversion, module: nn.Module) -> list[str]:
 def _run(
     converter: Any, target: str, names: list[str], model: Any, mode: Rearranging
 ) -> dict[str, tuple[tuple[int, ...], Boxes]]:
-    """The tensors that a transformation makes, with their shapes and where their entries come from."""
+    """Return the tensors that a transformation makes, with their shapes and where their entries come from."""
     try:
         with mode:
             results = converter.convert(target, model=model, config=model.config)
@@ -183,12 +183,12 @@ def _run(
 
 
 def _is_inert(blank: Blank) -> bool:
-    """Whether a tensor has nothing that can be moved: a number, or a mask."""
+    """Return whether a tensor has nothing that can be moved: a number, or a mask."""
     return not blank.shape or blank.dtype == torch.bool
 
 
 def _ignored(model: Any) -> Callable[[str, str], bool]:
-    """Whether a tensor that a model lacks is ignored, given its name in the files and its name behind renamings.
+    """Return whether a tensor that a model lacks is ignored, given its name in the files and its name behind renamings.
 
     It is one that the library ignores when it loads, or a buffer that the model makes anew.
     """
@@ -204,7 +204,7 @@ def _ignored(model: Any) -> Callable[[str, str], bool]:
 
 
 def _siblings(cls: type) -> list[Any]:
-    """The model classes of a family, in the order of its file, the one that is known left out."""
+    """Return the model classes of a family, in the order of its file, the one that is known left out."""
     members = vars(sys.modules[cls.__module__]).values()
     config = getattr(cls, "config_class", None)
     found = [one for one in members if inspect.isclass(one) and one.__module__ == cls.__module__ and one is not cls]

@@ -68,7 +68,8 @@ def carry_files(source: Checkpoint, folder: Path, out: Path) -> Carried:
 
 
 def _goes_along(path: Path) -> bool:
-    """Whether a file is small and holds no values, of another network or a training; whether all of a folder do so."""
+    """Return whether a file is small and holds no values, of another network or a training; whether all of a folder do
+    so."""
     if path.is_dir():
         return not path.is_symlink() and all(_goes_along(inner) for inner in path.iterdir())
     return path.is_file() and not path.name.endswith((*weight_suffixes(), INDEX)) and path.stat().st_size < LARGE_FILE

@@ -125,7 +125,7 @@ def require_lock(path: Path) -> None:
 
 
 def _is_empty(path: Path) -> bool:
-    """Whether it is an empty file or folder, or is gone meanwhile."""
+    """Return whether it is an empty file or folder, or is gone meanwhile."""
     try:
         return not any(path.iterdir()) if path.is_dir() else path.stat().st_size == 0
     except FileNotFoundError:

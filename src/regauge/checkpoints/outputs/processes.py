@@ -94,7 +94,7 @@ def _leave() -> None:
 
 @cache
 def join() -> Crew:
-    """All processes that torchrun or Slurm started with this one; each calls this once.
+    """Return all processes that torchrun or Slurm started with this one; each calls this once.
 
     Raises:
         ValueError: Nothing says that there are others, or where they meet.

@@ -97,7 +97,7 @@ class Provenance:
     element: str | None = None
 
     def to_json(self, progress: Progress = no_progress, *, has_weights: bool = True) -> str:
-        """The text for `regauge.json` or a header; every file is read once to hash it.
+        """Return the text for `regauge.json` or a header; every file is read once to hash it.
 
         The provenance of an input stands under `ancestors` by its own SHA-256, with those that it names itself.
 
@@ -133,12 +133,12 @@ class Provenance:
         return _encode(document)
 
     def facts(self, progress: Progress = no_progress) -> tuple[tuple[str, str], ...]:
-        """The text in short, for a card."""
+        """Return the text in short, for a card."""
         return summarize(json.loads(self.to_json(progress)))
 
 
 def summarize(document: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """A provenance in short: the version and the command, and each input with the hashes of its weights."""
+    """Return a provenance in short: the version and the command, and each input with the hashes of its weights."""
     of_weights = weight_suffixes()
     facts = [(escape(f"regauge {document['regauge']}, {document['command']}"), "")]
     for one in document["inputs"]:
@@ -150,7 +150,7 @@ def summarize(document: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 
 
 def name_networks(**networks: object) -> tuple[Input, ...]:
-    """Inputs for those networks that are in files, by their roles; others are left out."""
+    """Return inputs for those networks that are in files, by their roles; others are left out."""
     named = []
     for role, given in networks.items():
         for network in given if isinstance(given, list | tuple) else [given]:
@@ -186,7 +186,7 @@ def _ancestors(document: Mapping[str, Any]) -> Iterable[Any]:
 
 
 def _is_whole(document: Any) -> bool:
-    """Whether the provenance of one checkpoint has all of its parts."""
+    """Return whether the provenance of one checkpoint has all of its parts."""
     if not isinstance(document, dict):
         return False
     inputs = document.get("inputs")
@@ -199,7 +199,7 @@ def _is_whole(document: Any) -> bool:
 
 
 def hash_file(path: Path, advance: Advance = no_advance) -> str:
-    """The SHA-256 of a file, as hexadecimal digits; a file that has not changed is read once."""
+    """Return the SHA-256 of a file, as hexadecimal digits; a file that has not changed is read once."""
     stamp = _stamp(path)
     if stamp not in _KNOWN:
         digest = hashlib.sha256()

@@ -18,7 +18,8 @@ OURS = ("regauge.alignment.safetensors", "regauge.md", "regauge.json")
 
 
 def own_files(folder: Path) -> set[str]:
-    """The files of a folder that make up its checkpoint: weights with their index, and what regauge wrote about them.
+    """Return the files of a folder that make up its checkpoint: weights with their index, and what regauge wrote about
+    them.
 
     Damaged ones are among them, and shards that no index names.
     """
@@ -97,7 +98,7 @@ def _move_all(files: Collection[Path], folder: Path) -> None:
 
 
 def _only_checkpoint(folder: Path) -> str | None:
-    """The file of weights, or the index, that a folder is read by under another name than usual."""
+    """Return the file of weights, or the index, that a folder is read by under another name than usual."""
     try:
         name = locate(folder).name
     except (OSError, ValueError):

@@ -251,7 +251,7 @@ class Staging:
         self._lock.release()
 
     def _is_of_use(self) -> bool:
-        """Whether an interrupted run can be resumed."""
+        """Return whether an interrupted run can be resumed."""
         document = read_ledger(self.folder)
         return document is not None and document["inputs"] is not None
 
@@ -279,7 +279,7 @@ class Staging:
                 path.unlink()
 
     def _needed(self) -> int:
-        """The number of bytes that are still to be written."""
+        """Return the number of bytes that are still to be written."""
         found = self.content.iterdir() if self.content.exists() else ()
         return max(0, self._nbytes - sum(path.stat().st_size for path in found))
 
@@ -289,7 +289,8 @@ class Staging:
 
 
 def partial_of(out: Path) -> Path:
-    """The folder in which an output is made, `OUT.partial` next to it; a ValueError if the output has no name."""
+    """Return the folder in which an output is made, `OUT.partial` next to it; a ValueError if the output has no
+    name."""
     if out.name in ("", ".."):
         raise ValueError(f"the output {str(out)!r} is no name of a new file or folder; give one")
     return out.with_name(out.name + PARTIAL)
@@ -325,7 +326,7 @@ def _finish(out: Path) -> None:
 
 
 def _is_complete(folder: Path) -> bool:
-    """Whether a run ended while it put a file in its place."""
+    """Return whether a run ended while it put a file in its place."""
     document = read_ledger(folder)
     return document is not None and (folder / CONTENT).exists() and bool(document.get("is_complete"))
 
@@ -343,7 +344,7 @@ def _require_name(out: Path, *, overwrite: bool) -> None:
 
 
 def _lock(out: Path) -> FileLock:
-    """A lock on an output, in the folder where it is made."""
+    """Return a lock on an output, in the folder where it is made."""
     folder = partial_of(out)
     while True:
         require_own(folder)
@@ -361,7 +362,7 @@ def _lock(out: Path) -> FileLock:
 
 
 def _crc_of(path: Path) -> int:
-    """The CRC-32 of a file."""
+    """Return the CRC-32 of a file."""
     crc = 0
     with path.open("rb") as stream:
         while block := stream.read(1 << 20):

@@ -27,7 +27,7 @@ CHUNK = 1 << 24
 
 
 def fibers_of(tensor: Tensor, axis: int) -> Tensor:
-    """The vectors along an axis, as rows in the order of the other axes."""
+    """Return the vectors along an axis, as rows in the order of the other axes."""
     return tensor.movedim(axis, -1).reshape(-1, tensor.shape[axis])
 
 
@@ -97,7 +97,7 @@ class Owners:
         )
 
     def tree(self, *, scaled: bool) -> KDTree:
-        """The tree in which nearest fibers are searched; of fibers divided by their size where `scaled`."""
+        """Return the tree in which nearest fibers are searched; of fibers divided by their size where `scaled`."""
         return KDTree(unit(self.marks) if scaled else self.marks)
 
 

@@ -70,7 +70,7 @@ def find_layout(a: str | Path, b: str | Path, *, progress: Progress = no_progres
 
 
 def _is_among(name: str, shape: tuple[int, ...], shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Whether a name stands among others with its shape, without or with a prefix."""
+    """Return whether a name stands among others with its shape, without or with a prefix."""
     shorter = (name[at:] for at in (0, *(at + 1 for at, letter in enumerate(name) if letter == ".")))
     if any(shapes.get(one) == shape for one in shorter):
         return True
@@ -78,7 +78,7 @@ def _is_among(name: str, shape: tuple[int, ...], shapes: Mapping[str, tuple[int,
 
 
 def find_reordered(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> str:
-    """A sentence on tensors of B that hold the values of A's in another order; empty if there are none."""
+    """Return a sentence on tensors of B that hold the values of A's in another order; empty if there are none."""
     names = [
         name
         for name in a
@@ -115,7 +115,7 @@ def _opened(network: Mapping[str, Tensor] | nn.Module | str | Path) -> Mapping[s
 
 
 def _explain(given: GivenTensors, params: Mapping[str, Tensor], advance: Callable[[], object]) -> TensorMap:
-    """The origins of all tensors of B: of matrices first, which vectors then follow, and constants last."""
+    """Return the origins of all tensors of B: of matrices first, which vectors then follow, and constants last."""
     origins: dict[str, MadeTensor] = {}
     flat, constant = [], []
     for name in params:
@@ -138,7 +138,7 @@ def _explain(given: GivenTensors, params: Mapping[str, Tensor], advance: Callabl
 
 
 def _parted(given: GivenTensors, origins: Mapping[str, MadeTensor]) -> Iterator[str]:
-    """Tensors of A of which some fibers are used, but not all."""
+    """Yield tensors of A of which some fibers are used, but not all."""
     taken: dict[str, set[int]] = {}
     for origin in origins.values():
         for place, source in enumerate(origin.sources):

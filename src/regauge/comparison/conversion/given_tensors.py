@@ -13,7 +13,8 @@ from regauge.comparison.conversion.tensor_map import MadeTensor
 
 
 def is_measured(name: str, tensor: Tensor, label: str) -> bool:
-    """Whether a tensor is searched by its values; others, such as integers and masks with -Inf, are compared whole.
+    """Return whether a tensor is searched by its values; others, such as integers and masks with -Inf, are compared
+    whole.
 
     Raises:
         ValueError: It holds NaN.
@@ -26,12 +27,12 @@ def is_measured(name: str, tensor: Tensor, label: str) -> bool:
 
 
 def squeeze(tensor: Tensor) -> Tensor:
-    """A tensor without gradients and without axes of one entry."""
+    """Return a tensor without gradients and without axes of one entry."""
     return tensor.detach().squeeze()
 
 
 def is_constant(tensor: Tensor) -> bool:
-    """Whether all values are the same."""
+    """Return whether all values are the same."""
     return bool((tensor == tensor.reshape(-1)[0]).all())
 
 
@@ -77,11 +78,11 @@ class GivenTensors:
             self.marks.setdefault(flat.shape[axis], {})[name, axis] = Marks.of(flat, axis)
 
     def precision(self, tensor: Tensor) -> float:
-        """The precision of the coarsest format, of A's or of this tensor's."""
+        """Return the precision of the coarsest format, of A's or of this tensor's."""
         return max(self._precision, torch.finfo(tensor.dtype).eps)
 
     def owners(self, length: int, kind: str) -> tuple[Owners, KDTree]:
-        """The fibers of one length with their tree; of marks that are ordered, unordered or scaled."""
+        """Return the fibers of one length with their tree; of marks that are ordered, unordered or scaled."""
         if (length, kind) not in self._owners:
             read = self.marks[length].items()
             found = Owners.of([(key, one.unordered if kind == "unordered" else one.ordered) for key, one in read])
@@ -89,7 +90,8 @@ class GivenTensors:
         return self._owners[length, kind]
 
     def likeness(self, name: str) -> Callable[[str], tuple[bool, bool, float]]:
-        """The order in which tensors are taken of which all have the same values: like names first, unused ones."""
+        """Return the order in which tensors are taken of which all have the same values: like names first, unused
+        ones."""
         numbers = findall(r"\d+", name)
 
         def key(other: str) -> tuple[bool, bool, float]:
@@ -104,5 +106,5 @@ class GivenTensors:
         return origin
 
     def is_equal(self, one: str, two: str) -> bool:
-        """Whether two tensors are the same, such as a tied head and the embedding."""
+        """Return whether two tensors are the same, such as a tied head and the embedding."""
         return self.shapes[one] == self.shapes[two] and torch.equal(self.params[one], self.params[two])

@@ -18,7 +18,7 @@ SEEDS = 64
 
 
 def match_values(given: GivenTensors, name: str, tensor: Tensor, origins: Mapping[str, MadeTensor]) -> MadeTensor:
-    """The origin of a vector, of a constant, or of integers."""
+    """Return the origin of a vector, of a constant, or of integers."""
     shape, values = tuple(tensor.shape), tensor.detach().reshape(-1)
     size, zeros, places = len(values), np.zeros(values.numel(), dtype=np.int64), np.arange(values.numel())
     likeness = given.likeness(name)
@@ -59,7 +59,7 @@ def match_values(given: GivenTensors, name: str, tensor: Tensor, origins: Mappin
 def _like_sibling(
     given: GivenTensors, name: str, tensor: Tensor, origins: Mapping[str, MadeTensor]
 ) -> MadeTensor | None:
-    """A vector that is put together as the fibers of the matrix in the same module are."""
+    """Return a vector that is put together as the fibers of the matrix in the same module are."""
     vector, precision = tensor.detach().reshape(-1).double(), given.precision(tensor)
     module, _, last = name.rpartition(".")
     for sibling, made in origins.items():
@@ -91,7 +91,7 @@ def _like_sibling(
 
 
 def _scaled_vector(given: GivenTensors, name: str, tensor: Tensor) -> MadeTensor | None:
-    """A vector that is another one, times a number, plus a number."""
+    """Return a vector that is another one, times a number, plus a number."""
     vector, precision = tensor.detach().reshape(-1).double(), given.precision(tensor)
     likeness, places = given.likeness(name), np.arange(len(vector))
     zeros = np.zeros(len(vector), dtype=np.int64)
@@ -119,7 +119,7 @@ def _scaled_vector(given: GivenTensors, name: str, tensor: Tensor) -> MadeTensor
 
 
 def _runs(given: GivenTensors, name: str, tensor: Tensor) -> MadeTensor | None:
-    """A vector that is put together of runs of others, the longest first; what is not found stays out."""
+    """Return a vector that is put together of runs of others, the longest first; what is not found stays out."""
     if not given.vectors:
         return None
     vector = tensor.detach().reshape(-1).double()

@@ -63,7 +63,7 @@ class Strided:
         return found if np.array_equal(found.index(), index) else None
 
     def index(self) -> Ints:
-        """The index itself."""
+        """Return the index itself."""
         places = np.arange(prod(self.shape)).reshape(self.shape)
         for axis in self.flipped:
             places = np.flip(places, axis)
@@ -72,7 +72,7 @@ class Strided:
         return np.asarray(taken.transpose([kept.index(axis) for axis in self.order]).reshape(-1), dtype=np.int64)
 
     def write(self, source: str, tail: Sequence[int]) -> str:
-        """The expression of torch that takes these places of a source whose axes behind them are `tail`.
+        """Return the expression of torch that takes these places of a source whose axes behind them are `tail`.
 
         Its value has the places along its first axes, which are not yet one.
         """
@@ -112,7 +112,7 @@ def _levels(index: Ints) -> list[tuple[int, int]] | None:
 
 
 def write_places(source: str, index: Ints, size: int, tail: Sequence[int]) -> str | None:
-    """The expression that takes places along the first axis of a source, flattened; None if there is none."""
+    """Return the expression that takes places along the first axis of a source, flattened; None if there is none."""
     start, count = int(index[0]), len(index)
     if np.array_equal(index, np.arange(start, start + count)):
         end = start + count
@@ -127,7 +127,8 @@ def write_places(source: str, index: Ints, size: int, tail: Sequence[int]) -> st
 
 
 def periods(owner: Ints) -> int | None:
-    """The number of equal groups in which places of several owners follow one another, each owner once in a group."""
+    """Return the number of equal groups in which places of several owners follow one another, each owner once in a
+    group."""
     starts = np.flatnonzero(np.diff(owner, prepend=-1))
     order = owner[starts]
     count = len(set(order.tolist()))
@@ -139,7 +140,7 @@ def periods(owner: Ints) -> int | None:
 
 
 def segments(owner: Ints) -> list[slice]:
-    """Places one after the other, cut where no owner has places on both sides."""
+    """Return places one after the other, cut where no owner has places on both sides."""
     last = {one: at for at, one in enumerate(owner.tolist())}
     found, start, end = [], 0, 0
     for at, one in enumerate(owner.tolist()):

@@ -55,11 +55,11 @@ class SourceTensor:
         return tuple(one for one in self.shape if one != 1)
 
     def rows(self, tensor: Tensor) -> Tensor:
-        """The fibers of the tensor, one below the other."""
+        """Return the fibers of the tensor, one below the other."""
         return tensor.reshape(-1, 1) if self.axis is None else fibers_of(tensor.reshape(self.squeezed), self.axis)
 
     def write(self) -> str:
-        """The expression of its fibers."""
+        """Return the expression of its fibers."""
         text = _item(self.name) + (".squeeze()" if self.squeezed != self.shape else "")
         if self.axis is None:
             return text if len(self.squeezed) == 1 else f"{text}.flatten()"
@@ -116,7 +116,7 @@ class MadeTensor:
         return bool(self.sources) and bool((self.owner >= 0).all())
 
     def make(self, params: Mapping[str, Tensor], dtype: torch.dtype = torch.float64) -> Tensor:
-        """The fibers of the tensor, as rows, from the tensors of A; rows that were not found are zero."""
+        """Return the fibers of the tensor, as rows, from the tensors of A; rows that were not found are zero."""
         length = 1 if self.axis is None else self.squeezed[self.axis]
         rows = torch.zeros(len(self.owner), length, dtype=dtype)
         for place, source in enumerate(self.sources):
@@ -131,7 +131,7 @@ class MadeTensor:
         return rows * torch.from_numpy(self.factor).to(dtype)[:, None]
 
     def shaped(self, rows: Tensor) -> Tensor:
-        """Rows of fibers in the shape of the tensor."""
+        """Return rows of fibers in the shape of the tensor."""
         if self.axis is None:
             return rows.reshape(self.shape)
         others = [one for axis, one in enumerate(self.squeezed) if axis != self.axis]
@@ -143,7 +143,7 @@ class MadeTensor:
         return all(self._factor(place) is not None for place in range(len(self.sources)))
 
     def _factor(self, place: int) -> float | None:
-        """The factor of the fibers of one source, if it is one number."""
+        """Return the factor of the fibers of one source, if it is one number."""
         if isinstance(self.factor, float):
             return self.factor
         own = self.factor[self.owner == place]
@@ -159,7 +159,7 @@ class MadeTensor:
         return self.write(None)
 
     def write(self, shown: int | None) -> str:
-        """The formula, in which concatenations of many tensors are shortened to the first ones shown."""
+        """Return the formula, in which concatenations of many tensors are shortened to the first ones shown."""
         if not self.sources:
             return ""
         text = self._copied() or self._gathered(shown)
@@ -170,7 +170,7 @@ class MadeTensor:
         return text if self.offset == 0 else f"{text} {'-' if self.offset < 0 else '+'} {abs(self.offset):.9g}"
 
     def _copied(self) -> str | None:
-        """The formula of a whole tensor whose axes are permuted, or None."""
+        """Return the formula of a whole tensor whose axes are permuted, or None."""
         source = self.sources[0]
         if len(self.sources) > 1 or self.inner is not None or (self.owner < 0).any():
             return None
@@ -200,7 +200,7 @@ class MadeTensor:
         return None
 
     def _stacked(self, used: Sequence[int], shown: int | None) -> str | None:
-        """The formula of equal tensors that are stacked along the first axis, or None."""
+        """Return the formula of equal tensors that are stacked along the first axis, or None."""
         sources = [self.sources[place] for place in used]
         shape = self.shape[1:]
         if self.inner is not None or any(one.name is None or one.shape != shape for one in sources):
@@ -218,7 +218,7 @@ class MadeTensor:
         return f"torch.stack([{_list(names, shown)}])"
 
     def _parts(self, owner: Ints, index: Ints, tail: Sequence[int], shown: int | None) -> list[str]:
-        """The formulas of fibers that are concatenated: of sources one after the other, or in equal groups."""
+        """Return the formulas of fibers that are concatenated: of sources one after the other, or in equal groups."""
         groups, parts = periods(owner), []
         for place in dict.fromkeys(owner.tolist()):
             source, own = self.sources[place], index[owner == place]
@@ -237,7 +237,7 @@ class MadeTensor:
         return [f"torch.cat([{_list(parts, shown)}], 1).flatten(0, 1)"]
 
     def _gathered(self, shown: int | None) -> str:
-        """The formula of fibers that are sliced, reordered and put together."""
+        """Return the formula of fibers that are sliced, reordered and put together."""
         tail = [] if self.axis is None else [self.squeezed[self.axis]]
         used = list(dict.fromkeys(one for one in self.owner.tolist() if one >= 0))
         if len(used) > 1 and (stacked := self._stacked(used, shown)):
@@ -439,7 +439,8 @@ class TensorMap:
 
 
 def _pattern(name: str, text: str) -> tuple[str, str]:
-    """A name and a formula with `*` for the numbers of the name, where names in the formula have the same ones."""
+    """Return a name and a formula with `*` for the numbers of the name, where names in the formula have the same
+    ones."""
     numbers = re.findall(r"\d+", name)
     inside = [re.findall(r"\d+", one) for one in re.findall(r'a\["([^"]*)"\]', text)]
     if not numbers or any(one[:1] != numbers[:1] for one in inside if one):
@@ -451,7 +452,7 @@ def _pattern(name: str, text: str) -> tuple[str, str]:
 
 
 def _uneven(origins: Mapping[str, MadeTensor]) -> dict[str, str]:
-    """Tensors that are made in another way than those of the other layers, each with one of the usual way."""
+    """Return tensors that are made in another way than those of the other layers, each with one of the usual way."""
     kinds: dict[str, dict[str, list[str]]] = {}
     for name, one in origins.items():
         key, text = _pattern(name, one.write(None))

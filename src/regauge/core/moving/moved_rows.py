@@ -54,7 +54,7 @@ def move_rows(
 
 
 def _take_rows(x: Num[Tensor, "models rows run"], places: Int[Tensor, "models rows"]) -> Num[Tensor, "models rows run"]:
-    """Rows `x[model, places[model]]`; numpy copies rows that do not follow one another several times as fast."""
+    """Return rows `x[model, places[model]]`; numpy copies rows that do not follow one another several times as fast."""
     models, whole = torch.arange(len(x)).unsqueeze(1), WHOLE.get(x.itemsize)
     if x.device.type != "cpu" or whole is None:
         return x[models.to(x.device), places.to(x.device)]

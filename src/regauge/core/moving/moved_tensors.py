@@ -34,7 +34,7 @@ class Term:
         return table.gather(1, self.columns.expand(len(table), -1)).view(len(table), *self.shape)
 
     def spread(self, shape: tuple[int, ...], width: int) -> Int[Tensor, " values"]:
-        """The column of each value of a tensor."""
+        """Return the column of each value of a tensor."""
         return torch.arange(width)[self.columns].view(self.shape).expand(shape).reshape(-1)
 
 
@@ -100,7 +100,7 @@ class MovedTensor:
         return (*tables, ((), self._count(left))) if left or not tables else tuple(tables)
 
     def _count(self, axes: Sequence[int]) -> Tensor:
-        """Places along some axes, with ones in the shape for the others."""
+        """Return places along some axes, with ones in the shape for the others."""
         total = torch.zeros([1] * (1 + len(self.shape)), dtype=torch.int32)
         for axis in axes:
             steps = torch.arange(self.shape[axis], dtype=torch.int32) * math.prod(self.shape[axis + 1 :])
@@ -109,7 +109,7 @@ class MovedTensor:
 
 
 def moved_tensors(symmetry: Symmetry, draws: Draws, names: Iterable[str]) -> list[MovedTensor]:
-    """The moves, factors and shifts of each named tensor; tensors that nothing moves are left out."""
+    """Return the moves, factors and shifts of each named tensor; tensors that nothing moves are left out."""
     found = [_moved_tensor(symmetry, draws, name) for name in names]
     return [tensor for tensor in found if tensor.moves or tensor.factors or tensor.shifts]
 
@@ -134,7 +134,8 @@ def _moved_tensor(symmetry: Symmetry, draws: Draws, name: str) -> MovedTensor:
 
 
 def _term(symmetry: Symmetry, site: Site, shape: tuple[int, ...], columns: slice, blank: int, step: int = 0) -> Term:
-    """The column of each unit's displacement or factor; the column of the identity where the site does not act."""
+    """Return the column of each unit's displacement or factor; the column of the identity where the site does not
+    act."""
     spread = tuple(n if axis in site.axes else 1 for axis, n in enumerate(shape))
     if not site.bases and site.is_plain and site.group.size == shape[site.placement.axis]:
         return Term(columns, spread, step)

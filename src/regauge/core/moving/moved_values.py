@@ -92,7 +92,8 @@ class _Memory:
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor]) -> "_Memory":
-        """The block in which tensors lie, as those that were read from a store do, or a new one with a copy of them."""
+        """Return the block in which tensors lie, as those that were read from a store do, or a new one with a copy of
+        them."""
         first, models = tensors[0], len(tensors[0])
         storage, stride = first.untyped_storage().data_ptr(), first.stride(0)
         if all(t.stride(0) == stride and _is_dense(t) and t.untyped_storage().data_ptr() == storage for t in tensors):
@@ -106,7 +107,8 @@ class _Memory:
         return cls(block.view(-1), begins[-1], begins[:-1], views)
 
     def runs(self, sizes: Sequence[int]) -> list[tuple[int, int, Num[Tensor, "models run"]]]:
-        """Tensors that follow one another in the memory: first and last of their values end to end, and a view."""
+        """Return tensors that follow one another in the memory: first and last of their values end to end, and a
+        view."""
         runs, models = list[tuple[int, int, Tensor]](), len(self.tensors[0])
         ends = [begin + size for begin, size in zip(self.begins, sizes, strict=True)]
         first = start = 0
@@ -193,7 +195,7 @@ class MovedValues:
             start += part.size
 
     def _add(self, table: Float[Tensor, "some shifts"], memory: _Memory) -> list[tuple[Tensor, Tensor]]:
-        """Pairs of a tensor to which half periods add something, and the summand."""
+        """Return pairs of a tensor to which half periods add something, and the summand."""
         return [
             (home, reduce(torch.add, [term.of(table) for term in tensor.shifts]).to(home.device))
             for tensor, home in zip(self.tensors, memory.tensors, strict=True)
@@ -202,7 +204,7 @@ class MovedValues:
 
 
 def _is_dense(tensor: Tensor) -> bool:
-    """Whether the values of each network follow one another."""
+    """Return whether the values of each network follow one another."""
     stride, wanted = tensor.stride(), 1
     for axis in range(tensor.ndim - 1, 0, -1):
         if stride[axis] != wanted and tensor.shape[axis] != 1:
@@ -214,7 +216,7 @@ def _is_dense(tensor: Tensor) -> bool:
 def _layers(
     tensors: Sequence[MovedTensor], terms_of: Callable[[MovedTensor], tuple[Term, ...]], blank: int
 ) -> tuple[_Layer, ...]:
-    """The first term of each small tensor, the second one of each, and so on."""
+    """Return the first term of each small tensor, the second one of each, and so on."""
     layers = []
     for k in range(max((len(terms_of(tensor)) for tensor in tensors), default=0)):
         columns, steps = [], []

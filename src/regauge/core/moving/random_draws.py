@@ -70,7 +70,7 @@ def shares_of(sources: Sequence[Source]) -> list[ElementRun]:
 
 
 def portions(shares: Sequence[ElementRun], step: int) -> Iterator[tuple[ElementRun, slice, int]]:
-    """Some elements of a share at a time, and the number of the first of them in the share."""
+    """Yield some elements of a share at a time, and the number of the first of them in the share."""
     for share in shares:
         for start in range(0, share.elements, step):
             stop = min(start + step, share.elements)
@@ -96,7 +96,7 @@ class Drawn:
     shifts: Float[Tensor, "models shifts"] | None
 
     def factors(self, dtype: torch.dtype) -> Tensor | None:
-        """The product of signs and scales by which values are multiplied; None if there are neither."""
+        """Return the product of signs and scales by which values are multiplied; None if there are neither."""
         signs = None if self.signs is None else self.signs.to(dtype)
         scales = None
         if self.logs is not None:
@@ -156,7 +156,7 @@ class Draws:
         self._logs = self._exponents(scales)
 
     def factor_of(self, group: Group, place: Placement) -> Factor | None:
-        """The kind of factor of a placement, as far as the parts say so; None if there is none."""
+        """Return the kind of factor of a placement, as far as the parts say so; None if there is none."""
 
         def wanted(part: str, exponents: Sequence[int]) -> tuple[int, ...]:
             return tuple(exponents) if part in self._parts and any(exponents) else ()
@@ -165,7 +165,7 @@ class Draws:
         return made if any(made[1:]) else None
 
     def shift_of(self, group: Group, place: Placement) -> Shift | None:
-        """The kind of shift of a placement; None if there is none."""
+        """Return the kind of shift of a placement; None if there is none."""
         return (group.name, tuple(place.shift)) if "shift" in self._parts and any(place.shift) else None
 
     def draw(self, sources: Sequence[tuple[int, torch.Generator]]) -> Drawn:
@@ -238,7 +238,7 @@ class Draws:
         return int(2**signs * 3**shifts)
 
     def _decode(self, group: Group) -> tuple[list[Tensor], list[Tensor]]:
-        """The sign bit and the half period of each state, for each family."""
+        """Return the sign bit and the half period of each state, for each family."""
         state = torch.arange(self._count_states(group))
         signs = group.signs * ("sign" in self._parts)
         shifts = group.shifts * ("shift" in self._parts)
@@ -248,7 +248,7 @@ class Draws:
         )
 
     def _sign_states(self, factor: Factor) -> Tensor:
-        """The sign of a kind of factor in each state."""
+        """Return the sign of a kind of factor in each state."""
         group, _, sign, parity = factor
         bits, shifts = self._decode(self._groups[group])
         flips = [one for one, e in zip(bits, sign, strict=False) if e]
@@ -256,7 +256,7 @@ class Draws:
         return 1 - 2 * (sum(flips, torch.zeros(self._count_states(self._groups[group]), dtype=torch.int64)) & 1)
 
     def _shift_states(self, shift: Shift) -> Tensor:
-        """The amount that a kind of shift adds in each state of the half periods."""
+        """Return the amount that a kind of shift adds in each state of the half periods."""
         group, amounts = shift
         _, shifts = self._decode(self._groups[group])
         return torch.stack([one.double() * amount for one, amount in zip(shifts, amounts, strict=True)]).sum(0)
@@ -268,7 +268,7 @@ class Draws:
         states: Callable[[Any], Tensor],
         dtype: torch.dtype,
     ) -> tuple[Array, Array, Array] | None:
-        """Values of all kinds in all states, and for each column its unit and where its values begin."""
+        """Return values of all kinds in all states, and for each column its unit and where its values begin."""
         made = [(kind, states(kind), units[kind[0]]) for kind in kinds]
         if not any(bool((values != values[0]).any()) for _, values, _ in made):
             return None
@@ -283,7 +283,7 @@ class Draws:
         )
 
     def _exponents(self, scales: Mapping[tuple[str, int], slice]) -> list[tuple[Tensor, Tensor]]:
-        """Layers of one scale and exponent for each column of the factors: its first, its second, and so on."""
+        """Return layers of one scale and exponent for each column of the factors: its first, its second, and so on."""
         width, layers = blank(self.factors) + 1, list[tuple[Tensor, Tensor]]()
         for (group, exponents, _, _), columns in self.factors.items():
             there = [(family, exponent) for family, exponent in enumerate(exponents) if exponent]
@@ -296,7 +296,7 @@ class Draws:
 
 
 def blank(places: Mapping[Key, slice]) -> int:
-    """The column of a table that changes nothing: the last one."""
+    """Return the column of a table that changes nothing: the last one."""
     return max((columns.stop for columns in places.values()), default=0)
 
 

@@ -63,7 +63,7 @@ class RandomMoves:
         return moved
 
     def _compile(self, names: tuple[str, ...]) -> tuple[list[MovedTensor], MovedValues]:
-        """Tensors that are moved by rows, and those that are moved by values."""
+        """Return tensors that are moved by rows, and those that are moved by values."""
         if names not in self._known:
             found = moved_tensors(self.symmetry, self._draws, names)
             values = MovedValues([tensor for tensor in found if tensor.run == 1], self._draws)

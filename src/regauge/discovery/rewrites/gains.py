@@ -18,7 +18,8 @@ from regauge.discovery.trace import Program
 
 
 def gains(program: Program) -> tuple[str, ...]:
-    """Parameters with one axis that multiply entry by entry: of norms, or written as a product; in graph order."""
+    """Return parameters with one axis that multiply entry by entry: of norms, or written as a product; in graph
+    order."""
     found: dict[str, None] = {}
     for node in program.graph.graph.nodes:
         if node.op != "call_function":
@@ -36,7 +37,7 @@ def gains(program: Program) -> tuple[str, ...]:
 
 
 def _original(operand: object) -> str:
-    """The placeholder that an operand is a copy of."""
+    """Return the placeholder that an operand is a copy of."""
     while isinstance(operand, Node) and operand.op == "call_function" and operator_name(operand) in COPIES:
         operand = operand.args[0]
     return operand.name if isinstance(operand, Node) and operand.op == "placeholder" else ""
@@ -79,7 +80,7 @@ GAIN_IS_ZERO = "it is zero somewhere, which no scale makes one"
 def unit_gains(
     values: Mapping[str, Tensor], symmetry: Symmetry, names: Sequence[str]
 ) -> tuple[Element, tuple[str, ...], dict[str, str]]:
-    """The scales and signs that bring gains to one, from the gains alone, for networks of any size.
+    """Return the scales and signs that bring gains to one, from the gains alone, for networks of any size.
 
     Unlike `fold_gains` this leaves gains that are zero somewhere as they are. Returned are the element, the gains that
     it brings to one (up to rounding) or that are one already, and those that stay, each with the reason.
@@ -128,7 +129,7 @@ class _Family:
         return result
 
     def unit(self, chosen: Sequence[str], values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The scales and signs that bring all chosen gains to one at once."""
+        """Return the scales and signs that bring all chosen gains to one at once."""
         gains = [self._by_unit(name, values[name]) for name in chosen]
         rows = torch.tensor([self.sites[name].placement.scale for name in chosen], dtype=torch.float64)
         logs = torch.stack([gain.abs().log() for gain in gains], -2)  # [*bases, gains, size]
@@ -145,7 +146,7 @@ class _Family:
         return found
 
     def fold(self, name: str, params: Params) -> Params | None:
-        """The network with this gain one, and those before it unmoved; None where that cannot be."""
+        """Return the network with this gain one, and those before it unmoved; None where that cannot be."""
         gain = self._by_unit(name, params[name])
         rows = torch.tensor([self.sites[n].placement.scale for n in (*self.kept, name)], dtype=torch.float64)
         direction = torch.linalg.pinv(rows)[:, -1]
@@ -176,7 +177,8 @@ class _Family:
         return {**result, **{key: torch.ones_like(result[key]) for key in tied if key in result}}
 
     def _local(self, name: str, direction: Tensor) -> Symmetry:
-        """The group on what its scales in a direction, or the signs of a gain, multiply; nothing is reordered."""
+        """Return the group on what its scales in a direction, or the signs of a gain, multiply; nothing is
+        reordered."""
         flips = self._flips(self.kept, name)
 
         def acts(place: Placement) -> bool:
@@ -198,7 +200,7 @@ class _Family:
         return frozenset(combination(families, {len(fixed): 1}, modulus=2) or ())
 
     def _by_unit(self, name: str, gain: Tensor) -> Tensor:
-        """The gain as `[*bases, size]`."""
+        """Return the gain as `[*bases, size]`."""
         site = self.sites[name]
         result = torch.ones(self._shape(), dtype=gain.dtype)
         result[(*(index for _, index in site.bases), site.units)] = gain.flatten()[site.positions]

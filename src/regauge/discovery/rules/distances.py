@@ -32,7 +32,7 @@ def distance(b: Builder, call: Call) -> Value:
 
 
 def singular_values(b: Builder, call: Call) -> Value:
-    """The singular values of matrices: orders and signs of rows and of columns do not change them."""
+    """Return the singular values of matrices: orders and signs of rows and of columns do not change them."""
     x = as_value(b, call.x)
     sources = [*range(x.ndim - 2), None]
     reason = f"{b.op}: singular values in their order"

@@ -14,7 +14,7 @@ from regauge.discovery.operators import Call, NoRuleError, Rule, as_value, named
 
 
 def unary(along: LawOf) -> Rule:
-    """A rule for a function of each entry with the given law."""
+    """Return a rule for a function of each entry with the given law."""
 
     def rule(b: Builder, call: Call) -> Value:
         require_evaluation(call)
@@ -24,18 +24,18 @@ def unary(along: LawOf) -> Rule:
 
 
 def copy(b: Builder, call: Call) -> Value | Stacked:
-    """A copy of the values: clone, contiguous, dropout in evaluation mode."""
+    """Return a copy of the values: clone, contiguous, dropout in evaluation mode."""
     require_evaluation(call)
     return call.x if isinstance(call.x, Stacked) else b.unary(call.x, law.same)
 
 
 def native_dropout(b: Builder, call: Call) -> Any:
-    """Values and mask; in evaluation mode the mask is all ones."""
+    """Return values and mask; in evaluation mode the mask is all ones."""
     return [copy(b, call), Value.fixed(call.shapes[1], uniform=frozenset(range(len(call.shapes[1]))))]
 
 
 def cast(b: Builder, call: Call) -> Value | Stacked:
-    """A conversion: floating point to floating point keeps everything, anything else keeps the order only."""
+    """Return a conversion: floating point to floating point keeps everything, anything else keeps the order only."""
     pieces = call.x.pieces if isinstance(call.x, Stacked) else [call.x]
     if all(call.is_float) and all(isinstance(x, Value) and x.index_of is None for x in pieces):
         return copy(b, call)
@@ -159,7 +159,7 @@ def prelu(b: Builder, call: Call) -> Value:
 
 
 def copy_sign(b: Builder, call: Call) -> Value:
-    """The magnitudes of one tensor with the signs of another one or of a number."""
+    """Return the magnitudes of one tensor with the signs of another one or of a number."""
     x, other = _operands(b, call)
     magnitude = b.unary(x, law.magnitude)
     return b.mul([magnitude, b.unary(other, SIGN) if isinstance(other, Value) else 1.0], call.shape)
@@ -172,7 +172,7 @@ def power_of_two(b: Builder, call: Call) -> Value:
 
 
 def find_range(b: Builder, call: Call) -> Value:
-    """The index of the range in which each entry lies: bucketize, searchsorted."""
+    """Return the index of the range in which each entry lies: bucketize, searchsorted."""
     x, bounds = call["self"], call.first("boundaries", "sorted_sequence")
     if not isinstance(x, Value) or not isinstance(bounds, Value) or len(bounds.shape) != 1:
         raise NoRuleError("bounds of each row")
@@ -194,7 +194,7 @@ def _operands(b: Builder, call: Call) -> list[Any]:
 
 
 def _operand(b: Builder, x: Any) -> Any:
-    """A tensor as a value, a number as it is."""
+    """Return a tensor as a value, a number as it is."""
     return as_value(b, x) if isinstance(x, Value | Stacked) else x
 
 

@@ -59,7 +59,7 @@ def scatter_into(b: Builder, call: Call) -> Value:
 
 
 def segment_reduce(b: Builder, call: Call) -> Value:
-    """Sums, means, extrema or products of runs of one axis."""
+    """Return sums, means, extrema or products of runs of one axis."""
     x, axis, initial = as_value(b, call["data"]), call["axis"] % call["data"].ndim, call["initial"]
     along = law.fixed if initial is not None else REDUCED[call["reduce"]]
     for key in ("lengths", "indices", "offsets"):

@@ -45,7 +45,7 @@ def look_up(b: Builder, x: Value, dim: int, indices: Any) -> Value:
 
 
 def embedding_bag(b: Builder, call: Call) -> list[Value]:
-    """Sums, means or maxima of rows of a table, each row with a weight if there are such."""
+    """Return sums, means or maxima of rows of a table, each row with a weight if there are such."""
     weight, bags = as_value(b, call["weight"]), call.shape[0]
     reason = f"{b.op}: positions are addressed by index"
     for key in ("indices", "offsets"):
@@ -118,7 +118,8 @@ def scatter(b: Builder, call: Call) -> Value:
 
 
 def _is_any_order_of_one(b: Builder, positions: Value, dim: int) -> bool:
-    """Whether positions differ along an axis, and come in any order: values are put alike in another order of both."""
+    """Return whether positions differ along an axis, and come in any order: values are put alike in another order of
+    both."""
     ranks = list(algebra.leaves(positions.layouts[dim]))
     return any(list(algebra.leaves(order.value.layouts[order.dim])) == ranks for order in b.orders)
 
@@ -150,7 +151,7 @@ def one_hot(b: Builder, call: Call) -> Value:
 
 
 def _points_into(positions: Value, size: int) -> Layout | None:
-    """The axis of this size among whose units positions choose; None if they are mere numbers."""
+    """Return the axis of this size among whose units positions choose; None if they are mere numbers."""
     points = positions.index_of
     return points if points is not None and algebra.size_of(points) == size else None
 
@@ -163,7 +164,7 @@ def _address(b: Builder, x: Value, dim: int, positions: Value) -> Law:
 
 
 def _many(b: Builder, x: Value, indices: list[Any], call: Call) -> Value:
-    """Several index tensors: freeze the axes that they address, and their own; the rest passes."""
+    """Return several index tensors: freeze the axes that they address, and their own; the rest passes."""
     used = [k for k, i in enumerate(indices) if i is not None]
     tensors = [as_value(b, indices[k]) for k in used]
     kept = [k for k in range(x.ndim) if k not in used]

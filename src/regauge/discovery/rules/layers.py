@@ -34,7 +34,7 @@ def attention(b: Builder, call: Call) -> Value:
 
 
 def one_step(cell: Cell) -> Rule:
-    """The rule of a cell."""
+    """Return the rule of a cell."""
 
     def rule(b: Builder, call: Call) -> list[Value]:
         state = call["hx"] if isinstance(call["hx"], list | tuple) else [call["hx"]]
@@ -45,7 +45,7 @@ def one_step(cell: Cell) -> Rule:
 
 
 def all_steps(cell: Cell) -> Rule:
-    """The rule of a recurrent layer."""
+    """Return the rule of a recurrent layer."""
 
     def rule(b: Builder, call: Call) -> Any:
         if call.get("data") is not None or "batch_sizes" in call.arguments:
@@ -82,7 +82,7 @@ def all_steps(cell: Cell) -> Rule:
 def _two_steps(
     b: Builder, cell: Cell, x: Value, time: int, start: Sequence[Value], weights: Sequence[Any]
 ) -> list[Value]:
-    """The state after two steps, tied to the states before."""
+    """Return the state after two steps, tied to the states before."""
     kept = [k for k in range(x.ndim) if k != time]
     now = b.carry(x, kept, [x.shape[k] for k in kept], law.linear, ended=None, reason=f"{b.op}: time")
     first = cell(b, now, start, weights)
@@ -93,7 +93,7 @@ def _two_steps(
 
 
 def _initial(b: Builder, states: Any, index: int) -> Value:
-    """One layer's initial state; zeros, the usual case, tie nothing together."""
+    """Return one layer's initial state; zeros, the usual case, tie nothing together."""
     if isinstance(states, Value) and states.is_zero:
         return b.use(Value.fixed(states.shape[1:], is_zero=True))
     return as_value(b, b.select(as_value(b, states), 0, index))

@@ -69,14 +69,15 @@ def add_sum_of_products(b: Builder, call: Call) -> Value:
 
 
 def inner(b: Builder, call: Call) -> Value:
-    """Products of all rows of one tensor with all rows of another."""
+    """Return products of all rows of one tensor with all rows of another."""
     x, y = as_value(b, call["self"]), as_value(b, call["other"])
     rows, columns = [f"row {k}" for k in range(x.ndim - 1)], [f"column {k}" for k in range(y.ndim - 1)]
     return b.multilinear([(x, [*rows, "k"]), (y, [*columns, "k"])], [*rows, *columns], call.shape)
 
 
 def inverse(b: Builder, call: Call) -> Value:
-    """The inverse of matrices: what acts on their columns acts inversely on its rows, and the other way round."""
+    """Return the inverse of matrices: what acts on their columns acts inversely on its rows, and the other way
+    round."""
     x = as_value(b, call.x)
     *lead, rows, columns = range(x.ndim)
     result = Value([*(x.layouts[k] for k in lead), x.layouts[columns], x.layouts[rows]], call.shape)
@@ -88,7 +89,7 @@ def inverse(b: Builder, call: Call) -> Value:
 
 
 def solve(b: Builder, call: Call) -> Value:
-    """The inverse of matrices times other matrices, without forming it."""
+    """Return the inverse of matrices times other matrices, without forming it."""
     x, y = as_value(b, call["A"]), as_value(b, call["B"])
     if y.ndim != x.ndim or y.shape[:-2] != x.shape[:-2]:
         raise NoRuleError("a system with vectors on the right, or that broadcasts")

@@ -15,7 +15,7 @@ from regauge.discovery.rules.reductions import inner_product
 def normalize(
     b: Builder, x: Value, dims: Sequence[int], odd_dims: Sequence[int] = (), *, over: LawOf = law.mixed
 ) -> Value:
-    """A symmetric function of the entries along `dims`, jointly, with the law `over`; odd along `odd_dims`."""
+    """Return a symmetric function of the entries along `dims`, jointly, with the law `over`; odd along `odd_dims`."""
     dims = [d % x.ndim for d in dims]
 
     def along(i: Axis, o: Axis) -> Law:

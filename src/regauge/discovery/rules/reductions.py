@@ -11,7 +11,7 @@ from regauge.discovery.operators import Call, NoRuleError, Rule, as_value, ints,
 
 
 def dims_of(call: Call, ndim: int) -> list[int]:
-    """The axes that a reduction runs over; all of them where none is named."""
+    """Return the axes that a reduction runs over; all of them where none is named."""
     dim = call.arguments.get("dim")
     if dim is None or dim in ([], ()):
         return list(range(ndim))
@@ -23,7 +23,7 @@ def reduce(b: Builder, x: Value, call: Call, along: LawOf, over: Over = "sum") -
 
 
 def reduction(along: LawOf) -> Rule:
-    """A rule for a symmetric reduction with the given law for the axes that stay."""
+    """Return a rule for a symmetric reduction with the given law for the axes that stay."""
 
     def rule(b: Builder, call: Call) -> Value:
         return reduce(b, as_value(b, call.x), call, along)
@@ -44,7 +44,7 @@ def sum_of_products(b: Builder, call: Call) -> Value:
 
 
 def inner_product(b: Builder, factors: Sequence[Value], shape: Sequence[int], dim: int) -> Value:
-    """The product of tensors that broadcast to a shape, summed over one axis."""
+    """Return the product of tensors that broadcast to a shape, summed over one axis."""
     kept = [k for k in range(len(shape)) if k != dim]
 
     def labels(x: Value) -> list[int | None]:
@@ -82,14 +82,15 @@ def extremum(b: Builder, call: Call) -> Any:
 
 
 def ranked(b: Builder, call: Call) -> Any:
-    """An entry by its rank, or the most frequent one, with its position: scales pass, signs turn the order around."""
+    """Return an entry by its rank, or the most frequent one, with its position: scales pass, signs turn the order
+    around."""
     x = as_value(b, call.x)
     values = reduce(b, x, call, law.positive)
     return [values] if len(call.shapes) == 1 else [values, _winner(b, x, call)]
 
 
 def histogram(b: Builder, call: Call) -> Value:
-    """A histogram: the number of entries in each of some ranges."""
+    """Return a histogram: the number of entries in each of some ranges."""
     return b.carry(as_value(b, call.x), [None], call.shape, law.fixed, reason=f"{b.op}: ranges")
 
 
@@ -136,7 +137,7 @@ def transform(b: Builder, call: Call) -> Value:
 
 
 def _without(x: Value, dim: int) -> list[int | None]:
-    """All axes but one, in the place of which there is a new one."""
+    """Return all axes but one, in the place of which there is a new one."""
     return [None if d == dim else d for d in range(x.ndim)]
 
 

@@ -8,7 +8,7 @@ from regauge.discovery.operators import Call, Rule, as_value, named, single_wind
 
 
 def pool(along: LawOf) -> Rule:
-    """A rule for pooling and resampling: spatial axes are frozen, channels have the given law."""
+    """Return a rule for pooling and resampling: spatial axes are frozen, channels have the given law."""
 
     def rule(b: Builder, call: Call) -> list[Value]:
         x = as_value(b, call.x)
@@ -32,7 +32,7 @@ def pool(along: LawOf) -> Rule:
 
 
 def unpool(b: Builder, call: Call) -> Value:
-    """The maxima of pooling back at their positions, between zeros."""
+    """Return the maxima of pooling back at their positions, between zeros."""
     x, positions = as_value(b, call["self"]), as_value(b, call["indices"])
     lead = x.ndim - (3 if call.name.endswith("3d") else 2)
     reason = f"{b.op}: spatial axis"
@@ -47,7 +47,7 @@ def unpool(b: Builder, call: Call) -> Value:
 
 
 def sample(b: Builder, call: Call) -> Value:
-    """Values of an image or a volume at positions of a grid."""
+    """Return values of an image or a volume at positions of a grid."""
     x, grid = as_value(b, call["input"]), as_value(b, call["grid"])
     reason = f"{b.op}: positions are read from a grid"
     b.freeze(grid, reason=reason)
@@ -56,7 +56,7 @@ def sample(b: Builder, call: Call) -> Value:
 
 
 def affine_grid(b: Builder, call: Call) -> Value:
-    """Positions of a regular grid, mapped by a matrix."""
+    """Return positions of a regular grid, mapped by a matrix."""
     sources = [0, *[None] * (len(call.shape) - 2), 1]
     return b.carry(as_value(b, call.x), sources, call.shape, law.linear, ended=None, reason=f"{b.op}: positions")
 

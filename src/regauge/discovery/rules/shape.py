@@ -49,7 +49,7 @@ def repeat(b: Builder, call: Call) -> Value:
 
 
 def repeat_interleave(b: Builder, call: Call) -> Value:
-    """Each index of an axis repeated in place."""
+    """Return each index of an axis repeated in place."""
     x, count, dim = as_value(b, call.x), call["repeats"], call.arguments.get("dim")
     if not isinstance(count, int):
         raise NoRuleError("repeat_interleave with a tensor of counts")
@@ -130,7 +130,7 @@ def pad(b: Builder, call: Call) -> Value:
 
 
 def write(b: Builder, call: Call) -> Value:
-    """A write to a range of one axis, or to one index of it."""
+    """Return a write to a range of one axis, or to one index of it."""
     x, source = as_value(b, call["self"]), as_value(b, call["src"])
     dim = call["dim"] % x.ndim
     size = x.shape[dim]
@@ -145,13 +145,13 @@ def write(b: Builder, call: Call) -> Value:
 
 
 def copy_into(b: Builder, call: Call) -> Value:
-    """All values replaced by another tensor's."""
+    """Return all values replaced by another tensor's."""
     wide = b.expand(as_value(b, call["src"]), call.shape)
     return wide if all(call.is_float) else b.unary(wide, law.fixed)
 
 
 def rearrange(b: Builder, call: Call) -> Value:
-    """Positions moved within some axes by a fixed rule: flip, roll, triangular parts."""
+    """Return positions moved within some axes by a fixed rule: flip, roll, triangular parts."""
     x = as_value(b, call.x)
     if call.name in ("tril", "triu"):
         return _rearrange(b, x, [x.ndim - 2, x.ndim - 1], call.shape, law.linear)
@@ -200,7 +200,7 @@ def unfold_windows(b: Builder, call: Call) -> Any:
 
 
 def view_as_complex(b: Builder, call: Call) -> Value:
-    """The pairs of the last axis as complex numbers."""
+    """Return the pairs of the last axis as complex numbers."""
     x = as_value(b, call.x)
     return b.carry(x, range(x.ndim - 1), call.shape, law.linear, ended=None, reason="real and imaginary parts")
 

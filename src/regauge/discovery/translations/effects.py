@@ -36,7 +36,7 @@ HIDDEN = -1e3
 
 
 def _move(run: Run, node: Node) -> Any:
-    """The entries of the offset where the operator puts the entries of the value."""
+    """Return the entries of the offset where the operator puts the entries of the value."""
     first = given(node)[0]
     if operator_name(node) == "getitem":
         several = run.of(first)
@@ -65,7 +65,7 @@ def _move(run: Run, node: Node) -> Any:
 
 
 def _joined(run: Run, node: Node, sources: list[Node], held: Mapping[Node, Any]) -> Any:
-    """The offset of several values that an operator puts side by side."""
+    """Return the offset of several values that an operator puts side by side."""
 
     def joined(arrays: Mapping[Node, Tensor]) -> Tensor:
         blanks = {one: torch.zeros(shape_of(one), dtype=torch.int64) for one in node.all_input_nodes}
@@ -171,7 +171,8 @@ def _mean(run: Run, node: Node) -> Any:
 
 
 def _mixed(offset: Offset, dims: list[int], shape: tuple[int, ...]) -> Offset:
-    """An offset that differs along the axes of a mean: two means change alike if all that they are taken of does."""
+    """Return an offset that differs along the axes of a mean: two means change alike if all that they are taken of
+    does."""
     if offset.is_masked:
         raise SeenError
     columns = offset.as_labels().movedim(dims, list(range(len(dims)))).flatten(0, len(dims) - 1).flatten(1)
@@ -180,7 +181,8 @@ def _mixed(offset: Offset, dims: list[int], shape: tuple[int, ...]) -> Offset:
 
 
 def _pool(run: Run, node: Node) -> Any:
-    """A pool without padding, of an offset that is the same everywhere that it looks at, or of all that there is."""
+    """Return a pool without padding, of an offset that is the same everywhere that it looks at, or of all that there
+    is."""
     offset, shape = run.of(given(node)[0]), shape_of(node)
     space = int(operator_name(node)[-2])
     is_adaptive = operator_name(node).startswith("adaptive")
@@ -222,7 +224,7 @@ def _argmax(run: Run, node: Node) -> None:
 
 
 def _masked(run: Run, node: Node) -> Any:
-    """A mask that takes entries out of a softmax."""
+    """Return a mask that takes entries out of a softmax."""
     x, mask, value = given(node)[:3]
     if operator_name(node) == "where":
         x, mask, value = mask, x, value
@@ -235,7 +237,7 @@ def _masked(run: Run, node: Node) -> Any:
 
 
 def _hides(run: Run, value: Any) -> bool:
-    """Whether a mask writes a very negative number."""
+    """Return whether a mask writes a very negative number."""
     while isinstance(value, Node) and operator_name(value) in SAME:
         value = given(value)[0]
     if isinstance(value, Node) and operator_name(value) in words("full full_like scalar_tensor"):
@@ -271,7 +273,7 @@ def _require_unseen(offset: Offset | None, together: Callable[[Tensor], Tensor])
 
 
 def _channel_bias(run: Run, node: Node, gain: int, bias: int) -> Any:
-    """The offset of a bias that is added to each channel."""
+    """Return the offset of a bias that is added to each channel."""
     if run.of(argument(node, gain, None)) is not None:
         raise SeenError
     shift, shape = run.of(argument(node, bias, None)), shape_of(node)

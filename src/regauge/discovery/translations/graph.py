@@ -122,17 +122,17 @@ class Graph:
         return tuple(sorted(found))
 
     def parameter(self, node: Any) -> str | None:
-        """The parameter that a node is."""
+        """Return the parameter that a node is."""
         is_state = isinstance(node, Node) and node.op == "placeholder"
         return self.program.states.get(node.name) if is_state else None
 
     def is_single(self, name: str) -> bool:
-        """Whether one operator uses a parameter, once."""
+        """Return whether one operator uses a parameter, once."""
         nodes = self.placeholders.get(name, [])
         return len(self.program.aliases.get(name, (name,))) == 1 and len(nodes) == 1 and len(nodes[0].users) == 1
 
     def is_read_once(self, node: Node) -> bool:
-        """Whether no entry of a value is read by two operators: there is one, or each has a piece of its own."""
+        """Return whether no entry of a value is read by two operators: there is one, or each has a piece of its own."""
         users = list(node.users)
         if len(users) == 1:
             return True
@@ -148,7 +148,7 @@ class Graph:
         return len(set(seen.tolist())) == len(seen)
 
     def is_of_steps(self, name: str) -> bool:
-        """Whether all that uses a parameter are several steps of one operator, which add it as their bias."""
+        """Return whether all that uses a parameter are several steps of one operator, which add it as their bias."""
         nodes = self.placeholders.get(name, [])
         if len(self.program.aliases.get(name, (name,))) > 1 or len(nodes) != 1:
             return False
@@ -159,7 +159,7 @@ class Graph:
         )
 
     def entries(self, node: Any) -> Entries | None:
-        """The entries of a parameter that a node holds, where it is a view of one."""
+        """Return the entries of a parameter that a node holds, where it is a view of one."""
         chain = []
         while isinstance(node, Node) and node.op == "call_function":
             chain.append(node)
@@ -183,7 +183,7 @@ class Graph:
         return Entries(name, tuple(view.shape), tuple(view.stride()), int(view.storage_offset()))
 
     def constant(self, node: Any) -> Tensor | None:
-        """The whole numbers that a node holds, where they do not depend on inputs."""
+        """Return the whole numbers that a node holds, where they do not depend on inputs."""
         if not isinstance(node, Node):
             return None
         if node not in self._constants:
@@ -207,7 +207,7 @@ class Graph:
             return None
 
     def total(self, node: Any, axis: int = -1) -> Total | None:
-        """The sum of a value along an axis when it is divided by a gain, the same for all inputs.
+        """Return the sum of a value along an axis when it is divided by a gain, the same for all inputs.
 
         Returns:
             The gain, None where there is none, and the sum as a step, or nothing where it is zero. None where the sum
@@ -240,7 +240,8 @@ class Graph:
         return None if is_padded and found and found[1] else found  # Zeros lack the bias.
 
     def _total_of_two(self, node: Node) -> Total | None:
-        """The sum of a product with a gain or a number, or of a sum with a bias, in a norm that is written by hand."""
+        """Return the sum of a product with a gain or a number, or of a sum with a bias, in a norm that is written by
+        hand."""
         x, y = given(node)[:2]
         kind, width = operator_name(node), shape_of(node)[-1:]
         for value, other in ((x, y), (y, x)) if kind != "div" else ((x, y),):
@@ -256,14 +257,14 @@ class Graph:
         return None
 
     def _with_bias(self, total: Total, bias: Any) -> Total | None:
-        """The sum of a value to which a bias is added."""
+        """Return the sum of a value to which a bias is added."""
         if bias is None:
             return total
         entries, gain = self.entries(bias), total[0]
         return None if entries is None else (gain, (ImageStep("total", entries, by=gain),))
 
     def sums_to_one(self, node: Any) -> bool:
-        """Whether a value is non-negative weights that sum to one along its last axis."""
+        """Return whether a value is non-negative weights that sum to one along its last axis."""
         while isinstance(node, Node) and node.op == "call_function":
             if operator_name(node) in ("softmax", "_softmax", "_safe_softmax"):
                 return given(node)[1] in (-1, len(shape_of(node)) - 1)
@@ -275,13 +276,14 @@ class Graph:
 
 
 def pads_zeros(node: Node) -> bool:
-    """Whether all that a node pads with is zeros."""
+    """Return whether all that a node pads with is zeros."""
     is_constant = argument(node, 2, "constant") in ("constant", 0) and argument(node, 3, None) in (None, 0)
     return (is_constant and not node.kwargs) or not any(given(node)[1])
 
 
 def _axis_before(node: Node, axis: int) -> int | None:
-    """The axis of the operand whose sums are those along an axis of the result, or means of such sums, or zero."""
+    """Return the axis of the operand whose sums are those along an axis of the result, or means of such sums, or
+    zero."""
     name, source, shape = operator_name(node), shape_of(given(node)[0]), shape_of(node)
     ndim = len(source)
     if name in SAME | {"expand"}:
@@ -327,7 +329,7 @@ def given(node: Node) -> Any:
 
 
 def call(node: Node, operands: Mapping[Node, Any], *, may_copy: bool = True) -> Any:
-    """The operator of a node on other operands, which are copied if it cannot look at them otherwise."""
+    """Return the operator of a node on other operands, which are copied if it cannot look at them otherwise."""
     args, kwargs = map_arg((node.args, node.kwargs), operands.__getitem__)
     try:
         return node.target(*args, **kwargs)  # type: ignore[operator]

@@ -62,7 +62,7 @@ def _through(run: Run, term: Addend, weights: Entries, dim: int, shape: tuple[in
 
 
 def _weights(run: Run, node: Node, w: Any) -> Entries:
-    """The weights of a layer that pads nothing as `[copies, outputs, inputs, ...]`."""
+    """Return the weights of a layer that pads nothing as `[copies, outputs, inputs, ...]`."""
     found, name, copies = run.graph.entries(w), operator_name(node), 1
     if found is None:
         raise SeenError
@@ -83,7 +83,7 @@ def _weights(run: Run, node: Node, w: Any) -> Entries:
 
 
 def _reweigh(run: Run, node: Node, x: Any, change: Offset, dim: int) -> Any:
-    """An offset of the weights: outputs change alike where their rows do."""
+    """Return an offset of the weights: outputs change alike where their rows do."""
     (term,) = change.known()
     places = term.places.mT if operator_name(node) == "addmm" else term.places
     shape = shape_of(node)
@@ -112,7 +112,7 @@ def _reweigh(run: Run, node: Node, x: Any, change: Offset, dim: int) -> Any:
 
 
 def _first_column(array: Tensor) -> Tensor:
-    """The entries of an array along its first axis, at the beginning of all others."""
+    """Return the entries of an array along its first axis, at the beginning of all others."""
     for _ in range(array.ndim - 1):
         array = array.select(1, 0)
     return array
@@ -212,7 +212,7 @@ def through_recurrent(run: Run, node: Node) -> None:
 
 
 def _recurrent_weights(node: Node) -> tuple[list[Any], int]:
-    """The weights of a recurrent layer with biases, and how many each direction of each layer has.
+    """Return the weights of a recurrent layer with biases, and how many each direction of each layer has.
 
     They are weights of the input and of the state, their biases, and of an LSTM that has one its projection.
     """

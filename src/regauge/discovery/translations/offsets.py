@@ -59,7 +59,7 @@ class Offset:
         return not any(_has_any(array) for array in self.arrays)
 
     def is_equal(self, other: "Offset") -> bool:
-        """Whether two offsets are known to be the same."""
+        """Return whether two offsets are known to be the same."""
         if self.labels is not None and other.labels is not None:
             return torch.equal(self.labels, other.labels)
         alike = [
@@ -69,11 +69,11 @@ class Offset:
         return self.labels is other.labels and len(self.terms) == len(other.terms) and all(alike)
 
     def is_uniform(self, *dims: int) -> bool:
-        """Whether it is constant along some axes, each by itself."""
+        """Return whether it is constant along some axes, each by itself."""
         return all(is_constant(array, dim) for array in self.arrays for dim in dims)
 
     def move(self, function: Callable[[Tensor], Any]) -> Any:
-        """The offset of what an operator makes that only moves values: one, or one for each of its results."""
+        """Return the offset of what an operator makes that only moves values: one, or one for each of its results."""
         moved = [function(array) for array in self.arrays]
         if all(isinstance(array, Tensor) for array in moved):
             return self._with(moved)
@@ -82,18 +82,18 @@ class Offset:
         return pytree.tree_unflatten(results, parts[0][1])
 
     def _with(self, arrays: Sequence[Tensor]) -> "Offset":
-        """The offset with other places or labels."""
+        """Return the offset with other places or labels."""
         if self.labels is not None:
             return Offset(labels=arrays[0], is_masked=self.is_masked)
         terms = tuple(Addend(term.steps, term.size, places) for term, places in zip(self.terms, arrays, strict=True))
         return Offset(terms, is_masked=self.is_masked)
 
     def then(self, *steps: ImageStep) -> "Offset":
-        """The offset with further steps that keep the length of vectors."""
+        """Return the offset with further steps that keep the length of vectors."""
         return replace(self, terms=tuple(replace(term, steps=(*term.steps, *steps)) for term in self.terms))
 
     def content(self) -> Hashable | None:
-        """A key that is equal where offsets are; None if it would be large."""
+        """Return a key that is equal where offsets are; None if it would be large."""
         arrays = [once([array])[0] for array in self.arrays]
         if sum(array.numel() for array in arrays) > LARGEST_CONTENT:
             return None
@@ -108,7 +108,7 @@ class Offset:
         )
 
     def known(self) -> tuple[Addend, ...]:
-        """The terms; `SeenError` is raised where amounts depend on the inputs."""
+        """Return the terms; `SeenError` is raised where amounts depend on the inputs."""
         if self.labels is not None or self.is_masked:
             raise SeenError
         return self.terms
@@ -124,7 +124,7 @@ class Offset:
 
 
 def is_constant(array: Tensor, dim: int) -> bool:
-    """Whether an array is constant along an axis."""
+    """Return whether an array is constant along an axis."""
     if not -array.ndim <= dim < array.ndim:
         raise SeenError
     if not array.stride(dim) or array.shape[dim] < 2:
@@ -135,7 +135,7 @@ def is_constant(array: Tensor, dim: int) -> bool:
 
 
 def _has_any(array: Tensor) -> bool:
-    """Whether an array has an entry that is not zero; mostly the first one is."""
+    """Return whether an array has an entry that is not zero; mostly the first one is."""
     return bool(array.numel()) and (bool(array[(0,) * array.ndim]) or bool(once([array])[0].any()))
 
 
@@ -164,7 +164,7 @@ def varied(labels: Tensor, positions: Tensor) -> Tensor:
 
 
 def along(values: Tensor, dim: int, shape: Sequence[int]) -> Tensor:
-    """Values for one axis, the same along all others."""
+    """Return values for one axis, the same along all others."""
     return values.reshape([n if k == dim else 1 for k, n in enumerate(shape)]).expand(tuple(shape))
 
 
@@ -175,7 +175,7 @@ def each_position(shape: Sequence[int], constant: Iterable[int]) -> Tensor:
 
 
 def channel_vector(term: Addend, dim: int) -> tuple[tuple[ImageStep, ...], int]:
-    """The steps to the vector that is added along one axis, and its length; `SeenError` if others matter."""
+    """Return the steps to the vector that is added along one axis, and its length; `SeenError` if others matter."""
     places = term.places
     for k in range(places.ndim):
         if k != dim % places.ndim:
@@ -186,7 +186,8 @@ def channel_vector(term: Addend, dim: int) -> tuple[tuple[ImageStep, ...], int]:
 
 
 def picked(term: Addend, places: Tensor) -> tuple[tuple[ImageStep, ...], int]:
-    """The steps to the vector whose entries are those of a term at some places; `SeenError` if it skips a place."""
+    """Return the steps to the vector whose entries are those of a term at some places; `SeenError` if it skips a
+    place."""
     if bool((places == 0).any()):
         raise SeenError
     pattern = pattern_of(places - 1)
@@ -197,7 +198,7 @@ def picked(term: Addend, places: Tensor) -> tuple[tuple[ImageStep, ...], int]:
 
 
 def pattern_of(numbers: Tensor, parameter: str = "") -> Entries | None:
-    """Numbers, in their order, as entries of an array; None where they are none with at most three axes."""
+    """Return numbers, in their order, as entries of an array; None where they are none with at most three axes."""
     values = numbers.flatten()
     sizes: list[int] = []
     strides: list[int] = []
@@ -221,7 +222,7 @@ def pattern_of(numbers: Tensor, parameter: str = "") -> Entries | None:
 
 
 def added(shape: tuple[int, ...], offsets: list[Any], factors: list[float]) -> Any:
-    """The sum of offsets of one shape, multiplied by factors."""
+    """Return the sum of offsets of one shape, multiplied by factors."""
     whole = [None if one is None else one.move(lambda array: array.expand(shape)) for one in offsets]
     there = [(one, factor) for one, factor in zip(whole, factors, strict=True) if one is not None]
     is_masked = any(one.is_masked for one, _ in there)

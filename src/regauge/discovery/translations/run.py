@@ -43,7 +43,7 @@ class Taker:
         return math.prod(size for axis, size in enumerate(self.entries.sizes) if axis not in self.constant)
 
     def move(self, function: Callable[[Tensor], Tensor]) -> "Taker":
-        """The parameter in what an operator makes that only moves values."""
+        """Return the parameter in what an operator makes that only moves values."""
         return replace(self, places=function(self.places))
 
 
@@ -158,13 +158,13 @@ class Run:
             arrive(node, found)
 
     def _is_of(self, name: str | None, offset: Any) -> bool:
-        """Whether a parameter that the model writes has an offset already."""
+        """Return whether a parameter that the model writes has an offset already."""
         self.events.append(("asked", name))
         places = self.graph.placeholders.get(name, ()) if name else ()
         return any(known.is_equal(offset) for known in map(self.of, places) if known)
 
     def _rounds(self, node: Node) -> bool:
-        """Whether a value has a coarser dtype than the parameter; of several results the first one counts."""
+        """Return whether a value has a coarser dtype than the parameter; of several results the first one counts."""
         value = node.meta.get("val")
         if not isinstance(value, Tensor):
             value = next((one for one in pytree.tree_leaves(value) if isinstance(one, Tensor)), None)
@@ -174,7 +174,7 @@ class Run:
         return self.offsets.get(operand) if isinstance(operand, Node) else None
 
     def take_back(self, operand: Any, offset: Offset, spread: Callable[[Tensor], Tensor]) -> Offset | None:
-        """The rest of an offset: none, if parameters that are added in an operand take it back everywhere."""
+        """Return the rest of an offset: none, if parameters that are added in an operand take it back everywhere."""
         if not offset.terms:
             return None
         if offset.is_masked or self.is_missed or not (found := self._takers(operand)):
@@ -205,7 +205,7 @@ class Run:
 
     @staticmethod
     def image(term: Addend, taker: Taker, given: Tensor) -> Image | None:
-        """The image of a vector in a parameter that takes it back, where its entries are numbered as given."""
+        """Return the image of a vector in a parameter that takes it back, where its entries are numbered as given."""
         entries, there = taker.entries, (given != 0).nonzero().flatten()
         if not len(there):
             return None
@@ -219,7 +219,8 @@ class Run:
         return Image(entries, taker.constant, (*steps, ImageStep("scale", factor=-1.0)))
 
     def _takers(self, node: Any) -> list[Taker]:
-        """Parameters that are added in a value and may take an offset back: one, or one for each part of the value."""
+        """Return parameters that are added in a value and may take an offset back: one, or one for each part of the
+        value."""
         if not isinstance(node, Node) or node in self.offsets:
             return []
         if (name := self.free_parameter(node)) is not None:
@@ -259,7 +260,8 @@ class Run:
         return []
 
     def _piece(self, node: Node) -> list[Taker]:
-        """Parameters that are added in a value of which an operator gives pieces, as they are in one of these."""
+        """Return parameters that are added in a value of which an operator gives pieces, as they are in one of
+        these."""
         cut, index = given(node)
         if operator_name(cut) not in PIECES or not self.graph.is_read_once(cut) or cut in self.graph.ends:
             return []
@@ -267,19 +269,19 @@ class Run:
         return [taker.move(lambda own: call(cut, {source: own})[index]) for taker in self._takers(source)]
 
     def free_parameter(self, node: Any) -> str | None:
-        """The parameter that a node is, if it may take offsets back."""
+        """Return the parameter that a node is, if it may take offsets back."""
         name = self.graph.parameter(node)
         return name if name is not None and self.may_take(name) else None
 
     def may_take(self, name: str) -> bool:
-        """Whether a parameter may take offsets back and nothing else reads it, but further steps of a cell."""
+        """Return whether a parameter may take offsets back and nothing else reads it, but further steps of a cell."""
         if name not in self.takers or not (self.graph.is_single(name) or self.graph.is_of_steps(name)):
             return False
         self.events.append(("asked", name))
         return name != self.home
 
     def _side_by_side(self, node: Node) -> list[Taker]:
-        """Parameters that are added in some of several values that are put side by side."""
+        """Return parameters that are added in some of several values that are put side by side."""
         parts: Any = given(node)[0]
         found = []
         for k, part in enumerate(parts):

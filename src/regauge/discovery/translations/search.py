@@ -23,7 +23,7 @@ from regauge.discovery.translations.offsets import Addend, pattern_of
 
 
 def find_translations(program: Program, symmetry: Symmetry) -> Symmetry:
-    """A symmetry with its families of translations, and the gains that are one in a representative.
+    """Return a symmetry with its families of translations, and the gains that are one in a representative.
 
     Families are taken in the order of the chart: means of matrices, then single biases, then means of biases. No
     family may change what an earlier one made zero or centered, so that the homes of earlier families take nothing
@@ -109,7 +109,7 @@ class _Search:
         return len(self.graph.program.shapes[name])
 
     def _in_order(self) -> list[str]:
-        """Parameters in the order in which operators use them."""
+        """Return parameters in the order in which operators use them."""
         used: dict[str, None] = {}
         for node in self.graph.order:
             for source in node.all_input_nodes if node.op == "call_function" else ():
@@ -118,12 +118,12 @@ class _Search:
         return list(used)
 
     def _is_position(self, name: str) -> bool:
-        """Whether a table is looked up, or added, alike for all inputs."""
+        """Return whether a table is looked up, or added, alike for all inputs."""
         users = [user for node in self.graph.placeholders[name] for user in node.users]
         return all(len(user.args) > 1 and self.graph.constant(user.args[1]) is not None for user in users)
 
     def _is_added(self, name: str) -> bool:
-        """Whether a table is added to something as it is, or looked up alike for all inputs."""
+        """Return whether a table is added to something as it is, or looked up alike for all inputs."""
         users = [user for node in self.graph.placeholders[name] for user in node.users]
         for user in users:
             if operator_name(user) in SAME | VIEWS:
@@ -131,7 +131,7 @@ class _Search:
         return self._is_position(name) or any(operator_name(user) == "add" for user in users)
 
     def _is_weight(self, name: str) -> bool:
-        """Whether a matrix is the weights of a layer."""
+        """Return whether a matrix is the weights of a layer."""
         users = [(user, node) for node in self.graph.placeholders[name] for user in node.users if user.users]
         layers = [(user, node) for user, node in users if operator_name(user) in LAYERS]
         return any(given(user)[LAYERS[operator_name(user)][1]] is node for user, node in layers)
@@ -176,7 +176,7 @@ class _Search:
         return False
 
     def _blocks(self, name: str, axis: int) -> Iterator[tuple[Entries, tuple[int, ...]]]:
-        """A parameter with an axis cut into the groups of a normalization, which is blind to each of them."""
+        """Yield a parameter with an axis cut into the groups of a normalization, which is blind to each of them."""
         whole = Entries.whole(name, self.graph.program.shapes[name])
         length, stride = whole.sizes[axis], whole.strides[axis]
         if axis and self._is_weight(name):  # The rows differ, and each channel is a row.
@@ -198,7 +198,7 @@ class _Search:
     def _with_images(
         self, family: TranslationFamily, places: Tensor, takers: frozenset[str]
     ) -> TranslationFamily | None:
-        """A family with what makes up for it, and the gain that its offset meets, where there is one."""
+        """Return a family with what makes up for it, and the gain that its offset meets, where there is one."""
         start = Addend((), math.prod(family.vector_shape), places)
         found = follow(self.graph, start, family.entries.parameter, takers)
         if found is None:
@@ -231,7 +231,7 @@ class _Search:
             self.found.append(family)
 
     def _is_kept_by_groups(self, family: TranslationFamily) -> bool:
-        """Whether groups make a vector that is the same along an axis one that is the same there again.
+        """Return whether groups make a vector that is the same along an axis one that is the same there again.
 
         Scales, signs and matrices of units along the axis do not, unless a gain divides the vector.
         """
@@ -254,7 +254,8 @@ class _Search:
         return True
 
     def _centered(self, entries: Entries, constant: tuple[int, ...]) -> tuple[int, ...] | None:
-        """Axes of the vector along which earlier families of a parameter leave a sum of zero; None if they overlap."""
+        """Return axes of the vector along which earlier families of a parameter leave a sum of zero; None if they
+        overlap."""
         free = [k for k in range(len(entries.sizes)) if k not in constant]
         axes: list[int] = []
         for other in self.found:
@@ -270,7 +271,7 @@ class _Search:
         return tuple(axes)
 
     def _pieces(self, name: str, constant: tuple[int, ...]) -> Iterator[tuple[Entries, Tensor]]:
-        """All of a parameter, then the pieces of an axis on which groups act (fused queries, keys and values).
+        """Yield all of a parameter, then the pieces of an axis on which groups act (fused queries, keys and values).
 
         Each comes with the numbers of its vector's entries, counted from one, at all places of the parameter.
         """
@@ -287,7 +288,8 @@ class _Search:
                 yield piece, places.expand(shape)
 
     def _parts(self, name: str, axis: int) -> list[Tensor]:
-        """The positions that groups have on an axis of a parameter, where these are not all, and pieces of it."""
+        """Return the positions that groups have on an axis of a parameter, where these are not all, and pieces of
+        it."""
         shape = self.graph.program.shapes[name]
         found: dict[Any, Tensor] = {}
         for group, place in self.placements.get((name, axis), ()):
@@ -304,7 +306,7 @@ class _Search:
 
 
 def _along_axis(whole: Entries, axis: int, positions: Tensor) -> Entries | None:
-    """The entries at some positions of the axis of a parameter, which must be evenly spread."""
+    """Return the entries at some positions of the axis of a parameter, which must be evenly spread."""
     pattern = pattern_of(positions)
     if pattern is None or (len(pattern.sizes) > 1 and len(whole.sizes) > 1):
         return None
@@ -315,13 +317,13 @@ def _along_axis(whole: Entries, axis: int, positions: Tensor) -> Entries | None:
 
 
 def _numbers(entries: Entries, constant: tuple[int, ...]) -> Tensor:
-    """The numbers of a vector's entries, counted from one, as they are added to all entries of an array."""
+    """Return the numbers of a vector's entries, counted from one, as they are added to all entries of an array."""
     sizes = [1 if k in constant else n for k, n in enumerate(entries.sizes)]
     return torch.arange(1, math.prod(sizes) + 1).reshape(sizes).expand(entries.sizes)
 
 
 def _overlap(one: Entries, other: Entries) -> bool:
-    """Whether two arrays of entries of one parameter share some."""
+    """Return whether two arrays of entries of one parameter share some."""
     if one.last < other.start or other.last < one.start:
         return False
     numbers = torch.zeros(max(one.last, other.last) + 1, dtype=torch.int8)

@@ -74,7 +74,7 @@ class BestGauge(GaugeMethod):
         return self.by == "loss" or any(method.needs_task for method in self.methods or ())
 
     def choose(self, problem: GaugeProblem) -> Chosen:
-        """The moves of the best method."""
+        """Return the moves of the best method."""
         is_loss = problem.task is not None and problem.task.has_targets and self.by != "weights"
         if is_loss and problem.task is not None:
             choosing, judging = choose_and_try_to_judge(problem.task, problem.test)
@@ -111,7 +111,7 @@ class BestGauge(GaugeMethod):
         )
 
     def _methods(self, problem: GaugeProblem, *, is_loss: bool) -> tuple[tuple[GaugeMethod, ...], tuple[str, ...]]:
-        """The methods that are tried, and sentences about those that are not."""
+        """Return the methods that are tried, and sentences about those that are not."""
         if self.methods is not None:
             return self.methods, ()
         size = sum(problem.params[name].numel() for name in layer_rows(problem.symmetry) if name in problem.params)
@@ -123,7 +123,8 @@ class BestGauge(GaugeMethod):
         return methods, () if is_learned else (note,)
 
     def _judge(self, problem: GaugeProblem, compared: Mapping[str, Chosen]) -> tuple[float, dict[str, float]]:
-        """The loss without rounding, and the losses of some networks on data that chose nothing, if there are any."""
+        """Return the loss without rounding, and the losses of some networks on data that chose nothing, if there are
+        any."""
         whole = self._loss(problem, problem.task, is_rounded=False)(problem.moved(()))
         if problem.test is None:
             return whole, {}
@@ -131,14 +132,14 @@ class BestGauge(GaugeMethod):
         return whole, {name: test(problem.moved(chosen.moves)) for name, chosen in compared.items()}
 
     def _measures(self, problem: GaugeProblem, *, is_loss: bool) -> list[Callable[[Params], float]]:
-        """Functions of a network: the first decides between methods, and none of them may grow."""
+        """Return functions of a network: the first decides between methods, and none of them may grow."""
         if is_loss:
             return [self._loss(problem, problem.task)]
         schemes = dict.fromkeys((self.scheme, *REPORTED))
         return [partial(_error, problem, scheme) for scheme in schemes]
 
     def _loss(self, problem: GaugeProblem, task: Task | None, *, is_rounded: bool = True) -> Callable[[Params], float]:
-        """The loss of a network on a task; infinite where it is not a number."""
+        """Return the loss of a network on a task; infinite where it is not a number."""
         assert task is not None
         dtype = next((t.dtype for t in problem.params.values() if t.is_floating_point()), torch.float32)
         wide = _in_precision(task, dtype)
@@ -163,7 +164,7 @@ class TranslationsTakenOut(GaugeMethod):
 def default_methods(
     scheme: RoundToNearest, steps: int, *, is_loss: bool, is_learned: bool = True, is_by_function: bool = True
 ) -> tuple[GaugeMethod, ...]:
-    """The methods that are tried where none are given.
+    """Return the methods that are tried where none are given.
 
     Where the loss decides, Hadamard matrices go to all groups, and rotations are learned by function, too; else groups
     are left whose rounding error would grow.
@@ -192,7 +193,7 @@ def _number(value: float) -> float:
 
 
 def _in_precision(task: Task, dtype: torch.dtype) -> Task:
-    """A task whose model and data have the precision in which networks are compared."""
+    """Return a task whose model and data have the precision in which networks are compared."""
 
     def converted(tensor: Tensor) -> Tensor:
         return tensor.to(dtype) if tensor.is_floating_point() else tensor

@@ -34,7 +34,7 @@ class Chain(GaugeMethod):
         return any(method.needs_task for method in self.methods)
 
     def choose(self, problem: GaugeProblem) -> Chosen:
-        """The moves of all methods."""
+        """Return the moves of all methods."""
         moves: tuple[Move, ...] = ()
         fixed: dict[tuple[str, str], None] = {}
         notes: list[str] = []

@@ -55,7 +55,7 @@ class Equalize(GaugeMethod):
             raise ValueError(f"sweeps is {self.sweeps}, but equalizing takes one or more; give one at least")
 
     def choose(self, problem: GaugeProblem) -> Chosen:
-        """The factors of all families."""
+        """Return the factors of all families."""
         symmetry = problem.symmetry
         ranges = _Ranges(symmetry, problem.params)
         history = [-ranges.imbalance()]
@@ -115,11 +115,11 @@ class _Ranges:
         }
 
     def logs(self) -> list[tuple[Direction, Units]]:
-        """The logarithms of the factors so far."""
+        """Return the logarithms of the factors so far."""
         return [(pair.direction, self._logs[k].clone()) for k, pair in enumerate(self.pairs)]
 
     def sweep(self) -> float:
-        """One exact step for each family; the largest one."""
+        """Return one exact step for each family; the largest one."""
         largest = 0.0
         for k, pair in enumerate(self.pairs):
             gap, is_there = self._gap(pair)
@@ -132,7 +132,7 @@ class _Ranges:
         return largest
 
     def imbalance(self) -> float:
-        """The mean over all units of `|log2(range_out / range_in)|`."""
+        """Return the mean over all units of `|log2(range_out / range_in)|`."""
         total, count = 0.0, 0
         for pair in self.pairs:
             gap, is_there = self._gap(pair)
@@ -141,7 +141,7 @@ class _Ranges:
         return total / max(count, 1)
 
     def _gap(self, pair: _Pair) -> tuple[Units, Tensor]:
-        """The logarithm of the ratio of the ranges, and for which units both are there."""
+        """Return the logarithm of the ratio of the ranges, and for which units both are there."""
         sides = []
         for places in (pair.rising, pair.falling):
             each = [self._range(place, pair.direction.count) for place in places]
@@ -165,7 +165,8 @@ class _Ranges:
 
 @remembered
 def diagonal(symmetry: Symmetry) -> Symmetry:
-    """The symmetry with the diagonal matrices of linear groups, as families of scales, in place of all of them."""
+    """Return the symmetry with the diagonal matrices of linear groups, as families of scales, in place of all of
+    them."""
 
     def scales_of(group: Group) -> Group:
         if group.matrix != "linear":
@@ -177,7 +178,7 @@ def diagonal(symmetry: Symmetry) -> Symmetry:
 
 
 def unit_sizes(place: ScaleSite, sizes: Tensor, count: int, how: Literal["amax", "mean"] = "amax") -> Units:
-    """The largest or the mean magnitude of what each unit owns at a place."""
+    """Return the largest or the mean magnitude of what each unit owns at a place."""
     others = [axis for axis in range(sizes.ndim) if axis not in place.axes]
     reduced = sizes if not others else sizes.amax(others) if how == "amax" else sizes.mean(others)
     order = sorted(range(len(place.axes)), key=lambda k: place.axes[k])
@@ -188,13 +189,13 @@ def unit_sizes(place: ScaleSite, sizes: Tensor, count: int, how: Literal["amax",
 
 
 def _telling(symmetry: Symmetry, places: Sequence[ScaleSite]) -> tuple[ScaleSite, ...]:
-    """The places whose ranges count: matrices, kernels and tables; vectors where there are none of these."""
+    """Return the places whose ranges count: matrices, kernels and tables; vectors where there are none of these."""
     wide = tuple(place for place in places if len(symmetry.shapes[place.name]) > 1)
     return wide or tuple(places)
 
 
 def scaled_element(element: Element, logs: Sequence[tuple[Direction, Units]]) -> Element:
-    """An element, times these factors."""
+    """Return an element, times these factors."""
     for direction, units in logs:
         value = element[direction.group]
         if value.matrix is not None:

@@ -77,7 +77,7 @@ class LearnedRotation(GaugeMethod):
         return self.by == "function"
 
     def choose(self, problem: GaugeProblem) -> Chosen:
-        """The best element met on the way."""
+        """Return the best element met on the way."""
         is_function = self.by == "function"
         reach = OrbitPart(problem, is_scaled=is_function)
         loss: OfFunction | OfWeights = OfWeights(self.scheme)
@@ -106,7 +106,7 @@ class LearnedRotation(GaugeMethod):
     def _climb(
         self, loss: RoundingLoss, reach: OrbitPart, starts: Sequence[Point], rounds: Sequence[tuple[int, float]]
     ) -> tuple[Point, list[float]]:
-        """The best point that descents meet, each from the best so far, and at each trial the best score so far.
+        """Return the best point that descents meet, each from the best so far, and at each trial the best score so far.
 
         `rounds` has the steps of each descent, and its rate at the start.
         """

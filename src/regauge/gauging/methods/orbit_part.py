@@ -96,18 +96,19 @@ class OrbitPart:
         return Point(still, scales)
 
     def moves(self, point: Point) -> tuple[Move, ...]:
-        """The moves that take the network to a point."""
+        """Return the moves that take the network to a point."""
         before = () if self.found.before is None else (self.found.before,)
         turns = (Move(self.found.symmetry, point.matrices),) if self.can_rotate else ()
         return (*before, *turns, *(() if point.scales is None else (Move(self.symmetry, point.scales),)))
 
     def params(self, point: Point, names: Iterable[str] | None = None) -> Params:
-        """The network at a point, or some tensors of it; differentiable in the point."""
+        """Return the network at a point, or some tensors of it; differentiable in the point."""
         moved = self.start if names is None else {name: self.start[name] for name in names if name in self.start}
         return self._moved(self.symmetry, moved, point.matrices, point.scales)
 
     def gradients(self, point: Point, gradients: Params) -> Params:
-        """Gradients of a function of the network at a point, given those at the start; differentiable in the point.
+        """Return gradients of a function of the network at a point, given those at the start; differentiable in the
+        point.
 
         A function that the symmetry leaves alone has gradients that move by the inverse transposed action. Theirs may
         be several, along a leading axis.
@@ -154,7 +155,7 @@ class Tangents:
         self.stretches = [*(self._raw[name] for name in self._whole), *self._logs]
 
     def point(self) -> Point:
-        """The point at these parameters, differentiable in them."""
+        """Return the point at these parameters, differentiable in them."""
         values: dict[str, Value] = dict(self._start.matrices.items())
         for group in self._groups:
             known = values[group.name].matrix
@@ -189,7 +190,7 @@ class Tangents:
 
 
 def _inverse_transposed(symmetry: Symmetry, element: Element) -> Element:
-    """The element whose action is the inverse transposed one, of an element that reorders and shifts nothing."""
+    """Return the element whose action is the inverse transposed one, of an element that reorders and shifts nothing."""
     values = {}
     for group in symmetry.groups:
         value = element[group.name]

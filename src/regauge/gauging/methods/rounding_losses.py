@@ -30,10 +30,10 @@ class RoundingLoss(Protocol):
     unit: str
 
     def score(self, params: Mapping[str, Tensor], symmetry: Symmetry) -> float:
-        """The objective of a network with true rounding, to be maximized."""
+        """Return the objective of a network with true rounding, to be maximized."""
 
     def descend(self, reach: OrbitPart, point: Point) -> Tensor:
-        """The differentiable loss at a point."""
+        """Return the differentiable loss at a point."""
 
 
 class OfWeights:
@@ -45,11 +45,11 @@ class OfWeights:
         self._scheme = scheme
 
     def score(self, params: Mapping[str, Tensor], symmetry: Symmetry) -> float:
-        """The ratio of signal to rounding noise of the weights."""
+        """Return the ratio of signal to rounding noise of the weights."""
         return RoundedLayers(params, symmetry, self._scheme).decibels
 
     def descend(self, reach: OrbitPart, point: Point) -> Tensor:
-        """The expected error, over all values."""
+        """Return the expected error, over all values."""
         layers, params = reach.layers, reach.params(point, reach.layers)
         terms = [
             self._scheme.expected_error(params[name], rows)
@@ -84,21 +84,22 @@ class OfFunction:
         self._next = 0
 
     def score(self, params: Mapping[str, Tensor], symmetry: Symmetry) -> float:
-        """The negative distance with rounded weights, over the batches that are held out."""
+        """Return the negative distance with rounded weights, over the batches that are held out."""
         rounded = round_network(params, symmetry, self._scheme)
         with torch.no_grad():
             found = [float(self._distance(rounded, k)) for k in self._held]
         return -sum(found) / len(found)
 
     def descend(self, reach: OrbitPart, point: Point) -> Tensor:
-        """The distance with rounded weights on the next batch, whose gradient goes straight through the rounding."""
+        """Return the distance with rounded weights on the next batch, whose gradient goes straight through the
+        rounding."""
         rounded = round_network(reach.params(point), reach.symmetry, self._scheme.straight_through)
         self._next = (self._next + 1) % len(self._seen)
         with DifferentiableStatistics():
             return self._distance(rounded, self._next)
 
     def curvature(self, reach: OrbitPart, generator: torch.Generator) -> Params:
-        """The second derivative of the distance by the weights of the layers that move, where the reach starts.
+        """Return the second derivative of the distance by the weights of the layers that move, where the reach starts.
 
         Of each layer these are gradients `[probes, *shape]`, with a second derivative of the sum of their outer
         products in expectation: those of outputs that are weighted at random, each of a part of the batches that
@@ -124,7 +125,7 @@ class OfFunction:
         return sums
 
     def _root(self, made: Tensor) -> Tensor:
-        """The square root of the second derivative of the distance by the outputs, which is diagonal."""
+        """Return the square root of the second derivative of the distance by the outputs, which is diagonal."""
         if self._is_divergence:
             return (made.exp() / made[..., 0].numel()).sqrt()
         return (2 / made.square().sum().clamp_min(1e-30)).sqrt()
@@ -191,7 +192,7 @@ class Expected:
         self._curvature = function.curvature(reach, chance)
 
     def descend(self, reach: OrbitPart, point: Point) -> Tensor:
-        """The logarithm of the expected distance, whose gradients are as large for many bits as for few."""
+        """Return the logarithm of the expected distance, whose gradients are as large for many bits as for few."""
         params, gradients = reach.params(point, reach.layers), reach.gradients(point, self._curvature)
         terms = [
             self._scheme.expected_error(params[name], rows, gradients[name].square().sum(0))

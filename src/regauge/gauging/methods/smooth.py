@@ -74,7 +74,7 @@ class Smooth(GaugeMethod):
             raise ValueError(f"grid is {self.grid}, but one exponent or more are tried; give one at least")
 
     def choose(self, problem: GaugeProblem) -> Chosen:
-        """Factors for one family after the other."""
+        """Return factors for one family after the other."""
         work = _Work(self, problem)
         fixed: list[tuple[str, str]] = []
         steps: list[tuple[Direction, Units]] = []
@@ -131,7 +131,7 @@ class _Work:
         self._schemes: dict[tuple[int, ...], Any] = {}
 
     def pair(self, direction: Direction) -> _Pair | str:
-        """The values and readers that the scales of a family move; a reason where its scales are not chosen."""
+        """Return the values and readers that the scales of a family move; a reason where its scales are not chosen."""
         there = self._by_family.get((direction.group, direction.weights))
         read = {*self._found.read}
         values = tuple(place for place in there.places if place.name in read) if there is not None else ()
@@ -151,7 +151,7 @@ class _Work:
         return _Pair(direction, values, readers, products)
 
     def search(self, pair: _Pair) -> tuple[Units, float, float]:
-        """The best factors, and the ratio of signal to noise without and with them."""
+        """Return the best factors, and the ratio of signal to noise without and with them."""
         method, count = self._method, pair.direction.count
         names = [*dict.fromkeys(place.name for place in pair.values)]
         known = self._run(self._params, [*names, *pair.products])
@@ -176,7 +176,7 @@ class _Work:
         self._params = self._moved(self._params, direction, logs)
 
     def _ratio(self, pair: _Pair, logs: Units | None, reference: list[Tensor]) -> float:
-        """The ratio of signal to noise of the layers' outputs, with their weights rounded at some factors."""
+        """Return the ratio of signal to noise of the layers' outputs, with their weights rounded at some factors."""
         params = self._params if logs is None else self._moved(self._params, pair.direction, logs)
         names = {place.name for place in pair.readers}
         rounded = {name: self._method.scheme(params[name], self._rows[name]) for name in names}
@@ -189,7 +189,7 @@ class _Work:
         return decibels(sum(shares) / len(shares))
 
     def _change(self, place: ScaleSite) -> Any:
-        """The rounding of activations: of a token where units are its features, else of an example."""
+        """Return the rounding of activations: of a token where units are its features, else of an example."""
         ndim = len(self._found.symmetry.shapes[place.name])
         rows = tuple(range(ndim - 1)) if place.axes[-1] == ndim - 1 else (0,)
         scheme = self._method.activations

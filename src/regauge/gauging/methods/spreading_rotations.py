@@ -72,7 +72,7 @@ class Rotation(GaugeMethod):
 
     @abstractmethod
     def rotate(self, symmetry: Symmetry, generator: torch.Generator | None) -> Element:
-        """One rotation for each group and copy, without a look at the weights; the identity elsewhere."""
+        """Return one rotation for each group and copy, without a look at the weights; the identity elsewhere."""
 
     def choose(self, problem: GaugeProblem) -> Chosen:
         """Rotations of all groups, one after the other."""
@@ -132,7 +132,7 @@ class RandomRotation(Rotation):
     label = "rotated at random"
 
     def rotate(self, symmetry: Symmetry, generator: torch.Generator | None) -> Element:
-        """Random rotations of all groups."""
+        """Return random rotations of all groups."""
         if generator is None:
             raise ValueError("RandomRotation draws rotations: give a generator, or use Hadamard, which needs none")
         orthogonal = tuple(

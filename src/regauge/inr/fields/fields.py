@@ -24,10 +24,10 @@ class Field(ABC):
 
     @abstractmethod
     def distances(self, queries: Tensor) -> Tensor:
-        """The distance of every query `[n, 3]` to the shape, `[n]`, exact and in the dtype of the queries."""
+        """Return the distance of every query `[n, 3]` to the shape, `[n]`, exact and in the dtype of the queries."""
 
     def signed_distances(self, queries: Tensor) -> Tensor:
-        """Distances with a sign, negative inside; see `distances`.
+        """Return distances with a sign, negative inside; see `distances`.
 
         Raises:
             ValueError: The shape has no inside.
@@ -52,7 +52,7 @@ class CloudField(Field):
         _require_points(self.surface, "a point cloud")
 
     def distances(self, queries: Tensor) -> Tensor:
-        """Distances to the nearest point."""
+        """Return distances to the nearest point."""
         distances, _ = self._tree.query(_exact(queries))
         return torch.from_numpy(distances).to(queries)
 
@@ -103,12 +103,12 @@ class MeshField(Field):
         return bool((np.diff(there) > 0).all() and np.array_equal(there, back))
 
     def distances(self, queries: Tensor) -> Tensor:
-        """Distances to the nearest point of any triangle."""
+        """Return distances to the nearest point of any triangle."""
         squares, *_ = _igl().point_mesh_squared_distance(_exact(queries), *self._arrays)
         return torch.from_numpy(np.sqrt(squares)).to(queries)
 
     def signed_distances(self, queries: Tensor) -> Tensor:
-        """Distances with a sign, negative inside, also for meshes that are not closed."""
+        """Return distances with a sign, negative inside, also for meshes that are not closed."""
         igl, points = _igl(), _exact(queries)
         if self.is_closed:
             kind = igl.SIGNED_DISTANCE_TYPE_PSEUDONORMAL

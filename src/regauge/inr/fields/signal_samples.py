@@ -93,7 +93,8 @@ EVALUATION = Queries(5_000, 4_000, 500, 500)
 
 
 def draw_queries(surface: Tensor, queries: Queries, *, generator: torch.Generator) -> Tensor:
-    """Points around those of a surface `[points, 3]`: near ones first, uniform ones last, clipped to the cube."""
+    """Return points around those of a surface `[points, 3]`: near ones first, uniform ones last, clipped to the
+    cube."""
     if surface.ndim != 2 or not len(surface):
         raise ValueError(f"a surface is given by at least one point [points, 3], not by {list(surface.shape)}")
     parts = []
@@ -137,24 +138,24 @@ class DistanceLabels:
             raise ValueError(f"the limit of distances must be positive and finite, not {self.limit}")
 
     def of(self, distances: Tensor) -> Tensor:
-        """The labels of distances."""
+        """Return the labels of distances."""
         if self.is_signed:
             return (distances.clamp(-self.limit, self.limit) + self.limit) / (2 * self.limit)
         return 1 - distances.clamp(max=self.limit) / self.limit
 
     def distances(self, labels: Tensor) -> Tensor:
-        """The distances of labels, those beyond the limit clipped to it."""
+        """Return the distances of labels, those beyond the limit clipped to it."""
         return (2 * labels - 1) * self.limit if self.is_signed else (1 - labels) * self.limit
 
     def from_logits(self, logits: Tensor) -> Tensor:
-        """The distances that a network's outputs stand for; differentiable, and exact in both tails."""
+        """Return the distances that a network's outputs stand for; differentiable, and exact in both tails."""
         if self.is_signed:
             return torch.tanh(logits / 2) * self.limit
         return torch.sigmoid(-logits) * self.limit
 
 
 def labels_of(inr: Inr) -> DistanceLabels:
-    """The labels that a network learns.
+    """Return the labels that a network learns.
 
     Raises:
         ValueError: It represents no distance.
@@ -165,7 +166,7 @@ def labels_of(inr: Inr) -> DistanceLabels:
 
 
 def entropy_floor(labels: Tensor) -> float:
-    """The least cross entropy that any network can have on these labels, in nats: their mean binary entropy.
+    """Return the least cross entropy that any network can have on these labels, in nats: their mean binary entropy.
 
     Labels strictly between zero and one leave a loss that says nothing about the network; report what is above.
     """
@@ -211,7 +212,7 @@ def voxel_samples(grid: Tensor) -> Samples:
 
 
 def image_samples(image: Tensor) -> Samples:
-    """All pixels of an image: their centers as (row, column) in [-1, 1]^2 and their channels.
+    """Return all pixels of an image: their centers as (row, column) in [-1, 1]^2 and their channels.
 
     Args:
         image: `[channels, height, width]`.

@@ -14,7 +14,8 @@ EVALUATED_AT_ONCE = 2**11
 
 
 def evaluate(network: Inr | nn.Module, params: Mapping[str, Tensor], points: Tensor) -> Tensor:
-    """The outputs at `[points, in]`, without gradients: `[points, out]`, of a population `[models, points, out]`."""
+    """Return the outputs at `[points, in]`, without gradients: `[points, out]`, of a population `[models, points,
+    out]`."""
     module = module_of(network)
     is_many = is_population(module, params)
     like = next(iter(params.values()))
@@ -30,7 +31,7 @@ def evaluate(network: Inr | nn.Module, params: Mapping[str, Tensor], points: Ten
 
 
 def render_image(network: Inr | nn.Module, params: Mapping[str, Tensor], height: int, width: int) -> Tensor:
-    """The picture that a network is, at any resolution.
+    """Return the picture that a network is, at any resolution.
 
     Args:
         network: The module or INR that runs the parameters.
@@ -65,7 +66,7 @@ def psnr(image: Tensor, reference: Tensor) -> float:
 
 
 def module_of(network: Inr | nn.Module) -> nn.Module:
-    """The module that runs the parameters; an INR's is made without values."""
+    """Return the module that runs the parameters; an INR's is made without values."""
     if isinstance(network, nn.Module):
         return network
     with torch.device("meta"):
@@ -73,7 +74,7 @@ def module_of(network: Inr | nn.Module) -> nn.Module:
 
 
 def is_population(module: nn.Module, params: Mapping[str, Tensor]) -> bool:
-    """Whether the parameters have a leading model axis.
+    """Return whether the parameters have a leading model axis.
 
     Raises:
         ValueError: They are not those of the module.

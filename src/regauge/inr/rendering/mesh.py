@@ -46,7 +46,7 @@ class NoSurfaceError(ValueError):
 
 
 def extract_mesh(inr: Inr, params: Mapping[str, Tensor], *, resolution: int = 128) -> Mesh:
-    """The surface in [-1, 1]^3 where a signed distance is zero, or an occupancy one half.
+    """Return the surface in [-1, 1]^3 where a signed distance is zero, or an occupancy one half.
 
     The field is evaluated at `resolution^3` points, and taken as linear between neighbors. A surface that leaves the
     cube ends open there.
@@ -130,7 +130,8 @@ def load_mesh(path: str | Path) -> Mesh:
 
 
 def require_mesh(mesh: Mesh, path: Path) -> Mesh:
-    """A mesh of a file as it is; a ValueError unless it has vertices in space, and faces of vertices that it has."""
+    """Return a mesh of a file as it is; a ValueError unless it has vertices in space, and faces of vertices that it
+    has."""
     vertices, faces = mesh.vertices, mesh.faces
     is_mesh = vertices.ndim == faces.ndim == 2 and vertices.shape[1] == faces.shape[1] == 3 and len(faces)
     if not is_mesh or not 0 <= int(faces.min()) <= int(faces.max()) < len(vertices):

@@ -86,7 +86,7 @@ def extract_points(
     *,
     generator: torch.Generator | None = None,
 ) -> PointCloud:
-    """Points of the surface where an unsigned distance is zero.
+    """Return points of the surface where an unsigned distance is zero.
 
     A network without a surface gives fewer points than wanted, or none, after a bounded time: `str` of the result says
     so.

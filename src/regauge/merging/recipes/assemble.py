@@ -206,7 +206,7 @@ def _unite(
 def _align(
     request: Request, job: FileJob, other: Path | None, stack: ExitStack, setting: Setting
 ) -> tuple[Staging | None, _Ready]:
-    """The networks in one coordinate system, and the folder in which the output is made.
+    """Return the networks in one coordinate system, and the folder in which the output is made.
 
     Args:
         request: The result to be made.
@@ -279,7 +279,7 @@ def _align(
 
 
 def _record(request: Request, ready: _Ready, parts: Mapping[str, Part]) -> MergeRecord:
-    """The record of the merge, for its card and the report."""
+    """Return the record of the merge, for its card and the report."""
     used: dict[int, set[float]] = {}
     for part in parts.values():
         for (k, _), factor in zip(part.sources, part.factors, strict=True):
@@ -309,7 +309,7 @@ def _span(factors: set[float]) -> float | str:
 
 
 def _shards(first: Checkpoint, parts: Mapping[str, Part], out: Path, *, is_whole: bool) -> list[Shard]:
-    """The files of the result: those of the first network, or as large as these where its layers differ."""
+    """Return the files of the result: those of the first network, or as large as these where its layers differ."""
     file = out.name if out.suffix == SUFFIX else None
     known = first.layout(file)
     if is_whole:

@@ -235,7 +235,7 @@ def _by_tokens(
 def _provenance(
     name: str, out: Output, setting: AssemblySetting, settings: Mapping[str, object], inputs: list[Input]
 ) -> Provenance:
-    """The provenance that is written with the output of a call from Python."""
+    """Return the provenance that is written with the output of a call from Python."""
     generator, method = setting.get("generator"), setting.get("method")
     known = {**settings, "method": repr(method or WeightMatching()), **out.form.settings}
     seed = 0 if generator is None else generator.initial_seed()
@@ -243,7 +243,7 @@ def _provenance(
 
 
 def _order(recipe: Recipe) -> tuple[Path, ...]:
-    """The folders of all models, each once: the base, else the first model, first."""
+    """Return the folders of all models, each once: the base, else the first model, first."""
     found: dict[Path, Path] = {}
     for folder in recipe.models:
         known = found.setdefault(folder.resolve(), folder)

@@ -45,7 +45,7 @@ def plan_parts(
     statistics: frozenset[str] = frozenset(),
     keys: Mapping[str, str] | None = None,
 ) -> dict[str, Part]:
-    """The parts of the result of a recipe.
+    """Return the parts of the result of a recipe.
 
     Args:
         recipe: The recipe.
@@ -100,7 +100,7 @@ def plan_rule(
     statistics: frozenset[str] = frozenset(),
     keys: Mapping[str, str] | None = None,
 ) -> dict[str, Part]:
-    """The parts of a result that one rule makes of whole networks, the base first where there is one.
+    """Return the parts of a result that one rule makes of whole networks, the base first where there is one.
 
     Raises:
         ValueError: Weights or settings do not fit.
@@ -122,7 +122,7 @@ def plan_rule(
 
 
 def _tensors(recipe: Recipe, networks: Mapping[Path, Checkpoint], order: Sequence[str]) -> Iterator[_Made]:
-    """Every tensor of the result, with its slice, its sources and its depth there."""
+    """Yield every tensor of the result, with its slice, its sources and its depth there."""
     first = next(iter(networks.values()))
     depths = find_depths(first)
     if recipe.is_whole:
@@ -151,14 +151,14 @@ def _tensors(recipe: Recipe, networks: Mapping[Path, Checkpoint], order: Sequenc
 
 
 def _root(prefix: str, stack: str | None) -> str:
-    """The prefix of all tensor names of the part of a model that `stack` names; empty for the only stack."""
+    """Return the prefix of all tensor names of the part of a model that `stack` names; empty for the only stack."""
     return "" if stack is None else prefix[: f".{prefix}".index(f".{stack}.") + len(stack) + 1]
 
 
 def _stacked(
     recipe: Recipe, networks: Mapping[Path, Checkpoint], slices: Sequence[Slice], layers: Mapping[Path, LayerStack]
 ) -> Iterator[_Made]:
-    """The tensors of one stack of layers."""
+    """Yield the tensors of one stack of layers."""
     own, number = layers[next(iter(networks))], 0
     for part in slices:
         ranges = [source.layers or (0, layers[source.model].count) for source in part.sources]
@@ -185,7 +185,7 @@ def _stacked(
 
 
 def _rule(recipe: Recipe, made: _Made, size: int) -> tuple[Rule, list[Path], tuple[float, ...]]:
-    """The rule for one tensor with its numbers, the models that it combines, and their factors."""
+    """Return the rule for one tensor with its numbers, the models that it combines, and their factors."""
     method, where = METHODS[recipe.method], f"{recipe.path}: at {made.name!r}"
 
     def common(key: str) -> float:
@@ -266,7 +266,7 @@ def _densities(
     is_rescaled: bool,
     norm: float | None,
 ) -> dict[str, object]:
-    """Settings of a rule for the share of a tensor's `size` entries that is kept of each model."""
+    """Return settings of a rule for the share of a tensor's `size` entries that is kept of each model."""
     densities = numbers["density"]
     if "dare" in method:
         return {"drop": tuple(1 - density for density in densities), "is_rescaled": is_rescaled}
@@ -289,7 +289,7 @@ def _densities(
 
 
 def choose_dtype(recipe: Recipe, networks: Mapping[Path, Checkpoint]) -> tuple[str | None, str | None]:
-    """The dtype of all tensors of the result, or None as in the models, and a sentence where the models differ.
+    """Return the dtype of all tensors of the result, or None as in the models, and a sentence where the models differ.
 
     As in mergekit it is that of the recipe, else the widest; `passthrough` keeps every tensor's own.
     """

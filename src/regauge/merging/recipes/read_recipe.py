@@ -109,7 +109,7 @@ class Entry:
         return isinstance(self.node, yaml.SequenceNode)
 
     def mapping(self, known: Iterable[str] | None = None, needed: Iterable[str] = ()) -> "dict[str, Entry]":
-        """The entries of a mapping by their keys, each of which is known."""
+        """Return the entries of a mapping by their keys, each of which is known."""
         if not isinstance(self.node, yaml.MappingNode):
             raise self.refuse(f"{self.key!r} holds {_kind(self.node)}, but must hold keys and values")
         found: dict[str, Entry] = {}
@@ -146,7 +146,7 @@ def read_recipe(path: Path) -> Recipe:
 
 
 def _recipe(whole: Entry) -> Recipe:
-    """The recipe that the entries describe."""
+    """Return the recipe that the entries describe."""
     top = whole.mapping(KEYS, ["merge_method"])
     name = top["merge_method"].text
     if name not in METHODS:
@@ -243,7 +243,7 @@ def _require_models(recipe: Recipe, method: RecipeMethod, whole: Entry) -> None:
 
 
 def _module(stack: str, entry: Entry, method: RecipeMethod, name: str, base: Path | None) -> Iterable[Slice]:
-    """The slices of a stack of layers, or all of its layers; its parameters count where a slice has none.
+    """Yield the slices of a stack of layers, or all of its layers; its parameters count where a slice has none.
 
     The only stack of a model is called "default", as in mergekit.
     """
@@ -286,7 +286,7 @@ def _source(entry: Entry, method: RecipeMethod, name: str, *, is_slice: bool = F
 
 
 def read_folder(entry: Entry) -> Path:
-    """The folder of a model, relative to the recipe, or with `lora` that of a base and its adapter."""
+    """Return the folder of a model, relative to the recipe, or with `lora` that of a base and its adapter."""
     if entry.is_mapping:
         inner = entry.mapping(("model", "lora", "path"))
         if "path" in inner or "model" not in inner:
@@ -340,7 +340,7 @@ def _norm(entry: Entry) -> float:
 
 
 def _choices(entry: Entry) -> Iterable[tuple[str | None, tuple[float, ...]]]:
-    """The numbers of a parameter: one, a gradient, or those of pieces of names."""
+    """Yield the numbers of a parameter: one, a gradient, or those of pieces of names."""
     if entry.is_mapping:
         yield _conditional(entry)
     elif not entry.is_list:
@@ -424,7 +424,7 @@ def _align(entry: Entry | None) -> Any:
 
 
 def _notes(top: Mapping[str, Entry], name: str, slices: Iterable[Slice], parameters: Parameters) -> Iterable[str]:
-    """Sentences about settings of the recipe that change nothing."""
+    """Yield sentences about settings of the recipe that change nothing."""
     given: dict[str, set[float]] = {}
     everywhere = [parameters, *(part.parameters for part in slices)]
     everywhere += [source.parameters for part in slices for source in part.sources]

@@ -22,7 +22,7 @@ class Parameter:
     line: int
 
     def at(self, name: str, depth: float) -> float | None:
-        """The number for a tensor at a depth in [0, 1], or None if it says nothing about that name."""
+        """Return the number for a tensor at a depth in [0, 1], or None if it says nothing about that name."""
         values = next((own for piece, own in self.choices if piece is None or piece in name), None)
         if values is None:
             return None
@@ -120,7 +120,8 @@ class Recipe:
         return {name: tuple(part for part in self.slices if part.stack == name) for name in names}
 
     def number(self, name: str, part: Slice, source: Source | None, tensor: str, depth: float) -> float | None:
-        """The number of a parameter at a tensor: that of the source, else of its slice, else of the whole recipe."""
+        """Return the number of a parameter at a tensor: that of the source, else of its slice, else of the whole
+        recipe."""
         for parameters in ({} if source is None else source.parameters, part.parameters, self.parameters):
             found = parameters[name].at(tensor, depth) if name in parameters else None
             if found is not None:

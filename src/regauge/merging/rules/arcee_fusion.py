@@ -40,7 +40,7 @@ class ArceeFusion(Rule):
         return 10
 
     def combine(self, tensors: Iterator[Tensor], factors: Sequence[float], target: Target) -> Tensor:
-        """The first network with the entries that are taken."""
+        """Return the first network with the entries that are taken."""
         first, second = tensors
         importance = (second - first).abs_().mul_(find_divergence(second, first).to(first))
         flat = importance.flatten()
@@ -52,7 +52,8 @@ class ArceeFusion(Rule):
 
 
 def find_divergence(params: Tensor, base: Tensor) -> Tensor:
-    """The Kullback-Leibler divergence of the softmax of one vector along the last axis from another's, in float64."""
+    """Return the Kullback-Leibler divergence of the softmax of one vector along the last axis from another's, in
+    float64."""
     p = torch.softmax(params, -1, dtype=torch.float64).add_(LEAST_PROBABILITY)
     q = torch.softmax(base, -1, dtype=torch.float64).add_(LEAST_PROBABILITY)
     return q.div_(p).log_().mul_(p).sum(-1, keepdim=True).neg_()

@@ -17,5 +17,5 @@ class Average(Rule):
     """
 
     def combine(self, tensors: Iterator[Tensor], factors: Sequence[float], target: Target) -> Tensor:
-        """The weighted mean."""
+        """Return the weighted mean."""
         return weighted_sum(tensors, factors)

@@ -53,7 +53,7 @@ class Dare(SparseRule):
         return self.rule.splits(shape)
 
     def sparsify(self, vector: Tensor, k: int, count: int, target: Target) -> Tensor:
-        """The entries that are not dropped."""
+        """Return the entries that are not dropped."""
         drop = target.numbers(self.drop, count)[k]
         if not drop:
             return vector

@@ -68,11 +68,12 @@ class Della(SparseRule):
         return len(shape) > 1 and self.rule.splits(shape)
 
     def held(self, count: int) -> int:
-        """Tensors held at once: those of the combining rule, magnitudes, integer ranks twice, probabilities, noise."""
+        """Return tensors held at once: those of the combining rule, magnitudes, integer ranks twice, probabilities,
+        noise."""
         return self.rule.held(count) + 8
 
     def sparsify(self, vector: Tensor, k: int, count: int, target: Target) -> Tensor:
-        """The entries that are not dropped."""
+        """Return the entries that are not dropped."""
         density, epsilon = (target.numbers(x, count)[k] for x in (self.density, self.epsilon))
         if density == 1:
             return vector

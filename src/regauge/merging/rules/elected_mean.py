@@ -47,11 +47,11 @@ class ElectedMean(VectorRule):
         return shares if self.is_normalized else given
 
     def held(self, count: int) -> int:
-        """Tensors held at once: all task vectors, their signs, sums and masses."""
+        """Return tensors held at once: all task vectors, their signs, sums and masses."""
         return count + 5
 
     def combine(self, tensors: Iterator[Tensor], factors: Sequence[float], target: Target) -> Tensor:
-        """The mean of the entries that agree, or their sum."""
+        """Return the mean of the entries that agree, or their sum."""
         vectors = list(tensors)
         signs = weighted_sum((vector.clone() for vector in vectors), factors).sign_()
         sums, masses = sum_agreeing(vectors, factors, signs)
@@ -62,7 +62,7 @@ class ElectedMean(VectorRule):
 
 
 def sum_agreeing(vectors: Sequence[Tensor], factors: Sequence[float], signs: Tensor) -> tuple[Tensor, Tensor]:
-    """The sum of the entries that have an elected sign, with factors, and the sum of their factors."""
+    """Return the sum of the entries that have an elected sign, with factors, and the sum of their factors."""
     sums, masses = torch.zeros_like(signs), torch.zeros_like(signs)
     for vector, factor in zip(vectors, factors, strict=True):
         agrees = (vector.sign().mul_(math.copysign(1, factor)) == signs) & (signs != 0)

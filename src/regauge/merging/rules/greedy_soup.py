@@ -28,7 +28,7 @@ class GreedySoup(Average):
     def choose(
         self, networks: Sequence[Mapping[str, Tensor]], soup: Callable[[Sequence[int]], Params], task: Task | None
     ) -> Sequence[int]:
-        """The numbers of the networks that are averaged.
+        """Return the numbers of the networks that are averaged.
 
         Raises:
             ValueError: There is no task, or a network whose loss is NaN.

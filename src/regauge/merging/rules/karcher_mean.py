@@ -47,11 +47,11 @@ class KarcherMean(Rule):
         return False
 
     def held(self, count: int) -> int:
-        """Tensors held at once: all directions, the mean, and one move."""
+        """Return tensors held at once: all directions, the mean, and one move."""
         return count + 4
 
     def combine(self, tensors: Iterator[Tensor], factors: Sequence[float], target: Target) -> Tensor:
-        """The mean direction with the mean length."""
+        """Return the mean direction with the mean length."""
         given = list(tensors)
         lengths = [length(tensor) for tensor in given]
         long = sum(share * one for share, one in zip(factors, lengths, strict=True))

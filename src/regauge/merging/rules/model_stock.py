@@ -42,11 +42,11 @@ class ModelStock(VectorRule):
         return self.by_rows and len(shape) > 1
 
     def held(self, count: int) -> int:
-        """Tensors held at once: all task vectors, and the product of two."""
+        """Return tensors held at once: all task vectors, and the product of two."""
         return count + 2
 
     def combine(self, tensors: Iterator[Tensor], factors: Sequence[float], target: Target) -> Tensor:
-        """The share of the mean."""
+        """Return the share of the mean."""
         vectors = list(tensors)
         rows = vectors[0].shape[0] if self.by_rows and vectors[0].ndim > 1 else 1
         norms = [torch.linalg.vector_norm(v.reshape(rows, -1), dim=1, dtype=torch.float64) for v in vectors]

@@ -38,15 +38,15 @@ class NearSwap(VectorRule):
         require_numbers("reach", self.reach, lambda x: 0 <= x < math.inf, meaning)
 
     def factors(self, weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
-        """One for the only network."""
+        """Return one for the only network."""
         return equal_shares(self, weights, count)
 
     def held(self, count: int) -> int:
-        """Tensors held at once: the difference, and the share of it."""
+        """Return tensors held at once: the difference, and the share of it."""
         return 2
 
     def combine(self, tensors: Iterator[Tensor], factors: Sequence[float], target: Target) -> Tensor:
-        """The share of the difference."""
+        """Return the share of the difference."""
         (vector,) = tensors
         share = vector.abs().clamp_(min=LEAST_DISTANCE).reciprocal_().mul_(target.number(self.reach)).clamp_(max=1)
         return share.mul_(vector)

@@ -25,6 +25,6 @@ class Passthrough(Rule):
         require_scale(self.scale)
 
     def combine(self, tensors: Iterator[Tensor], factors: Sequence[float], target: Target) -> Tensor:
-        """The tensor of the only network, multiplied by the scale."""
+        """Return the tensor of the only network, multiplied by the scale."""
         (tensor,) = tensors
         return tensor.mul_(target.number(self.scale))

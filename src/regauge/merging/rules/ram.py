@@ -46,11 +46,11 @@ class Ram(VectorRule):
         return self.gain == 0
 
     def held(self, count: int) -> int:
-        """Tensors held at once: all task vectors, counts, the sum, and what is added to it."""
+        """Return tensors held at once: all task vectors, counts, the sum, and what is added to it."""
         return count + 5
 
     def combine(self, tensors: Iterator[Tensor], factors: Sequence[float], target: Target) -> Tensor:
-        """The sum of the means."""
+        """Return the sum of the means."""
         vectors, least = list(tensors), target.number(self.least_change)
         for vector in vectors:
             vector.masked_fill_(vector.abs() <= least, 0.0)

@@ -52,11 +52,12 @@ class Sce(VectorRule):
         return False
 
     def held(self, count: int) -> int:
-        """Tensors held at once: all task vectors; mean, variance and copies to sort them, or signs, sums and masses."""
+        """Return tensors held at once: all task vectors; mean, variance and copies to sort them, or signs, sums and
+        masses."""
         return count + 6
 
     def combine(self, tensors: Iterator[Tensor], factors: Sequence[float], target: Target) -> Tensor:
-        """The mean of what is selected and agrees."""
+        """Return the mean of what is selected and agrees."""
         vectors, density = list(tensors), target.number(self.density)
         if density < 1:
             is_dropped = find_dropped(vectors, density)
@@ -73,7 +74,8 @@ class Sce(VectorRule):
 
 
 def find_dropped(vectors: Sequence[Tensor], density: float) -> Tensor:
-    """Whether the variance of an entry over networks is not among the largest; all are dropped where none is kept."""
+    """Return whether the variance of an entry over networks is not among the largest; all are dropped where none is
+    kept."""
     mean = vectors[0].clone()
     for vector in vectors[1:]:
         mean += vector

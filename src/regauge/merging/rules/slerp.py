@@ -53,11 +53,11 @@ class Slerp(Rule):
         return self.axis == -1 and len(shape) > 1
 
     def held(self, count: int) -> int:
-        """Tensors held at once: both tensors, their directions, and the sum and difference of these."""
+        """Return tensors held at once: both tensors, their directions, and the sum and difference of these."""
         return 6
 
     def combine(self, tensors: Iterator[Tensor], factors: Sequence[float], target: Target) -> Tensor:
-        """The point on the arc."""
+        """Return the point on the arc."""
         a, b = tensors
         if self.axis is not None and a.ndim > 1:
             return self._combine_vectors(a, b, factors)
@@ -73,7 +73,7 @@ class Slerp(Rule):
         return weighted_sum(iter((a, b)), arcs)
 
     def _combine_vectors(self, a: Tensor, b: Tensor, factors: Sequence[float]) -> Tensor:
-        """The points on the arcs of all vectors along the axis."""
+        """Return the points on the arcs of all vectors along the axis."""
 
         def norm(tensor: Tensor) -> Tensor:
             found: Tensor = torch.linalg.vector_norm(tensor, dim=self.axis, keepdim=True, dtype=torch.float64)

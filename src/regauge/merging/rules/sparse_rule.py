@@ -31,7 +31,7 @@ class SparseRule(VectorRule):
         return self.rule.is_random
 
     def factors(self, weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
-        """The factors of the rule that combines."""
+        """Return the factors of the rule that combines."""
         return self.rule.factors(weights, count)
 
     def check(self, target: Target, count: int) -> None:
@@ -39,11 +39,12 @@ class SparseRule(VectorRule):
         self.rule.check(target, count)
 
     def splits(self, shape: Sequence[int]) -> bool:
-        """Whether the rule that combines takes pieces; magnitudes are compared in whole tensors."""
+        """Return whether the rule that combines takes pieces; magnitudes are compared in whole tensors."""
         return False
 
     def held(self, count: int) -> int:
-        """Tensors held at once: those of the combining rule, magnitudes, and two more to find the entries that stay."""
+        """Return tensors held at once: those of the combining rule, magnitudes, and two more to find the entries that
+        stay."""
         return self.rule.held(count) + 3
 
     def combine(self, tensors: Iterator[Tensor], factors: Sequence[float], target: Target) -> Tensor:
@@ -54,7 +55,8 @@ class SparseRule(VectorRule):
 
 
 def keep_magnitudes(vector: Tensor, density: float, gamma: float) -> Tensor:
-    """The share `density` of the largest entries after the share `gamma` of the very largest; zeros elsewhere."""
+    """Return the share `density` of the largest entries after the share `gamma` of the very largest; zeros
+    elsewhere."""
     magnitudes = vector.abs()
     flat, count = magnitudes.flatten(), vector.numel()
     kept = max(1, round(density * count))

@@ -14,11 +14,12 @@ SPHERE_ENTRIES_AT_ONCE = 1 << 17
 
 
 def length(tensor: Tensor) -> float:
-    """The Euclidean norm of all entries, summed in float64."""
+    """Return the Euclidean norm of all entries, summed in float64."""
     return math.sqrt(inner_product(tensor, tensor))
 
 
 def inner_product(a: Tensor, b: Tensor) -> float:
-    """The inner product of all entries in float64, in portions, so that no copies are as large as the tensors."""
+    """Return the inner product of all entries in float64, in portions, so that no copies are as large as the
+    tensors."""
     portions = zip(*(torch.split(tensor.flatten(), SPHERE_ENTRIES_AT_ONCE) for tensor in (a, b)), strict=True)
     return sum(float(torch.dot(x.double(), y.double())) for x, y in portions)

@@ -34,7 +34,7 @@ class TaskArithmetic(VectorRule):
         require_scale(self.scale)
 
     def factors(self, weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
-        """The weights as they are, or divided by their sum."""
+        """Return the weights as they are, or divided by their sum."""
         given = as_given(weights, count)
         if not self.is_normalized:
             return given
@@ -43,6 +43,6 @@ class TaskArithmetic(VectorRule):
         return tuple(w / sum(given) for w in given)
 
     def combine(self, tensors: Iterator[Tensor], factors: Sequence[float], target: Target) -> Tensor:
-        """The weighted sum."""
+        """Return the weighted sum."""
         scale = target.number(self.scale)
         return weighted_sum(tensors, [scale * factor for factor in factors])

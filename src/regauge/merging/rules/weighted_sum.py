@@ -18,9 +18,9 @@ class WeightedSum(Rule):
     has_shares = False
 
     def factors(self, weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
-        """The weights as they are."""
+        """Return the weights as they are."""
         return as_given(weights, count)
 
     def combine(self, tensors: Iterator[Tensor], factors: Sequence[float], target: Target) -> Tensor:
-        """The weighted sum."""
+        """Return the weighted sum."""
         return weighted_sum(tensors, factors)

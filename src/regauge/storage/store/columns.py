@@ -55,13 +55,13 @@ class Column:
 
 
 def encode(rows: Sequence[Row]) -> dict[str, Column]:
-    """Columns of some rows of plain JSON values, by name."""
+    """Return columns of some rows of plain JSON values, by name."""
     names = dict.fromkeys(name for row in rows for name in row)
     return {_plain(name, name): _column(name, [_plain(row.get(name), name) for row in rows]) for name in names}
 
 
 def describe(column: Column) -> dict[str, Any]:
-    """The entry of a column in the header, with its value if all rows share one that JSON can express."""
+    """Return the entry of a column in the header, with its value if all rows share one that JSON can express."""
     entry = {"kind": column.kind} | ({"distinct": list(column.distinct)} if column.kind == "json" else {})
     if column.null is None and len(column.values) and (column.values == column.values[0]).all():
         value = column.values[0].item()
@@ -103,7 +103,8 @@ def require_codes(name: str, values: Array, distinct: Sequence[Any]) -> None:
 
 
 def concatenate(columns: Sequence[tuple[Column | None, int]]) -> Column:
-    """One column of the parts of several shards, each with its number of rows; a part that is None is null throughout.
+    """Return one column of the parts of several shards, each with its number of rows; a part that is None is null
+    throughout.
 
     Booleans, integers and floats are joined in the narrowest dtype that holds them; a mixture of other kinds
     becomes `json`.
@@ -130,7 +131,7 @@ def concatenate(columns: Sequence[tuple[Column | None, int]]) -> Column:
 
 
 def decode(column: Column, rows: Array | slice = slice(None)) -> Array:
-    """The values as an array of bool, int64, float64 or Python objects, masked where a row has no value."""
+    """Return the values as an array of bool, int64, float64 or Python objects, masked where a row has no value."""
     values = column.values[rows]
     if column.kind == "json":
         objects = np.empty(len(column.distinct), object)
@@ -168,7 +169,7 @@ def _column(name: str, values: list[Any]) -> Column:
 
 
 def _code(value: Any, distinct: list[Any], codes: dict[str, int]) -> int:
-    """The code of a value; a new one is added to the distinct values."""
+    """Return the code of a value; a new one is added to the distinct values."""
     text = json.dumps(value, sort_keys=True)
     if text not in codes:
         codes[text] = len(distinct)
@@ -185,7 +186,7 @@ def _recode(column: Column, distinct: list[Any], codes: dict[str, int]) -> Array
 
 
 def _plain(value: Any, name: str) -> Any:
-    """A JSON value, with the scalars of numpy as Python's."""
+    """Return a JSON value, with the scalars of numpy as Python's."""
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or isinstance(value, bool | int | float):

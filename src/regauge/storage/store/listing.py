@@ -55,12 +55,12 @@ class Listing:
         return shard, numbers - self.starts[shard]
 
     def places(self, numbers: Indices) -> list[Place]:
-        """The places of some networks."""
+        """Return the places of some networks."""
         shards, rows = self.locate(numbers)
         return [Place(self.shards[k].path.stem, row) for k, row in zip(shards.tolist(), rows.tolist(), strict=True)]
 
     def numbers(self, places: Iterable[Place]) -> Indices:
-        """The numbers of the networks in some places; KeyError where a shard is not listed."""
+        """Return the numbers of the networks in some places; KeyError where a shard is not listed."""
         first = {shard.path.stem: int(start) for shard, start in zip(self.shards, self.starts[:-1], strict=True)}
         return np.array([first[shard] + row for shard, row in places], np.int64)
 
@@ -86,7 +86,7 @@ class Listing:
             np.concatenate([content[k][start:end] for k, start, end in part], out=here)
 
     def _segment_starts(self, segment: Segment) -> Indices:
-        """The first byte of a segment in each shard."""
+        """Return the first byte of a segment in each shard."""
         if segment.name not in self._starts:
             self._starts[segment.name] = np.array([shard.places[segment.name].start for shard in self.shards], np.int64)
         return self._starts[segment.name]

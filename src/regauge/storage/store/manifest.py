@@ -104,14 +104,14 @@ class Manifest:
 
 
 def require_manifest(folder: Path) -> Path:
-    """The manifest of the store in a folder; FileNotFoundError where there is none."""
+    """Return the manifest of the store in a folder; FileNotFoundError where there is none."""
     if not (folder / MANIFEST).is_file():
         raise FileNotFoundError(f"there is no store in {str(folder)!r}: it has no {MANIFEST}; check the path")
     return folder / MANIFEST
 
 
 def _differences(first: Any, second: Any, path: str = "") -> list[str]:
-    """The paths of keys at which two JSON values differ."""
+    """Return the paths of keys at which two JSON values differ."""
     if isinstance(first, dict) and isinstance(second, dict):
         keys = dict.fromkeys((*first, *second))
         return [found for key in keys for found in _differences(first.get(key), second.get(key), f"{path}.{key}")]

@@ -45,7 +45,7 @@ class Segment:
         return torch.cat(rows, dim=1).contiguous()
 
     def unpack(self, rows: Tensor) -> Params:
-        """Networks from rows of values: views of them where the values are stored as they are."""
+        """Return networks from rows of values: views of them where the values are stored as they are."""
         count, dtypes = len(rows), {spec.dtype for spec in self.specs}
         if len(dtypes) == 1:
             rows = rows.to(self.specs[0].dtype)
@@ -55,7 +55,7 @@ class Segment:
 
 
 def segments_of(layout: tuple[TensorSpec, ...], storage: str | None) -> tuple[Segment, ...]:
-    """The tensors of one network by the dtype in which they are stored."""
+    """Return the tensors of one network by the dtype in which they are stored."""
     segments: dict[torch.dtype, list[TensorSpec]] = {}
     for spec in layout:
         stored = STORAGE[storage] if storage is not None and spec.dtype.is_floating_point else spec.dtype
@@ -87,7 +87,7 @@ def require_networks(architecture: Architecture, params: Mapping[str, Tensor], r
 def pack(
     params: Mapping[str, Tensor], rows: Sequence[Row], segments: Sequence[Segment], storage: str | None
 ) -> tuple[dict[str, Tensor], list[bool]]:
-    """The tensors of a shard from networks, and which of these are finite as they are stored.
+    """Return the tensors of a shard from networks, and which of these are finite as they are stored.
 
     Raises:
         ValueError: A network that did not diverge has values too large for the storage dtype.
@@ -109,7 +109,7 @@ def pack(
 
 
 def memory_of(tensor: Tensor, size: int) -> Array:
-    """The bytes behind a tensor that begins a batch of that many bytes."""
+    """Return the bytes behind a tensor that begins a batch of that many bytes."""
     storage = tensor.untyped_storage()
     if storage.nbytes() != size or tensor.storage_offset():
         raise ValueError(
@@ -121,7 +121,7 @@ def memory_of(tensor: Tensor, size: int) -> Array:
 
 
 def _are_finite(flat: Tensor) -> Tensor:
-    """Whether all values of a row are finite, `[rows]`."""
+    """Return whether all values of a row are finite, `[rows]`."""
     if not flat.is_floating_point():
         return torch.ones(len(flat), dtype=torch.bool)
     # A finite sum has finite terms, and costs one reading; one that is not may only have overflowed.

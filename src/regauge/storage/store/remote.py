@@ -26,7 +26,8 @@ ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):/+(.+)")
 
 
 def url_of(folder: str | Path) -> str | None:
-    """The URL that a folder is given as, also after `Path` took a slash of it; None for a folder of this machine."""
+    """Return the URL that a folder is given as, also after `Path` took a slash of it; None for a folder of this
+    machine."""
     found = ADDRESS.fullmatch(os.fspath(folder))
     if found is None:
         return None
@@ -107,7 +108,7 @@ def _copy_manifest(filesystem: "AbstractFileSystem", url: str, root: str, local:
 
 
 def _shards(filesystem: "AbstractFileSystem", root: str) -> dict[str, int]:
-    """Sizes of the shards by name, in the order of the names."""
+    """Return sizes of the shards by name, in the order of the names."""
     filesystem.invalidate_cache()  # others may have written since the last look
     try:
         entries: list[dict[str, Any]] = filesystem.ls(f"{root}/{FOLDER}", detail=True)

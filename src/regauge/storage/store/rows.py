@@ -38,7 +38,7 @@ class Rows:
         return decode(self.column(name))
 
     def column(self, name: str) -> Column:
-        """One column as it is kept; KeyError where there is none of that name."""
+        """Return one column as it is kept; KeyError where there is none of that name."""
         if name not in self._columns:
             if name not in self.names:
                 raise KeyError(f"the networks have no column {name!r}; there are {list(self.names)}")
@@ -46,7 +46,7 @@ class Rows:
         return self._columns[name]
 
     def where(self, **conditions: Any) -> Indices:
-        """The numbers of the rows that meet all conditions, in increasing order.
+        """Return the numbers of the rows that meet all conditions, in increasing order.
 
         Args:
             conditions: For each column a value, a collection of values (any of them), or a function from the array of
@@ -61,7 +61,8 @@ class Rows:
         return np.flatnonzero(chosen)
 
     def final(self, among: Array | None = None) -> Indices:
-        """The numbers of the rows with the last checkpoint of each trajectory that was not discarded, increasing.
+        """Return the numbers of the rows with the last checkpoint of each trajectory that was not discarded,
+        increasing.
 
         Args:
             among: Numbers of the rows that are looked at; all by default.
@@ -74,7 +75,7 @@ class Rows:
         return np.setdiff1d(rows[order[last]], given_up)
 
     def dicts(self, indices: Iterable[int] | None = None) -> list[dict[str, Any]]:
-        """Some rows as dictionaries of plain values; what a row does not have is left out."""
+        """Return some rows as dictionaries of plain values; what a row does not have is left out."""
         chosen = np.arange(len(self)) if indices is None else np.asarray(list(indices), np.int64)
         columns = {name: decode(self.column(name), chosen).tolist() for name in self.names}
         return [
@@ -82,12 +83,12 @@ class Rows:
         ]
 
     def summary(self) -> Mapping[str, str]:
-        """The range or the distinct values of each column, in words."""
+        """Return the range or the distinct values of each column, in words."""
         return {name: _words(self.column(name), len(self)) for name in self.names}
 
 
 def split(ids: Array, fractions: Mapping[str, float] | None = None, *, salt: str = "") -> dict[str, Indices]:
-    """Numbers of the rows of each part, from the trajectory of each row; see `Store.split`.
+    """Return numbers of the rows of each part, from the trajectory of each row; see `Store.split`.
 
     A trajectory falls on a number in [0, 1) by the mixing function of SplitMix64, applied to its id plus a hash of the
     salt, and the parts divide [0, 1) in their order.

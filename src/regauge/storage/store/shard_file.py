@@ -104,7 +104,7 @@ class Shard:
         return content
 
     def column(self, name: str, content: Array) -> Column | None:
-        """One column from the bytes of the file, or None if no network has a value there."""
+        """Return one column from the bytes of the file, or None if no network has a value there."""
         described = self.columns.get(name)
         if described is None:
             return None
@@ -128,19 +128,19 @@ class Shard:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """The name of a dtype, which is that of numpy where it has it."""
+    """Return the name of a dtype, which is that of numpy where it has it."""
     return str(dtype).removeprefix("torch.")
 
 
 def path_of(folder: Path, name: str) -> Path:
-    """The file of the shard of that name in the store of a folder, whether or not it is there."""
+    """Return the file of the shard of that name in the store of a folder, whether or not it is there."""
     if not NAME.fullmatch(name):
         raise ValueError(f"a shard cannot be named {name!r}; use letters, digits, '-', '_', '=' and '.'")
     return folder / FOLDER / f"{name}{SUFFIX}"
 
 
 def list_shards(folder: Path) -> list[Path]:
-    """The files of the shards in the store of a folder, in the order of their names."""
+    """Return the files of the shards in the store of a folder, in the order of their names."""
     with os.scandir(folder / FOLDER) as entries:
         names = sorted(e.name for e in entries if e.name.endswith(SUFFIX) and not e.name.startswith("."))
     return [folder / FOLDER / name for name in names]
@@ -206,7 +206,7 @@ def verify(folder: str | Path, *, progress: Progress = no_progress) -> Verificat
 
 
 def _check(path: Path) -> int:
-    """The number of networks in a shard, all of which is read."""
+    """Return the number of networks in a shard, all of which is read."""
     shard = Shard.open(path)
     with open(path, "rb") as file:
         digest = hashlib.sha256(file.read(shard.start).replace(shard.checksum.encode(), BLANK.encode(), 1))
@@ -218,7 +218,7 @@ def _check(path: Path) -> int:
 
 
 def damage_message(path: Path, reason: str) -> str:
-    """The sentence about a file that cannot be read as a shard."""
+    """Return the sentence about a file that cannot be read as a shard."""
     return (
         f"{str(path)!r} cannot be read as a shard: {reason}; `regauge zoo verify` lists all such files, and without "
         "them the store is whole"

@@ -74,7 +74,7 @@ class Store:
         storage: str | None = None,
         about: Mapping[str, Any] | None = None,
     ) -> "Store":
-        """A new store, or the one that is there already if it was created with the same arguments.
+        """Return a new store, or the one that is there already if it was created with the same arguments.
 
         Args:
             folder: The folder of the store, which is made if it does not exist.
@@ -97,7 +97,7 @@ class Store:
 
     @classmethod
     def open(cls, folder: str | Path, *, progress: Progress = no_progress) -> "Store":
-        """The store in a folder.
+        """Return the store in a folder.
 
         Args:
             folder: Its folder, or the URL of one on object storage, such as "s3://bucket/mlps": any protocol of fsspec.
@@ -117,7 +117,7 @@ class Store:
 
     @classmethod
     def find(cls, folder: str | Path) -> "Store | None":
-        """The store in a folder, or None without one."""
+        """Return the store in a folder, or None without one."""
         if url_of(folder) is None:
             return cls.open(folder) if (Path(folder) / MANIFEST).exists() else None
         try:
@@ -160,11 +160,11 @@ class Store:
         return brief(self.about)
 
     def count_runs(self) -> int:
-        """The number of networks of whose training checkpoints are stored."""
+        """Return the number of networks of whose training checkpoints are stored."""
         return len(np.unique(self.rows.column("id").values)) if len(self) else 0
 
     def require_symmetry(self) -> Symmetry:
-        """The symmetry of the architecture.
+        """Return the symmetry of the architecture.
 
         Raises:
             ValueError: It is not known.
@@ -229,11 +229,11 @@ class Store:
         return shard_file.write(path, tensors, encode(marked), len(rows))
 
     def has(self, name: str) -> bool:
-        """Whether a shard of that name is on the disk."""
+        """Return whether a shard of that name is on the disk."""
         return self.path_of(name).exists()
 
     def part(self, names: Iterable[str]) -> "Store":
-        """The networks of some shards alone, numbered from 0 in this order; no other shard is looked at.
+        """Return the networks of some shards alone, numbered from 0 in this order; no other shard is looked at.
 
         Raises:
             FileNotFoundError: There is no shard of that name.
@@ -244,11 +244,11 @@ class Store:
         return part
 
     def places(self, indices: Iterable[int] | Array) -> list[Place]:
-        """The places of some networks, which never change, while their numbers may differ between readers."""
+        """Return the places of some networks, which never change, while their numbers may differ between readers."""
         return self._now.places(resolve(indices, len(self)))
 
     def numbers(self, places: Iterable[Place]) -> Indices:
-        """The numbers that networks have here; the opposite of `places`.
+        """Return the numbers that networks have here; the opposite of `places`.
 
         Raises:
             KeyError: This reader has not listed the shard of one of them.
@@ -256,7 +256,7 @@ class Store:
         return self._now.numbers(places)
 
     def path_of(self, name: str) -> Path:
-        """The file of the shard of that name, whether or not it is there.
+        """Return the file of the shard of that name, whether or not it is there.
 
         Raises:
             ValueError: The name is not usable in a file's name.
@@ -264,7 +264,7 @@ class Store:
         return shard_file.path_of(self.folder, name)
 
     def read(self, indices: Iterable[int] | slice | Array, *, out: Params | None = None) -> Params:
-        """Some networks, stacked in the order of their numbers in `indices`.
+        """Return some networks, stacked in the order of their numbers in `indices`.
 
         The shards are mapped into memory: the system reads the pages of these networks and nothing else.
 
@@ -294,7 +294,8 @@ class Store:
         return {spec.name: params[spec.name] for spec in self.architecture.layout}
 
     def split(self, fractions: Mapping[str, float] | None = None, *, salt: str = "") -> dict[str, Indices]:
-        """Numbers of the networks of each part: a fixed function of salt and trajectory, never of the checkpoint.
+        """Return numbers of the networks of each part: a fixed function of salt and trajectory, never of the
+        checkpoint.
 
         Args:
             fractions: Expected shares of the trajectories by name; 80% "train", 10% "validation" and 10% "test"
@@ -320,11 +321,11 @@ class Store:
             )
 
     def _headers(self, paths: Iterable[Path]) -> tuple[Shard, ...]:
-        """The headers of shards of this store."""
+        """Return the headers of shards of this store."""
         return tuple(Shard.open(path).require_segments(self._segments) for path in paths)
 
     def _next_name(self) -> str:
-        """A name that no other writer uses, in the order of this one's; a forked process is another writer."""
+        """Return a name that no other writer uses, in the order of this one's; a forked process is another writer."""
         writer = self._writer
         if writer[0] != os.getpid():
             writer = self._writer = (os.getpid(), uuid.uuid4().hex[:12], count())
@@ -332,6 +333,6 @@ class Store:
 
 
 def _open(folder: Path, names: tuple[str, ...] | None) -> Store:
-    """A store as another process sees it: the same numbers for the same networks, whatever was written since."""
+    """Return a store as another process sees it: the same numbers for the same networks, whatever was written since."""
     store = Store.open(folder)
     return store if names is None else store.part(names)

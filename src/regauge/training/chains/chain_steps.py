@@ -59,7 +59,7 @@ def _relu_backward(delta: Tensor, output: Tensor, _: Tensor | None) -> Tensor:
 
 
 def _by_output(operator: Any, *arguments: float) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
-    """The derivative that an operator of torch computes from the output."""
+    """Return the derivative that an operator of torch computes from the output."""
 
     def backward(delta: Tensor, output: Tensor, _: Tensor | None) -> Tensor:
         operator.grad_input(delta, output, *arguments, grad_input=delta)
@@ -124,7 +124,7 @@ class Step(ABC):
 
     @abstractmethod
     def forward(self, x: Tensor, params: Params, *, is_free: bool) -> Passed:
-        """The output; `x` may be written over if nobody else needs it."""
+        """Return the output; `x` may be written over if nobody else needs it."""
 
     @abstractmethod
     def backward(self, delta: Tensor, passed: Passed, params: Params, *, goes_on: bool) -> Derivatives:
@@ -267,7 +267,7 @@ class Flattening(Step):
 
 
 def steps_of(module: nn.Module, *, reads_vectors: bool) -> tuple[Step, ...] | None:
-    """The steps of a module that is a chain of layers and activations, the same in training and evaluation.
+    """Return the steps of a module that is a chain of layers and activations, the same in training and evaluation.
 
     None if the module is anything else, or does more than its class says: it has hooks, or a forward of its own. An
     example is a vector or an image. The module is left in training mode.
@@ -279,13 +279,13 @@ def steps_of(module: nn.Module, *, reads_vectors: bool) -> tuple[Step, ...] | No
 
 
 def _is_altered(part: nn.Module) -> bool:
-    """Whether something was attached to a module that changes what it computes; a trace does not see it."""
+    """Return whether something was attached to a module that changes what it computes; a trace does not see it."""
     hooks = (part._forward_pre_hooks, part._forward_hooks, part._backward_pre_hooks, part._backward_hooks)
     return any(hooks) or "forward" in vars(part)
 
 
 def _read(module: nn.Module, *, reads_vectors: bool) -> tuple[Step, ...] | None:
-    """The steps of a module in the mode that it is in."""
+    """Return the steps of a module in the mode that it is in."""
     try:
         first, *inner, last = fx.symbolic_trace(module).graph.nodes
     # What a module does while it is traced is its own business; one that cannot be traced is no chain.
@@ -308,7 +308,7 @@ def _read(module: nn.Module, *, reads_vectors: bool) -> tuple[Step, ...] | None:
 
 
 def _step(node: fx.Node, module: nn.Module) -> Step | None:
-    """The step of a chain that a node does; None if it is none."""
+    """Return the step of a chain that a node does; None if it is none."""
     target: Any = module.get_submodule(str(node.target)) if node.op == "call_module" else node.target
     names = (f"{node.target}.weight", f"{node.target}.bias")
     match target:
@@ -344,7 +344,8 @@ def _step(node: fx.Node, module: nn.Module) -> Step | None:
 
 
 def _makes_map(step: Step, is_map: bool) -> bool | None:
-    """Whether `[examples, channels, height, width]` or `[examples, features]` come out; None if that is no input."""
+    """Return whether `[examples, channels, height, width]` or `[examples, features]` come out; None if that is no
+    input."""
     match step:
         case Linear():
             return None if is_map else False
@@ -359,7 +360,7 @@ def _makes_map(step: Step, is_map: bool) -> bool | None:
 
 
 def _told(node: fx.Node, **defaults: object) -> tuple[object, ...]:
-    """The arguments of a call behind the first one, in the order of the defaults."""
+    """Return the arguments of a call behind the first one, in the order of the defaults."""
     given = dict(zip(defaults, node.args[1:], strict=False)) | node.kwargs
     return tuple((defaults | given)[name] for name in defaults)
 

@@ -93,7 +93,7 @@ class ImageChain:
         return torch.cat(found)
 
     def _units(self, params: Mapping[str, Tensor], inputs: Tensor) -> Iterator[HeldNetworks]:
-        """The networks in the order of the stack, in the layouts that they run in."""
+        """Yield the networks in the order of the stack, in the layouts that they run in."""
         count = len(next(iter(params.values())))
         groups = [k * len(inputs) // count for k in range(count)]
         are_blocked = self._are_blocked(params, inputs, groups)
@@ -141,7 +141,7 @@ class ImageChain:
         return pieces, max(1, HELD_BYTES // total)
 
     def _cut_batch(self, batch: Tensor, pieces: int, *, is_blocked: bool) -> list[Tensor]:
-        """The pieces of a batch in the layout that networks run in."""
+        """Return the pieces of a batch in the layout that networks run in."""
         if is_blocked:
             return [piece.to_mkldnn() for piece in batch.chunk(pieces)]
         return list(channels_last(batch).chunk(pieces))
@@ -149,7 +149,7 @@ class ImageChain:
     def _gradients(
         self, unit: HeldNetworks, params: Mapping[str, Tensor], batches: Sequence[Tensor], targets: Tensor, share: float
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The mean losses on a piece of a batch, and the derivatives of its share of the whole loss."""
+        """Return the mean losses on a piece of a batch, and the derivatives of its share of the whole loss."""
         outputs, trunks, passed = self._forward(unit, params, batches)
         # The derivative is written over the outputs, which a last activation would need.
         outputs = outputs if isinstance(self.steps[-1], Linear) else outputs.clone()
@@ -170,7 +170,7 @@ class ImageChain:
     def _forward(
         self, unit: HeldNetworks, params: Mapping[str, Tensor], batches: Sequence[Tensor]
     ) -> tuple[Tensor, list[list[Passed]], list[Passed]]:
-        """Outputs `[networks, examples, out]`, and what the steps of each network and of all keep."""
+        """Return outputs `[networks, examples, out]`, and what the steps of each network and of all keep."""
         trunks = [self._run(x, own, 0, self.cut) for own, x in zip(unit.networks, batches, strict=True)]
         ends = [passed[-1].wrote if passed else x for passed, x in zip(trunks, batches, strict=True)]
         ends = [x.to_dense() if x.is_mkldnn else x for x in ends]
@@ -217,7 +217,7 @@ def _never_falls(step: Step) -> bool:
 
 
 def _fits_blocks(step: Step) -> bool:
-    """Whether a step reads and writes oneDNN's layout."""
+    """Return whether a step reads and writes oneDNN's layout."""
     match step:
         case Convolution() | Activation("relu") | Activation("identity") | MaxPooling(dilation=(1, 1)):
             return True
@@ -226,7 +226,7 @@ def _fits_blocks(step: Step) -> bool:
 
 
 def unstack(params: Mapping[str, Tensor], *, is_blocked: bool = False) -> list[Params]:
-    """The networks of a stack, their kernels in channels-last layout or, for oneDNN's, as they are."""
+    """Return the networks of a stack, their kernels in channels-last layout or, for oneDNN's, as they are."""
     # Kernels of one channel are in either layout as they are, and convolutions would take the other one.
     apart = {
         name: tensor.permute(0, 1, 3, 4, 2).clone(memory_format=torch.contiguous_format).permute(0, 1, 4, 2, 3).unbind()

@@ -28,7 +28,7 @@ class Link:
 
 
 def links_of(steps: Sequence[Step]) -> tuple[Link, ...] | None:
-    """The links of a chain of linear layers, each with a factor, an activation, both or neither behind it.
+    """Return the links of a chain of linear layers, each with a factor, an activation, both or neither behind it.
 
     The input may be flattened first; None if the steps are others.
     """
@@ -68,7 +68,8 @@ class VectorChain:
         return self.pull(params, inputs, lambda outputs: mean_losses(outputs, targets))
 
     def pull(self, params: Mapping[str, Tensor], inputs: Tensor, judge: Judge) -> tuple[Tensor, list[Tensor]]:
-        """Losses of the outputs by a function, `[networks]`, and their derivatives by the parameters, in their order.
+        """Return losses of the outputs by a function, `[networks]`, and their derivatives by the parameters, in their
+        order.
 
         The next call may overwrite these derivatives.
         """
@@ -105,7 +106,7 @@ class VectorChain:
     def _forward(
         self, params: Mapping[str, Tensor], inputs: Tensor, *, is_training: bool
     ) -> tuple[list[Tensor], list[Tensor | None]]:
-        """The values of every layer, feature by feature, and the slopes that the backward pass needs."""
+        """Return the values of every layer, feature by feature, and the slopes that the backward pass needs."""
         h = _features(inputs)
         examples = h.shape[2]
         hidden: list[Tensor] = []
@@ -126,7 +127,7 @@ class VectorChain:
         return hidden, slopes
 
     def _buffer(self, name: str, shape: Sequence[int], like: Tensor) -> Tensor:
-        """A buffer that is reused at every step, as long as the shapes stay."""
+        """Return a buffer that is reused at every step, as long as the shapes stay."""
         key = (name, len(shape))
         found = self.buffers.get(key)
         if found is None or found.shape != tuple(shape) or found.dtype != like.dtype or found.device != like.device:
@@ -135,7 +136,7 @@ class VectorChain:
 
 
 def _features(inputs: Tensor) -> Tensor:
-    """Batches feature by feature, `[groups, features, examples]`."""
+    """Return batches feature by feature, `[groups, features, examples]`."""
     columns = inputs.flatten(2).transpose(1, 2)
     return columns.contiguous() if columns.shape[1] <= THIN else columns
 

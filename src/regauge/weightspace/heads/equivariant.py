@@ -51,7 +51,8 @@ class Equivariant:
             raise ValueError(f"scale={self.scale} and changes={self.changes} must be positive")
 
     def reads(self, layouts: Sequence[Layout], *, has_pairs: bool) -> frozenset[str]:
-        """Names of the features of the last layer that are read; `has_pairs`: whether layers keep features of pairs."""
+        """Return names of the features of the last layer that are read; `has_pairs`: whether layers keep features of
+        pairs."""
         pairs = {block.name for layout in layouts for block in layout.pair_blocks}
         is_read = any(written.block.name not in pairs for layout in layouts for written in layout.writer.written)
         odd = ("odd",) if any(layout.unit_signs[name] for layout in layouts for name in layout.units) else ()
@@ -66,7 +67,7 @@ class Equivariant:
         generator: torch.Generator | None,
         known: Sequence[Known] = (),
     ) -> nn.Module:
-        """The head; see `weightspace.heads`."""
+        """Return the head; see `weightspace.heads`."""
         return _Head(self, layouts, width, known or [layout.unit_signs for layout in layouts], has_pairs, generator)
 
 
@@ -87,7 +88,7 @@ class _Head(nn.Module):
         )
 
     def forward(self, read: Read) -> Params:
-        """The changes of canonical networks."""
+        """Return the changes of canonical networks."""
         changes: Params = self.changes[read.number](read)
         return changes
 
@@ -202,12 +203,12 @@ class _Change:
         return change * self.weights.reshape(*self.weights.shape, *([1] * (change.ndim - self.weights.ndim)))
 
     def turn(self, dense: nn.Module, changes: int) -> Tensor:
-        """The change that is made of features which signs change: `[models, *units, changes, values]`."""
+        """Return the change that is made of features which signs change: `[models, *units, changes, values]`."""
         change: Tensor = dense(self.odd).unflatten(-1, (changes, -1))
         return change
 
     def gather(self, mixer: nn.Module, changes: int) -> Tensor:
-        """The mean of what the matrix acts on, times numbers from features, in `RANK` ways."""
+        """Return the mean of what the matrix acts on, times numbers from features, in `RANK` ways."""
         assert self.values is not None
         mixed = (
             mixer(self.features if self.odd is None else self.odd).unflatten(-1, (2, RANK, changes, -1)).unsqueeze(-5)
@@ -222,7 +223,7 @@ class _Change:
         return self.written.pool(product)
 
     def scatter(self, pooled: Tensor) -> Tensor:
-        """The opposite of `gather`, for the sum of what all tensors gathered."""
+        """Return the opposite of `gather`, for the sum of what all tensors gathered."""
         assert self.out is not None
         return (self.out * self.written.unpool(pooled)).sum(-3)
 

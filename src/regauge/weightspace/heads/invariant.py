@@ -44,7 +44,8 @@ class Invariant:
             )
 
     def reads(self, layouts: Sequence[Layout], *, has_pairs: bool) -> frozenset[str]:
-        """Names of the features of the last layer that are read; `has_pairs`: whether layers keep features of pairs."""
+        """Return names of the features of the last layer that are read; `has_pairs`: whether layers keep features of
+        pairs."""
         units = frozenset({"units", "positions", "network"})
         return units | {"pairs", "unwritten"} if has_pairs else units
 
@@ -57,7 +58,7 @@ class Invariant:
         generator: torch.Generator | None,
         known: Sequence[Known] = (),
     ) -> nn.Module:
-        """The head; see `weightspace.heads`."""
+        """Return the head; see `weightspace.heads`."""
         return _Head(self, layouts, width, has_pairs, generator)
 
 
@@ -78,7 +79,8 @@ class _Pool(nn.Module):
 
 
 def _pool(x: Tensor, grid: Grid, layout: Layout, shares: Shares) -> tuple[Tensor, Tensor]:
-    """The mean and the largest; where units count by shares, which maxima do not see, the root mean square instead."""
+    """Return the mean and the largest; where units count by shares, which maxima do not see, the root mean square
+    instead."""
     axes = range(1, x.ndim - 1)
     if not layout.is_weighed:
         return x.mean([*axes]), x.flatten(1, -2).amax(1)

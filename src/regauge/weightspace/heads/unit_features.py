@@ -29,7 +29,7 @@ class UnitFeatures:
             raise ValueError(f"width={self.width}; vectors have at least one number")
 
     def reads(self, layouts: Sequence[Layout], *, has_pairs: bool) -> frozenset[str]:
-        """Names of the features of the last layer that are read: those of units."""
+        """Return names of the features of the last layer that are read: those of units."""
         return frozenset({"units"})
 
     def build(
@@ -41,7 +41,7 @@ class UnitFeatures:
         generator: torch.Generator | None,
         known: Sequence[Known] = (),
     ) -> nn.Module:
-        """The head; see `weightspace.heads`."""
+        """Return the head; see `weightspace.heads`."""
         return VectorHead(self, width, generator)
 
 
@@ -56,5 +56,5 @@ class VectorHead(nn.Module):
         return self.read(read.features, read.layout)
 
     def read(self, features: Features, layout: Layout) -> dict[str, Tensor]:
-        """The vectors, from the features of the last layer."""
+        """Return the vectors, from the features of the last layer."""
         return {name: self.last(x) for name, x in features.units.items() if layout.units[name].is_permuted}

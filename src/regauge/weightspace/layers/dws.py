@@ -52,7 +52,7 @@ class DWS(Layer):
         return Traits(is_shared=False, weighs_units=self.pooling == "mean")
 
     def build(self, plan: LayerPlan) -> nn.Module:
-        """One layer; see `weightspace.layers`.
+        """Return one layer; see `weightspace.layers`.
 
         Raises:
             ValueError: The heads do not divide the width.

@@ -118,7 +118,7 @@ class _Attention(nn.Module):
 
 
 def _reads(hubs: Sequence[Hub]) -> Reads:
-    """The axes that are kept, for each time that features are read."""
+    """Return the axes that are kept, for each time that features are read."""
     reads: Reads = {}
     for link in (link for hub in hubs for link in hub.reads):
         kept = tuple(axis for axis, place in enumerate(link.axes) if place != POOLED)
@@ -139,7 +139,7 @@ def _own_maps(hubs: Sequence[Hub], reads: Reads, sets: Collection[int]) -> dict[
 
 
 def _add(x: Tensor, parts: Sequence[Tensor], *, is_own: bool) -> Tensor:
-    """The sum of all, in the memory of `x` if this is no input."""
+    """Return the sum of all, in the memory of `x` if this is no input."""
     *small, last = sorted(parts, key=Tensor.numel)  # The whole array is touched last.
     if is_own:
         return (x.add_(reduce(torch.add, small)) if small else x).add_(last)
@@ -148,7 +148,7 @@ def _add(x: Tensor, parts: Sequence[Tensor], *, is_own: bool) -> Tensor:
 
 
 def _write(part: Tensor, link: HubLink, target: Tensor) -> Tensor:
-    """The output of a hub at the axes of features, of length one along axes on which it is constant."""
+    """Return the output of a hub at the axes of features, of length one along axes on which it is constant."""
     first: dict[int, int] = {}
     for axis, place in enumerate(link.axes):
         if place != POOLED:

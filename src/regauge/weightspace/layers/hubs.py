@@ -50,7 +50,8 @@ class Hub:
 
 @lru_cache(maxsize=256)
 def find_hubs(layout: Layout, targets: frozenset[str], *, is_local: bool) -> tuple[Hub, ...]:
-    """The hubs of a layout: every set of units, every combination of sets that some block has, and the whole network.
+    """Return the hubs of a layout: every set of units, every combination of sets that some block has, and the whole
+    network.
 
     Args:
         layout: The layout of the networks.
@@ -100,7 +101,7 @@ def _kind(key: Key, layout: Layout) -> str:
 
 
 def _links(grid: Grid, place: Grid, *, has_diagonals: bool = True) -> list[tuple[int, ...]]:
-    """All ways in which axes of features cover those of a hub, each with the copies that it is repeated within.
+    """Return all ways in which axes of features cover those of a hub, each with the copies that it is repeated within.
 
     Where a unit that is split in two counts as one, no diagonal tells the copies apart.
     """
@@ -127,13 +128,14 @@ def _bijections(grid: Grid, place: Grid) -> list[tuple[int, ...]]:
 
 
 def _is_first(axes: tuple[int, ...], found: list[tuple[int, ...]], turns: list[tuple[int, ...]]) -> bool:
-    """Whether a link is the first of those that differ by a turn of the hub, which would write the same once more."""
+    """Return whether a link is the first of those that differ by a turn of the hub, which would write the same once
+    more."""
     turned = [tuple(POOLED if k == POOLED else turn[k] for k in axes) for turn in turns]
     return found.index(axes) == min(found.index(other) for other in turned)
 
 
 def count_fans(hubs: tuple[Hub, ...]) -> dict[Key, int]:
-    """The number of features over which each written feature is a sum."""
+    """Return the number of features over which each written feature is a sum."""
     fans: dict[Key, int] = {}
     for hub in hubs:
         for link in hub.writes:

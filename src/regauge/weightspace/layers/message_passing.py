@@ -55,7 +55,7 @@ class MessagePassing(Layer):
         return Traits(weighs_units=self.aggregation == "mean")
 
     def build(self, plan: LayerPlan) -> nn.Module:
-        """One layer; see `weightspace.layers`."""
+        """Return one layer; see `weightspace.layers`."""
         return _Layer(self, plan)
 
 

@@ -36,5 +36,5 @@ class NFN(Layer):
         return Traits(is_shared=False)
 
     def build(self, plan: LayerPlan) -> nn.Module:
-        """One layer; see `weightspace.layers`."""
+        """Return one layer; see `weightspace.layers`."""
         return ExchangeLayer(Exchange(), plan)

@@ -143,7 +143,7 @@ class OddUnits(nn.Module):
         return Turned(mixed, dict(zip(layout.wave_signs(name), turn(features.odd.waves[name], phases), strict=True)))
 
     def hear_turned(self, turned: "Turned") -> Iterator[Tensor]:
-        """Functions of the updated features that no sign changes, of the hidden width."""
+        """Yield functions of the updated features that no sign changes, of the hidden width."""
         # Squares entry by entry lose all signs; their mean over characters has one size whatever their number is.
         found = [u.square() for u in (*turned.mixed.values(), *turned.waves.values())]
         if found:
@@ -152,7 +152,7 @@ class OddUnits(nn.Module):
     def change(
         self, features: Features, turned: Mapping[str, "Turned"], hidden: Mapping[str, Tensor], layout: Layout
     ) -> Odd:
-        """The features of all units, from what they turned to and the hidden layers of their MLPs."""
+        """Return the features of all units, from what they turned to and the hidden layers of their MLPs."""
         result = {}
         for name, known in features.odd.units.items():
             made, new = turned[name], dict(known)
@@ -178,7 +178,8 @@ class OddUnits(nn.Module):
 
 
 def _read_signs(layout: Layout) -> dict[str, list[Character]]:
-    """The characters of the values that units have of their own, but for those that are parts of their angles."""
+    """Return the characters of the values that units have of their own, but for those that are parts of their
+    angles."""
     waves = layout.waves or {}
     angles = {name for wave in waves.values() for name in (wave.sine, wave.cosine)}
     found: dict[str, list[Character]] = {}

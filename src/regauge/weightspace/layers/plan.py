@@ -50,24 +50,24 @@ class LayerPlan:
         return any(len(units.axes) > 1 for layout in self.layouts for units in layout.units.values())
 
     def dense(self, inputs: int, outputs: int, *, is_biased: bool = True, gain: float = 1.0) -> Dense:
-        """A linear map that draws its weights from the plan's generator."""
+        """Return a linear map that draws its weights from the plan's generator."""
         return Dense(inputs, outputs, is_biased=is_biased, gain=gain, generator=self.generator)
 
     def for_ends(
         self, inputs: int, outputs: int, *, is_biased: bool = True, gain: float = 1.0, are_read: bool = False
     ) -> "ForEnds":
-        """One linear map for each end of a block, of those alone that are read if wanted."""
+        """Return one linear map for each end of a block, of those alone that are read if wanted."""
         ends = self.count_ends(are_read=are_read)
         return ForEnds(self.dense(inputs, outputs, is_biased=is_biased, gain=gain) for _ in range(ends))
 
     def count_ends(self, *, are_read: bool = False) -> int:
-        """The number of ends of a block that have maps of their own."""
+        """Return the number of ends of a block that have maps of their own."""
         blocks = [b for one in self.layouts for b in (read_blocks(one, self.reads) if are_read else one.pair_blocks)]
         return min(ENDS, max((len(block.ends) for block in blocks), default=0))
 
 
 def read_blocks(layout: Layout, reads: frozenset[str]) -> tuple[Block, ...]:
-    """The blocks of pairs whose new vectors are read."""
+    """Return the blocks of pairs whose new vectors are read."""
     if "pairs" not in reads:
         return ()
     is_all = "unwritten" in reads
@@ -78,7 +78,7 @@ class ForEnds(nn.ModuleList):
     """One module for each end of a block."""
 
     def number(self, end: int) -> int:
-        """The index of the module that serves an end; all further ends share the last one."""
+        """Return the index of the module that serves an end; all further ends share the last one."""
         return min(end, len(self) - 1)
 
     def at(self, end: int, x: Tensor) -> Tensor:
@@ -119,12 +119,13 @@ class Layer(ABC):
         return Traits()
 
     def reaches(self, layout: Layout, layers: int) -> Reach | None:
-        """The features that signs or scales change and that can be nonzero after some layers; None without such."""
+        """Return the features that signs or scales change and that can be nonzero after some layers; None without
+        such."""
         return reach(layout, layers, keeps_pairs=self.traits.keeps_pairs) if self.traits.has_odd else None
 
     @abstractmethod
     def build(self, plan: LayerPlan) -> nn.Module:
-        """One layer; see `weightspace.layers`.
+        """Return one layer; see `weightspace.layers`.
 
         Raises:
             ValueError: The settings do not fit the width.

@@ -65,7 +65,7 @@ class Propagation(Layer):
         return Traits(keeps_pairs=False, channels=self.channels, has_odd=True, respects=respects)
 
     def build(self, plan: LayerPlan) -> nn.Module:
-        """One layer; see `weightspace.layers`."""
+        """Return one layer; see `weightspace.layers`."""
         return _Layer(self, plan)
 
 
@@ -125,7 +125,7 @@ class _Layer(nn.Module):
     def _finish(
         self, features: Features, layout: Layout, units: dict[str, Tensor], odd: Odd, network: Tensor
     ) -> Features:
-        """The new features, from those of the units."""
+        """Return the new features, from those of the units."""
         pairs = {block.name: self._pair(block, features, units) for block in read_blocks(layout, self.reads)}
         read = 0.0 if self.odd is None else self.odd.read(odd, layout, features.shares)
         return features.change(units, pairs, self.network.change(features, network, units, layout) + read, odd)

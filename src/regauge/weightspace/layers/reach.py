@@ -59,7 +59,7 @@ class Reach:
 
 @lru_cache(maxsize=256)
 def reach(layout: Layout, layers: int, *, keeps_pairs: bool) -> Reach:
-    """The characters that can be nonzero at the layer after `layers` others.
+    """Return the characters that can be nonzero at the layer after `layers` others.
 
     Args:
         layout: The layout of the networks.
@@ -82,7 +82,7 @@ def reach(layout: Layout, layers: int, *, keeps_pairs: bool) -> Reach:
 def _products(
     known: Collection[Character], wanted: Collection[Character]
 ) -> dict[Character, list[tuple[Character, Character]]]:
-    """Products of two characters, with all such pairs; those of scales vary too much in size."""
+    """Return products of two characters, with all such pairs; those of scales vary too much in size."""
     result: dict[Character, list[tuple[Character, Character]]] = {}
     for a, b in combinations(sorted(known), 2):
         made = tuple(add(x, y) for x, y in zip(a, b, strict=True))
@@ -92,7 +92,7 @@ def _products(
 
 
 def _messages(layout: Layout, block: Block, known: Mapping[str, frozenset[Character]], has_even: bool) -> list[Message]:
-    """Every kind of sum that makes sense."""
+    """Return every kind of sum that makes sense."""
     own = layout.character(block)
     grades = ([blank(own)] if has_even else []) + ([own] if is_odd(own) else [])
     found = []

@@ -228,5 +228,5 @@ class Pools:
 
 
 def _away(source: tuple[int, ...], kept: tuple[int, ...]) -> list[int]:
-    """The axes that pooling removes, counted with the model axis."""
+    """Return the axes that pooling removes, counted with the model axis."""
     return [1 + k for k, axis in enumerate(source) if axis not in kept]

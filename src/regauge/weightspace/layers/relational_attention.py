@@ -47,7 +47,7 @@ class RelationalAttention(Layer):
             raise ValueError(f"heads={self.heads} and expansion={self.expansion} must be at least 1")
 
     def build(self, plan: LayerPlan) -> nn.Module:
-        """One layer; see `weightspace.layers`."""
+        """Return one layer; see `weightspace.layers`."""
         return _Layer(self, plan)
 
 
@@ -230,7 +230,7 @@ class _Layer(nn.Module):
         values: dict[str, Tensor],
         counts: list[Tensor | None],
     ) -> list[_Edges]:
-        """The connections of a block for each of its ends; what units count for is added to the logits."""
+        """Return the connections of a block for each of its ends; what units count for is added to the logits."""
         at = [self._connection(k) for k in range(len(block.ends))]
         logits = [connection.logit(features) for connection in at]
         logits = [made if one is None else made + one for made, one in zip(logits, counts, strict=True)]
@@ -271,7 +271,7 @@ def _split(x: Tensor, parts: int) -> Tensor:
 
 
 def _order(end: End, block: Block) -> tuple[int, ...]:
-    """The axes of a block: those of an end, in the order of its set, then the others."""
+    """Return the axes of a block: those of an end, in the order of its set, then the others."""
     return (*end.axes, *(axis - 1 for axis in others(end, block)))
 
 

@@ -38,7 +38,7 @@ class Remains(nn.Module):
             self.directions = plan.dense(plan.width, hidden, is_biased=False)
 
     def norm(self, u: Tensor, character: Character) -> Tensor:
-        """The vectors without their sizes."""
+        """Return the vectors without their sizes."""
         made: Tensor = (self.scaled_norm if has_scale(character) else self.odd_norm)(u)
         return made
 
@@ -95,7 +95,8 @@ class PairSizes(nn.Module):
 def _ends(
     layout: Layout, block: Block, known: Mapping[str, Collection[Character]]
 ) -> list[tuple[int, Character]] | None:
-    """The ends of a block whose units' scales change its values, with their characters; None if some are not known."""
+    """Return the ends of a block whose units' scales change its values, with their characters; None if some are not
+    known."""
     character = layout.signs.get(block.name, ())
     if not has_scale(character):
         return None
@@ -107,7 +108,7 @@ def _ends(
 
 
 def find_relations(characters: Iterable[Character]) -> list[Relation]:
-    """A basis of the relations between the scale exponents of some characters.
+    """Return a basis of the relations between the scale exponents of some characters.
 
     A relation has powers p with `sum_k p_k e_k = 0` for the exponents e of every family, so that no scale changes the
     product of the sizes to these powers.
@@ -126,13 +127,14 @@ def find_relations(characters: Iterable[Character]) -> list[Relation]:
 
 
 def log_size(u: Float[Tensor, "*units width"]) -> tuple[Float[Tensor, "*units 1"], Bool[Tensor, "*units 1"]]:
-    """The logarithm of the norm of vectors, and whether it is there: zeros have none."""
+    """Return the logarithm of the norm of vectors, and whether it is there: zeros have none."""
     norm = torch.linalg.vector_norm(u, dim=-1, keepdim=True)
     return norm.clamp_min(torch.finfo(u.dtype).tiny).log(), norm > 0
 
 
 def _squash(sizes: Iterable[tuple[float, Tensor, Tensor]]) -> Tensor:
-    """A weighted sum of logarithms, which grows slowly where it is large; zero where one of them is not there."""
+    """Return a weighted sum of logarithms, which grows slowly where it is large; zero where one of them is not
+    there."""
     total: Tensor | float = 0.0
     is_there: Tensor | bool = True
     for power, size, there in sizes:

@@ -65,12 +65,12 @@ class ScaleGMN(Layer):
         return Traits(has_odd=True, respects=("sign", "scale") if self.is_scaled else ("sign",))
 
     def build(self, plan: LayerPlan) -> nn.Module:
-        """One layer; see `weightspace.layers`."""
+        """Return one layer; see `weightspace.layers`."""
         return _Layer(self, plan)
 
 
 def _keys(message: Message) -> dict[str, tuple[str, ...]]:
-    """Names of the maps that make a message."""
+    """Return names of the maps that make a message."""
     at = min(message.receiver, ENDS - 1)
     is_plain = not message.is_block_odd and not any(is_odd(one) for _, one in message.sources)
     return {
@@ -176,14 +176,14 @@ class _Layer(nn.Module):
         return result
 
     def _turn(self, u: Tensor | None, messages: list[Tensor]) -> Tensor:
-        """A map of features, if there are any, and what is heard."""
+        """Return a map of features, if there are any, and what is heard."""
         parts = [*([] if u is None else [self.odd_in(u)]), *([_mean(messages)] if messages else [])]
         return torch.stack(parts).sum(0)
 
     def _relate(
         self, features: Features, units: dict[str, Tensor], layout: Layout
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The features of weights, from those of the units at their ends."""
+        """Return the features of weights, from those of the units at their ends."""
         pairs, odd = {}, {}
         for block in layout.pair_blocks:
             e, o = features.pairs[block.name], features.odd.pairs.get(block.name)
@@ -239,6 +239,6 @@ class _Layer(nn.Module):
 
 
 def _mean(messages: list[Tensor]) -> Tensor:
-    """The sum of messages, divided by the root of their number."""
+    """Return the sum of messages, divided by the root of their number."""
     made: Tensor = torch.stack(messages).sum(0) / len(messages) ** 0.5
     return made

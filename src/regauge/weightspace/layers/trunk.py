@@ -52,7 +52,7 @@ class PairUpdate(Update):
         return (spread(self.ends.at(k, units[end.units]), end, block) for k, end in enumerate(block.ends))
 
     def change(self, features: Features, units: Mapping[str, Tensor], layout: Layout) -> dict[str, Tensor]:
-        """The new vectors of all pairs."""
+        """Return the new vectors of all pairs."""
         blocks = {block.name: (block, features.pairs[block.name]) for block in layout.pair_blocks}
         return {name: self(e, self.norm(e), self.hear(block, units)) for name, (block, e) in blocks.items()}
 
@@ -76,7 +76,7 @@ class UnitUpdate(Update):
         layout: Layout,
         shares: Shares,
     ) -> Iterable[Tensor]:
-        """All that the units of a set hear."""
+        """Yield all that the units of a set hear."""
         yield at_units(self.from_network(network), units[name])
         for message in inbox[name]:
             yield message / len(inbox[name]) ** 0.5
@@ -86,7 +86,7 @@ class UnitUpdate(Update):
     def change(
         self, features: Features, units: Mapping[str, Tensor], network: Tensor, inbox: Inbox, layout: Layout
     ) -> dict[str, Tensor]:
-        """The new vectors of all units."""
+        """Return the new vectors of all units."""
         return {
             name: self(features.units[name], x, self.hear(name, units, network, inbox, layout, features.shares))
             for name, x in units.items()
@@ -109,7 +109,7 @@ class NetworkUpdate(Update):
         layout: Layout,
         heard: Iterable[Tensor] = (),
     ) -> Tensor:
-        """The new vector of the network, which may hear more than units, of the hidden width."""
+        """Return the new vector of the network, which may hear more than units, of the hidden width."""
         pooled = (average(x, range(1, x.ndim - 1), layout.grids[name], features.shares) for name, x in units.items())
         means = (self.from_units(x) / len(units) for x in pooled)
         made: Tensor = self(features.network, network, chain(means, heard))

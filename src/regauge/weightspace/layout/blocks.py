@@ -97,19 +97,19 @@ class Grid:
     sizes: tuple[int, ...]
 
     def keep(self, axes: tuple[int, ...]) -> "Grid":
-        """Some of the axes, with all that they are repeated within."""
+        """Return some of the axes, with all that they are repeated within."""
         bases = (tuple(axes.index(base) for base in self.bases[k]) for k in axes)
         return Grid(tuple(self.groups[k] for k in axes), tuple(bases), tuple(self.sizes[k] for k in axes))
 
 
 def find_ends(labels: tuple[str, ...], bases: tuple[tuple[int, ...], ...]) -> tuple[End, ...]:
-    """The ends of a block: its labels that are no base of another one, each with its bases before it."""
+    """Return the ends of a block: its labels that are no base of another one, each with its bases before it."""
     inner = {base for own in bases for base in own}
     return tuple(End(group, (*bases[k], k)) for k, group in enumerate(labels) if k not in inner)
 
 
 def unit_sets(groups: tuple[Group, ...]) -> dict[str, UnitSet]:
-    """The sets of units of groups that act by no matrices."""
+    """Return the sets of units of groups that act by no matrices."""
     sizes = {group.name: group.size for group in groups}
     return {
         group.name: UnitSet(

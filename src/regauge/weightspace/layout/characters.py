@@ -14,7 +14,7 @@ families of scales, which are numbers; those that do not act are false or zero."
 
 
 def character_of_labels(labels: Iterable[Label], *, has_signs: bool, has_shifts: bool, has_scales: bool) -> Character:
-    """The character of values along some axes, of signs, odd half periods and scales if these still act."""
+    """Return the character of values along some axes, of signs, odd half periods and scales if these still act."""
     return tuple(
         (
             *(bool(exponent % 2) and has_signs for exponent in label.sign),
@@ -26,42 +26,42 @@ def character_of_labels(labels: Iterable[Label], *, has_signs: bool, has_shifts:
 
 
 def blank(character: Character) -> Character:
-    """The trivial character on the same axes: that of values which nothing changes."""
+    """Return the trivial character on the same axes: that of values which nothing changes."""
     return tuple(tuple(type(exponent)(0) for exponent in exponents) for exponents in character)
 
 
 def scales_of(character: Character) -> tuple[int, ...]:
-    """The exponents of scales alone, along all axes."""
+    """Return the exponents of scales alone, along all axes."""
     return tuple(e for exponents in character for e in exponents if not isinstance(e, bool))
 
 
 def has_scale(character: Character) -> bool:
-    """Whether some scale changes values of this character."""
+    """Return whether some scale changes values of this character."""
     return any(scales_of(character))
 
 
 def has_sign(character: Character) -> bool:
-    """Whether some sign changes values of this character."""
+    """Return whether some sign changes values of this character."""
     return any(e is True for exponents in character for e in exponents)
 
 
 def is_odd(character: Character) -> bool:
-    """Whether anything changes values of this character."""
+    """Return whether anything changes values of this character."""
     return any(any(exponents) for exponents in character)
 
 
 def add(left: tuple[bool | int, ...], right: tuple[bool | int, ...]) -> tuple[bool | int, ...]:
-    """The exponents of a product, from those of its factors along one axis."""
+    """Return the exponents of a product, from those of its factors along one axis."""
     return tuple(x != y if isinstance(x, bool) else x + y for x, y in zip(left, right, strict=True))
 
 
 def at_end(character: Character, end: End) -> Character:
-    """The part of a character on the axes of one end."""
+    """Return the part of a character on the axes of one end."""
     return tuple(character[axis] for axis in end.axes)
 
 
 def multiply(character: Character, factors: Iterable[tuple[End, Character]]) -> Character:
-    """The character of the product of features of a block with features of units at some of its ends."""
+    """Return the character of the product of features of a block with features of units at some of its ends."""
     total = [*character]
     for end, factor in factors:
         for axis, exponents in zip(end.axes, factor, strict=True):

@@ -77,11 +77,11 @@ class Layout:
         return tuple(block for block in self.blocks if not block.ends)
 
     def character(self, block: Block) -> Character:
-        """The character of a block's values under all that still acts."""
+        """Return the character of a block's values under all that still acts."""
         return self.character_of(block.labels)
 
     def character_of(self, labels: Sequence[Label]) -> Character:
-        """The character of values along some axes under all that still acts."""
+        """Return the character of values along some axes under all that still acts."""
         return character_of_labels(
             labels, has_signs=self.is_signed, has_shifts=self.waves is not None, has_scales=self.is_scaled
         )
@@ -104,11 +104,11 @@ class Layout:
         }
 
     def grid(self, block: str) -> Grid:
-        """The axes of a block."""
+        """Return the axes of a block."""
         return self._grids[block]
 
     def grid_of(self, block: Block) -> Grid:
-        """The axes of a block that need not be one of the layout."""
+        """Return the axes of a block that need not be one of the layout."""
         groups = tuple(label.group for label in block.labels)
         bases: list[tuple[int, ...]] = [()] * len(groups)
         for end in block.ends:
@@ -149,7 +149,7 @@ class Layout:
         return {name: frozenset(characters) for name, characters in found.items()}
 
     def wave_signs(self, units: str) -> tuple[Character, Character]:
-        """The characters of the sines and of the cosines of a set's angles."""
+        """Return the characters of the sines and of the cosines of a set's angles."""
         assert self.waves is not None
         wave = self.waves[units]
         first, second = (next(b for b in self.blocks if b.name == name) for name in (wave.sine, wave.cosine))
@@ -171,7 +171,7 @@ class Layout:
         return repr((blocks, sets, pieces, self.contracted, self.signs, self.unit_signs, self.waves))
 
     def difference(self, other: "Layout") -> str | None:
-        """The first thing in which another layout needs other learned parameters, or None."""
+        """Return the first thing in which another layout needs other learned parameters, or None."""
         ours, theirs = ({b.name: b.channels for b in layout.blocks} for layout in (self, other))
         for name in [*ours, *theirs]:
             if ours.get(name) != theirs.get(name):
@@ -186,7 +186,7 @@ class Layout:
         return None if self.key == other.key else "tensors belong to other sets of units"
 
     def read(self, params: Mapping[str, Tensor]) -> dict[str, Num[Tensor, "models *labels channels"]]:
-        """The values of every block, for a population.
+        """Return the values of every block, for a population.
 
         Raises:
             KeyError: A tensor of the layout is missing.
@@ -231,7 +231,7 @@ def compile_layout(
     has_shifts: bool = False,
     readers: Collection[tuple[str, int]] = (),
 ) -> Layout:
-    """The layout of a symmetry, made once for each symmetry.
+    """Return the layout of a symmetry, made once for each symmetry.
 
     Tensors that cannot influence the outputs are left out, and all but one of the names of a tied tensor.
 
@@ -260,7 +260,7 @@ def compile_layout(
 
 
 def _with_waves(layout: Layout) -> Layout:
-    """The layout with sine and cosine in place of angles, if there is one period for each."""
+    """Return the layout with sine and cosine in place of angles, if there is one period for each."""
     if any(is_shifted(block) and find_period(block) is None for block in layout.blocks):
         return layout
     blocks: list[Block] = []

@@ -43,7 +43,7 @@ class Piece:
         return math.prod(self.fixed)
 
     def read(self, tensor: Num[Tensor, "models *shape"]) -> Num[Tensor, "models *labels channels"]:
-        """The values of this piece in the tensors of several networks."""
+        """Return the values of this piece in the tensors of several networks."""
         flat = tensor.reshape(len(tensor), -1)
         shape = (len(tensor), *self.sizes, *self.fixed)
         if self.strides is None:
@@ -56,7 +56,7 @@ class Piece:
         return values.reshape(len(tensor), *self.sizes, self.channels)
 
     def flat_index(self) -> Int[Tensor, "*labels channels"]:
-        """The flat index of every value."""
+        """Return the flat index of every value."""
         if self.strides is None:
             assert self.index is not None
             return self.index.reshape(*self.sizes, self.channels)
@@ -76,13 +76,14 @@ class _Segment:
 
 
 def cut(name: str, shape: tuple[int, ...], sites: Sequence[Site], read: Collection[int] = frozenset()) -> list[Piece]:
-    """The pieces of one tensor; each value is in exactly one of them. It sums over the units of the axes in `read`."""
+    """Return the pieces of one tensor; each value is in exactly one of them. It sums over the units of the axes in
+    `read`."""
     per_axis = [list(_segments(axis, size, sites)) for axis, size in enumerate(shape)]
     return [_piece(name, shape, choice, read) for choice in product(*per_axis)]
 
 
 def _segments(axis: int, size: int, sites: Sequence[Site]) -> Iterator[_Segment]:
-    """The segments of an axis, in the order of their first index."""
+    """Yield the segments of an axis, in the order of their first index."""
     here = [site for site in sites if site.placement.axis == axis]
     owners = torch.full((len(here) + 1, size), -1)  # a last row, so that axes that nothing moves have a key too
     for row, site in zip(owners, here, strict=False):
@@ -154,7 +155,7 @@ def _piece(name: str, shape: tuple[int, ...], choice: Sequence[_Segment], read: 
 
 
 def _strides_of(index: Int[Tensor, "*shape"]) -> tuple[int, ...] | None:
-    """The strides of an index that runs evenly along every axis; None if it does not."""
+    """Return the strides of an index that runs evenly along every axis; None if it does not."""
     start = int(index.flatten()[0])
     strides = []
     for axis, size in enumerate(index.shape):

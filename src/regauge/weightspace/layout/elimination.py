@@ -74,7 +74,7 @@ Step = Product | Reduction
 def eliminate(
     group: Group, blocks: Known, *, most: int | None
 ) -> tuple[dict[str, tuple[Block, Bases]], dict[str, Step]] | None:
-    """The blocks without the axes of a group of matrices, and the steps that make those that are new.
+    """Return the blocks without the axes of a group of matrices, and the steps that make those that are new.
 
     The products of all values that the matrices multiply with all that their inverses multiply tell everything about an
     orbit of invertible matrices; for rotations these are the products of all pairs of blocks, and norms.
@@ -113,7 +113,7 @@ def eliminate(
 
 
 def fold(block: Block, bases: Bases, groups: set[str]) -> tuple[Block, Bases, list[tuple[str, Step]]]:
-    """A block whose axes of some groups are channels, and the steps that make it."""
+    """Return a block whose axes of some groups are channels, and the steps that make it."""
     steps: list[tuple[str, Step]] = []
     while True:
         found = next((k for k, label in enumerate(block.labels) if label.group in groups), None)
@@ -138,7 +138,7 @@ def _reduced(known: tuple[Block, Bases], axis: int, name: str, how: str) -> tupl
 def _multiplied(
     left: tuple[Block, Bases], left_axis: int, right: tuple[Block, Bases], right_axis: int, *, is_turned: bool
 ) -> tuple[Block, Bases, Step]:
-    """The product of two blocks over an axis; what the group is repeated within is common to both."""
+    """Return the product of two blocks over an axis; what the group is repeated within is common to both."""
     (a, a_bases), (b, b_bases) = left, right
     letters = iter(ascii_lowercase[1:] + ascii_uppercase)
     common = dict(zip(b_bases[right_axis], a_bases[left_axis], strict=True))
@@ -166,7 +166,7 @@ def _multiplied(
 
 
 def _joined(left: Label, right: Label) -> Label:
-    """The label of a product of which a group acts on both factors: exponents add up."""
+    """Return the label of a product of which a group acts on both factors: exponents add up."""
 
     def parity(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
         return tuple((x + y) % 2 for x, y in zip(one, other, strict=True))

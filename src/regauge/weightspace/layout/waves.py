@@ -48,7 +48,8 @@ class Wave:
 
 
 def find_period(block: Block) -> tuple[int, int, float] | None:
-    """The label of a block and the family that adds half periods to its values, and how much; None if none does."""
+    """Return the label of a block and the family that adds half periods to its values, and how much; None if none
+    does."""
     found = [
         (axis, family, shift)
         for axis, label in enumerate(block.labels)
@@ -59,7 +60,7 @@ def find_period(block: Block) -> tuple[int, int, float] | None:
 
 
 def is_shifted(block: Block) -> bool:
-    """Whether half periods are added to values of a block."""
+    """Return whether half periods are added to values of a block."""
     return any(any(label.shift) for label in block.labels)
 
 

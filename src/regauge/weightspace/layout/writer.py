@@ -44,21 +44,23 @@ class WrittenValues:
         return count
 
     def read(self, params: Mapping[str, Tensor]) -> Num[Tensor, "models *shape"]:
-        """The values of a population: `[models, *units, *matrices, values]`."""
+        """Return the values of a population: `[models, *units, *matrices, values]`."""
         found = self.piece.read(params[self.piece.parameter])
         order = (*self.units, *self.matrices, *self.fixed)
         found = found.permute(0, *(1 + k for k in order), found.ndim - 1)
         return found.flatten(1 + len(self.units) + len(self.matrices))
 
     def pool(self, values: Float[Tensor, "models *units size rank changes values"]) -> Tensor:
-        """The mean over everything but the matrix' axis and its bases: `[models, *bases, size, rank, changes]`."""
+        """Return the mean over everything but the matrix' axis and its bases: `[models, *bases, size, rank,
+        changes]`."""
         away = tuple(1 + k for k in range(len(self.units)) if k not in self.bases)
         mean = values.mean((*away, values.ndim - 1))
         order = sorted(self.bases)
         return mean.permute(0, *(1 + order.index(k) for k in self.bases), *range(1 + len(order), mean.ndim))
 
     def unpool(self, pooled: Float[Tensor, "models *bases size rank changes"]) -> Tensor:
-        """The opposite, with length one along what `pool` averaged: `[models, *units, size, rank, changes, 1]`."""
+        """Return the opposite, with length one along what `pool` averaged: `[models, *units, size, rank, changes,
+        1]`."""
         order = sorted(range(len(self.bases)), key=lambda k: self.bases[k])
         rest = range(1 + len(order), pooled.ndim)
         moved = pooled.permute(0, *(1 + k for k in order), *rest)
@@ -99,7 +101,7 @@ class Writer:
         return tuple(self.places)
 
     def write(self, values: Sequence[Float[Tensor, "models *units_matrices changes values"]]) -> Params:
-        """Tensors `[models, changes, *shape]` from the values of every piece, in the order of `written`."""
+        """Return tensors `[models, changes, *shape]` from the values of every piece, in the order of `written`."""
         result: Params = {}
         for name, places in self.places.items():
             parts = [self._flat(self.written[k], values[k]) for k in places]
@@ -137,5 +139,5 @@ def _written(name: str, piece: Piece, sets: set[str], contracted: set[str], fold
 
 
 def _folded_name(name: str, fixed: tuple[int, ...]) -> str:
-    """The name that `products.fold` gives to a block whose axes it joined with the channels."""
+    """Return the name that `products.fold` gives to a block whose axes it joined with the channels."""
     return "fold(" * len(fixed) + name + ")" * len(fixed)

@@ -151,7 +151,7 @@ class Probed:
         return [reading(values[reading.value]) for reading in readings], torch.cat(numbers, 1)
 
     def _states(self, params: Mapping[str, Tensor]) -> Params:
-        """The tensors of a population that the program reads."""
+        """Return the tensors of a population that the program reads."""
         program, states = self.values.program, {}
         for state in program.states.values():
             name = next((name for name in program.aliases.get(state, (state,)) if name in params), None)
@@ -165,7 +165,7 @@ class Probed:
         return states
 
     def _stacks(self, params: Params, inputs: Mapping[str, Any]) -> bool:
-        """Whether two networks can run as one program."""
+        """Return whether two networks can run as one program."""
         both = {name: torch.stack([tensor, tensor]) for name, tensor in params.items()}
         try:
             with warnings.catch_warnings(), torch.no_grad():
@@ -196,7 +196,7 @@ def _confirmed(
     kwargs: dict[str, Any],
     outputs: Outputs,
 ) -> list[str]:
-    """Values that layers read and that units move in the same way in float64, if the module can be run in it."""
+    """Return values that layers read and that units move in the same way in float64, if the module can be run in it."""
     if next((t.dtype for t in module.state_dict().values() if t.is_floating_point()), None) == torch.float64:
         return list(found.read)
     doubled, keywords = arguments(
@@ -211,5 +211,5 @@ def _confirmed(
 
 
 def _moves(found: Activations, name: str) -> set[tuple[str, Placement]]:
-    """The groups that act on a value, with their placements."""
+    """Return the groups that act on a value, with their placements."""
     return {(group.name, p) for group in found.symmetry.groups for p in group.placements if p.parameter == name}

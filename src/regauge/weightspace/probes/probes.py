@@ -113,7 +113,7 @@ class Probes:
         return tuple(name for name, x in tensors.items() if len(x) == count)
 
     def draw(self, generator: torch.Generator | None) -> dict[str, Any]:
-        """All arguments, with as many rows as there are probes."""
+        """Return all arguments, with as many rows as there are probes."""
         given, wanted = self.arguments, self.count
         count = len(given[self.per_example[0]])
         if len(self.sizes) > 1:
@@ -204,7 +204,7 @@ class ProbeEncoder(nn.Module):
         }
 
     def describe(self) -> dict[str, Any]:
-        """The settings of the probes but for their module, as JSON; the tensors are among those of the net.
+        """Return the settings of the probes but for their module, as JSON; the tensors are among those of the net.
 
         Raises:
             ValueError: A function chooses the outputs.
@@ -280,5 +280,5 @@ class ProbeEncoder(nn.Module):
 
 
 def _sign(reading: ProbeReading, layout: Layout) -> Character:
-    """The character of a reading under signs; trivial if a canonical form has fixed them."""
+    """Return the character of a reading under signs; trivial if a canonical form has fixed them."""
     return at_end(layout.character_of(reading.piece.labels), reading.end)

@@ -27,7 +27,7 @@ class Along:
     is_first: bool
 
     def last(self, values: Tensor, lead: int) -> Tensor:
-        """The examples on a last axis of their own; `lead` axes precede those that are counted."""
+        """Return the examples on a last axis of their own; `lead` axes precede those that are counted."""
         axis = lead + self.axis
         sizes = (self.count, -1) if self.is_first else (-1, self.count)
         apart = values.reshape(*values.shape[:axis], *sizes, *values.shape[axis + 1 :])
@@ -85,7 +85,7 @@ class ProbeReading:
 def find_readings(
     name: str, shape: tuple[int, ...], sites: Sequence[Site], layout: Layout, examples: Along | None
 ) -> Iterator[ProbeReading]:
-    """The readings of one intermediate value.
+    """Yield the readings of one intermediate value.
 
     Values along the axes of matrices that have no canonical form belong to no units, and are left out.
     """
@@ -109,7 +109,8 @@ def find_readings(
 
 
 def _is_settled(piece: Piece, axes: tuple[int, ...], layout: Layout) -> bool:
-    """Whether signs that act change a mean over the other axes as a whole, and features of the units know how."""
+    """Return whether signs that act change a mean over the other axes as a whole, and features of the units know
+    how."""
     if not layout.is_signed:
         return True
     character = layout.character_of(piece.labels)
@@ -125,7 +126,8 @@ def _is_settled(piece: Piece, axes: tuple[int, ...], layout: Layout) -> bool:
 def flatten_outputs(
     values: Num[Tensor, "models *shape"], examples: Along | None, most: int
 ) -> Num[Tensor, "models numbers"]:
-    """Outputs as numbers of the network; where these are more than `most`, all but examples and classes is averaged."""
+    """Return outputs as numbers of the network; where these are more than `most`, all but examples and classes is
+    averaged."""
     x = values.unsqueeze(-1) if examples is None else examples.last(values, 1)
     if x[0].numel() > most and x.ndim > 3:
         x = x.mean(list(range(1, x.ndim - 2)))
@@ -133,5 +135,5 @@ def flatten_outputs(
 
 
 def roll(inputs: dict[str, Tensor], names: Sequence[str]) -> dict[str, Tensor]:
-    """Inputs whose examples are the ones before."""
+    """Return inputs whose examples are the ones before."""
     return {name: torch.roll(x, 1, 0) if name in names else x for name, x in inputs.items()}

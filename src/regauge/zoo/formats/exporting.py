@@ -128,7 +128,7 @@ def export_dwsnets(
 
 
 def _chain(architecture: Architecture) -> tuple[tuple[Link, ...], int, float]:
-    """Layers in their order, the distance of their numbers, and what is taken from the output."""
+    """Return layers in their order, the distance of their numbers, and what is taken from the output."""
     module = architecture.module()
     adds = type(module) is ImageSiren
     if adds:
@@ -157,7 +157,7 @@ def _create(folder: str | Path) -> Path:
 
 
 def _blocks(store: Store, indices: Sequence[int], progress: Progress) -> Iterator[tuple[Params, list[dict[str, Any]]]]:
-    """Networks and their rows; a block is done when the next one is asked for."""
+    """Yield networks and their rows; a block is done when the next one is asked for."""
     advance = progress("networks", len(indices))
     for start in range(0, len(indices), BLOCK_NETWORKS):
         part = indices[start : start + BLOCK_NETWORKS]

@@ -81,7 +81,8 @@ def read_folder(
 
 
 def find_checkpoints(tree: Tree, template: str, what: str) -> list[dict[str, Any]]:
-    """A row for each file whose name fits a template, see `read_folder`, by id and step; errors call them `what`."""
+    """Return a row for each file whose name fits a template, see `read_folder`, by id and step; errors call them
+    `what`."""
     pattern = _compile(template)
     found = {name: fitting.groupdict() for name in tree.names if (fitting := pattern.fullmatch(name))}
     if not found:
@@ -91,7 +92,7 @@ def find_checkpoints(tree: Tree, template: str, what: str) -> list[dict[str, Any
 
 
 def _compile(template: str) -> re.Pattern[str]:
-    """The pattern of the names that fit a template."""
+    """Return the pattern of the names that fit a template."""
     parts = []
     for piece in re.split(r"(\{[^{}]*\}|\*\*|\*)", template):
         if piece.startswith("{") and piece.endswith("}"):
@@ -107,7 +108,7 @@ def _compile(template: str) -> re.Pattern[str]:
 
 
 def _number(found: dict[str, dict[str, str]]) -> list[dict[str, Any]]:
-    """Rows from the parts of the names, with integers "id" and "step", in their order."""
+    """Return rows from the parts of the names, with integers "id" and "step", in their order."""
     columns = {key: [fields[key] for fields in found.values()] for key in next(iter(found.values()), {})}
     readers = {key: _reader(values) for key, values in columns.items()}
     rows = {name: {key: readers[key](value) for key, value in fields.items()} for name, fields in found.items()}
@@ -158,7 +159,7 @@ def read_deep_align(path: str | Path) -> Source:
 
 
 def chain_architecture(params: Mapping[str, Tensor], label: str) -> tuple[Architecture, dict[str, str]]:
-    """The module of a chain `seq`, and its name for each tensor; other networks are refused."""
+    """Return the module of a chain `seq`, and its name for each tensor; other networks are refused."""
     numbers = sorted({int(number) for name in params for number in re.findall(r"^seq\.(\d{1,9})\.", name)})
     wanted = [f"seq.{k}.{kind}" for k in numbers for kind in ("weight", "bias")]
     step = numbers[1] - numbers[0] if len(numbers) > 1 else 0

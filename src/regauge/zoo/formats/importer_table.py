@@ -32,7 +32,7 @@ GROUP = "regauge.formats"
 
 
 def importer(name: str) -> Callable[..., Source]:
-    """The importer of a format, of this package or of another one that is installed."""
+    """Return the importer of a format, of this package or of another one that is installed."""
     if name in FORMATS:
         return FORMATS[name]
     others = {point.name: point for point in entry_points(group=GROUP)}

@@ -53,7 +53,8 @@ class Variable:
 
 
 def read_small_cnn_zoo(path: str | Path, *, activation: str | None = None) -> Source:
-    """The zoo in an unpacked folder: trajectories by "modeldir", steps in epochs, settings under "config." names.
+    """Return the zoo in an unpacked folder: trajectories by "modeldir", steps in epochs, settings under "config."
+    names.
 
     The activation is part of the architecture; it must be given where there are several, and chooses the networks.
 
@@ -109,7 +110,7 @@ def read_small_cnn_zoo(path: str | Path, *, activation: str | None = None) -> So
 
 
 def read_layout(path: Path) -> list[Variable]:
-    """The variables in the order of their columns, of which none is left out."""
+    """Return the variables in the order of their columns, of which none is left out."""
     variables = []
     try:
         with open(path, newline="", encoding="utf-8") as file:
@@ -137,7 +138,7 @@ def read_layout(path: Path) -> list[Variable]:
 
 
 def read_metrics(path: Path, count: int) -> list[dict[str, Any]]:
-    """Rows with an integer "id" for each trajectory and "step"; numbers as such, empty cells left out.
+    """Return rows with an integer "id" for each trajectory and "step"; numbers as such, empty cells left out.
 
     Args:
         path: The file.
@@ -161,7 +162,7 @@ def read_metrics(path: Path, count: int) -> list[dict[str, Any]]:
 
 
 def from_matrix(matrix: Any, variables: Sequence[Variable], names: Mapping[str, str]) -> Params:
-    """Networks from rows of values."""
+    """Return networks from rows of values."""
     values = torch.from_numpy(np.array(matrix, np.float32))
     params = {}
     for variable in variables:
@@ -171,7 +172,7 @@ def from_matrix(matrix: Any, variables: Sequence[Variable], names: Mapping[str, 
 
 
 def _architecture(variables: Sequence[Variable], activation: str) -> tuple[Architecture, dict[str, str]]:
-    """The module, and its name for each variable."""
+    """Return the module, and its name for each variable."""
     kernels = [variable for variable in variables if variable.name.endswith("kernel:0")]
     biases = [variable for variable in variables if variable.name.endswith("bias:0")]
     dims = [len(kernel.shape) for kernel in kernels]
@@ -193,7 +194,7 @@ def _architecture(variables: Sequence[Variable], activation: str) -> tuple[Archi
 
 
 def _value(text: str) -> Any:
-    """A cell as a number or a truth value where it is one."""
+    """Return a cell as a number or a truth value where it is one."""
     if text in ("True", "False"):
         return text == "True"
     for kind in (int, float):
@@ -205,7 +206,7 @@ def _value(text: str) -> Any:
 
 
 def table_bytes(rows: Sequence[Mapping[str, Any]]) -> bytes:
-    """Rows as a CSV file, with a column for every name."""
+    """Return rows as a CSV file, with a column for every name."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), restval="")
     writer.writeheader()
@@ -220,7 +221,7 @@ def read_hdf5(
     dataset: str = "dataset",
     inputs: tuple[Any, ...] | None = None,
 ) -> Source:
-    """Rows of values in the order of the architecture's state dictionary; row k is trajectory k.
+    """Return rows of values in the order of the architecture's state dictionary; row k is trajectory k.
 
     Args:
         path: The file.

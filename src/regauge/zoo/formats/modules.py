@@ -103,7 +103,7 @@ def _activation(name: str) -> nn.Module:
 
 
 def examples(*shape: int) -> tuple[Tensor]:
-    """Two example inputs of a shape, the same every time; a ValueError where they would fill the memory."""
+    """Return two example inputs of a shape, the same every time; a ValueError where they would fill the memory."""
     if math.prod(shape) > MOST_INPUT_VALUES:
         raise ValueError(f"inputs of shape {shape} are too large to look for a symmetry with; give smaller ones")
     return (torch.randn(2, *shape, generator=torch.Generator().manual_seed(0)),)

@@ -24,7 +24,7 @@ IGNORED = ("config", "hist_stats")
 
 
 def read_ray_tune(path: str | Path) -> Source:
-    """The trials of an experiment in a folder or zip file, with settings and the metrics of each epoch.
+    """Return the trials of an experiment in a folder or zip file, with settings and the metrics of each epoch.
 
     Raises:
         FileNotFoundError: There are no trials.
@@ -58,7 +58,7 @@ def read_ray_tune(path: str | Path) -> Source:
 
 
 def layers_of(settings: Mapping[str, Any]) -> list[list[Any]]:
-    """The layers of a published architecture, as `Listed` takes them."""
+    """Return the layers of a published architecture, as `Listed` takes them."""
     kind = settings.get("model::type")
     activation = [str(settings.get("model::nlin", "leakyrelu"))]
     dropout = [["dropout"]] if float(settings.get("model::dropout", 0.2)) > 0 else []
@@ -103,7 +103,7 @@ def _rows(tree: Tree, trials: Mapping[str, Mapping[int, str]], layers: Sequence[
 
 
 def _settings(tree: Tree, trial: str) -> tuple[dict[str, Any], list[list[Any]]]:
-    """The settings of a trial, and the layers of its networks."""
+    """Return the settings of a trial, and the layers of its networks."""
     name = f"{trial}/params.json"
     if name not in tree.names:
         raise FileNotFoundError(
@@ -119,7 +119,7 @@ def _settings(tree: Tree, trial: str) -> tuple[dict[str, Any], list[list[Any]]]:
 
 
 def _results(tree: Tree, trial: str) -> dict[int, dict[str, Any]]:
-    """The metrics of each epoch, as far as they were written."""
+    """Return the metrics of each epoch, as far as they were written."""
     name = f"{trial}/result.json"
     if name not in tree.names:
         return {}

@@ -78,7 +78,7 @@ class Tree:
         self.names = sorted(n for n in names if not any(part == MACOS or part.startswith(".") for part in parts[n]))
 
     def read(self, name: str) -> bytes:
-        """The content of one file."""
+        """Return the content of one file."""
         if self._archive is None:
             return (self.path / name).read_bytes()
         try:
@@ -89,7 +89,7 @@ class Tree:
             raise ValueError(f"{name!r} in {str(self.path)!r} is damaged ({error}); fetch it again") from error
 
     def checkpoint(self, name: str, beside: Collection[str] = ()) -> tuple[Params, dict[str, Any]]:
-        """A state dictionary, and what else the file says: some entries, and the row that `export` wrote.
+        """Return a state dictionary, and what else the file says: some entries, and the row that `export` wrote.
 
         What does not end in `.safetensors` is read as a torch file, with `weights_only=True`. Entries that are no
         parameters, such as "label", are named by `beside`, whether or not they are there.
@@ -114,7 +114,7 @@ class Tree:
 
 
 def _read_safetensors(content: bytes, label: str) -> tuple[Mapping[Any, Any], dict[str, Any]]:
-    """The tensors, and the row in the header; nothing where another program wrote something else there."""
+    """Return the tensors, and the row in the header; nothing where another program wrote something else there."""
     try:
         params = safetensors.torch.load(content)
         header = parse_json(content[8 : 8 + int.from_bytes(content[:8], "little")])
@@ -183,7 +183,7 @@ class Source:
         beside: Collection[str] = (),
         convert: Callable[[Params, str], Params] = lambda params, name: params,
     ) -> "Source":
-        """A population with a file for each network, which the column "file" names.
+        """Return a population with a file for each network, which the column "file" names.
 
         Entries of a file that are listed in `beside` are no parameters, and `convert` makes those of the architecture
         from the others and the name of the file. Reading raises ValueError where a network has other tensors.
@@ -288,7 +288,7 @@ def _append(source: Source, store: Store, progress: Progress) -> Store:
 
 
 def _missing(source: Source, store: Store) -> list[bool]:
-    """Whether the store lacks a network, for each network of a source."""
+    """Return whether the store lacks a network, for each network of a source."""
     there: dict[tuple[int, int], Any] = {}
     if len(store):
         ids, steps = (store.rows[name].tolist() for name in ("id", "step"))

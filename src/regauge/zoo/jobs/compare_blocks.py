@@ -38,7 +38,7 @@ class CompareBlocks:
         return [(i, j) for i in range(count) for j in range(i, count)]
 
     def is_done(self, key: tuple[int, int]) -> bool:
-        """Whether the part is on the disk."""
+        """Return whether the part is on the disk."""
         return self._path(key).exists()
 
     def __call__(self, key: tuple[int, int]) -> None:
@@ -55,7 +55,7 @@ class CompareBlocks:
             np.save(file, part)
 
     def matrix(self) -> NDArray[np.float64]:
-        """The whole matrix.
+        """Return the whole matrix.
 
         Raises:
             FileNotFoundError: A part is missing; run the jobs.
@@ -76,7 +76,7 @@ class CompareBlocks:
         return self.networks[k * self.size : (k + 1) * self.size]
 
     def _read(self, k: int) -> Params:
-        """The networks of a block; only their shards are looked at."""
+        """Return the networks of a block; only their shards are looked at."""
         places = self._block(k)
         part = Store.open(self.store).part(dict.fromkeys(place.shard for place in places))
         return part.read(part.numbers(places))
@@ -94,7 +94,7 @@ def plan_comparison(
     size: int = 64,
     what: str | None = None,
 ) -> CompareBlocks:
-    """The jobs of a matrix, new or as an interrupted run left them.
+    """Return the jobs of a matrix, new or as an interrupted run left them.
 
     Args:
         store: The store, or its folder. Numbers are those of the reader that is given.
@@ -123,6 +123,6 @@ def plan_comparison(
 
 
 def _words(compare: Compare) -> str:
-    """The name of a function, the `repr` of an object."""
+    """Return the name of a function, the `repr` of an object."""
     name = getattr(compare, "__qualname__", None)
     return repr(compare) if name is None else f"{compare.__module__}:{name}"

@@ -27,7 +27,7 @@ class Job(Protocol[K]):
         """The keys of all jobs."""
 
     def is_done(self, key: K) -> bool:
-        """Whether the file of this job is there."""
+        """Return whether the file of this job is there."""
 
     def __call__(self, key: K) -> object:
         """Do the job; the outcome is the same whenever it is done."""
@@ -102,7 +102,8 @@ def run_jobs(
 
 
 def recorded_library(folder: str | Path) -> Library:
-    """The library of matrix products for the jobs of a store: as chosen, as an earlier run recorded, or the default."""
+    """Return the library of matrix products for the jobs of a store: as chosen, as an earlier run recorded, or the
+    default."""
     known = Store.find(folder)
     recorded = None if known is None else known.about.get("products")
     return chosen_library() or recorded or default_library()
@@ -122,7 +123,7 @@ def perform(job: Job[K], key: K) -> None:
 
 
 def share_of(environment: Mapping[str, str] = os.environ) -> Share:
-    """The share of this process, as a launcher tells: RANK and WORLD_SIZE (torchrun), or a job array of Slurm.
+    """Return the share of this process, as a launcher tells: RANK and WORLD_SIZE (torchrun), or a job array of Slurm.
 
     Everything is this process's if neither is set.
 

@@ -26,7 +26,7 @@ PATIENCE = 10
 
 
 def processes(count: int) -> MakeExecutor:
-    """A pool of processes of this machine, each with one thread.
+    """Return a pool of processes of this machine, each with one thread.
 
     They are started afresh rather than forked: torch's thread pools do not survive a fork.
 
@@ -40,7 +40,8 @@ def processes(count: int) -> MakeExecutor:
 
 
 def executor_of(on: str) -> MakeExecutor | None:
-    """The place of jobs that a text names: here, processes, processes:4, dask, dask:4 or tcp://HOST:PORT; None is here.
+    """Return the place of jobs that a text names: here, processes, processes:4, dask, dask:4 or tcp://HOST:PORT; None
+    is here.
 
     Raises:
         ValueError: The text names no place.
@@ -59,7 +60,7 @@ def executor_of(on: str) -> MakeExecutor | None:
 
 
 def dask(address: str | None = None, *, workers: int | None = None) -> MakeExecutor:
-    """The workers of a Dask cluster.
+    """Return the workers of a Dask cluster.
 
     Args:
         address: Address of its scheduler, such as "tcp://10.0.0.1:8786"; a cluster of processes on this machine is
@@ -100,7 +101,7 @@ def _dask(address: Any, workers: int | None) -> Iterator[Executor]:
 
 
 def _connect(address: Any) -> Any:
-    """A client of a scheduler, or of a cluster in this process."""
+    """Return a client of a scheduler, or of a cluster in this process."""
     distributed: Any = import_module("distributed")
     try:
         return distributed.Client(address, timeout=PATIENCE)

@@ -60,7 +60,7 @@ class Stage:
         self.rest: list[SavedNetworks] = []
 
     def next_id(self) -> int:
-        """The first id that is not in a finished stack; stacks are finished in the order of ids."""
+        """Return the first id that is not in a finished stack; stacks are finished in the order of ids."""
         stacks = self._stacks()
         return _end(stacks[-1][-1]) if stacks else 0
 
@@ -90,7 +90,7 @@ class Stage:
             yield SavedNetworks(part.read(slice(None)), part.rows.dicts())
 
     def _stacks(self) -> list[list[str]]:
-        """Names of the pieces of each finished stack."""
+        """Return names of the pieces of each finished stack."""
         if not self.folder.exists():
             return []
         names = [shard.path.stem for shard in self._kept().shards]
@@ -104,7 +104,7 @@ class Stage:
         return Store.create(self.folder, self.store.architecture, storage=self.store.storage)
 
     def _pieces(self, blocks: Iterable[SavedNetworks]) -> Iterator[tuple[SavedNetworks, bool]]:
-        """Blocks joined up to the size of a piece, and whether it is the last: there is always one."""
+        """Yield blocks joined up to the size of a piece, and whether it is the last: there is always one."""
         joined: list[SavedNetworks] = []
         size = 0
         for block in blocks:
@@ -161,15 +161,15 @@ class TrainShards:
         return range(len(self._ranges))
 
     def is_done(self, key: int) -> bool:
-        """Whether the shard is in the store."""
+        """Return whether the shard is in the store."""
         return path_of(self.folder, self.name(key)).exists()
 
     def name(self, key: int) -> str:
-        """The name of the shard."""
+        """Return the name of the shard."""
         return f"train-{key:06d}"
 
     def ids(self, key: int) -> range:
-        """The ids of the networks of the shard."""
+        """Return the ids of the networks of the shard."""
         return self._ranges[key]
 
     @cached_property
@@ -194,7 +194,7 @@ class TrainShards:
                 raise
 
     def missing(self, share: Share = WHOLE) -> list[int]:
-        """The shards of a share that are not done yet."""
+        """Return the shards of a share that are not done yet."""
         return missing_jobs(self, share)
 
     def run(
@@ -231,7 +231,7 @@ def plan_training(
     storage: str | None = None,
     device: str = "cpu",
 ) -> tuple[Store, TrainShards]:
-    """The store of a population, new or as an interrupted run left it, and the jobs that fill it.
+    """Return the store of a population, new or as an interrupted run left it, and the jobs that fill it.
 
     A store of the first networks of the population, complete or not, is extended to all of them: network i does not
     depend on their count. The exception is a population in which the worst of a group are given up and the last group
@@ -285,13 +285,13 @@ def plan_training(
 
 
 def _count_in(about: Mapping[str, Any]) -> int:
-    """The number of networks that a store is for."""
+    """Return the number of networks that a store is for."""
     count: int = about.get("training", {}).get("count", 0)
     return count
 
 
 def _counted(about: Mapping[str, Any], before: Mapping[str, Any], count: int) -> dict[str, Any]:
-    """The description of a store, updated to another number of networks."""
+    """Return the description of a store, updated to another number of networks."""
     earlier = [*before.get(EARLIER, ()), *([_count_in(before)] if count > _count_in(before) else [])]
     return {**about, "training": {**about["training"], "count": count}, **({EARLIER: earlier} if earlier else {})}
 
@@ -314,7 +314,8 @@ def _require_extensible(store: Store, config: PopulationConfig) -> None:
 
 
 def settings_of(value: Any) -> Any:
-    """A config as plain JSON: every part with the name of its kind; without the architecture, which a store has."""
+    """Return a config as plain JSON: every part with the name of its kind; without the architecture, which a store
+    has."""
     if is_dataclass(value):
         values = {part: getattr(value, part.name) for part in fields(value) if part.name != "architecture"}
         told = {part.name: own for part, own in values.items() if not (LATER in part.metadata and own == part.default)}
@@ -324,7 +325,8 @@ def settings_of(value: Any) -> Any:
 
 
 def _shard_size(config: PopulationConfig, examples: Examples) -> int:
-    """Networks of a shard: whole groups, or an equal part of one, so that networks of a group share their batches."""
+    """Return networks of a shard: whole groups, or an equal part of one, so that networks of a group share their
+    batches."""
     size = max(1, min(SHARD, int(SHARD_WORK // _work(config, examples))))
     if size >= config.count:
         return config.count

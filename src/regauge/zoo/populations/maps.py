@@ -77,7 +77,7 @@ def clusters(distances: ArrayLike, count: int) -> NDArray[np.int64]:
 
 
 def _check(distances: ArrayLike) -> NDArray[np.float64]:
-    """Distances made exactly symmetric, where they are so up to rounding."""
+    """Return distances made exactly symmetric, where they are so up to rounding."""
     given = np.asarray(distances, np.float64)
     if given.ndim != 2 or given.shape[0] != given.shape[1]:
         raise ValueError(

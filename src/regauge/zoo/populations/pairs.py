@@ -92,7 +92,7 @@ def squares(symmetry: Symmetry, a: Mapping[str, Tensor], b: Mapping[str, Tensor]
 
 
 def pair_matrix(first: Params, second: Params, compare: Callable[[PairBlock], Tensor]) -> Tensor:
-    """A number for each pair of networks, float64 `[n, m]`.
+    """Return a number for each pair of networks, float64 `[n, m]`.
 
     Where both populations are the same object, half of the matrix is computed, and the diagonal is zero.
     """
@@ -108,7 +108,7 @@ def require_same_architecture(first: Params, second: Params) -> None:
 
 
 def is_mutual(method: Method | None) -> bool:
-    """Whether aligning the second network to the first is the same as aligning the first to the second.
+    """Return whether aligning the second network to the first is the same as aligning the first to the second.
 
     Weight matching treats both alike: what it multiplies and assigns for the inverse is the transpose.
     """
@@ -116,7 +116,7 @@ def is_mutual(method: Method | None) -> bool:
 
 
 def _blocks(first: Params, second: Params) -> Iterator[PairBlock]:
-    """All pairs; of one population with itself only those whose second number is larger."""
+    """Yield all pairs; of one population with itself only those whose second number is larger."""
     n, m = count_models(first), count_models(second)
     i, j = torch.triu_indices(n, n, 1) if first is second else torch.cartesian_prod(torch.arange(n), torch.arange(m)).T
     size = sum(tensor.nbytes for tensor in first.values()) // max(n, 1)
@@ -191,7 +191,7 @@ class Barriers:
         return pair_matrix(first, second, compare)
 
     def _losses(self, params: Params) -> Tensor:
-        """The loss of every network, prepared, float64 on the CPU."""
+        """Return the loss of every network, prepared, float64 on the CPU."""
         count, prepare = count_models(params), self.task.prepare
         if prepare is not None or any(isinstance(part, ALONE) for part in self.task.module.modules()):
             networks = (select(params, k) for k in range(count))
@@ -203,7 +203,7 @@ class Barriers:
 
 
 def mean_barrier(matrix: Tensor) -> tuple[float, float]:
-    """Mean and standard deviation over the pairs of different networks, NaN left out."""
+    """Return mean and standard deviation over the pairs of different networks, NaN left out."""
     n = len(matrix)
     values = matrix[tuple(torch.triu_indices(n, n, 1))]
     values = values[~values.isnan()]

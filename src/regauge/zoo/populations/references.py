@@ -51,7 +51,7 @@ class AlignShards:
         return [shard.path.stem for shard in Store.open(self.source).shards]
 
     def is_done(self, key: str) -> bool:
-        """Whether the aligned shard is in the target."""
+        """Return whether the aligned shard is in the target."""
         return path_of(self.target, key).exists()
 
     def __call__(self, key: str) -> None:
@@ -99,13 +99,13 @@ def sample(store: Store, count: int, *, seed: int = 0, among: NDArray[np.int64] 
 
 @check_arguments
 def medoid(params: Params, symmetry: Symmetry, *, method: Method | None = None, seed: int = 0) -> int:
-    """The number of the network whose orbit is nearest to those of all others, in the mean."""
+    """Return the number of the network whose orbit is nearest to those of all others, in the mean."""
     distances = OrbitDistances(symmetry, method, seed)(params, params)
     return int(distances.sum(1).argmin())
 
 
 def reference(store: Store, to: To, *, count: int = 64, seed: int = 0) -> Params:
-    """The network that a store is aligned to.
+    """Return the network that a store is aligned to.
 
     Args:
         store: With a known symmetry.
@@ -146,7 +146,7 @@ def plan_population(
     count: int = 64,
     seed: int = 0,
 ) -> tuple[Store, AlignShards]:
-    """The store for a population aligned to one network, and the jobs that fill it.
+    """Return the store for a population aligned to one network, and the jobs that fill it.
 
     The reference is written into the target's folder, as `reference.safetensors`, and used again by a later run. The
     target is filled from one source and to one reference; a source that has grown is aligned by planning again.

@@ -41,7 +41,7 @@ class Fingerprints:
 
     @classmethod
     def of(cls, store: Store, *, progress: Progress = no_progress) -> "Fingerprints":
-        """The fingerprints of all networks, kept in the user's cache for each shard: shards never change.
+        """Return the fingerprints of all networks, kept in the user's cache for each shard: shards never change.
 
         Raises:
             ValueError: The symmetry of the store is not known.
@@ -62,7 +62,7 @@ class Fingerprints:
         return cls(store, torch.from_numpy(np.concatenate(found)))
 
     def nearest(self, params: Mapping[str, Tensor], count: int = 10) -> list[tuple[int, float]]:
-        """The networks whose fingerprints are nearest to that of another network, with their distances.
+        """Return the networks whose fingerprints are nearest to that of another network, with their distances.
 
         The Euclidean distance is zero for copies in any gauge, and below the relative change of the parameters for near
         ones.
@@ -82,7 +82,7 @@ class Fingerprints:
         return [(number, distance) for number, distance in rows if distance < torch.inf]
 
     def find_nearest(self, path: str | Path, count: int = 10) -> list[dict[str, Any]]:
-        """A table of the networks that are nearest to the checkpoint at a path: number, id, step and distance.
+        """Return a table of the networks that are nearest to the checkpoint at a path: number, id, step and distance.
 
         Raises:
             ValueError: `count` is less than 1, or the checkpoint has other tensors than the networks of the store.
@@ -98,7 +98,7 @@ class Fingerprints:
 
 
 def _measure(store: Store, shard: Shard, start: int) -> NDArray[np.float32]:
-    """The fingerprints of a shard whose first network has this number."""
+    """Return the fingerprints of a shard whose first network has this number."""
     result = np.full((shard.count, SIZE), np.nan, np.float32)
     fine = np.flatnonzero(store.rows["is_finite"][start : start + shard.count])
     block = max(1, FINGERPRINTED_BYTES // (8 * store.architecture.size))

@@ -79,7 +79,8 @@ class PairMatrices:
         points: int = 3,
         seed: int = 0,
     ) -> dict[str, Tensor]:
-        """The barriers between all pairs of networks, as they are and aligned, `[networks, networks]` under a title.
+        """Return the barriers between all pairs of networks, as they are and aligned, `[networks, networks]` under a
+        title.
 
         Args:
             task: The task whose loss has the barriers.
@@ -106,7 +107,7 @@ class PairMatrices:
         return found | {title: self("barriers, aligned", moved, before)}
 
     def rows(self, matrices: Mapping[str, Tensor]) -> list[dict[str, Any]]:
-        """A table of all pairs of networks: their ids and steps, and the entry of each matrix under its name."""
+        """Return a table of all pairs of networks: their ids and steps, and the entry of each matrix under its name."""
         rows = self.store.rows.dicts(self.numbers)
         return [
             {f"{key}_{side}": rows[k][key] for side, k in (("a", i), ("b", j)) for key in ("id", "step")}
@@ -118,7 +119,7 @@ class PairMatrices:
     def distances(
         self, by: Literal["orbits", "universe", "weights"] = "orbits", *, seed: int = 0
     ) -> NDArray[np.float64]:
-        """The distances between all networks, `[networks, networks]`.
+        """Return the distances between all networks, `[networks, networks]`.
 
         Args:
             by: "orbits": of orbits, with each pair aligned; "universe": of networks aligned to the mean of their

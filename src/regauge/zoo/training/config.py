@@ -26,11 +26,11 @@ class Fraction:
         require_setting("the share of the examples", self.share, 0, 1, is_open=True)
 
     def describe(self, seed: int, group: int) -> dict[str, float]:
-        """The columns of the network's row that describe it."""
+        """Return the columns of the network's row that describe it."""
         return {"share": draw(self.share, seed, "share", group)}
 
     def choose(self, examples: Examples, seed: int, group: int) -> Tensor:
-        """Numbers of a group's examples."""
+        """Return numbers of a group's examples."""
         count = len(examples.inputs)
         order = torch.randperm(count, generator=generator_of(seed, "subset", group))
         return order[: max(1, round(count * self.describe(seed, group)["share"]))]
@@ -58,11 +58,11 @@ class ClassHalves:
         require_setting("the share of a class in its half", self.share, 0, 1)
 
     def describe(self, seed: int, group: int) -> dict[str, int]:
-        """The columns of the network's row that describe it."""
+        """Return the columns of the network's row that describe it."""
         return {"half": group % 2}
 
     def choose(self, examples: Examples, seed: int, group: int) -> Tensor:
-        """Numbers of a group's examples."""
+        """Return numbers of a group's examples."""
         if not examples.is_classification:
             raise ValueError(f"{examples.name!r} has no classes to be halved; use another subset")
         # The same cut for all groups, so that the halves have no example in common.
@@ -101,7 +101,7 @@ class Checkpoints:
             raise ValueError(f"{self} never comes; every must be at least 1 and warmup not negative")
 
     def steps(self, total: int) -> set[int]:
-        """The steps of all checkpoints but the last, of a training of `total` steps."""
+        """Return the steps of all checkpoints but the last, of a training of `total` steps."""
         return set(range(self.warmup, total, self.every))
 
 
@@ -181,7 +181,7 @@ class PopulationConfig(DescentConfig):
             raise ValueError(f"two of {self.discards} are at the same step; discard once")
 
     def total_steps(self, examples: Examples) -> int:
-        """Steps of every network."""
+        """Return steps of every network."""
         if self.steps is not None:
             return self.steps
         assert self.epochs is not None
@@ -194,14 +194,14 @@ class PopulationConfig(DescentConfig):
         return len({total} | (set() if self.checkpoints is None else self.checkpoints.steps(total)))
 
     def batch_of(self, count: float) -> float:
-        """Examples of a step, of a number of examples."""
+        """Return examples of a step, of a number of examples."""
         return count if self.batch is None else min(self.batch, count)
 
     def reads_everything(self, examples: Examples) -> bool:
-        """Whether every step reads all examples: groups then do not matter."""
+        """Return whether every step reads all examples: groups then do not matter."""
         return self.subset is None and self.batch_of(len(examples.inputs)) == len(examples.inputs)
 
 
 def generator_of(*key: int | str) -> torch.Generator:
-    """The generator of a key, which decides alone what it draws."""
+    """Return the generator of a key, which decides alone what it draws."""
     return torch.Generator().manual_seed(derive_seed(*key))

@@ -156,7 +156,7 @@ def _try(module: nn.Module, inputs: Tensor, seed: int) -> tuple[Tensor, bool]:
 
 @lru_cache(maxsize=4)
 def load_examples(name: str) -> Examples:
-    """The examples of a name in `SETS`, or what the function `package.module:function` returns, read once.
+    """Return the examples of a name in `SETS`, or what the function `package.module:function` returns, read once.
 
     Raises:
         ValueError: There is no such set or function, or it returns something else.
@@ -180,7 +180,7 @@ def image_classes(data: ImageData, mean: float, std: float) -> Examples:
 
 
 def image_signals(data: ImageData) -> Examples:
-    """Every image, with its class, as a function from pixel centers in [-1, 1]^2, row by row, to channels.
+    """Return every image, with its class, as a function from pixel centers in [-1, 1]^2, row by row, to channels.
 
     Test images are spread evenly among training images, so that the first signals have both.
     """

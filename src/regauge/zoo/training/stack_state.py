@@ -31,7 +31,7 @@ class Feed:
         self.orders: dict[int, Tensor] = {}
 
     def indices(self, step: int) -> Tensor:
-        """Numbers of the examples of a step, `[batch]`."""
+        """Return numbers of the examples of a step, `[batch]`."""
         begin, end = step * self.batch, (step + 1) * self.batch
         pieces = []
         for epoch in range(begin // self.count, -(-end // self.count)):
@@ -67,7 +67,7 @@ class Batches:
         self.targets = examples.targets[self.signals] if examples.is_signals else examples.targets
 
     def at(self, step: int) -> tuple[Tensor, Tensor]:
-        """Inputs `[groups, batch, ...]` and targets of a step; one group if all read everything."""
+        """Return inputs `[groups, batch, ...]` and targets of a step; one group if all read everything."""
         if self.feeds is None:
             targets = self.targets if self.examples.is_signals else self.targets.unsqueeze(0)
             return self.examples.inputs.unsqueeze(0), targets
@@ -134,7 +134,7 @@ class Running:
         self.program = program
 
     def judge(self, step: int, losses: Tensor | None, params: Params, discard: Discard | None) -> list[Row]:
-        """A row for each place, given up or not."""
+        """Return a row for each place, given up or not."""
         finite = torch.stack([t.isfinite().flatten(1).all(1) for t in params.values() if t.is_floating_point()]).all(0)
         loss, accuracy = self._validation()
         # Each list leaves a device at once, and not number by number.
@@ -165,7 +165,7 @@ class Running:
         return rows
 
     def block(self, rows: Sequence[Row], params: Params, *, is_checkpoint: bool) -> SavedNetworks:
-        """The networks that are alive, or between checkpoints those of them that are given up now."""
+        """Return the networks that are alive, or between checkpoints those of them that are given up now."""
         index = [k for k, alive in enumerate(self.is_alive) if alive and (is_checkpoint or _is_given_up(rows[k]))]
         if len(index) < len(self.members):
             params = {name: tensor[index] for name, tensor in params.items()}
@@ -178,7 +178,7 @@ class Running:
             self._compact()
 
     def _find_discarded(self, rows: Sequence[Row], discard: Discard) -> set[int]:
-        """The places of the networks that the rule says, without those that diverged or were given up before."""
+        """Return the places of the networks that the rule says, without those that diverged or were given up before."""
         losses = [
             math.inf if row["is_diverged"] or not alive else row["validation_loss"]
             for row, alive in zip(rows, self.is_alive, strict=True)
@@ -217,7 +217,7 @@ class Running:
         self.is_alive = [self.is_alive[k] for k in index]
 
     def _validation(self) -> tuple[Tensor, Tensor | None]:
-        """Mean losses and accuracies of the networks on what is kept for validation, float64."""
+        """Return mean losses and accuracies of the networks on what is kept for validation, float64."""
         examples = self.examples
         targets = examples.validation_targets
         if examples.is_signals:

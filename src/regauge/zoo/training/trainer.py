@@ -154,7 +154,7 @@ class _Maker:
         self.vmap = VmapEngine(module, is_compiled=self.backend == "compiled")
 
     def make(self, members: Sequence[Member]) -> Stack:
-        """The program of these networks at their start."""
+        """Return the program of these networks at their start."""
         starts = [member.start for member in members]
         params = initialize(self.config.architecture, starts, self.dtype)
         params = {name: tensor.to(self.device) for name, tensor in params.items()}
@@ -167,7 +167,7 @@ class _Maker:
         return Stack(self.module, params, self.config.optimizer, settings, engine)
 
     def stack_size(self) -> int:
-        """The number of networks that fit the cache, or another device: whole groups, or equal parts of one."""
+        """Return the number of networks that fit the cache, or another device: whole groups, or equal parts of one."""
         group = self.config.group
         if not isinstance(self.chain, VectorChain) or self.backend != "stacked":
             return max(group, STACK_BY_VMAP // group * group)

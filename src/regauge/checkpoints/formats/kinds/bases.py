@@ -28,7 +28,7 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 
 def without_smallest(count: int) -> Mapped:
-    """A matrix without its smallest singular values, as KaSA changes its base."""
+    """Return a matrix without its smallest singular values, as KaSA changes its base."""
 
     def cut(weight: Tensor) -> Tensor:
         u, s, v = torch.linalg.svd(weight.double(), full_matrices=False)
@@ -114,7 +114,7 @@ def psoft(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
 
 
 def _psoft_turn(values: Tensor, rank: int, config: Config) -> Tensor:
-    """The rotation `(1 + Q)(1 - Q)^-1` for antisymmetric Q, its series cut off, or any matrix."""
+    """Return the rotation `(1 + Q)(1 - Q)^-1` for antisymmetric Q, its series cut off, or any matrix."""
     if not config.get("psoft_orth", True):
         return values
     one, matrix = torch.eye(rank, dtype=torch.float64), antisymmetric(values, rank)
@@ -153,7 +153,8 @@ def frod(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
 
 
 def _role(module: str) -> str:
-    """The name of the modules that share a matrix V: the last part of a path, or two where no number is before it."""
+    """Return the name of the modules that share a matrix V: the last part of a path, or two where no number is before
+    it."""
     *before, last = module.split(".")
     if not before or before[-1].isdigit():
         return last

@@ -45,13 +45,13 @@ def ia3(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
 
 
 def norms(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
-    """Weights and biases of norms as they were trained."""
+    """Yield weights and biases of norms as they were trained."""
     for name, value in parts.items():
         yield name.removeprefix("ln_tuning_layers."), Replaced(value)
 
 
 def trained_rows(module: str, delta: Tensor, indices: Any) -> Mapped:
-    """The rows of some tokens, as they were trained.
+    """Return the rows of some tokens, as they were trained.
 
     Raises:
         ValueError: The configuration names no tokens for this module, or another number of them.
@@ -136,7 +136,7 @@ def waveft(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
     low = torch.tensor(WAVELETS.get(family, (1.0,)), dtype=torch.float64)
 
     def sides(size: int) -> tuple[Tensor, int]:
-        """The matrix from padded coefficients of one side, and where the entries begin in these."""
+        """Return the matrix from padded coefficients of one side, and where the entries begin in these."""
         taps, padded = len(low), size + len(low) - 2
         padded += padded % 2
         high = low.flip(0) * torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(taps // 2)
@@ -161,7 +161,7 @@ def waveft(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
 
 
 def _quarters(entries: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    """The sum over the quarters of wavelet coefficients, of which the upper right one has high rows in peft."""
+    """Return the sum over the quarters of wavelet coefficients, of which the upper right one has high rows in peft."""
     row, column = left.shape[1] // 2, right.shape[1] // 2
     low, high = left[:, :row], left[:, row:]
     near, far = right[:, :column].T, right[:, column:].T

@@ -19,7 +19,7 @@ from regauge.checkpoints.formats.kinds.kind import NO_PROJECTION, Config, Made, 
 
 
 def _core(t: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """A convolution's kernel from its core and the factors of its sides."""
+    """Return a convolution's kernel from its core and the factors of its sides."""
     return torch.einsum("ijkl,ip,jr->prkl", t, a, b)
 
 

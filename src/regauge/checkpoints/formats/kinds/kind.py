@@ -32,7 +32,8 @@ class Kind:
 
 @lru_cache(maxsize=2048)
 def ending(pattern: str) -> Expression:
-    """The expression for a key of a pattern in a configuration, which names modules by the ends of their paths."""
+    """Return the expression for a key of a pattern in a configuration, which names modules by the ends of their
+    paths."""
     return Expression(rf"(.*\.)?({pattern})")
 
 
@@ -47,14 +48,14 @@ def added(change: Tensor) -> Mapped:
 
 
 def scale(config: Config, module: str, rank: int) -> float:
-    """The factor `alpha / rank`, with the alpha of the module."""
+    """Return the factor `alpha / rank`, with the alpha of the module."""
     patterns = config.get("alpha_pattern") or {}
     found = (one for key, one in patterns.items() if ending(key).fullmatch(module))
     return float(next(found, config.get("alpha", 8))) / rank
 
 
 def exact(parts: Parts) -> dict[str, Tensor]:
-    """The tensors of a module in float64."""
+    """Return the tensors of a module in float64."""
     return {name: one.double() for name, one in parts.items()}
 
 
@@ -66,7 +67,7 @@ def antisymmetric(values: Tensor, size: int) -> Tensor:
 
 
 def require_terms(config: Config) -> int:
-    """The number of terms of a series of powers.
+    """Return the number of terms of a series of powers.
 
     Raises:
         ValueError: It is none, or would take forever.
