@@ -21,17 +21,17 @@ from test_discover_models import summary
 HEADER = """# What was found in which architecture
 
 Each architecture was built in a small configuration with random weights. Every group was verified in float64, with all
-parameters and buffers moved away from initialization. `S16` reorders 16 units, `GL6` is every invertible 6 x 6 matrix,
-`O10` every rotation, `SO2` an angle; `S8^4` has one independent copy in each of 4 blocks (heads, normalization groups,
-experts). Families count the independent positive scales, signs and half-period shifts of all groups. The error is the
-largest relative change of an output under a random element of the whole symmetry; about 1e-7 means that the model
-itself rounds to float32 inside.
+parameters and buffers moved away from initialization. In the column of groups, `S16` reorders 16 units, `GL6` contains
+every invertible 6 x 6 matrix, `O10` every rotation, `SO2` an angle. `S8^4` has one independent copy in each of 4
+blocks (heads, normalization groups, experts). The next three columns count the independent families of positive scales,
+signs and half-period shifts, over all groups. The error is the largest relative change of an output under a random
+element of the whole symmetry. If the error is about 1e-7, the model itself rounds to float32 inside.
 
 Made by `.venv/bin/python benchmarks/architectures.py > docs/architectures.md`.
 
-A row is one configuration that the tests build. [The census](census.md) has 754 published families.
-Folders of many families were also aligned, merged, loaded again and compared: see
-[folders of transformers](interoperation.md#what-was-run).
+Each row is one configuration that the tests build. [The census](census.md) has 754 published families. Folders of many
+families were also aligned, merged, loaded again and compared: see [folders of
+transformers](interoperation.md#what-was-run).
 
 | architecture | groups | scales | signs | shifts | frozen axes | error |
 | --- | --- | --- | --- | --- | --- | --- |"""
