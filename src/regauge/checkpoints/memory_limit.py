@@ -46,7 +46,7 @@ class MemoryLimit:
         return cls(read_size(memory, "memory"))
 
     def from_now(self) -> "MemoryLimit":
-        """Return copy of the limit that does not count what the process holds now; itself if its base is known."""
+        """Return a copy of the limit that does not count what the process holds now; itself if its base is known."""
         return self if self.base is not None else MemoryLimit(self.nbytes, resident())
 
     def held(self) -> int:

@@ -206,7 +206,7 @@ def line_loss(
     segments: int,
     generator: torch.Generator,
 ) -> Tensor:
-    """Return mean loss at `params` and at one random point in each of `segments` equal parts of the line from
+    """Return the mean loss at `params` and at one random point in each of `segments` equal parts of the line from
     `params_a`.
 
         (loss(p) + sum_i loss((1 - l_i) a + l_i p)) / (segments + 1)

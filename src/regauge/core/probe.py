@@ -210,7 +210,7 @@ def _is_finite(outputs: list[Tensor]) -> bool:
 
 
 def relative_change(before: list[Tensor], after: list[Tensor]) -> float:
-    """Return largest absolute difference of two lists of outputs, relative to the largest entry of each output.
+    """Return the largest absolute difference of two lists of outputs, relative to the largest entry of each output.
 
     Outputs of other shapes, as where their length follows from parameters, are infinitely far.
     """

@@ -39,7 +39,7 @@ def find_one_answer(answers: tuple[Tensor, Tensor] | None) -> float | None:
 
 
 def find_means(evaluate: Judge, params: Mapping[str, Tensor]) -> tuple[float, float | None]:
-    """Return mean loss and accuracy of networks."""
+    """Return the mean loss and accuracy of networks."""
     losses, accuracy = find_metrics(evaluate, params)
     return float(losses.mean()), None if accuracy is None else float(accuracy.mean())
 
@@ -78,7 +78,7 @@ def measure_quality(
 
 
 def _reliability(probabilities: Tensor, classes: Tensor) -> Bins:
-    """Return mean confidence, accuracy and share of the answers of each bin of confidence that has any."""
+    """Return the mean confidence, accuracy and share of the answers of each bin of confidence that has any."""
     confidence, answer = probabilities.double().max(-1)
     places = (confidence * BINS).long().clamp_max(BINS - 1)
     counts = torch.bincount(places, minlength=BINS)

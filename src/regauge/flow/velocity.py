@@ -30,12 +30,12 @@ class StraightLines:
     end: tuple[Tensor, Tensor]
 
     def at(self, t: Float[Tensor, "models 1"]) -> tuple[Tensor, Tensor]:
-        """Return mean and deviation of the points."""
+        """Return the mean and deviation of the points."""
         (m0, s0), (m1, s1) = self.start, self.end
         return (1 - t) * m0 + t * m1, ((1 - t) * s0).hypot(t * s1)
 
     def velocity(self, x: Tensor, t: Float[Tensor, "models 1"]) -> tuple[Tensor, Tensor]:
-        """Return mean and deviation of the velocities of the lines through x."""
+        """Return the mean and deviation of the velocities of the lines through x."""
         (m0, s0), (m1, s1) = self.start, self.end
         mean, spread = self.at(t)
         # v = x1 - x0: slope = Cov(v, x) / Var(x), and Var(v) - slope^2 Var(x) = s0^2 s1^2 / Var(x).
@@ -43,7 +43,7 @@ class StraightLines:
         return m1 - m0 + slope * (x - mean), s0 * s1 / spread
 
     def goal(self, x: Tensor, t: Float[Tensor, "models 1"]) -> tuple[Tensor, Tensor]:
-        """Return mean and deviation of the ends of the lines through x."""
+        """Return the mean and deviation of the ends of the lines through x."""
         (_, s0), (m1, s1) = self.start, self.end
         mean, spread = self.at(t)
         # Cov(x1, x) = t s1^2, and s1^2 - t^2 s1^4 / Var(x) = (1 - t)^2 s0^2 s1^2 / Var(x).

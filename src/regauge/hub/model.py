@@ -118,7 +118,7 @@ class Model:
         return Model(str(folder), self.tracing, values=self.values, retrace=self.retrace, verify=self.verify)
 
     def on(self, inputs: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> "Model":
-        """Return copy of the model with other inputs to be traced and run on, such as a batch of data."""
+        """Return a copy of the model with other inputs to be traced and run on, such as a batch of data."""
         built = replace(self.built, inputs=inputs, kwargs=kwargs, further=())
         return Model(self.name, self.tracing, values=self.values, verify=self.verify, built=built)
 

@@ -206,7 +206,7 @@ class MatchingFitting(Fitting[LearnedMatching]):
         return Validation(order, {**found, "sharpness": float(self.net.sharpness.detach())})
 
     def _measure(self, part: str, method: Method | None) -> dict[str, float]:
-        """Return mean midpoint excess, relative squared distance and time of the pairs of a part, aligned by a
+        """Return the mean midpoint excess, relative squared distance and time of the pairs of a part, aligned by a
         method."""
         excesses, distances, seconds = [], [], 0.0
         for layout, (left, right) in self.partners.pairs(self.division.parts, part, self.config.checked).items():

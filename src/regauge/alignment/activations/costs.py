@@ -71,7 +71,7 @@ class CrossMoments:
         return self.products / self.count, (self.squares / self.count).cpu()
 
     def product(self) -> tuple[Tensor, Tensor]:
-        """Return mean products of all pairs, without centering, and mean squares, as `correlation` returns them."""
+        """Return the mean products of all pairs, without centering, and mean squares, as `correlation` returns them."""
         products = self.products / self.count + torch.outer(self.means[0], self.means[1])
         return products, (self.squares / self.count + self.means.square()).cpu()
 

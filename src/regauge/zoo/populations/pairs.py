@@ -203,7 +203,7 @@ class Barriers:
 
 
 def mean_barrier(matrix: Tensor) -> tuple[float, float]:
-    """Return mean and standard deviation over the pairs of different networks, NaN left out."""
+    """Return the mean and standard deviation over the pairs of different networks, NaN left out."""
     n = len(matrix)
     values = matrix[tuple(torch.triu_indices(n, n, 1))]
     values = values[~values.isnan()]

@@ -217,7 +217,7 @@ class Running:
         self.is_alive = [self.is_alive[k] for k in index]
 
     def _validation(self) -> tuple[Tensor, Tensor | None]:
-        """Return mean losses and accuracies of the networks on what is kept for validation, float64."""
+        """Return the mean losses and accuracies of the networks on what is kept for validation, float64."""
         examples = self.examples
         targets = examples.validation_targets
         if examples.is_signals:
