@@ -1,4 +1,4 @@
-"""`align`, `align_pairs` and `align_many`: what moves networks close to one another."""
+"""`align`, `align_pairs` and `align_many`: functions that move networks close to one another."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -46,7 +46,7 @@ class Setting(TypedDict, total=False):
 
 
 class FileSetting(Setting, total=False):
-    """Keywords of `align`, and those for networks in files alone."""
+    """Keywords of `align`, including the keywords that only networks in files have."""
 
     untie: bool
     out: Output | str | Path | None
@@ -55,7 +55,7 @@ class FileSetting(Setting, total=False):
 
 
 class ManySetting(Setting, total=False):
-    """Keywords of `align_many`, and those for networks in files alone."""
+    """Keywords of `align_many`, including the keywords that only networks in files have."""
 
     out: Sequence[Output | str | Path | None] | None
     memory: int | str | MemoryLimit | None
@@ -86,45 +86,47 @@ def align(
     memory: int | str | MemoryLimit | None = None,
     progress: Progress = no_progress,
 ) -> Result[Any]:
-    """Move the second network along its orbit, as close to the first as the method gets.
+    """Move the second network along its orbit, as close to the first network as the method can bring it.
 
-    The result is never worse than the identity on the method's own objective, and `params` computes the same
-    function as `params_b`. Where the symmetry has translations or gains, methods compare representatives
-    (`Symmetry.split`), and the result has the coordinates of the first network.
+    The result is never worse than the identity on the method's own objective, and `params` computes the same function
+    as `params_b`. If the symmetry has translations or gains, methods compare representatives (`Symmetry.split`). The
+    result is then written in the coordinates of the first network.
 
-    Networks may be checkpoints on the disk. Those that need more than `memory` are streamed: weights are matched, and
-    `params` are read from `out` when they are asked for.
+    Networks may be checkpoints on the disk. Checkpoints that need more than `memory` are streamed: their weights are
+    matched, and `params` are read from `out` on access.
 
     Args:
         params_a: The network that stays: parameters by name, or the path of a checkpoint; a tuple of dictionaries for
-            methods that move several together (`GaussianMatching`, `JointMatching`).
-        params_b: The network that moves, unchanged itself. Running statistics move with it; what is structure becomes
-            that of the first network, bit by bit.
+            methods that move several dictionaries together (`GaussianMatching`, `JointMatching`).
+        params_b: The network that is moved; the given tensors are not changed. Running statistics move with it. Its
+            structure becomes that of the first network, bit by bit.
         symmetry: The symmetry of both networks.
         method: `DataMatching()` by default with a task, else `WeightMatching()`.
         task: Model, data and loss, for methods that use them.
-        generator: The source of chance, for methods that use it. The same generator state gives the same result.
-        rotate: Whether residual streams are rotated where they may be (groups that say so in `behind_gains`), or
-            reordered: "always", "never", or "auto", which rotates where orders do not explain nearly all, as for
-            networks from different seeds. Fine-tunes of one network are reordered.
-        untie: Whether tied heads of folders in Hugging Face style get a tensor of their own, in the folder written, too
-            (larger by that tensor; config.json says so). A tied head no longer keeps the stream from rotating then.
-            `symmetry` is then that of the untied model: `with rg.hub.untie(folder, rg.Checkpoint.open(folder)) as
+        generator: The random number generator, for methods that use one. The same generator state gives the same
+            result.
+        rotate: Whether residual streams are rotated or only reordered. Only groups with `behind_gains` can be rotated.
+            "auto" rotates if permutations do not explain nearly all, as for networks from different seeds; fine-tunes
+            of one network are reordered. The other choices are "always" and "never".
+        untie: Whether tied heads of folders in Hugging Face style get a separate tensor. The written folder also has
+            this tensor, and its config.json records it. The head then no longer keeps the stream from rotating. In this
+            case `symmetry` must be that of the untied model: `with rg.hub.untie(folder, rg.Checkpoint.open(folder)) as
             (untied, _)`, and there `rg.open_model(untied).symmetry`. Networks in memory have a tensor under each name
             already.
         out: Place of the moved network, which has the names, dtypes and header of the second one: a path, or an
-            `Output`. The alignment is written next to it. For networks on the disk only, as are the following.
+            `Output`. The alignment is written next to it. This option and the following ones are for networks on the
+            disk only.
         memory: The limit on memory: bytes, or text such as "2GB"; half of the machine's memory by default.
         progress: Shows each pass over streamed files.
 
     Raises:
         FileExistsError: The output exists, and may not be replaced.
         KeyError: A parameter that the symmetry moves is missing.
-        TypeError: A network is no dictionary of tensors, or the method no object; or the method takes tuples of
-            dictionaries and got single ones, or the other way around.
+        TypeError: A network is not a dictionary of tensors, or the method is not an object. Or the method takes tuples
+            of dictionaries and got single dictionaries, or the other way around.
         ValueError: The networks have different parameters, do not fit the symmetry, hold NaN or Inf, or are
             populations. No element carries the structure of the second into that of the first. The method needs a task
-            or a generator. Or the memory does not suffice.
+            or a generator. Or the limit on memory is too low.
     """
     job = None
     if not isinstance(params_a, tuple) and not isinstance(params_b, tuple):
@@ -174,32 +176,32 @@ def align_pairs(
     generator: torch.Generator | None = None,
     rotate: Rotate = "auto",
 ) -> Results:
-    """Move every network of a population along its orbit, as close to its partner as the method gets.
+    """Move every network of a population along its orbit, as close to its partner as the method can bring it.
 
-    Pair k is network k of the first population and network k of the second; a single first network is the
-    partner of all. For every pair the outcome is as from `align`: never worse than the identity on the method's
-    own objective, computing the same function. Methods that work on tensors with a leading axis of pairs (such as
-    `WeightMatching`) take all pairs at once, which for small networks is many times faster than a loop; others run
-    pair by pair.
+    Pair k is network k of the first population and network k of the second; a single first network is the partner of
+    every second network. Each pair gets the same result as from `align`. Some methods (such as `WeightMatching`) work
+    on tensors with a leading axis of pairs. They match all pairs at once, which is many times faster than a loop for
+    small networks. Other methods run pair by pair.
 
     Args:
-        params_a: The networks that stay, with one leading model axis on every tensor, or a single one without.
-        params_b: The networks that move, with one leading model axis on every tensor, unchanged themselves.
-            Buffers move with them.
+        params_a: The networks that stay, with one leading model axis on every tensor, or a single network without this
+            axis.
+        params_b: The networks that move, with one leading model axis on every tensor; the given tensors are not
+            changed. Buffers move with the networks.
         symmetry: The symmetry of all networks.
         method: `WeightMatching()` by default.
         task: Model, data and loss, for methods that use them.
-        generator: The source of chance, for methods that use it.
-        rotate: Whether residual streams are rotated where they may be (groups that say so in `behind_gains`), or
-            reordered: "always", "never", or "auto", which rotates where orders do not explain nearly all, as for
-            networks from different seeds. Fine-tunes of one network are reordered.
+        generator: The random number generator, for methods that use one.
+        rotate: Whether residual streams are rotated or only reordered. Only groups with `behind_gains` can be rotated.
+            "auto" rotates if permutations do not explain nearly all, as for networks from different seeds; fine-tunes
+            of one network are reordered. The other choices are "always" and "never".
 
     Raises:
         KeyError: A parameter that the symmetry moves is missing.
         TypeError: The method takes tuples of dictionaries.
-        ValueError: The networks have different parameters, do not fit the symmetry or one another in number, or hold
-            NaN or Inf. No element carries the structure of one into that of its partner. Or the method needs a task or
-            a generator.
+        ValueError: The networks have different parameters, do not fit the symmetry, differ in number, or hold NaN or
+            Inf. No element carries the structure of one into that of its partner. Or the method needs a task or a
+            generator.
     """
     method = WeightMatching() if method is None else method
     require_method(method)
@@ -242,38 +244,40 @@ def align_many(
 ) -> Result[Any]:
     """Move networks along their orbits into one universe, where all of them are close to one another.
 
-    If every network is aligned to the first, the first one is special. If every pair is aligned alone, the pairs
-    disagree: going from A to B to C differs from going to C directly. In a universe each network has one element, and
-    two networks are related by the quotient of theirs.
+    If every network is aligned to the first one, the result depends on which network comes first. If every pair is
+    aligned separately, the pairs disagree: going from A to B to C differs from going from A to C directly. In a
+    universe each network has one element, and the quotient of two elements relates their networks.
 
     `MergeMany` is the default. On five MNIST networks its objective is within 1.2% of `FrankWolfe`'s for plain MLPs and
-    2% above it for residual ones, in a sixth of the time. The mean network's loss is alike (0.27 and 0.26; 0.27 and
-    0.28); if all are aligned to the first network it is 0.35 and 0.43.
+    2% above it for residual ones, in a sixth of the time. The losses of the mean networks are similar (0.27 and 0.26;
+    0.27 and 0.28). If all networks are aligned to the first one, the losses are 0.35 and 0.43.
 
-    An element that moves all networks alike makes another universe. The one returned leaves the first network as it is.
+    Moving all networks by one common element gives another universe. The returned universe leaves the first network as
+    it is.
 
     Args:
-        params: The networks, one at least; unchanged themselves: parameters by name, or paths of checkpoints. Buffers
-            move with them. Tuples of dictionaries for methods that move several together (`GaussianMatching`,
-            `JointMatching`).
+        params: At least one network: parameters by name, or paths of checkpoints. The given tensors are not changed.
+            Buffers move with the networks. Tuples of dictionaries for methods that move several dictionaries together
+            (`GaussianMatching`, `JointMatching`).
         symmetry: The symmetry of all networks.
         method: `DataMatching()` by default with a task, else `MergeMany()`. A method for pairs aligns every
             network to the first.
         task: Model, data and loss, for methods that use them.
-        generator: The source of chance, for methods that use it. The same generator state gives the same result.
-        rotate: Whether residual streams are rotated where they may be (groups that say so in `behind_gains`), or
-            reordered: "always", "never", or "auto", which rotates where orders do not explain nearly all, as for
-            networks from different seeds. Fine-tunes of one network are reordered.
+        generator: The random number generator, for methods that use one. The same generator state gives the same
+            result.
+        rotate: Whether residual streams are rotated or only reordered. Only groups with `behind_gains` can be rotated.
+            "auto" rotates if permutations do not explain nearly all, as for networks from different seeds; fine-tunes
+            of one network are reordered. The other choices are "always" and "never".
         out: A path or an `Output` for each checkpoint, where it is written with its alignment next to it; None for
-            those that are not written.
+            networks that are not written.
         memory: The limit on memory for checkpoints: bytes, or text such as "2GB"; half of the machine's memory by
             default. All values must fit.
 
     Raises:
         FileExistsError: An output exists, and may not be replaced.
         KeyError: A parameter that the symmetry moves is missing.
-        TypeError: The networks are no list; or the method takes tuples of dictionaries and got single ones, or the
-            other way around.
+        TypeError: The networks are not a list. Or the method takes tuples of dictionaries and got single dictionaries,
+            or the other way around.
         ValueError: There is no network, or the networks have different parameters, do not fit the symmetry, hold NaN or
             Inf, or are populations. No element carries the structure of one into that of the first. Or the method needs
             a task or a generator.
@@ -319,7 +323,7 @@ def _open_many(
     out: Sequence[Output | str | Path | None] | None,
     memory: int | str | MemoryLimit | None,
 ) -> list[FileJob]:
-    """Open checkpoints of which each may be written: a job for each."""
+    """Return a job for each checkpoint, which opens the checkpoint and may write its moved version."""
     jobs: list[FileJob] = []
     outputs = [None] * len(params) if out is None else list(out)
     if len(outputs) != len(params):
@@ -335,14 +339,14 @@ def _open_many(
 
 
 def require_method(method: object) -> None:
-    """Raise a TypeError unless a method is an object of one."""
+    """Raise a TypeError unless the argument is an object of a method class."""
     require_instance(method, Method, "method", {name: f"method=regauge.{row.name}()" for name, row in METHODS.items()})
 
 
 def _view(
     method: Method, networks: Sequence[object], symmetry: Symmetry, hint: str
 ) -> tuple[JointView, list[Mapping[str, Tensor]], list[Element | None]]:
-    """Check networks, carry their structure into that of the first, and see each of them as one dictionary."""
+    """Check networks, carry their structure into that of the first network, and view each network as one dictionary."""
     require_method(method)
     roles = method.joint_roles
     several = [require_dictionaries(method, roles, network, label(k)) for k, network in enumerate(networks)]

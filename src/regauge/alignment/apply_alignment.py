@@ -1,4 +1,4 @@
-"""`apply`: a stored alignment on another checkpoint."""
+"""`apply`: the application of a stored alignment to another checkpoint."""
 
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,13 @@ def apply(
     inverse: bool = False,
     progress: Progress = no_progress,
 ) -> Checkpoint:
-    """Write a checkpoint that is moved by an alignment, tensor by tensor: it may be larger than memory.
+    """Move a checkpoint by an alignment and write the result, tensor by tensor, so that it may be larger than memory.
 
     Args:
         alignment: The alignment that `load_alignment` read, or the path of its file.
         checkpoint: A checkpoint of the same architecture.
         out: Where the moved checkpoint is written, with the names, dtypes and header of the given one.
-        inverse: Whether the alignment is undone instead.
+        inverse: Whether the inverse of the alignment is applied instead.
         progress: Shows how much is written.
 
     Returns:

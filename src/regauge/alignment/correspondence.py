@@ -33,7 +33,8 @@ class Correspondence:
     Attributes:
         plans: One plan for each group.
         objective: The objective that was maximized.
-        initial: The objective where units are paired in their order (the identity for equal widths); never larger.
+        initial: The objective if units are paired in their order (the identity for equal widths). It never exceeds
+            `objective`.
         history: The objective at the start of the best climb and after each of its sweeps; it never falls.
         is_converged: Whether no single plan could be improved any more.
         symmetry_a: The symmetry of the first network, with sizes.
@@ -74,7 +75,8 @@ class Correspondence:
         wider by a whole factor and every unit of B goes to several units of A, the result computes what B computes.
 
         Args:
-            params_b: A network of the second one's shapes, unchanged. Buffers are mapped like parameters.
+            params_b: A network with the shapes of the second one; the given tensors are not changed. Buffers are mapped
+                like parameters.
 
         Raises:
             KeyError: A parameter is missing.
@@ -109,17 +111,17 @@ def correspond(
     max_sweeps: int = 100,
     tolerance: float = 1e-9,
 ) -> Correspondence:
-    """Find which units of B belong to which units of A, where the two have different widths.
+    """Find which units of B correspond to which units of A, for networks of different widths.
 
-    Every group of units gets a transport plan T `[n_a, n_b]` with uniform masses. With all plans fixed but one, the
-    cost of a pair of units is the squared distance of their weights, with B's mapped by the other plans. The masses are
-    fixed: minimizing the total cost is maximizing the inner product `<a, map(b)>`, which is linear in each plan. For
-    equal widths that is the objective of weight matching, and without regularization every plan is a permutation. Signs
-    are chosen for each pair of units; scales stay as they are (balance them before), and shifts of periodic units stay
-    at zero.
+    Every group of units gets a transport plan T `[n_a, n_b]` with uniform masses. If all plans but one are fixed, the
+    cost of a pair of units is the squared distance of their weights, after the other plans have mapped the weights of
+    B. Because the masses are fixed, minimizing the total cost means maximizing the inner product `<a, map(b)>`, which
+    is linear in each plan. For equal widths this inner product is the objective of weight matching. Without
+    regularization every plan is then a permutation. Signs are chosen for each pair of units; scales stay as they are
+    (balance them before), and shifts of periodic units stay at zero.
 
-    Coordinate ascent as in weight matching: unknown plans begin uniform, the group that inputs, outputs and known
-    plans determine best comes first; each step is the exact optimum of one plan.
+    The plans are found by coordinate ascent, as in weight matching. Unknown plans begin uniform. The group that inputs,
+    outputs and known plans determine best comes first. Each step finds the exact optimum of one plan.
 
     Departures from the paper. Plans see incoming and outgoing weights and are improved in sweeps, not set once from the
     input to the output. Outgoing weights are shared out by the masses of B's units, not averaged: networks of different
@@ -132,11 +134,11 @@ def correspond(
         symmetry_b: The symmetry of the second network.
         regularization: Strength of the entropy that makes plans soft. It is counted in units of the typical product of
             the norms of two units' weights: at 0.01, pairs whose cosine is 0.01 worse get e times less. An average of
-            units that differ varies less than each of them. Softer plans therefore make the mapped network worse; exact
-            plans average as little as the widths allow.
-        readers: The axes (parameter, axis) along which parameters sum over the units of a group. By default
-            those that discovery saw; where a symmetry does not say, axis 1 of linear and convolutional weights, axis 0
-            of transposed convolutions, none of embeddings.
+            different units varies less than each unit does. Softer plans therefore make the mapped network worse. Exact
+            plans average as few units as the widths allow.
+        readers: The axes (parameter, axis) along which parameters sum over the units of a group. By default the axes
+            that discovery found. If a symmetry does not list them, they are axis 1 of linear and convolutional weights
+            and axis 0 of transposed convolutions; embeddings have none.
         max_sweeps: Largest number of sweeps over the groups.
         tolerance: A step must gain more than this share of `sum |a| |b|`.
 
@@ -227,7 +229,7 @@ class _Problem:
     def climb(
         self, plans: Mapping[str, UnitPlan], max_sweeps: int, tolerance: float
     ) -> tuple[dict[str, UnitPlan], tuple[float, ...], bool]:
-        """Improve one plan after the other until nothing gains: the plans, the history, and whether it converged."""
+        """Improve plans in turn until no step gains; return the plans, the history and whether it converged."""
         plans, least = dict(plans), tolerance * sum(self._norms.values())
         history, dirty = [self.objective(plans)], set(plans)
         while dirty and len(history) <= max_sweeps:

@@ -33,12 +33,12 @@ RECENT = 3
 
 @dataclass(frozen=True)
 class DescentCourse:
-    """The steps of one descent: how many there are, and what chance decides in them.
+    """The number of steps of one descent, and the seed of its random choices.
 
     Attributes:
         steps: Number of steps.
-        every: Number of steps after which what is learned is judged.
-        seconds: Seconds of the clock after which the descent ends, when it is judged next.
+        every: Number of steps between two evaluations of the learned element.
+        seconds: Seconds of wall-clock time after which the descent ends at the next evaluation.
         seed: Seed of the points of the line.
     """
 
@@ -48,10 +48,10 @@ class DescentCourse:
     seed: int
 
     def rounds(self, program: PlainProgram[Any], task: Task | None) -> Iterator[Params]:
-        """Take steps on the batches of a task, or on None; yield what is learned whenever it is to be judged.
+        """Take steps on the batches of a task, or on None; yield the learned value at every evaluation.
 
-        That is a mean over the latest steps. It takes the place of a learning rate that falls to zero at the end, which
-        would make each step depend on where the end is.
+        The learned value is a mean over the latest steps. This mean replaces a learning rate that falls to zero at the
+        end, because such a rate would make each step depend on the number of steps.
         """
         batches: Iterator[Any] = itertools.repeat(None) if task is None else cycle(task)
         clock, mean = Clock(self.seconds), program.params()
@@ -64,8 +64,7 @@ class DescentCourse:
                     return
 
     def points(self, loss: str) -> Iterator[float]:
-        """Yield the point of the line of each step, the same for all pairs: uniform in (0, 1) if random, else one
-        half."""
+        """Yield the point of the line for each step, the same for all pairs: random in (0, 1), or one half."""
         generator = torch.Generator().manual_seed(self.seed)
         while True:
             yield float(torch.rand((), generator=generator)) if loss == "random" else 0.5
@@ -73,12 +72,12 @@ class DescentCourse:
 
 @dataclass(frozen=True, kw_only=True)
 class DescentMethod(Method):
-    """A method that learns an element by descent: a part of the examples of a task teach, and the rest choose.
+    """A method that learns an element by descent on a part of the examples of a task, and chooses it by the rest.
 
-    After every `every` steps the element is judged on the kept examples. The best one is returned, the start and the
-    identity included. Nothing depends on the number of steps but the end: a run with fewer steps is the beginning of
-    one with more. A longer run is therefore never worse on the kept examples. Where the examples cannot be split, all
-    of them do both, and the result says so.
+    After every `every` steps the element is evaluated on the kept examples. The method returns the best of these
+    elements, the start and the identity. The number of steps only decides when the descent ends: a shorter run is the
+    beginning of a longer one. A longer run is therefore never worse on the kept examples. If the examples cannot be
+    split, the method learns from all of them and also chooses by all of them. A note of the result then reports this.
 
     Subclasses define `learn`, and a setting `init`: an element, or a method whose result is the start; None is the
     identity.
@@ -106,7 +105,7 @@ class DescentMethod(Method):
 
     @abstractmethod
     def learn(self, problem: Problem, start: Element, notes: tuple[str, ...], course: DescentCourse) -> Results:
-        """Return the best elements of a descent from the start of each pair; `notes` are those of the start."""
+        """Return the best elements of a descent from the start of each pair; `notes` are the notes on the start."""
 
     @property
     def needs_task(self) -> bool:
@@ -115,7 +114,7 @@ class DescentMethod(Method):
 
     @property
     def _size(self) -> int:
-        """About how many parameters of second networks are moved at once."""
+        """Return roughly how many parameters of second networks are moved at once."""
         return PROGRAM
 
     def match(self, problem: Problem) -> Results:
@@ -135,7 +134,7 @@ class DescentMethod(Method):
 
 
 def line_measure(problem: Problem, loss: str) -> Measure | None:
-    """Return the objective of elements: minus the loss on the line, or for None minus that halfway."""
+    """Return the objective of elements: minus the loss on the line, or for None minus the loss halfway."""
     return (lambda params: -problem.line_losses(params, LINE_POINTS)) if loss == "random" else None
 
 
@@ -159,7 +158,7 @@ def losses_at(problem: Problem, between: Params, point: float, batch: Batch) -> 
 
 
 def _each(function: Callable[..., Tensor], networks: Mapping[str, Tensor], *values: Any) -> Tensor:
-    """Return a function of each pair; a single one runs without `vmap`, which is faster and takes every operator."""
+    """Return a function of each pair; a single pair runs without `vmap`, because this is faster."""
     if len(next(iter(networks.values()))) == 1:
         return function(*pytree.tree_map(lambda tensor: tensor[0], (networks, *values))).unsqueeze(0)
     return torch.func.vmap(function)(networks, *values)

@@ -1,7 +1,7 @@
-"""Several dictionaries that one element moves together, seen as one dictionary under one symmetry.
+"""Views of several dictionaries, which one element moves together, as one dictionary under one symmetry.
 
-A role says how a dictionary is moved. The view has one name for each tensor of each dictionary and the placements of
-all of them, so that any method that compares parameters can match it.
+A role says how a dictionary is moved. The view has one name for each tensor of each dictionary, and the placements of
+all dictionaries. Any method that compares parameters can therefore match the view.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ Dictionaries = tuple[Mapping[str, Tensor], ...]
 
 @dataclass(frozen=True)
 class JointView:
-    """Networks that are tuples of dictionaries as single dictionaries; without roles, networks as they are.
+    """A view of networks that are tuples of dictionaries as single dictionaries, or without roles the networks.
 
     Attributes:
         roles: The role of each dictionary, which decides how it is moved; none where networks are single dictionaries.
@@ -86,10 +86,10 @@ class JointView:
 
 
 def require_dictionaries(method: object, roles: Sequence[Role], network: object, what: str) -> Dictionaries:
-    """Return a network as the tuple of dictionaries that a method takes; a single dictionary where there are no roles.
+    """Return a network as the tuple of dictionaries that a method takes, or as one dictionary if there are no roles.
 
     Raises:
-        TypeError: The network is something else.
+        TypeError: The network has another type.
     """
     name, given = type(method).__name__, type(network).__name__
     if not roles:
@@ -111,7 +111,8 @@ def require_dictionaries(method: object, roles: Sequence[Role], network: object,
 def role_symmetry(symmetry: Symmetry, role: Role, params: Mapping[str, Tensor]) -> Symmetry:
     """Return the symmetry as it acts on a dictionary of some role that may lack names.
 
-    Elements of the whole symmetry act through it; what it leaves out of them does nothing to such a dictionary.
+    Elements of the whole symmetry act through the returned symmetry. The parts that it leaves out do not move such a
+    dictionary.
     """
     groups = symmetry.groups
     if role == "magnitudes":
@@ -129,7 +130,7 @@ def joint_name(k: int, name: str) -> str:
 
 
 def dictionary_of(name: str) -> tuple[int, str]:
-    """Return the number of the dictionary that a name of the view belongs to, and the name there."""
+    """Return the index of the dictionary that a name of the view belongs to, and the name in that dictionary."""
     k, _, rest = name.partition("/")
     return int(k), rest
 

@@ -1,4 +1,4 @@
-"""Shared by the methods for many networks: their objective, and the choice between climbs."""
+"""The objective of the methods for many networks, and the choice between climbs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -36,14 +36,15 @@ def best_universe(
     """Balance scales and matrices, choose between climbs, and fall back to the identity.
 
     Unless scales are kept the networks are compared at the points of smallest norm on their orbits under positive
-    scales and invertible matrices, as `WeightMatching` does; all of them take over those of the first network.
+    scales and invertible matrices, as `WeightMatching` does; all networks take over the scales and matrices of the
+    first network.
 
     Args:
         problem: The networks as given. A task chooses between the climbs that end at or above the identities, by the
             loss of the plain mean.
         scales: The treatment of scales, as in `WeightMatching`.
         climbs_from: Climbs between the compared tensors of networks; see `one_climb`.
-        climb_from_identity: One more climb, from the identities; it never falls below where it begins.
+        climb_from_identity: One more climb, from the identities; its objective never falls below its first value.
     """
     networks, symmetry = problem.networks, problem.symmetry
     ways = balances_of(symmetry, scales, problem.task)
@@ -69,7 +70,7 @@ def best_universe(
 
 
 def _refit(problem: ManyProblem, found: ManyResult, buffers: Buffers, rigid: Mapping[str, Tensor]) -> ManyResult:
-    """Fit networks that are nearly the first one to it; see `regauge.alignment.engine.refit`."""
+    """Fit networks that nearly equal the first one to it; see `regauge.alignment.engine.refit`."""
     elements, params, is_fitted = list(found.elements), list(found.params), []
     first = batch_of_one(params[0])
     for k, other in enumerate(params[1:], start=1):
@@ -96,8 +97,7 @@ def _universe(
         tensors = [move_by(symmetry, factors.item(k), network) for k, network in enumerate(tensors)]
 
     def lead_back(found: Climbs, factors: Element = factors) -> Climbs:
-        """Return elements of scaled networks as elements of the networks as given, the first of which stays where it
-        is."""
+        """Convert elements of scaled networks to elements of the given networks, the first of which does not move."""
         elements = symmetry.compose(found.element.map(lambda t: t[0], (len(networks),)), factors)
         elements = symmetry.compose(symmetry.inverse(elements.item(0)), elements)
         return replace(
@@ -126,8 +126,7 @@ def _universe(
 
 
 def one_climb(elements: Sequence[Element], history: Sequence[float], *, is_converged: bool) -> Climbs:
-    """Return one climb of many networks, as a batch of one: its element has one row, with one element for each
-    network."""
+    """Return one climb of many networks as a batch of one."""
     return Climbs(
         element=_in_one_row(stack(elements)),
         objective=torch.tensor(history[-1:], dtype=torch.float64),
@@ -145,9 +144,9 @@ def universe_objective(moved: Sequence[Tensors], networks: Sequence[Tensors], sy
 
         U = sum_{i < j} <x_i, x_j> - (K - 1) / 2 sum_i (|x_i|^2 - |p_i|^2)
 
-    Each pair contributes its inner product, or half its negative squared distance up to a constant: the two
-    differ only where shifts, scales and matrices change norms. It is summed over networks, not over pairs. `moved` are
-    the networks x_i where they are compared, `networks` the same before they were moved, p_i.
+    Each pair contributes its inner product, or half its negative squared distance up to a constant. The two differ only
+    if shifts, scales or matrices change norms. The code sums over networks, not over pairs. `moved` holds the compared
+    networks x_i, and `networks` holds the same networks before the move, p_i.
     """
     total = 0.0
     for name in moved[0]:
@@ -162,6 +161,6 @@ def universe_objective(moved: Sequence[Tensors], networks: Sequence[Tensors], sy
 
 
 def move(symmetry: Symmetry, element: Element, tensors: Tensors) -> dict[str, Tensor]:
-    """Return the action on some of the tensors of a network."""
+    """Return some of the tensors of a network, moved by an element."""
     sites = {name: symmetry.sites[name] for name in tensors}
     return _act.act(symmetry.groups, sites, element, tensors, {name: t.ndim for name, t in tensors.items()})

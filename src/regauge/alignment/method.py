@@ -18,10 +18,10 @@ from regauge.core.params import Params
 
 
 class Method(ABC):
-    """A way to align networks. Subclasses are frozen dataclasses of settings and define `match`."""
+    """A method that aligns networks. Subclasses are frozen dataclasses of settings and define `match`."""
 
     def __post_init__(self) -> None:
-        """Refuse settings of other types, or none of the choices in them."""
+        """Raise an error if a setting has a wrong type or is not among its choices."""
         for field in fields(self):  # type: ignore[arg-type]  # Methods are dataclasses.
             if is_plain(field.type):
                 require_plain(field.name, getattr(self, field.name), field.type)
@@ -31,7 +31,7 @@ class Method(ABC):
                 raise ValueError(f"{name} is {getattr(self, name)!r}; choose {', '.join(others)} or {last}")
 
     def __str__(self) -> str:
-        """The method as a Python expression, without settings that have their defaults."""
+        """Return the method as a Python expression, without settings that have their defaults."""
         own: tuple[Field[Any], ...] = fields(self)  # type: ignore[arg-type]  # Methods are dataclasses.
         told = [(one.name, getattr(self, one.name)) for one in own if getattr(self, one.name) != _default(one)]
         texts = [f"{name}={value if isinstance(value, Method) else repr(value)}" for name, value in told]
@@ -39,10 +39,10 @@ class Method(ABC):
 
     @abstractmethod
     def match(self, problem: Problem) -> Results:
-        """Return one element for each pair, which brings its second network close to its first."""
+        """Return one element for each pair, which brings the second network of the pair close to the first one."""
 
     def match_many(self, problem: ManyProblem) -> ManyResult:
-        """Return one element for each of two networks or more: every network to the first, one pair after the other.
+        """Return one element for each of two or more networks; align every network to the first one, pair by pair.
 
         The objective is the sum over these pairs.
         """
@@ -66,14 +66,15 @@ class Method(ABC):
     def reads_representatives(self) -> bool:
         """Whether `align` gives the method representatives (`Symmetry.split`) and their symmetry.
 
-        Not where it keeps scales, which bring gains to one, or where a method within it wants networks as they are.
+        It does not if the method keeps scales, because scales bring gains to one. Nor does it if a method among the
+        settings needs the networks as they are.
         """
         is_kept = self.joint_roles or getattr(self, "scales", "") == "keep"
         return not is_kept and all(one.reads_representatives for one in self._within)
 
     @property
     def _within(self) -> tuple["Method", ...]:
-        """The methods among the settings."""
+        """Return the methods among the settings."""
         settings = [getattr(self, name) for name in self.__dict__]
         several = [one for value in settings for one in (value if isinstance(value, tuple) else (value,))]
         return tuple(one for one in several if isinstance(one, Method))
@@ -94,14 +95,16 @@ def _choices(method: type[Any]) -> dict[str, tuple[Any, ...]]:
 
 
 class ManyMethod(Method):
-    """A way to align any number of networks with one another. Subclasses define `match_many`."""
+    """A method that aligns any number of networks with one another. Subclasses define `match_many`."""
 
     @abstractmethod
     def match_many(self, problem: ManyProblem) -> ManyResult:
-        """Return one element for each of two networks or more, which bring them close to one another."""
+        """Return one element for each of two or more networks, which together bring the networks close to one
+        another.
+        """
 
     def match(self, problem: Problem) -> Results:
-        """Return one element for each pair: both of its networks are all there are."""
+        """Return one element for each pair; each pair is matched as a set of two networks."""
         return match_each(problem, self._match_two)
 
     def _match_two(self, problem: Problem) -> Results:
@@ -119,7 +122,7 @@ class ManyMethod(Method):
 
 
 def match_each(problem: Problem, match: Callable[[Problem], Results]) -> Results:
-    """Match pairs one after the other, for methods that know single pairs only."""
+    """Match pairs one after the other, for methods that can only match single pairs."""
     return join([match(problem[k : k + 1]) for k in range(problem.pairs)])
 
 
@@ -134,7 +137,7 @@ def require_kept(kept: float) -> None:
 
 
 def chunks(problem: Problem, size: int) -> list[slice]:
-    """Parts of the pairs with about this many parameters of second networks in each, and one pair at least."""
+    """Split the pairs into parts of at least one pair, each with roughly this many parameters of second networks."""
     count = max(1, size // max(1, sum(tensor[0].numel() for tensor in problem.b.values())))
     return [slice(first, first + count) for first in range(0, problem.pairs, count)]
 
@@ -144,7 +147,7 @@ Start: TypeAlias = Element | Method | None
 
 
 def start_of(start: Start, problem: Problem) -> tuple[Element, tuple[str, ...]]:
-    """Return the element of each pair at which a method begins, and notes on what it leaves as it is."""
+    """Return the initial element of each pair, and notes on the parts that the method leaves unchanged."""
     if start is None:
         return problem.symmetry.identity((problem.pairs,)), ()
     if isinstance(start, Method):
@@ -168,14 +171,15 @@ Measure = Callable[[Params], Tensor]
 
 
 class Candidates:
-    """The best of the elements that were offered for each pair, the identity included.
+    """The best element of each pair, among the identity and the elements that were offered.
 
     Args:
         problem: The pairs.
-        start: The first element of each pair to be offered, preferred to an identity that is as good.
+        start: The first element that is offered for each pair. It is preferred to the identity if both are equally
+            good.
         measure: The objective, to be maximized; by default, minus the loss halfway between the networks, which needs
             a task.
-        notes: The notes of the start; those of later elements come with them.
+        notes: The notes on the start. Later elements bring their own notes.
 
     Attributes:
         initial: The objective at the identity, float64 `[pairs]`.
@@ -212,9 +216,9 @@ class Candidates:
         *,
         is_kept: bool = False,
     ) -> Tensor:
-        """Measure one element for each pair, which moves to `params`, and keep better ones; their objectives.
+        """Evaluate one element for each pair, which moves it to `params`; keep better ones and return their objectives.
 
-        With `is_kept` it is kept even where it is worse. Its notes are those of the start by default.
+        With `is_kept` the element is kept even if it is worse. By default it has the notes on the start.
         """
         reached = self._measure(self._problem.move(element) if params is None else params)
         is_better = torch.ones_like(self._kept, dtype=torch.bool) if is_kept else reached > self.objective
@@ -229,8 +233,7 @@ class Candidates:
         return reached
 
     def result(self, is_converged: Tensor | bool | None = None) -> Results:
-        """Return the best elements, with the objective after each offer as history; a note says where nothing was
-        better."""
+        """Return the best elements, with the objective after each offer as history, and notes on pairs without gain."""
         notes = [note for k in set(self._kept.tolist()) for note in self._notes[k]]
         if self._offers and bool(self._is_start.any()):
             same, pairs = int(self._is_start.sum()), len(self._is_start)

@@ -1,14 +1,14 @@
 """Mixtures: networks relaxed to the means of their images under random elements.
 
-A relaxed element draws an element of every family of groups by itself; a relaxed tensor is the expectation of
-the moved one. For permutations the mean of the drawn permutation matrices is a doubly stochastic matrix P, and a
-weight between two relaxed layers becomes `P W Q^T`; signed permutations, rotations and nested groups are relaxed
-to convex combinations of theirs in the same way. Where a group acts along two axes of one tensor, the axes draw
-independently, which gives `P W P^T`.
+A relaxed element samples an element of every family of groups independently. A relaxed tensor is the expectation of the
+moved tensor. For permutations the mean of the sampled permutation matrices is a doubly stochastic matrix P, and a
+weight between two relaxed layers becomes `P W Q^T`; signed permutations, rotations and nested groups are relaxed to
+convex combinations in the same way. If a group acts along two axes of one tensor, each axis has an independent sample,
+which gives `P W P^T`.
 
-No matrix is ever built. Moving every draw a part of the way towards one hard element changes the means by images
-under that element, and images are gathers; so a mixture keeps, for every tensor, its mean under each subset of
-the places that act on it (four tensors where two layers meet), and nothing else.
+No matrix is ever built. A step moves every distribution a part of the way towards one hard element. It changes the
+means by images under that element, and images are gathers. A mixture therefore keeps, for every tensor, only its mean
+under each subset of the places that act on it. That is four tensors if two layers meet.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ Vertex = Mapping[str, Element]
 
 @dataclass(frozen=True)
 class _Draw:
-    """Sites of one family on one tensor that share a draw."""
+    """Sites of one family on one tensor that share a sample."""
 
     family: Family
     sites: list[Site]
@@ -48,7 +48,7 @@ class _Draw:
 
 
 class Mixture:
-    """One relaxed network, of which families draw; without any it stays as it is. It begins at the identity."""
+    """One relaxed network with random elements of some families. It begins at the identity."""
 
     def __init__(self, families: Sequence[Family], tensors: Tensors) -> None:
         self.families = {family.root.name: family for family in families}
@@ -81,7 +81,7 @@ class Mixture:
         return sum(sum(values) for values in self._excess.values())
 
     def start_from_barycenter(self) -> None:
-        """Draw uniformly: every relaxed tensor is its average over the groups, shifts stay at zero."""
+        """Sample uniformly: every relaxed tensor becomes its average over the groups, and shifts stay at zero."""
         for name, means in self._means.items():
             for mask in range(1, len(means)):
                 bit = mask & -mask
@@ -91,8 +91,7 @@ class Mixture:
                 means[mask] = mean
 
     def closest(self, root: str, aims: Tensors) -> Element:
-        """Return the element of one family that maximizes the inner product with `aims`, the other families as they
-        are."""
+        """Return the element of one family that maximizes the inner product with `aims`, with other families fixed."""
         family = self.families[root]
         sites: dict[str, list[Site]] = {}
         a, b = {}, {}
@@ -111,7 +110,7 @@ class Mixture:
         return complete(family, {root: found.value}, ())
 
     def line(self, name: str, vertex: Vertex) -> list[Tensor]:
-        """Return the relaxed tensor on the way to a vertex, as coefficients of powers of the step size."""
+        """Return the relaxed tensor on the line to a vertex, as coefficients of powers of the step size."""
         terms, m = self._terms(name, len(self._means[name]) - 1, vertex), len(self._places[name])
         powers = [torch.zeros_like(terms[0]) for _ in terms]
         # sum_j t^j (1 - t)^(m - j) T_j, where T_j sums over the choices of j draws that moved, by powers of t.
@@ -127,7 +126,7 @@ class Mixture:
         )
 
     def step(self, vertex: Vertex, size: float) -> None:
-        """Move every draw to the vertex with probability `size`."""
+        """Move every distribution towards the vertex, which gets probability `size`."""
         for name, means in self._means.items():
             for mask in reversed(range(1, len(means))):  # Larger sets are made of smaller ones as they were.
                 terms, count = self._terms(name, mask, vertex), mask.bit_count()
@@ -137,7 +136,7 @@ class Mixture:
                 self._excess[name][k] = (1 - size) * before + size * self._excess_at(name, k, vertex)
 
     def settle(self, root: str, element: Element) -> None:
-        """Let one family draw this element always."""
+        """Give this element of one family probability one."""
         for name in self.families[root].sites:
             places, means = self._places[name], self._means[name]
             own = sum(1 << k for k, place in enumerate(places) if place.family.root.name == root)
@@ -153,7 +152,7 @@ class Mixture:
         return means[(len(means) - 1) ^ (1 << place)]
 
     def _terms(self, name: str, mask: int, vertex: Vertex) -> list[Tensor]:
-        """Coefficients of a multilinear function: entry j sums over all ways to move j places of `mask` to the vertex.
+        """Return coefficients of a multilinear function: entry j sums over all choices of j places of `mask` to move.
 
         The places that are not moved stay relaxed.
         """
@@ -181,10 +180,10 @@ class Mixture:
 
 
 class RelaxedUniverse:
-    """Relaxed networks, the first one hard, and how close they are to one another.
+    """Relaxed networks, the first of which is hard, and their closeness to one another.
 
-    The objective is that of hard networks (`universe_objective`) with relaxed tensors in their place:
-    linear in the draw of each place, so a polynomial in the step size.
+    The objective is that of hard networks (`universe_objective`) with relaxed tensors in their place. It is linear in
+    the distribution of each place, and thus a polynomial in the step size.
     """
 
     def __init__(self, networks: Sequence[Tensors], families: Sequence[Family]) -> None:
@@ -196,12 +195,12 @@ class RelaxedUniverse:
             self.scale += (sum(norms) ** 2 - sum(norm**2 for norm in norms)) / 2
 
     def start_from_barycenter(self) -> None:
-        """Every network but the first at its average over the groups."""
+        """Set every network but the first to its average over the groups."""
         for mixture in self.mixtures:
             mixture.start_from_barycenter()
 
     def aims(self, k: int) -> dict[str, Tensor]:
-        """Return the mean of all networks but one."""
+        """Return, for a network, the mean of all other networks."""
         others = [mixture for j, mixture in enumerate(self.mixtures) if j != k]
         return {name: torch.stack([m.mean(name) for m in others]).mean(0) for name in self._names}
 
@@ -214,7 +213,7 @@ class RelaxedUniverse:
         return result
 
     def line(self, vertices: Sequence[Vertex]) -> NDArray[np.float64]:
-        """Return the objective on the way to a vertex, as exact coefficients of powers of the step size."""
+        """Return the objective on the line to a vertex, as exact coefficients of powers of the step size."""
         total = np.zeros(1 + 2 * max(mixture.degree for mixture in self.mixtures))
         for name in self._names:
             before = [self.mixtures[0].mean(name)]
@@ -241,10 +240,10 @@ class RelaxedUniverse:
             mixture.step(vertex, size)
 
     def settle(self) -> list[Vertex]:
-        """Make every draw hard, one family after the other, each the best given all others.
+        """Make every relaxed element hard, one family after the other, each the best given all others.
 
-        The objective is linear in what a family draws, so the best element is no worse than the mixture; only
-        where a group acts along two axes of one tensor this may lose.
+        The objective is linear in the distribution of a family, so the best element is no worse than the mixture. Only
+        if a group acts along two axes of one tensor can this step lose.
         """
         settled: list[Vertex] = [{}]
         for k, mixture in enumerate(self.mixtures[1:], start=1):
@@ -257,8 +256,7 @@ class RelaxedUniverse:
 
 
 def highest(line: NDArray[np.float64]) -> tuple[float, float]:
-    """Return the smallest place in [0, 1] at which a polynomial, given by its coefficients, is largest, and its
-    value."""
+    """Return the smallest maximizer in [0, 1] of a polynomial, given by its coefficients, and the maximum."""
     # On an interval the largest value of a polynomial is at an end or where its derivative vanishes: no line search.
     derivative = line[1:] * np.arange(1, len(line))
     roots = np.asarray(np.polynomial.polynomial.polyroots(derivative), dtype=np.complex128)

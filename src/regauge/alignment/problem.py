@@ -1,4 +1,4 @@
-"""Problems for alignment methods: pairs of networks, or many, with their symmetry, data and source of chance."""
+"""Problems for alignment methods: pairs of networks, or many networks, with their symmetry, data and generator."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ class _Setting:
     generator: torch.Generator | None
 
     def require_task(self, method: object) -> Task:
-        """Return the task, for methods that cannot do without.
+        """Return the task, for methods that require one.
 
         Raises:
             ValueError: There is none.
@@ -40,7 +40,7 @@ class _Setting:
         return self.task
 
     def require_generator(self, why: str) -> torch.Generator:
-        """Return the generator, for methods that use chance.
+        """Return the generator, for methods that use random numbers.
 
         Raises:
             ValueError: There is none.
@@ -52,17 +52,17 @@ class _Setting:
 
 @dataclass(frozen=True)
 class Problem(_Setting):
-    """Pairs of networks: the second of each is to be moved close to the first.
+    """Pairs of networks, in which the second network is to be moved close to the first one.
 
     Attributes:
         a: The first networks, with one leading axis of pairs on every tensor; a single pair is a batch of one.
-            Tensors may be expanded (stride zero along the pairs) where all pairs share the first network.
+            Tensors may be expanded (stride zero along the pairs) if all pairs share the first network.
         b: The second networks, of the same names and shapes.
         symmetry: The symmetry of all networks, with every size known.
         task: Model, data and loss, for methods that use them.
-        generator: The source of chance, for methods that use it.
-        judge: The task that chooses between elements, on examples that `task` lacks (`divided`); `task` itself by
-            default.
+        generator: The random number generator, for methods that use one.
+        judge: The task that is used to choose between elements, on examples that `task` lacks (`divided`); `task`
+            itself by default.
     """
 
     a: Mapping[str, Tensor]
@@ -82,12 +82,11 @@ class Problem(_Setting):
         return select(self.a, k), select(self.b, k)
 
     def __getitem__(self, rows: slice | Tensor) -> "Problem":
-        """The problem of some pairs."""
+        """Return the problem of some pairs."""
         return replace(self, a=select(self.a, rows), b=select(self.b, rows))
 
     def move(self, element: Element, moved: Mapping[str, Tensor] = NOTHING) -> Params:
-        """Return the second networks moved by a batch of elements, but for tensors in `moved`, which are moved
-        already."""
+        """Return the second networks moved by a batch of elements; tensors in `moved` are already moved and reused."""
         alike = {n: t for n, t in moved.items() if t.dtype == self.b[n].dtype and t.device == self.b[n].device}
         done = {name: tensor for name, tensor in alike.items() if name not in self.symmetry.added}
         return {**self.symmetry.act(element, self.b, skip=done), **done}
@@ -95,10 +94,11 @@ class Problem(_Setting):
     def divided(self, kept: float) -> tuple["Problem", tuple[str, ...]]:
         """Return the problem with a share of the examples kept to choose between elements, and notes.
 
-        A problem that is divided already stays as it is: a method and those within it choose on the same examples.
+        A problem that is already divided stays as it is. A method and the methods among its settings thus choose on the
+        same examples.
 
         Args:
-            kept: The share. Zero keeps nothing: all examples choose.
+            kept: The share of the kept examples. With zero, all examples serve both purposes.
         """
         if self.task is None or self.judge is not None or not kept:
             return self, ()
@@ -112,8 +112,8 @@ class Problem(_Setting):
         """Return the mean loss at points of the lines from the first networks to the moved second ones, float64
         `[pairs]`.
 
-        The loss is that of `judge`. Without targets it is the mean squared difference of the outputs from those that
-        lie as far between the outputs of both ends, `(1 - t) f(a) + t f(b)`.
+        The loss is that of `judge`. Without targets it is the mean squared difference between the outputs and the
+        interpolated outputs of both ends, `(1 - t) f(a) + t f(b)`.
         """
         task = self.task if self.judge is None else self.judge
         assert task is not None
@@ -138,14 +138,14 @@ class Problem(_Setting):
         moved: Mapping[str, Tensor] = NOTHING,
         notes: tuple[str, ...] = (),
     ) -> Results:
-        """Return the result with these elements, which moves the second networks; for the other arguments see `Result`.
+        """Return the result with these elements, and move the second networks; for the other arguments see `Result`.
 
-        Numbers of a single pair may be floats. A method leaves out what it does not have.
+        Values of a single pair may be floats. A method leaves out the arguments that it does not have.
 
         Args:
             element: One element for each pair, or the same for all.
-            moved: Tensors of the second networks that are moved already, bit for bit as the action would.
-            notes: Sentences about what could not be taken over.
+            moved: Tensors of the second networks that are already moved, bit for bit as the action would move them.
+            notes: Sentences about properties of the first network that could not be taken over.
         """
 
         def numbers(values: Tensor | Sequence[float] | float) -> Tensor:
@@ -169,13 +169,13 @@ class Problem(_Setting):
 
 @dataclass(frozen=True)
 class ManyProblem(_Setting):
-    """Two networks or more, to be brought into one universe where all of them are close to one another.
+    """Two or more networks, to be moved into one universe, where all of them are close to one another.
 
     Attributes:
         networks: The networks, of the same names and shapes.
         symmetry: The symmetry of all networks, with every size known.
         task: Model, data and loss, for methods that use them.
-        generator: The source of chance, for methods that use it.
+        generator: The random number generator, for methods that use one.
     """
 
     networks: Sequence[Mapping[str, Tensor]]
@@ -197,7 +197,7 @@ class ManyProblem(_Setting):
     ) -> ManyResult:
         """Return the result with one element for each network, the first of them the identity; see `Problem.result`.
 
-        Networks are moved unless `params` has them.
+        The networks are moved unless `params` holds the moved networks.
         """
         elements = [materialize(element, self.symmetry.groups) for element in elements]
         first, rest = dict(self.networks[0]), zip(elements[1:], self.networks[1:], strict=True)
@@ -223,7 +223,7 @@ def batch_of_one(params: Mapping[str, Tensor]) -> Params:
 def bind_networks(networks: Sequence[Mapping[str, Tensor]], symmetry: Symmetry, hint: str) -> Symmetry:
     """Return the symmetry with every size known, after a check that networks can be aligned under it.
 
-    For populations, which it refuses, `hint` says what to do.
+    Populations raise an error, which ends with `hint`.
 
     Raises:
         KeyError: A parameter that the symmetry moves is missing.
@@ -245,12 +245,12 @@ def bind_networks(networks: Sequence[Mapping[str, Tensor]], symmetry: Symmetry, 
 def bind_pairs(a: Mapping[str, Tensor], b: Mapping[str, Tensor], symmetry: Symmetry) -> tuple[Params, Symmetry]:
     """Return the first networks with a leading axis of pairs, and the symmetry with every size known, after all checks.
 
-    The second networks have one leading axis, as the first ones do unless there is a single one.
+    The second networks have one leading axis. So do the first networks, unless there is a single one.
 
     Raises:
         KeyError: A parameter that the symmetry moves is missing.
-        ValueError: The networks have different parameters, do not fit the symmetry or one another in number, or hold
-            NaN or Inf.
+        ValueError: The networks have different parameters, do not fit the symmetry, differ in number, or hold NaN or
+            Inf.
     """
     symmetry = symmetry.bind(b).stored_in(b)
     for name in symmetry.sites:

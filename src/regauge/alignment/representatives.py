@@ -1,8 +1,9 @@
-"""Networks matched as representatives, and what was found in the coordinates of the first network.
+"""The matching of networks as representatives, and its results in the coordinates of the first network.
 
-A representative has no translations left and gains of one (`Symmetry.split`), so that networks that differ by these are
-one there, and what a gain forbids is free: the residual stream of a transformer may be rotated and not only reordered.
-A line between representatives is a line in the coordinates of either network.
+A representative has no translations left, and its gains are one (`Symmetry.split`). Networks that differ only by
+translations and gains have the same representative. Gains also forbid rotations, so the residual stream of a
+representative transformer may be rotated and not only reordered. A line between representatives is a line in the
+coordinates of either network.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -50,8 +51,7 @@ def has_representatives(symmetry: Symmetry) -> bool:
 
 
 def as_given(symmetry: Symmetry) -> tuple[Symmetry, tuple[str, ...]]:
-    """Return the symmetry under which networks are matched as they are, and a sentence where they have
-    representatives."""
+    """Return the symmetry under which given networks are matched, and a note if they have representatives."""
     told = "the networks are matched as they are: translations, and rotations behind gains, stay between them"
     return replace(symmetry, translations=(), gains=()), (told,) if has_representatives(symmetry) else ()
 
@@ -63,7 +63,7 @@ def require_choice(rotate: str) -> None:
 
 
 def match_pairs(method: Method, problem: Problem, rotate: Rotate) -> Results:
-    """Match pairs as representatives, if they have any and the method reads them; each result in A's coordinates."""
+    """Match pairs as representatives, if the method reads them, and return the results in the coordinates of A."""
     require_choice(rotate)
     whole, symmetry = problem.symmetry, problem.symmetry.on_data
     if not (has_representatives(whole) and method.reads_representatives):
@@ -98,7 +98,7 @@ def match_pairs(method: Method, problem: Problem, rotate: Rotate) -> Results:
 def match_many(method: Method, problem: ManyProblem, rotate: Rotate) -> ManyResult:
     """Match many networks as representatives; each is written in the coordinates of the first one.
 
-    All of them are rotated, or none: where most of them are not like the first one.
+    Either all of them are rotated or none. They are rotated if most of them are not similar to the first one.
     """
     require_choice(rotate)
     whole, symmetry = problem.symmetry, problem.symmetry.on_data
@@ -133,10 +133,9 @@ def match_many(method: Method, problem: ManyProblem, rotate: Rotate) -> ManyResu
 def in_coordinates_of(
     symmetry: Symmetry, element: Element, pair: tuple[Mapping[str, Tensor], Mapping[str, Tensor]]
 ) -> Element:
-    """Return the element that moves the second network of a pair as one moves its representative, to the first's
-    coordinates.
+    """Convert an element on the second representative to one that moves the network into the coordinates of the first.
 
-    Groups that the element rotates are those that it has no order of.
+    The element rotates exactly the groups for which it has no order.
     """
     problem = Problem(batch_of_one(pair[0]), batch_of_one(pair[1]), symmetry)
     names = [name for name in symmetry.rotatable if element[name].matrix is not None]
@@ -145,7 +144,7 @@ def in_coordinates_of(
 
 
 def _split(symmetry: Symmetry, params: Mapping[str, Tensor], is_run: bool) -> tuple[Params, Coordinates]:
-    """Representatives and coordinates; those that a task runs have the dtypes of the networks, as its inputs do."""
+    """Return representatives and coordinates; representatives that a task runs have the dtypes of the networks."""
     representative, coordinates = symmetry.split(params)
     if is_run:
         representative = {name: tensor.to(params[name].dtype) for name, tensor in representative.items()}
@@ -158,9 +157,9 @@ class RotationChoice(Generic[Known]):
 
     Attributes:
         is_wanted: The pairs that are to be rotated, bool `[pairs]`.
-        is_free: The pairs that can be, bool `[pairs]`: what a gain of zero hides cannot be rotated.
-        known: What matching by orders has found, where that decided.
-        notes: A sentence on why pairs that were to be rotated are not.
+        is_free: The pairs that can be rotated, bool `[pairs]`. A channel with a gain of zero cannot be rotated.
+        known: The result of matching by orders, if it made the choice.
+        notes: A sentence that explains why some pairs were not rotated as requested.
     """
 
     is_wanted: Tensor
@@ -176,12 +175,12 @@ class RotationChoice(Generic[Known]):
         rotate: Rotate,
         explain: Callable[[], tuple[tuple[Tensor, Tensor, Tensor], Known]],
     ) -> "RotationChoice[Known]":
-        """Choose for representatives, by how much orders explain unless `rotate` decides.
+        """Choose between rotations and orders by `rotate`, or by how much of the networks orders explain.
 
         Args:
             symmetry: The whole symmetry.
-            networks: Representatives, of which gains are read.
-            rotate: The choice of the user.
+            networks: Representatives, whose gains are read.
+            rotate: The user's choice.
             explain: Matches by orders; the squared norms and the inner products of what groups that may be rotated act
                 on, between balanced networks, and what it has found.
         """
@@ -205,7 +204,7 @@ class RotationChoice(Generic[Known]):
 
 
 def are_rotated(choices: Sequence[RotationChoice[Any]]) -> bool:
-    """Return whether several networks are rotated: all or none of them."""
+    """Return whether several networks are rotated; either all of them are or none."""
     is_most = sum(bool(one.is_wanted) for one in choices) > len(choices) / 2
     return all(bool(one.is_free) for one in choices) and is_most
 
@@ -217,7 +216,7 @@ def rotated_tensors(symmetry: Symmetry, names: Sequence[str], compared: Collecti
 
 
 def _choose(symmetry: Symmetry, problem: Problem, rotate: Rotate) -> RotationChoice[tuple[Results, Frame]]:
-    """Choose for the representatives of pairs, by what matching by orders finds in a frame."""
+    """Choose between rotations and orders for the representatives of pairs, by matching them by orders in a frame."""
 
     def explain() -> tuple[tuple[Tensor, Tensor, Tensor], tuple[Results, Frame]]:
         # Between balanced networks, so that it does not matter where on its orbit either of them happens to be.
@@ -244,8 +243,7 @@ def _framed(problem: Problem, frame: Frame) -> FramedProblem:
 
 
 def notes_on_ties(symmetry: Symmetry, a: Any, moved: Any, rotate: Rotate) -> tuple[str, ...]:
-    """Return sentences on tied heads that keep streams from rotating, where orders explain little of a network that
-    moved."""
+    """Return notes on tied heads that keep streams from rotating, if orders explain little of a moved network."""
     notes = []
     for names in symmetry.tied if isinstance(a, Mapping) and rotate != "never" else ():
         for group in symmetry.groups:
@@ -265,7 +263,9 @@ def notes_on_ties(symmetry: Symmetry, a: Any, moved: Any, rotate: Rotate) -> tup
 
 
 def _distances(problem: Problem, params: Params) -> tuple[Tensor, Tensor]:
-    """Squared distance of each first network and the second one that was moved, and squared norm: float64 `[pairs]`."""
+    """Return the squared distance of each first network to the moved second one, and the squared norm: float64
+    `[pairs]`.
+    """
     a, b = compared([problem.a, params], problem.symmetry)
     if not a:  # Where there are translations alone, no group moves anything.
         return (nothing := torch.zeros(problem.pairs, dtype=torch.float64)), nothing
@@ -273,8 +273,7 @@ def _distances(problem: Problem, params: Params) -> tuple[Tensor, Tensor]:
 
 
 def restrict_method(method: Method, symmetry: Symmetry, names: Sequence[str]) -> Any:
-    """Return a method whose elements, and those of methods within it, are elements of the symmetry of
-    representatives."""
+    """Restrict a method, and the methods among its settings, to elements of the symmetry of representatives."""
 
     def restrict(value: Any) -> Any:
         if isinstance(value, Element):
@@ -297,10 +296,10 @@ def _in_coordinates(
     Args:
         method: The method that found them.
         element: One for each pair.
-        problem: The networks, with the symmetry of which they are representatives.
+        problem: The networks, with the symmetry under which they are representatives.
         names: The groups that are rotated.
         ends: The coordinates of the second networks, and of the first ones.
-        whole: The symmetry with what holds with statistics as stored only.
+        whole: The symmetry, including elements that keep the function only with statistics as stored.
     """
     element, notes = write(problem.symmetry, element, names, problem.a, ends)
     moved = problem.move(element)
@@ -319,9 +318,9 @@ def _in_coordinates(
 
 
 def add_difference(element: Element, ends: Ends) -> Element:
-    """Return an element that translates by what its translation makes of coordinates under another symmetry, for that.
+    """Return an element of another symmetry whose translation has the same effect on the coordinates there.
 
-    Where running variances are a part of gains, the same vector makes another bias of a coordinate.
+    If running variances are a part of gains, the same vector changes the bias of a coordinate differently.
 
     Args:
         element: An element that translates.
@@ -334,10 +333,10 @@ def add_difference(element: Element, ends: Ends) -> Element:
 def _take_over_statistics(
     problem: Problem, element: Element, moved: Params, there: tuple[Params, Coordinates]
 ) -> tuple[Element, Params]:
-    """Return elements with which copies of the first networks take over what holds with statistics as stored only.
+    """Return elements by which copies of the first networks also move statistics as stored.
 
-    Of other networks statistics computed anew would undo one half of such a move. `there` are the representatives and
-    the coordinates of the second networks that were moved.
+    In networks that are not copies, recomputed statistics would undo one half of such a move. `there` holds the
+    representatives and the coordinates of the moved second networks.
     """
     symmetry = problem.symmetry
     (first, wanted), (second, own) = symmetry.split(problem.a), there
@@ -354,11 +353,12 @@ def _take_over_statistics(
 def _settle(method: Method, problem: Problem, there: Element, moved: Params) -> Element:
     """Return elements for near copies that leave the least distance to the first networks.
 
-    In the coordinates of the first network noise in a small gain, or in a bias, enlarges that of what reads behind it.
-    So networks are also matched as they are, with scales fitted to the first one, which is best where translations do
-    not set them apart: biases and gains, which a representative lacks, tell units apart that noise has confused.
-    Otherwise they are matched once more in these coordinates. Where there are no gains, these lengthen nothing, and
-    translations do set networks apart: then a fit in these coordinates is enough.
+    In the coordinates of the first network, noise in a small gain or in a bias amplifies the noise of the weights that
+    read behind it. The networks are therefore also matched as they are, with scales fitted to the first one. This match
+    is best if the networks do not differ by translations, because biases and gains, which a representative lacks,
+    distinguish units that noise has confused. Otherwise the networks are matched once more in these coordinates.
+    Without gains the coordinates amplify nothing, and the networks do differ by translations. A fit in these
+    coordinates is then enough.
     """
     symmetry = problem.symmetry
     scales: Scales = getattr(method, "scales", "balance")
@@ -377,7 +377,7 @@ def _settle(method: Method, problem: Problem, there: Element, moved: Params) -> 
 
 
 def _put(part: Element, rows: Tensor, whole: Element) -> Element:
-    """Return a batch with other elements in some rows."""
+    """Return a batch in which the elements of some rows are replaced."""
     mask, places = torch.zeros(whole.batch, dtype=torch.bool), torch.zeros(whole.batch, dtype=torch.int64)
     mask[rows], places[rows] = True, torch.arange(len(rows))
     return part.rows(places).where(mask, whole)
@@ -386,13 +386,13 @@ def _put(part: Element, rows: Tensor, whole: Element) -> Element:
 def write(
     symmetry: Symmetry, element: Element, names: Sequence[str], first: Mapping[str, Tensor], ends: Ends
 ) -> tuple[Element, tuple[str, ...]]:
-    """Return an element on representatives as one that moves networks to the coordinates of the first ones, and notes.
+    """Convert an element on representatives to one that moves networks to the coordinates of the first ones; add notes.
 
     Args:
-        symmetry: The symmetry of which they are representatives.
+        symmetry: The symmetry under which they are representatives.
         element: One for each pair, or a single one.
         names: The groups that it rotates.
-        first: The first networks, of which gains are read.
+        first: The first networks, whose gains are read.
         ends: The coordinates of the second networks, and of the first ones.
     """
     kept = dict[str, Tensor]()

@@ -34,22 +34,23 @@ class Result(Generic[Moved, Number, Numbers, Flag]):
     | `align_pairs`, `Method.match` | a batch | a population | `[pairs]` | `[steps, pairs]` | `[pairs]` |
     | `align_many`, `Method.match_many` | one for each network | a tuple | floats | tuples of floats | a bool |
 
-    Numbers of batches are float64 tensors. Fields that a method does not fill are empty or None.
+    Values of batches are float64 tensors. Fields that a method does not fill are empty or None.
 
     Attributes:
         symmetry: The symmetry that the elements belong to, with every size known.
-        element: The element that moves the second network. For many networks a batch: its elements move each network
-            into the universe. The first network stays there, and the first element is the identity.
+        element: The element that moves the second network. For many networks this is a batch, whose elements move each
+            network into the universe. The first network stays there, and the first element is the identity.
         params: The moved networks, `act(element, params_b)`; each computes the same function as before.
         objective: The objective of the method at `element`, which is maximized: for many networks the sum over pairs.
         initial: The objective at the identity; never larger than `objective`.
         history: The objective at the start of the best climb and after each of its steps; it never falls. In a batch,
             pairs that ended earlier repeat their last value.
-        starts: The objective that each climb or candidate reached, in the order in which they were tried; in a batch
-            NaN for pairs that did not need that climb.
+        starts: The objective that each climb or candidate reached, in the order in which they were tried; In a batch,
+            NaN marks pairs that did not need that climb.
         is_converged: Whether the method ended because no single step could improve the objective.
         is_judged: Whether there was a task to judge by; weights alone do not tell how high the barrier is.
-        notes: Sentences about what could not be taken over from the first network, and whether nothing changed.
+        notes: Sentences about properties that could not be taken over from the first network, and about a result
+            without change.
     """
 
     symmetry: Symmetry
@@ -71,10 +72,9 @@ class Result(Generic[Moved, Number, Numbers, Flag]):
         return tuple(self.element.item(k) for k in range(self.element.batch[0]))
 
     def pairwise(self, i: int, j: int) -> Element:
-        """Return the element that moves network j of many to network i: into the universe, and from there to where i
-        is.
+        """Return the element that moves network j of many into the universe, and from there to network i.
 
-        These are cycle consistent: `compose(pairwise(i, j), pairwise(j, k)) == pairwise(i, k)`.
+        These elements are cycle consistent: `compose(pairwise(i, j), pairwise(j, k)) == pairwise(i, k)`.
         """
         return self.symmetry.compose(self.symmetry.inverse(self.element.item(i)), self.element.item(j))
 
@@ -94,7 +94,7 @@ class Result(Generic[Moved, Number, Numbers, Flag]):
         )
 
     def rows(self: "Results", rows: Tensor) -> "Results":
-        """Return the results of some pairs of a batch, in the order of their numbers."""
+        """Return the results of some pairs of a batch, in the order of the given indices."""
         return replace(
             self,
             element=self.element.rows(rows),
@@ -107,7 +107,7 @@ class Result(Generic[Moved, Number, Numbers, Flag]):
         )
 
     def but(self: "Results", rows: Tensor, other: "Results") -> "Results":
-        """These results of a batch, with those of another where `rows` is true."""
+        """Return these results of a batch, with the results of another batch where `rows` is true."""
         if not bool(rows.any()):
             return self
         steps, tries = max(len(self.history), len(other.history)), max(len(self.starts), len(other.starts))
@@ -130,13 +130,13 @@ class Result(Generic[Moved, Number, Numbers, Flag]):
 
     @property
     def moves(self) -> tuple[dict[str, Any], ...]:
-        """The shares of units and signs that moved: a row for each group on which the element can act.
+        """Shares of units and signs that moved, with one row for each group on which the element can act.
 
-        "moved" is the share of units that come from another place. "flipped" is the share of negative signs and odd
-        half periods. "turned" is the distance of a matrix to the identity by the Frobenius norm. It is divided by that
-        of a random rotation, `sqrt(2 size)`, and at most 1. "low" and "high" are the quantiles 0.05 and 0.95 of the
-        factors. Values that a group does not have are None. Copies and networks of a batch are averaged. "group" and
-        "units" name the group and its size.
+        "moved" is the share of units that come from another position. "flipped" is the share of negative signs and odd
+        half periods. "turned" is the distance of a matrix to the identity by the Frobenius norm. It is divided by the
+        distance of a random rotation, `sqrt(2 size)`, and clipped to 1. "low" and "high" are the quantiles 0.05 and
+        0.95 of the factors. Values that a group does not have are None. Values are averaged over copies and over the
+        networks of a batch. "group" and "units" name the group and its size.
         """
         return tuple(moves_of(self.symmetry, self.element))
 
@@ -154,7 +154,7 @@ class Result(Generic[Moved, Number, Numbers, Flag]):
 
     @property
     def report(self) -> str:
-        """Sentences on the outcome, on what to try for more, and on what could not be taken over."""
+        """Sentences on the outcome, on further things to try, and on properties that could not be taken over."""
         return "\n".join([self._outcome, *self.notes])
 
     @property
@@ -215,7 +215,7 @@ def join(parts: Sequence[Results]) -> Results:
 
 
 def extend(rows: Tensor, count: int, value: float | None = None) -> Tensor:
-    """Return rows extended to a number of them, with a value or (None) with the last row again."""
+    """Extend a tensor to a number of rows, with a value or (None) with copies of the last row."""
     missing = (count - len(rows), *rows.shape[1:])
     more = rows[-1:].expand(missing) if value is None else rows.new_full(missing, value)
     return torch.cat([rows, more])

@@ -1,4 +1,4 @@
-"""The table of methods, which the command line, the docs and the tests read. It imports nothing heavy."""
+"""The table of methods, which the command line, the docs and the tests read. This module imports nothing heavy."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,15 +11,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MethodRow:
-    """A row of the table of methods: module, class, and what the method takes and needs.
+    """A row of the table of methods: the module and class of a method, its inputs and its requirements.
 
     Attributes:
-        module: Its module; a name without dots is a file in `alignment/methods`.
-        name: The name of its class.
-        takes: Whether it aligns "pairs" of networks, "many" networks at once, or networks that are each several
-            dictionaries ("joint").
-        needs_data: Whether it needs a task.
-        without_data: Settings under which it needs none, where there are any.
+        module: The module of the method; a name without dots is a file in `alignment/methods`.
+        name: The name of the class of the method.
+        takes: "pairs" for a method that aligns pairs of networks, "many" for many networks at once, and "joint" for
+            networks that each consist of several dictionaries.
+        needs_data: Whether the method needs a task.
+        without_data: Settings under which the method needs no task, if there are any.
     """
 
     module: str
@@ -29,7 +29,7 @@ class MethodRow:
     without_data: Mapping[str, Any] = field(default_factory=dict)
 
     def load(self) -> "type[Method]":
-        """Import the class."""
+        """Import the class of the method."""
         module = self.module if "." in self.module else f"regauge.alignment.methods.{self.module}"
         method: type[Method] = getattr(import_module(module), self.name)
         return method

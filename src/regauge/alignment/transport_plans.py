@@ -25,10 +25,10 @@ def transport(
 ) -> Tensor:
     """Return the plan T that maximizes `<T, profit> + regularization * entropy(T)`.
 
-    Rows of T sum to 1/n and columns to 1/m, `entropy(T) = -sum T log T`. Without regularization the optimum is
-    exact: an assignment where n = m (n T is then a permutation); an assignment of split units where n and m have
-    a small common multiple; else a linear program. With it, Sinkhorn's iteration in logarithms at falling
-    regularization, then the nearby plan whose marginals are right.
+    Rows of T sum to 1/n and columns to 1/m, `entropy(T) = -sum T log T`. Without regularization the optimum is exact.
+    It is an assignment if n = m (n T is then a permutation). It is an assignment of split units if n and m have a small
+    common multiple. Otherwise a linear program is solved. With regularization, Sinkhorn's iteration runs in logarithms
+    at falling regularization. A nearby plan with exact marginals is then returned.
 
     Args:
         profit: `[n, m]`.
@@ -40,7 +40,7 @@ def transport(
         The plan, float64 `[n, m]`.
 
     Raises:
-        ValueError: The profits are no matrix or not finite, or the regularization is negative.
+        ValueError: The profits are not a matrix or not finite, or the regularization is negative.
 
     References:
         Cuturi (2013), Sinkhorn distances; Schmitzer (2019), stabilized scaling; Altschuler et al. (2017), algorithm 2.
@@ -86,7 +86,7 @@ def _split_units(profit: Floats, common: int) -> Tensor:
 
 
 def _linear_program(profit: Floats) -> Tensor:
-    """Exact by pricing: solved on few pairs, to which those are added that the dual solution says would gain."""
+    """Solve the program exactly by pricing: start with few pairs, and add pairs that gain by the dual solution."""
     n, m = profit.shape
     cost = -profit / (np.abs(profit).max() or 1.0)
     masses = np.concatenate([np.full(n, 1 / n), np.full(m, 1 / m)])
@@ -115,7 +115,7 @@ def _linear_program(profit: Floats) -> Tensor:
 
 
 def _cheapest(cost: Floats, count: int) -> NDArray[np.bool_]:
-    """The `count` smallest entries of every row and of every column."""
+    """Return the `count` smallest entries of every row and of every column."""
     rows, columns = (min(count, size) - 1 for size in (cost.shape[1], cost.shape[0]))
     in_row = cost <= np.partition(cost, rows, axis=1)[:, rows, None]
     in_column = cost <= np.partition(cost, columns, axis=0)[columns]
@@ -123,7 +123,7 @@ def _cheapest(cost: Floats, count: int) -> NDArray[np.bool_]:
 
 
 def _marginals_corrected(plan: Tensor) -> Tensor:
-    """Return the plan scaled down to at most the right marginals, and what is missing added as a product."""
+    """Scale the plan down to at most the right marginals, and add the missing mass as a product."""
     n, m = plan.shape
     plan = plan * (1 / (n * plan.sum(1, keepdim=True))).clamp_max(1)
     plan = plan * (1 / (m * plan.sum(0, keepdim=True))).clamp_max(1)
