@@ -1,4 +1,4 @@
-"""The matrix of a group whose product has less than full rank: balanced in as many coordinates as the rank."""
+"""Balancing matrices for groups whose product has less than full rank, in as many coordinates as the rank."""
 
 import torch
 from jaxtyping import Bool, Float64
@@ -20,12 +20,11 @@ def is_regular(root: Float64[Tensor, "*lead k n"]) -> Bool[Tensor, "*lead"]:
 
 
 def balance_by_rank(first: Float64[Tensor, "k n"], second: Float64[Tensor, "l n"]) -> Float64[Tensor, "n n"]:
-    """Return the matrix A for which A X and A^-T Y have Gram matrices D in the first coordinates, in which both have
-    values.
+    """Return the matrix A for which A X and A^-T Y have the same diagonal Gram matrix D in the first coordinates.
 
-    With `X' = Q R`, `Y' = P S` and `R S' = U D W'`, cut to the rank of the product, the first rows of A are
-    `D^-1/2 W' S`, those of its inverse transpose `D^-1/2 U' R`. The other rows are orthogonal to the latter. Where X
-    and Y span the same space, as `without_null_spaces` makes them, nothing is left in the other coordinates.
+    With `X' = Q R`, `Y' = P S` and `R S' = U D W'`, cut to the rank of the product, the first rows of A are `D^-1/2 W'
+    S`, and the first rows of its inverse transpose are `D^-1/2 U' R`. The other rows of A are orthogonal to the latter.
+    If X and Y span the same space, as after `without_null_spaces`, the other coordinates are zero.
 
     Args:
         first: R.
@@ -41,8 +40,7 @@ def balance_by_rank(first: Float64[Tensor, "k n"], second: Float64[Tensor, "l n"
 
 
 def whiten_by_rank(root: Float64[Tensor, "k n"], *, is_forward: bool) -> Float64[Tensor, "n n"]:
-    """Return the matrix A for which A X, or A^-T X, has the identity as Gram matrix in as many coordinates as its
-    rank."""
+    """Return the matrix A such that the Gram matrix of A X, or A^-T X, is the identity in `rank` coordinates."""
     _, singular, rows = torch.linalg.svd(root, full_matrices=True)
     sizes = singular[: _rank(root)].unsqueeze(-1)
     matrix: Tensor = rows.clone()

@@ -48,7 +48,7 @@ def canonicalize(
 ) -> Params:
     """Return the canonical form of a network: the same for all networks on its orbit, and of the same function.
 
-    `canonicalize(act(g, p)) == canonicalize(p)` up to rounding, for every element g.
+    Every element g fulfils `canonicalize(act(g, p)) == canonicalize(p)` up to rounding.
 
     | freedom | how it is fixed |
     | --- | --- |
@@ -61,48 +61,50 @@ def canonicalize(
     | translations | each family is zero or centered, as in `symmetry.split` |
     | rotations behind gains | gains are one, and the stream is rotated as above; reordered where a gain is zero |
 
-    Layers are treated in the order of the signal, each only by values that nothing can move any more. Parts that no
-    values determine stay as they are; `canonical_manifold(symmetry).left` names them. The scales of normalization
-    layers are fixed by their gains and biases (norm one of the pair, or of the gain alone). Those of a residual stream
-    are fixed by the writers that no hidden unit feeds. Batch normalization counts in evaluation mode: running
-    statistics move along, and computing them anew afterwards changes the function.
+    Layers are treated in the order of the signal. Each layer is fixed by values that no remaining freedom can move.
+    Parts that no values determine stay as they are; `canonical_manifold(symmetry).left` names them. The scales of
+    normalization layers are fixed by their gains and biases (norm one of the pair, or of the gain alone). The scales of
+    a residual stream are fixed by the writers that no hidden unit feeds. Batch normalization is treated in evaluation
+    mode. Running statistics move along, and recomputing them afterwards changes the function.
 
-    Limits. A unit without incoming weights has its bias scaled to one, or its outgoing weights where that is zero too.
-    Equal units keep their order, which is the same network.
-    Rotations need distinct eigenvalues; otherwise the result computes the same function but depends on where on
-    the orbit the network was. The same holds, up to rounding, where a comparison is nearly a tie.
+    Limits. The bias of a unit without incoming weights is scaled to one. If the bias is zero too, the outgoing weights
+    are scaled. Equal units keep their order, because exchanging them gives the same network. Rotations need distinct
+    eigenvalues; otherwise the result computes the same function but depends on the given point of the orbit. The same
+    holds, up to rounding, if a comparison is nearly a tie.
 
-    A product of two matrices may have more coordinates between them than its rank, as that of `Linear(4, 6)` and
-    `Linear(6, 2)`. It then hides values that the function does not have. Its canonical form is its factorization by
-    rank: a limit of the orbit, which no element reaches. It computes the same function. Networks with one canonical
-    form therefore have one function, but may lie on different orbits. Coordinates that are zero on both sides get no
-    gradient. See `factorize`.
+    A product of two matrices may have more inner coordinates than its rank, such as the product of `Linear(4, 6)` and
+    `Linear(6, 2)`. Some values of the two factors then do not affect the function. The canonical form of such a product
+    is its factorization by rank. This is a limit of the orbit that no element reaches, and it computes the same
+    function. Networks with the same canonical form therefore compute the same function, but may lie on different
+    orbits. Coordinates that are zero on both sides get no gradient. See `factorize`.
 
     Args:
-        params: A network, or a population with one leading model axis. Unchanged itself. Or the path of a checkpoint.
+        params: A network, a population with one leading model axis, or the path of a checkpoint. The given tensors are
+            not changed.
         symmetry: The symmetry of the architecture.
         parts: The freedom that is fixed: some of "permutation", "sign", "scale", "shift", "linear", "translation" and
             "rotation"; all by default. The law then holds for the elements of these parts.
-        reference: A network of the same architecture. Alignment to it then fixes signs, half periods, rotations and
-            order, in place of sums and sorting. The reference's own translations, gains, scales and invertible matrices
-            are fixed for that.
+        reference: A network of the same architecture. If it is given, alignment to it fixes signs, half periods,
+            rotations and order, in place of sums and sorting. Before the alignment, the translations, gains, scales and
+            invertible matrices of the reference are fixed as well.
         method: Aligns the network to the reference; `WeightMatching(scales="keep")` by default. Scales that a method
-            chooses do not count.
-        task: For methods that use one.
-        generator: The source of chance, for methods that use it.
+            chooses are ignored.
+        task: Model, data and loss, for methods that use them.
+        generator: The random number generator, for methods that use one.
         out: Where the canonical form of a checkpoint is written, with its element next to it: a path, or an `Output`.
-        memory: How much may be held for a checkpoint: bytes, or text such as "2GB"; half of the machine's memory by
+        memory: The limit on memory for a checkpoint: bytes, or text such as "2GB"; half of the machine's memory by
             default. The values, in float64, must fit.
 
     Returns:
-        `act(canonical_element(params, symmetry, ...), params)` where every product of matrices has full rank, with
-        dtypes and devices kept; read from `out` when asked for where that is given.
+        `act(canonical_element(params, symmetry, ...), params)` if every product of matrices has full rank. Dtypes and
+        devices are kept. If `out` is given, the tensors are read from there on access.
 
     Raises:
         FileExistsError: The output exists, and may not be replaced.
         KeyError: A parameter that the symmetry moves is missing.
-        ValueError: Parameters do not fit the symmetry or are not finite. A part is unknown, or "rotation" stands
-            without "translation". `parts` or a method do not go with the reference. Or the memory does not suffice.
+        ValueError: Parameters do not fit the symmetry or are not finite. A part is unknown, or "rotation" is given
+            without "translation". `parts` or the method cannot be combined with the reference. Or the limit on memory
+            is too low.
 
     References:
         Pittorino et al. (2022), section 2.2, for scales and order in ReLU networks; Erdogan (2025), section 4.4.
@@ -134,8 +136,9 @@ def canonicalize(
 def _canonical_pieces(
     checkpoint: Checkpoint, symmetry: Symmetry, element: Element, base: Mapping[str, Tensor]
 ) -> Pieces:
-    """Return the canonical form of a checkpoint, tensor by tensor; `base` has those that are no longer as they were
-    given."""
+    """Yield the canonical form of a checkpoint, tensor by tensor; `base` holds the tensors that have changed
+    already.
+    """
     plain = move_pieces(checkpoint, symmetry, element)
     rotated = symmetry.act(element, base) if element.rotation and base is not checkpoint.params else {}
 
@@ -156,17 +159,17 @@ def factorize(
 ) -> Mapping[str, Tensor]:
     """Return a network of the same function whose products of matrices have factors of no more than their rank.
 
-    Where a product has less than full rank, by its shapes or its values, one side has coordinates that the other one
-    never reads. The result has none of them. No element of the group leads there: it is the same function, but not the
-    same orbit. `canonicalize` begins with this.
+    If a product has less than full rank, by its shapes or its values, one factor has coordinates that the other factor
+    never reads. The result has no such coordinates. It computes the same function, but no element of the group reaches
+    it, because it is not on the same orbit. `canonicalize` begins with this step.
 
     Args:
         params: A network, or a population with one leading model axis.
         symmetry: The symmetry of the architecture.
-        parts: The parts that `canonicalize` was given; nothing changes without "linear".
+        parts: The parts, as for `canonicalize`; nothing changes without "linear".
 
     Returns:
-        The tensors as given if every product has full rank; else new ones in float64, on the CPU.
+        The given tensors if every product has full rank; otherwise new tensors in float64, on the CPU.
     """
     symmetry = symmetry.bind(params)
     is_asked = parts is None or "linear" in parts
@@ -184,7 +187,7 @@ def canonical_element(
     task: Task | None = None,
     generator: torch.Generator | None = None,
 ) -> Element:
-    """Return the element that `canonicalize` acts with; a batch of them for a population. See there."""
+    """Return the element that `canonicalize` acts with, or a batch of elements for a population."""
     symmetry = symmetry.bind(params)
     given: Any = {"reference": reference, "method": method, "task": task, "generator": generator}
     _, element, _ = _find_canonical(params, symmetry, parts, **given)
@@ -201,10 +204,9 @@ def _find_canonical(
     task: Task | None,
     generator: torch.Generator | None,
 ) -> tuple[Mapping[str, Tensor], Element, bool]:
-    """Return the representative of a network, with products factorized by rank, and the element that makes it
-    canonical.
+    """Return the representative of a network, with products factorized, and the element that makes it canonical.
 
-    Returned with them is whether products were factorized.
+    Return also whether products were factorized.
     """
     chosen = ALL_PARTS if parts is None else tuple(parts)
     require_parts(chosen)
@@ -232,7 +234,7 @@ def _find_canonical(
 
 
 def _base(params: Mapping[str, Tensor], symmetry: Symmetry, parts: Sequence[str]) -> tuple[Mapping[str, Tensor], bool]:
-    """Return a network without translations, with products factorized by their rank, and whether there were such."""
+    """Return a network without translations, with products factorized by rank, and whether any product was."""
     if _is_split(symmetry, parts):
         params = symmetry.split(params)[0]
     whole = factorize(params, symmetry, parts=parts)
@@ -240,13 +242,12 @@ def _base(params: Mapping[str, Tensor], symmetry: Symmetry, parts: Sequence[str]
 
 
 def _is_split(symmetry: Symmetry, parts: Sequence[str]) -> bool:
-    """Return whether the parts that are fixed are those of representatives."""
+    """Return whether the fixed parts are the parts of representatives."""
     return bool((symmetry.translations and TRANSLATION in parts) or (symmetry.rotatable and ROTATION in parts))
 
 
 def _carry_out(symmetry: Symmetry, params: Mapping[str, Tensor], parts: Sequence[str]) -> Element:
-    """Return the element of some parts that makes a representative canonical; streams with a gain of zero are not
-    rotated."""
+    """Return the element of some parts that makes a representative canonical, without streams with a zero gain."""
     names = symmetry.rotatable if ROTATION in parts else ()
     is_free, found = _is_free(symmetry, params) & bool(names), []
     if bool(is_free.any()):
@@ -259,8 +260,7 @@ def _carry_out(symmetry: Symmetry, params: Mapping[str, Tensor], parts: Sequence
 
 
 def _is_free(symmetry: Symmetry, params: Mapping[str, Tensor]) -> Tensor:
-    """Return whether streams of networks are rotated, bool `[*lead]`: there are such, and no gain is zero in a
-    channel."""
+    """Return whether streams of networks are rotated, bool `[*lead]`: some streams exist and have no zero gain."""
     zero = zero_gains(symmetry, params, symmetry.rotatable)
     return ~torch.stack([*zero.values()]).any(0) if zero else torch.tensor(False)
 
@@ -268,7 +268,7 @@ def _is_free(symmetry: Symmetry, params: Mapping[str, Tensor]) -> Tensor:
 def _on_given(
     symmetry: Symmetry, parts: Sequence[str] | None, element: Element, params: Mapping[str, Tensor]
 ) -> Element:
-    """Return the element that acts on a network as a given one does on its representative."""
+    """Return the element that acts on a network as a given element acts on the representative of the network."""
     is_moved = _is_split(symmetry, ALL_PARTS if parts is None else parts)
     return onto_representative(symmetry, element, params) if is_moved else element
 
@@ -285,19 +285,19 @@ def orbit_distance(
 ) -> float:
     """Return the distance of two networks up to symmetry: an upper bound of the smallest distance between their orbits.
 
-    Both are canonicalized, the second is aligned to the first, and the Euclidean distance of their parameters is
-    taken (without buffers; scales are fixed by unit norms, not chosen to bring the networks together). It is zero
-    for two networks on one orbit, also for two with the same products of less than full rank (see `canonicalize`),
-    and the same wherever on their orbits the networks are, up to rounding. Since
-    matching ends in a local optimum, it is an upper bound of the smallest such distance.
+    Both networks are canonicalized, and the second one is aligned to the first. The result is the Euclidean distance of
+    their parameters without buffers. Scales are fixed by unit norms and not chosen to bring the networks together. Up
+    to rounding, the distance depends only on the two orbits. It is zero for two networks on one orbit, and for two
+    networks with the same products of less than full rank (see `canonicalize`). It is an upper bound of the smallest
+    such distance, because matching ends in a local optimum.
 
     Args:
         params_a: One network.
         params_b: Another network of the same architecture.
         symmetry: The symmetry of the architecture.
-        method: The method that aligns the second; `WeightMatching(scales="keep")` by default.
-        task: For methods that use one.
-        generator: The source of chance, for methods that use it.
+        method: The method that aligns the second network; `WeightMatching(scales="keep")` by default.
+        task: Model, data and loss, for methods that use them.
+        generator: The random number generator, for methods that use one.
 
     Raises:
         KeyError: A parameter that the symmetry moves is missing.
@@ -318,14 +318,15 @@ def normalize_logits(
 ) -> Params:
     """Return the last layer scaled as a whole such that its weight has a given Euclidean norm.
 
-    This is no symmetry: all logits are multiplied by the same positive number. The predicted class and its ranking
-    stay, but probabilities, the loss and their calibration change. `canonicalize` never does it.
+    This scaling is not a symmetry, because it multiplies all logits by the same positive number. The ranking of the
+    classes stays the same, but the probabilities, their calibration and the loss change. `canonicalize` never scales
+    the last layer this way.
 
     Args:
         params: A network, or a population with one leading model axis.
         symmetry: The symmetry of the architecture.
         weight: The last layer's weight.
-        bias: The bias of that layer, if it has one. Without it the predicted class may change.
+        bias: The bias of the last layer, if it has one. Without it the predicted class may change.
         norm: The norm of the weight: one, as in section 6.2 of the thesis, or the root of the number of classes, as in
             section 4.4.
 

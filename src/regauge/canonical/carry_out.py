@@ -1,4 +1,4 @@
-"""The element that brings a network to its canonical form: the plan carried out on values, in float64."""
+"""The element that brings a network to its canonical form, computed by a plan from the values in float64."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -45,9 +45,9 @@ def carry_out(
 ) -> Element:
     """Return the element that takes the steps of a plan which belong to the given parts, for a network or a population.
 
-    Scales make norms one: roots of sums of squares, or with `power=1` sums of sizes, which stay where weights are
-    divided among copies of the unit that they read. The matrices of `streams` are rotations behind gains, whose part is
-    "rotation" and not "linear".
+    Scales make norms one. Norms are roots of sums of squares, or with `power=1` sums of absolute values. The latter do
+    not change if weights are divided among copies of the unit that they read. The matrices of `streams` are rotations
+    of streams with gains (`behind_gains`), whose part is "rotation" and not "linear".
     """
     reads = [_names_read(step) for step in plan.steps]
     work = _Work(symmetry, params, power, frozenset().union(*reads))
@@ -81,7 +81,7 @@ def leading_axes(symmetry: Symmetry, params: Mapping[str, Tensor]) -> int:
 
 
 class _Work:
-    """The element so far, and the parameters that steps read, moved by it for as long as one of the next steps does."""
+    """The current element, and the parameters that later steps read, moved by the element."""
 
     def __init__(self, symmetry: Symmetry, params: Mapping[str, Tensor], power: int, needed: frozenset[str]) -> None:
         self.symmetry, self.power, self.needed = symmetry, power, needed
@@ -95,7 +95,7 @@ class _Work:
         self.element = symmetry.identity(self.lead)
 
     def take(self, step: Step, value: Value) -> None:
-        """Move the network by a value of one group; fields that the value lacks are the identity."""
+        """Move the network by a value of one group; fields that are missing in the value are the identity."""
         name, is_order = step.group, isinstance(step, OrderStep)
         names = (name, *self.symmetry[name].within)
         fixed = tuple(self.symmetry[key] if is_order and key == name else self.symmetry[key].unordered for key in names)
@@ -120,7 +120,9 @@ class _Work:
         return tuple(self.symmetry[base].size for base in group.within)
 
     def scale(self, step: ScaleStep) -> Value:
-        """Norm one for every unit: of what comes in, or else of what goes out; one with nothing keeps its scale."""
+        """Scale every unit to norm one, by its incoming or else its outgoing weights; a unit without both keeps its
+        scale.
+        """
         norm, spare, opposite = (self._norms(places) for places in (step.places, step.spare, step.opposite))
         norm = torch.where(norm > 0, norm, spare)
         factor = torch.where(norm > 0, 1 / norm, torch.where(opposite > 0, opposite, 1.0))
@@ -136,8 +138,8 @@ class _Work:
     def balance(self, step: LinearStep) -> Value:
         """With `F' = Q R`, `V' = P S` and `R S' = U D W'`: `A = sqrt(D) U' R^-T`; both Gram matrices become D.
 
-        Where only one side is at hand, its Gram matrix becomes the identity. Copies without full rank are treated in
-        as many coordinates as their rank.
+        If only one side is known, its Gram matrix becomes the identity. Copies without full rank are balanced in as
+        many coordinates as their rank.
         """
         roots = [self._root(places) for places in (step.forward, step.inverse) if places]
         is_good = torch.stack([is_regular(root) for root in roots]).all(0)
@@ -158,7 +160,7 @@ class _Work:
         return Value(matrix=matrix)
 
     def _root(self, places: Sequence[GroupSite]) -> Float[Tensor, "*lead k n"]:
-        """Return the triangular R of `X' = Q R`, with fewer rows than columns where there are too few values."""
+        """Return the triangular R of `X' = Q R`, with fewer rows than columns if there are too few values."""
         values = torch.cat([self.values(place) for place in places], dim=-1)
         root: Tensor = torch.linalg.qr(values.mT, mode="r").R
         return root
@@ -179,7 +181,7 @@ class _Work:
         return Value(matrix=torch.where(is_distinct[..., None, None], found, blank))
 
     def coordinates(self, place: GroupSite, weighed: Sequence[GroupSite | int] = ()) -> Float[Tensor, "*lead n values"]:
-        """Return the values in coordinates that a rotation can turn: without the mean where the ones stay."""
+        """Return the values in coordinates that a rotation can turn, without the mean if the vector of ones is kept."""
         tensor, lead = self.tensors[place.name], len(self.lead)
         for other in weighed:
             axis = other if isinstance(other, int) else other.site.placement.axis
@@ -191,7 +193,7 @@ class _Work:
         return zero_sum_basis(values.shape[-2]) @ values if place.group.keeps_ones else values
 
     def reflect(self, step: SignStep) -> Value:
-        """Return the matrix that flips the coordinates which should be flipped."""
+        """Return the matrix that flips the selected coordinates."""
         signs = self.signs(step)
         if self.symmetry[step.group].is_proper:  # An even number of coordinates: the last one follows the others.
             signs = torch.cat([signs[..., :-1], signs[..., :-1].prod(-1, keepdim=True)], -1)
@@ -199,7 +201,7 @@ class _Work:
         return Value(matrix=keeping_ones(matrix) if self.symmetry[step.group].keeps_ones else matrix)
 
     def signs(self, step: SignStep) -> Float[Tensor, "*lead size"]:
-        """Return signs: of the first odd power sum that is not zero; of coordinates if they turn."""
+        """Return the sign of the first odd power sum that is not zero, of each unit or of each rotated coordinate."""
         signs = torch.zeros((), dtype=torch.float64)
         for place in step.places:
             values = self.coordinates(place)
@@ -212,13 +214,13 @@ class _Work:
         return signs
 
     def flip(self, step: SignStep) -> Value:
-        """The chosen families flip, the others do not."""
+        """Flip the chosen families and no others."""
         signs = self.signs(step).to(torch.int8)
         families = range(self.symmetry[step.group].signs)
         return Value(sign=torch.stack([signs if f in step.flips else torch.ones_like(signs) for f in families], dim=-2))
 
     def shift(self, step: ShiftStep) -> Value:
-        """Half periods that bring the mean into the cell around zero."""
+        """Return the half periods that bring the mean into the cell around zero."""
         amount = step.place.site.placement.shift[step.family]
         # The two ends of the cell are one point, so that a mean which rounding has moved across one stays there.
         steps = -torch.ceil(self.values(step.place).mean(-1) / amount - 0.5 - self.tolerance).to(torch.int64)
@@ -226,7 +228,7 @@ class _Work:
         return Value(shift=torch.stack([steps if f == step.family else steps * 0 for f in families], dim=-2))
 
     def order(self, step: OrderStep) -> Int[Tensor, "*lead size"]:
-        """Return units in ascending order, within the classes that a structure leaves."""
+        """Return the units in ascending order within classes of units that the structure allows to be exchanged."""
         group = self.symmetry[step.group]
         shape = (*self.lead, *self._bases(group), group.size)
         copies = torch.arange(torch.Size(shape[:-1]).numel()).repeat_interleave(group.size)
@@ -241,8 +243,9 @@ class _Work:
         return (order - copies * group.size).reshape(shape)
 
     def _columns(self, step: OrderStep) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield columns by which units are compared, one number for each, and the magnitudes that rounding is relative
-        to."""
+        """Yield columns by which units are compared, one value per unit, and the magnitudes that rounding scales
+        with.
+        """
         # Sums of powers do not depend on the order of the values, which other groups may still choose; single entries
         # are compared only where all other axes are in order.
         for place in step.sums:
@@ -256,18 +259,18 @@ class _Work:
 
 
 class _Classes:
-    """Rows in ever finer classes, lexicographically; values closer than a tolerance are taken for equal."""
+    """Rows in lexicographic classes that are refined step by step; values closer than a tolerance count as equal."""
 
     def __init__(self, classes: np.ndarray, size: int, tolerance: float) -> None:
         self._classes, self._size, self._tolerance = classes, size, tolerance
 
     @property
     def is_distinct(self) -> bool:
-        """Whether every row has a class of its own."""
+        """Whether every row is alone in its class."""
         return self._size == 1 or len(np.unique(self._classes)) == len(self._classes)
 
     def refine(self, values: Float[Tensor, " rows"], scales: Float[Tensor, " rows"]) -> None:
-        """Compare rows of equal class by values, whose rounding errors are shares of `scales`."""
+        """Refine classes by values, whose rounding errors are proportional to `scales`."""
         column = values.numpy()
         order = np.lexsort((column, self._classes))
         sizes = scales.reshape(-1, self._size).amax(-1).repeat_interleave(self._size).numpy()
@@ -278,12 +281,12 @@ class _Classes:
         self._classes[order] = np.concatenate([[0], np.cumsum(is_new)])
 
     def order(self) -> np.ndarray:
-        """Return rows by class; those that no comparison told apart stay in order."""
+        """Return rows by class; rows that no comparison distinguished stay in order."""
         return np.argsort(self._classes, kind="stable")
 
 
 def _names_read(step: Step) -> frozenset[str]:
-    """Return the parameters by whose values a step is taken."""
+    """Return the parameters whose values a step reads."""
     match step:
         case ScaleStep():
             places = (*step.places, *step.spare, *step.opposite)
@@ -301,8 +304,7 @@ def _names_read(step: Step) -> frozenset[str]:
 def _moved_by(
     step: Step, groups: tuple[Group, ...], shapes: Mapping[str, tuple[int, ...]], names: frozenset[str]
 ) -> Symmetry:
-    """Return the group of a step, which comes first, and what it is repeated within, on those tensors that the step
-    moves."""
+    """Return the tensors that a step moves, with the group of the step and the groups that it is repeated within."""
 
     def is_moved(place: Placement) -> bool:
         match step:

@@ -1,4 +1,4 @@
-"""Products of matrices without what one of both sides annihilates: the factorization of a product by its rank."""
+"""Factorization of matrix products by rank: the parts of each factor that the other one annihilates are removed."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -23,23 +23,25 @@ SWEEPS = 10
 
 
 def without_null_spaces(params: Mapping[str, Tensor], symmetry: Symmetry) -> Params:
-    """Project both factors of each product of matrices onto what the other one reads; the function stays the same.
+    """Project each factor of a product of matrices onto the space that the other one reads; keep the function.
 
-    With X the values that a group of invertible matrices multiplies and Y those that the inverse transposes do, only
-    `Y' X` counts. `X1 = P X` with the projection P onto the columns of Y, and `Y1 = Q Y` with that onto the columns of
-    X1, have the same product and its rank. All pairs of such matrices with one product are one orbit, which the given
-    pair comes as close to as one likes, though no element leads there; on it there is a point of smallest norm. In a
-    chain of groups this is Kalman's minimal realization: what is both reached and read.
+    Let a group of invertible matrices multiply the values X, and their inverse transposes the values Y. Then the
+    function depends only on `Y' X`. Let P project onto the columns of Y, and let `X1 = P X`. Let Q project onto the
+    columns of X1, and let `Y1 = Q Y`. Then X1 and Y1 have the same product, and each has the rank of the product. All
+    such pairs with the same product form one orbit, which has a point of smallest norm. The orbit of the given pair
+    comes arbitrarily close to it, though no element reaches it. In a chain of groups the result is Kalman's minimal
+    realization, the part that is both reached and read.
 
     Args:
         params: A network or a population.
         symmetry: The symmetry, with every size known.
 
     Returns:
-        The given tensors where every product has full rank; others in float64 as far as they are projected.
+        The given tensors if every product has full rank. Otherwise the projected tensors are new ones in float64.
 
     References:
-        Kalman (1963), Mathematical description of linear dynamical systems, theorem 5, for what is reached and read.
+        Kalman (1963), Mathematical description of linear dynamical systems, theorem 5, for the part that is reached and
+        read.
     """
     groups = [symmetry[name] for name in balanced_matrices(symmetry)]
     names = sorted({name for names in balanced_matrices(symmetry).values() for name in names})
@@ -61,8 +63,7 @@ def without_null_spaces(params: Mapping[str, Tensor], symmetry: Symmetry) -> Par
 
 
 def has_null_spaces(params: Mapping[str, Tensor], symmetry: Symmetry) -> bool:
-    """Return whether one side of any product of matrices annihilates a part of the other one; see
-    `without_null_spaces`."""
+    """Return whether a factor of any product of matrices annihilates a part of the other one."""
     groups = [symmetry[name] for name in balanced_matrices(symmetry)]
     sides = ((group, is_inverse) for group in groups for is_inverse in (True, False))
     return not all(
@@ -73,7 +74,7 @@ def has_null_spaces(params: Mapping[str, Tensor], symmetry: Symmetry) -> bool:
 def _projection(
     params: Mapping[str, Tensor], symmetry: Symmetry, group: Group, zero: float, *, is_inverse: bool
 ) -> tuple[Float64[Tensor, "*lead n n"], bool]:
-    """Return the projections onto what one side of a group's product has, and whether that is everything."""
+    """Return the projections onto the span of one factor of a group's product, and whether it is the whole space."""
     root: Tensor | None = None
     for name, sites in symmetry.sites.items():
         for site in sites:
@@ -92,7 +93,7 @@ def _projection(
 def _project(
     params: Params, symmetry: Symmetry, group: Group, projection: Float64[Tensor, "*lead n n"], *, is_inverse: bool
 ) -> set[str]:
-    """Project one side of a group's product, in place; the tensors that this changed."""
+    """Project one factor of a group's product, in place, and return the tensors that changed."""
     changed = set[str]()
     for name, sites in symmetry.sites.items():
         own = [s for s in sites if s.group.name == group.name and s.placement.is_inverse == is_inverse]

@@ -1,4 +1,4 @@
-"""Sites of groups on compared parameters, each with the sites that act on common entries."""
+"""Sites of groups on compared parameters, each with the other sites that act on the same entries."""
 
 from dataclasses import dataclass, field
 
@@ -9,7 +9,7 @@ from regauge.core.symmetry import Symmetry
 
 @dataclass(frozen=True, eq=False)
 class GroupSite:
-    """A parameter and a site where a group acts on it; `others` are the sites that act on common entries."""
+    """A parameter and a site where a group acts on it; `others` are the sites that act on the same entries."""
 
     name: str
     site: Site
@@ -34,7 +34,7 @@ Places = tuple[GroupSite, ...]
 
 
 def places_of(symmetry: Symmetry) -> dict[str, list[GroupSite]]:
-    """Return the compared places of each group: no buffers, and one of several names of one tensor."""
+    """Return the compared places of each group, without buffers and with one name for each tensor."""
     ignored = {*symmetry.buffers, *(name for names in symmetry.tied for name in names[1:])}
     result: dict[str, list[GroupSite]] = {group.name: [] for group in symmetry.groups}
     for name, sites in symmetry.sites.items():
@@ -48,7 +48,7 @@ def places_of(symmetry: Symmetry) -> dict[str, list[GroupSite]]:
 
 
 def _overlap(one: Site, other: Site) -> bool:
-    """Return whether two sites of one parameter act on common entries."""
+    """Return whether two sites of one parameter act on some common entries."""
     if one.placement.axis != other.placement.axis:
         return True
     return not set(one.positions.tolist()).isdisjoint(other.positions.tolist())

@@ -13,8 +13,8 @@ Ranks = Mapping[str, int]
 def largest_ranks(symmetry: Symmetry, places: Mapping[str, Sequence[GroupSite]]) -> dict[str, int]:
     """Return the largest rank that the product of each group of invertible matrices can have, by shapes alone.
 
-    A product has no more rank than either side has values, or than its factors have: what one group of a chain
-    lacks, its neighbors lack, too.
+    The rank of a product is at most the number of values of either side, and at most the rank of either factor. A low
+    rank of one group of a chain therefore limits the ranks of its neighbors.
     """
     ranks = {group.name: group.size for group in symmetry.groups if group.matrix == "linear"}
     before: dict[str, int] = {}
@@ -29,8 +29,7 @@ def largest_ranks(symmetry: Symmetry, places: Mapping[str, Sequence[GroupSite]])
 
 
 def rank_of(symmetry: Symmetry, places: Sequence[GroupSite], ranks: Ranks) -> int:
-    """Return the largest rank that the values of one group at some places can have, where others have no more than
-    theirs."""
+    """Return the largest rank that the values of one group at some places can have, given the ranks of other groups."""
     total = Fraction()
     for place in places:
         shape, site = symmetry.shapes[place.name], place.site
@@ -44,7 +43,7 @@ def rank_of(symmetry: Symmetry, places: Sequence[GroupSite], ranks: Ranks) -> in
 
 
 def _share(place: GroupSite, axis: int, length: int, ranks: Ranks) -> Fraction:
-    """Return the share of the rank of an axis that another group leaves, which acts on all of it."""
+    """Return the share of the rank of an axis that remains under another group, which acts on the whole axis."""
     others = (other for other in place.others if other.site.placement.axis == axis and other.group.name in ranks)
     whole = [other.group for other in others if other.site.positions.numel() == length]
     return min((Fraction(ranks[group.name], group.size) for group in whole), default=Fraction(1))

@@ -19,7 +19,7 @@ from regauge.core.symmetry import Symmetry
 
 @dataclass(frozen=True, eq=False)
 class Spheres:
-    """The spheres of units, by the flat indices `[units, values]` of every parameter that has a share in them."""
+    """The spheres of units, as flat indices `[units, values]` into every parameter that contributes to them."""
 
     pieces: tuple[tuple[str, Int[Tensor, "units values"]], ...]
 
@@ -35,7 +35,7 @@ class Spheres:
 
     @property
     def label(self) -> str:
-        """The parameters in words."""
+        """A description of the parameters."""
         return ", ".join(dict.fromkeys(name for name, _ in self.pieces))
 
 
@@ -44,10 +44,10 @@ class Manifold:
     """The manifold of canonical networks: a product of unit spheres and Euclidean factors.
 
     Points are parameters; tangent vectors are dictionaries of the same names and shapes. Distances count every
-    floating-point parameter once, in radians on the spheres; buffers and further names of one tensor follow but do
-    not count. A unit without incoming weights, which has no place on its sphere, moves straight towards or from
-    zero. Populations have a leading model axis everywhere. Nothing here aligns: signs, orders and rotations should
-    be alike, as `canonicalize` makes them.
+    floating-point parameter once, in radians on the spheres. Buffers and further names of one tensor move along but do
+    not count. A unit without incoming weights has no point on its sphere; it moves on a straight line towards or from
+    zero. Populations have a leading model axis on every tensor. The manifold does not align networks: signs, orders and
+    rotations must already agree, as after `canonicalize`.
 
     Attributes:
         symmetry: The symmetry, with every size known.
@@ -64,7 +64,7 @@ class Manifold:
 
     @property
     def fixed(self) -> tuple[str, ...]:
-        """The freedom that canonical forms fix, in words."""
+        """A description of the freedom that canonical forms fix."""
         words: dict[str, Callable[[Group], bool]] = {
             "order": lambda group: group.is_permuted,
             "scales": lambda group: group.scales > 0,
@@ -102,7 +102,8 @@ class Manifold:
         return torch.stack(squares).sum(0).sqrt()
 
     def exp(self, params: Mapping[str, Tensor], velocity: Mapping[str, Tensor]) -> Params:
-        """Return the point that the geodesic from a canonical network with a velocity reaches after unit time.
+        """Return the point that the geodesic with a given initial velocity reaches from a canonical network in unit
+        time.
 
         Raises:
             ValueError: The network is not canonical, or the velocity is not of its architecture.
@@ -113,11 +114,11 @@ class Manifold:
         return self._on_spheres((params,), straight, lambda s, x: sphere.exp(x, self._vectors(s, velocity)))
 
     def log(self, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor]) -> Params:
-        """Return the velocity at the first network that reaches the second after unit time.
+        """Return the initial velocity with which the geodesic from the first network reaches the second in unit time.
 
         Raises:
             ValueError: The networks are not canonical or not of one architecture, or two units lie opposite each other,
-                and no geodesic between them is the shortest.
+                so that the shortest geodesic between them is not unique.
         """
         self._require_pair(params_a, params_b)
         self._require_near(params_a, params_b)
@@ -125,7 +126,7 @@ class Manifold:
         return self._on_spheres((params_a, params_b), straight, lambda _, x, y: sphere.log(x, y))
 
     def geodesic(self, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], t: float) -> Params:
-        """Return the network a share t of the way from the first to the second; exactly the ends at 0 and 1.
+        """Return the network at t on the geodesic from the first (t = 0) to the second (t = 1), exact at both ends.
 
         Raises:
             ValueError: As for `log`.
@@ -136,11 +137,12 @@ class Manifold:
         return self._on_spheres((params_a, params_b), straight, lambda _, x, y: sphere.geodesic(x, y, t))
 
     def mean(self, networks: Sequence[Mapping[str, Tensor]], *, weights: Sequence[float] | None = None) -> Params:
-        """Return the Karcher mean of canonical networks; of two it is the point between them on the geodesic.
+        """Return the Karcher mean of canonical networks; for two networks it is a point on the geodesic between them.
 
         Args:
-            networks: At least one; on each sphere within a half sphere, or the mean need not be the only one.
-            weights: One for each network, not negative; equal by default.
+            networks: At least one network. On each sphere they should lie within a half sphere, because the mean may
+                not be unique otherwise.
+            weights: One nonnegative weight for each network; equal weights by default.
 
         Raises:
             ValueError: There are no networks, they are not canonical or not of one architecture, the weights do
@@ -170,8 +172,7 @@ class Manifold:
     def _on_spheres(
         self, networks: Sequence[Mapping[str, Tensor]], straight: Params, function: Callable[..., Tensor]
     ) -> Params:
-        """Return the Euclidean result, replaced by a function of points where all networks have a unit on its
-        sphere."""
+        """Return the Euclidean result, with a function of points in place of units that all lie on their spheres."""
         result = dict(straight)
         for spheres in self.spheres:
             points = [self._vectors(spheres, params) for params in networks]
@@ -231,12 +232,12 @@ def canonical_manifold(symmetry: Symmetry, *, head: str | None = None) -> Manifo
 
     Args:
         symmetry: The symmetry, with every size known: discovered, or bound to parameters.
-        head: Weight of the last layer, if it was brought to norm one by `normalize_logits`: it then lies on a
-            sphere as a whole.
+        head: Weight of the last layer, if `normalize_logits` brought it to norm one. The whole weight then lies on one
+            sphere.
 
     Raises:
-        KeyError: There is no parameter of the head's name.
-        ValueError: The head lies on other spheres already.
+        KeyError: There is no parameter with the name of the head.
+        ValueError: Other spheres already contain values of the head.
     """
     steps = plan(symmetry)
     spheres = [

@@ -1,10 +1,10 @@
-"""The order in which a symmetry's freedom is used up, and by which values; it depends on the symmetry alone.
+"""The order in which the freedom of a symmetry is fixed, and the values that fix it; both depend only on the symmetry.
 
-Each step fixes one kind of freedom of one group by values that nothing still free can change. Where a ReLU unit is
-scaled such that its incoming weights have unit norm, the scales of the units that it reads must be fixed before,
-so that layers come in the order in which the signal passes them; a residual stream is fixed by those of its
-writers that no other scale touches any more. Steps that come later leave what was fixed as it is, so that one pass
-suffices and the result is exact.
+Each step fixes one kind of freedom of one group by values that no remaining freedom can change. A ReLU unit is scaled
+such that its incoming weights have unit norm. The scales of the units that it reads must be fixed before. Layers are
+therefore treated in the order in which the signal passes them. A residual stream is fixed by the writers that no other
+free scale moves. Later steps do not change the values that earlier steps fixed. One pass therefore suffices, and the
+result is exact.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,10 +19,11 @@ from regauge.core.symmetry import Symmetry
 
 @dataclass(frozen=True)
 class ScaleStep:
-    """Scale each unit such that its values at all places have norm one, or those at `spare` (biases) if all are zero.
+    """A step that scales each unit such that its values at all places, or at `spare` if those are zero, have norm one.
 
-    The scale of each family is the unit's factor to the power of its entry in `direction`. What the factor divides is
-    at `opposite` (weights that go out): it gets norm one if all else is zero.
+    `spare` holds the places of biases. The scale of each family is the unit's factor to the power of the family's entry
+    in `direction`. The factor divides the values at `opposite` (outgoing weights). These values get norm one if all
+    other values are zero.
     """
 
     group: str
@@ -34,10 +35,11 @@ class ScaleStep:
 
 @dataclass(frozen=True)
 class LinearStep:
-    """Make the Gram matrices of both sides equal and diagonal by a matrix, or that of the only side the identity.
+    """A step whose matrix makes the Gram matrices of both sides equal and diagonal, or that of a single side the
+    identity.
 
-    The matrix multiplies the values at `forward`, its inverse transpose those at `inverse`. Where the product has less
-    than full rank, this holds for as many coordinates as the rank, which come first.
+    The matrix multiplies the values at `forward`, and its inverse transpose multiplies the values at `inverse`. If the
+    product has less than full rank, the step holds only for the first coordinates, as many as the rank.
     """
 
     group: str
@@ -47,10 +49,11 @@ class LinearStep:
 
 @dataclass(frozen=True)
 class RotationStep:
-    """Make the Gram matrix of all places diagonal by a rotation, largest entry first.
+    """A step whose rotation makes the Gram matrix of all places diagonal, largest entry first.
 
-    `weighed` has, for each place, the sites and axes along which entries count with fixed weights: where a matrix has
-    made the Gram matrix the identity, the values alone would not tell coordinates apart.
+    For each place, `weighed` holds the sites and axes along which entries count with fixed weights. The weights are
+    needed if a matrix has made the Gram matrix the identity, because the values alone would then not distinguish
+    coordinates.
     """
 
     group: str
@@ -60,7 +63,9 @@ class RotationStep:
 
 @dataclass(frozen=True)
 class ShiftStep:
-    """Bring the mean of the values at a place into (-amount / 2, amount / 2] by half periods of one family."""
+    """A step that brings the mean of the values at a place into (-amount / 2, amount / 2] by half periods of one
+    family.
+    """
 
     group: str
     family: int
@@ -69,9 +74,9 @@ class ShiftStep:
 
 @dataclass(frozen=True)
 class SignStep:
-    """Flip units such that the sum of their values is positive, at the first place where it is not zero.
+    """A step that flips units such that the sum of their values is positive, at the first place where it is not zero.
 
-    `flips` are the families of signs that flip; there are none for a group of matrices, whose units flip as they are.
+    `flips` are the families of signs that flip; it is empty for a group of matrices, whose coordinates flip directly.
     """
 
     group: str
@@ -81,7 +86,7 @@ class SignStep:
 
 @dataclass(frozen=True)
 class OrderStep:
-    """Sort units by their sums of first, second and third powers, place by place, and then entry by entry.
+    """A step that sorts units by their sums of first, second and third powers, place by place, and then entry by entry.
 
     Entries are compared at the places where all other axes are in order.
     """
@@ -96,10 +101,10 @@ Step = ScaleStep | LinearStep | RotationStep | ShiftStep | SignStep | OrderStep
 
 @dataclass(frozen=True)
 class Plan:
-    """Steps that use up the freedom of a symmetry, and the freedom that none of them does.
+    """Steps that fix the freedom of a symmetry, and the freedom that no step fixes.
 
     Attributes:
-        steps: Scales and matrices, then rotations, signs and shifts, orders.
+        steps: The steps in this order: scales and matrices, then rotations, signs and shifts, orders.
         left: Sentences about freedom that no step fixes.
         open: The freedom that no step fixes, as pairs: a group, and the part of its elements ("scale", "linear", ...).
     """
@@ -138,7 +143,7 @@ class _Planner:
         self.unordered = {group.name for group in symmetry.groups if group.is_permuted and group.has_order}
 
     def settle_continuous(self) -> None:
-        """Scales by weights that come in, then by biases and gains, then by what goes out; matrices by both sides."""
+        """Fix scales by incoming weights, then biases and gains, then outgoing weights; fix matrices by both sides."""
         attempts: tuple[Callable[[], bool], ...] = (
             lambda: self._step_linear(is_complete=True),
             lambda: self._step_scale(lambda place: place.is_weight and comes_in(place)),
@@ -185,21 +190,19 @@ class _Planner:
         return False
 
     def _has_rank(self, group: Group, *sides: Places) -> bool:
-        """Return whether the values at some places can have the rank of all values, so that they fix the whole
-        matrix."""
+        """Return whether the values at some places can have the rank of all values and so fix the whole matrix."""
         known = [rank_of(self.symmetry, side, self.ranks) for side in sides if side]
         return bool(known) and min(known) >= self.ranks[group.name]
 
     def _is_bare(self, place: GroupSite) -> bool:
-        """Return whether no other scale or invertible matrix moves the values of a place; rotations keep their
-        norms."""
+        """Return whether no other free scale or invertible matrix moves the values of a place."""
         return all(
             self.scales[other.group.name].contains(other.scale) and other.group.name not in self.linear
             for other in place.others
         )
 
     def settle_rotations(self) -> None:
-        """A rotation is fixed by the Gram matrix of its places, which no other rotation, sign or order changes."""
+        """Fix rotations by the Gram matrix of their places, which no other rotation, sign or order changes."""
         waiting = [group.name for group in self.symmetry.groups if group.name in self.rotated - self.linear]
         while waiting:
             name = next((n for n in waiting if n not in self.whitened or any(self._weighed(n))), waiting[0])
@@ -222,13 +225,13 @@ class _Planner:
         return tuple(result)
 
     def _is_turned(self, place: GroupSite) -> bool:
-        """Return whether nothing but signs is left of a matrix that acts on a whole axis."""
+        """Return whether only signs are still free of a matrix that acts on a whole axis."""
         length = self.symmetry.shapes[place.name][place.site.placement.axis]
         is_whole = place.site.positions.numel() == length == place.group.size
         return is_whole and place.group.matrix != "none" and place.group.name not in self.rotated
 
     def settle_signs(self) -> None:
-        """Signs by the gains that have norm one, then by weights, then by biases; shifts as soon as they can be."""
+        """Fix signs by gains of norm one, then by weights, then by biases; fix shifts as soon as possible."""
         gains = {
             (place.name, place.site.placement.axis)
             for step in self.steps
@@ -275,7 +278,7 @@ class _Planner:
         return False
 
     def _is_steady(self, place: GroupSite) -> bool:
-        """Return whether the group itself moves the values of a place by nothing but signs."""
+        """Return whether the group itself can change the values of a place only by signs."""
         name, how = place.group.name, place.site.placement
         moved = {k for k, (amount, odd) in enumerate(zip(how.shift, how.parity, strict=True)) if amount or odd}
         is_scaled = self.scales[name].contains(place.scale)
@@ -293,7 +296,7 @@ class _Planner:
         return self._is_steady(place) and self.signs[place.group.name].contains(place.signs)
 
     def settle_orders(self) -> None:
-        """Inner groups before what they are repeated within, and first those that read from axes in order."""
+        """Fix orders of inner groups before those of outer groups, and first of groups that read from ordered axes."""
         waiting = [group for group in self.symmetry.groups if group.name in self.unordered]
         while waiting:
             inner = [g for g in waiting if not any(g.name in other.within for other in waiting)]
@@ -305,14 +308,14 @@ class _Planner:
                 self.unordered.remove(group.name)
 
     def _keys(self, group: Group) -> tuple[Places, Places]:
-        """Return places whose sums can be compared, weights first, and those whose entries can be compared too."""
+        """Return the places whose sums can be compared, weights first, and the places whose entries can be, too."""
         sums = [p for p in self.places[group.name] if self._is_fixed(p) and all(map(self._is_fixed, p.others))]
         sums.sort(key=lambda place: not place.is_weight)
         open_names = self.unordered - {*group.within}
         return tuple(sums), tuple(p for p in sums if not any(o.group.name in open_names for o in p.others))
 
     def left(self) -> Iterable[tuple[str, str, str]]:
-        """Freedom that no step fixes: the group, the part, and a sentence."""
+        """Return the freedom that no step fixes: the group, the part, and a sentence."""
         for group in self.symmetry.groups:
             name, copies = group.name, self.symmetry.count_copies(group.name)
             where = f"group {name!r}" + (f" ({copies} copies)" if copies > 1 else "")
@@ -330,7 +333,7 @@ class _Planner:
 
 
 class Span:
-    """Exponent vectors that are fixed already, and the directions that move none of them.
+    """Exponent vectors that are already fixed, and the directions that move none of these vectors.
 
     Args:
         families: Length of the vectors.
@@ -355,7 +358,7 @@ class Span:
         return self._known[key]
 
     def is_same(self, left: Sequence[int], right: Sequence[int]) -> bool:
-        """Return whether every free direction moves both vectors alike."""
+        """Return whether every free direction moves both vectors in the same way."""
         return self.contains([a - b for a, b in zip(left, right, strict=True)])
 
     def settle(self, vector: Sequence[int]) -> tuple[Fraction, ...]:

@@ -1,4 +1,4 @@
-"""Affine layers of a traced model: which parameters make which intermediate value, unit by unit."""
+"""Affine layers of a traced model, with the parameters that produce each intermediate value, unit by unit."""
 
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ OPERATORS = {
 
 @dataclass(frozen=True)
 class AffineLayer:
-    """A linear map or convolution with parameters of its own, and the value that it makes.
+    """A linear map or convolution with parameters that no other layer uses, and the value that it computes.
 
     `value = weight x + bias`: multiplying the weight along its axis by c and replacing the bias by c bias + d turns
     the value of a unit into c value + d.
@@ -45,14 +45,15 @@ class AffineLayer:
 
     @property
     def is_repaired(self) -> bool:
-        """Whether its own weights decide mean and variance of the units that later layers read."""
+        """Whether the weights of the layer determine the mean and variance of the units that later layers read."""
         return self.is_interior and self.normalized is None
 
 
 def layers_of(program: Program) -> tuple[AffineLayer, ...]:
     """Return the affine layers of a traced model, in the order of the graph.
 
-    Layers whose weight serves elsewhere, too, are left out: what it needs here would be wrong there.
+    Layers whose weight is also used elsewhere are left out, because a change for this layer would be wrong for the
+    other use.
     """
     nodes = list(program.graph.graph.nodes)
     read = _read_by_layers(program, nodes)
@@ -77,7 +78,7 @@ def layers_of(program: Program) -> tuple[AffineLayer, ...]:
 
 
 def _affine(program: Program, node: Node, uses: Counter[str]) -> tuple[Node, AffineLayer] | None:
-    """Return the layer of an operator, without its surroundings, and the node of its value."""
+    """Return the layer of an operator, without the operators around it, and the node of its value."""
     operator = operator_name(node)
     if operator not in OPERATORS:
         return None
@@ -122,7 +123,7 @@ def _own(program: Program, source: Any, uses: Counter[str]) -> str | None:
 
 
 def _is_flip(node: Node) -> bool:
-    """Return whether this is the transpose of a matrix that is made for one reader."""
+    """Return whether a node is the transpose of a matrix and has only one reader."""
     value = node.meta.get("val")
     if not isinstance(value, Tensor) or value.ndim != 2 or len(node.users) != 1:
         return False

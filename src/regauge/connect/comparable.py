@@ -1,4 +1,4 @@
-"""Networks between which others lie: of one architecture, finite, and of one structure."""
+"""The check that networks can be interpolated: one architecture, one structure, and finite values."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,12 +10,12 @@ from regauge.discovery.structure_buffers import find_structure
 
 
 def require_comparable(networks: Sequence[Mapping[str, Tensor]], judge: object) -> None:
-    """Raise unless networks are of one architecture and finite, and have one structure where a task says what that is.
+    """Raise unless networks are finite and have one architecture and, if a task defines it, one structure.
 
-    Tensors that are equal in all of them may hold Inf, as masks do.
+    Tensors that are equal in all networks, such as masks, may hold Inf.
 
     Raises:
-        ValueError: They are not; the sentence names a tensor.
+        ValueError: The networks are not comparable; the message names a tensor.
     """
     first, equal = networks[0], equal_names(networks)
     if isinstance(judge, Task):

@@ -30,8 +30,8 @@ class Curve:
 
     Attributes:
         table: One row per point: "t" and all metrics there.
-        stored: The metrics of both ends as they were given, where `prepare` changed every network on the path.
-        unaligned: The curve before the second network was aligned, where `line` aligned it.
+        stored: The metrics of both given ends before `prepare`, if `prepare` changed every network on the path.
+        unaligned: The curve before the second network was aligned, if `line` aligned it.
 
     References:
         Frankle et al. (2020); Ainsworth et al. (2023), definition 2.1; Navon et al. (2024), section 6.
@@ -43,7 +43,7 @@ class Curve:
 
     @property
     def rows(self) -> tuple[dict[str, float], ...]:
-        """The rows of `table`; of two curves, the metrics before alignment are further columns."""
+        """The rows of `table`. If there are two curves, further columns hold the metrics before alignment."""
         if self.unaligned is None:
             return self.table
         return tuple(
@@ -52,9 +52,9 @@ class Curve:
         )
 
     def plot(self, *, title: str = "loss", ends: tuple[str, str] = ("A", "B")) -> "Figure":
-        """Draw the loss along the path with its barrier, and below it the accuracy where the judge measured it.
+        """Draw the loss along the path with its barrier, and below it the accuracy if the judge measured it.
 
-        Where `line` aligned the second network, both curves are in one plot: as trained, and aligned.
+        If `line` aligned the second network, one plot shows both curves: as trained, and aligned.
 
         Args:
             title: Heading of the loss, for example its name and unit.
@@ -67,28 +67,32 @@ class Curve:
 
     @property
     def excess(self) -> tuple[float, ...]:
-        """Loss above the straight line between the end losses, at every point."""
+        """The loss minus the interpolated loss of the ends, at every point."""
         return excess_of(self.table)
 
     @property
     def barrier(self) -> float:
-        """The largest excess over the whole path, ends included, so never negative."""
+        """The largest excess over the whole path, including the ends. It is therefore never negative."""
         return max(self.excess)
 
     @property
     def raw_barrier(self) -> float:
-        """The largest excess between the ends: negative where the loss is below the straight line all along."""
+        """The largest excess between the ends. It is negative if the loss is below the interpolated loss at all inner
+        points.
+        """
         return max(self.excess[1:-1])
 
     @property
     def auc(self) -> float:
-        """The area under the excess, by the trapezoidal rule: its mean height. Negative where a dip outweighs."""
+        """The area under the excess by the trapezoidal rule, which is its mean. It is negative if the excess is mostly
+        below zero.
+        """
         ts, heights = [row["t"] for row in self.table], self.excess
         return sum((ts[k + 1] - ts[k]) * (heights[k] + heights[k + 1]) / 2 for k in range(len(ts) - 1))
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Numbers of the path as plain values, for JSON."""
+        """The measured values of the path as plain numbers, for JSON."""
         return {
             "barrier": self.barrier,
             "raw_barrier": self.raw_barrier,
@@ -150,24 +154,25 @@ def line(
     prepare: Callable[[Any], Any] | None = None,
     progress: Progress = no_progress,
 ) -> Curve:
-    """Evaluate networks along a path from the first to the second: the straight line unless another is given.
+    """Evaluate networks along a path from the first network to the second, by default on the straight line.
 
     Args:
-        params_a: The network at t = 0. For `WassersteinGeodesic` a pair of dictionaries, means and standard
-            deviations; `judge` and `prepare` are then functions of such pairs.
-        params_b: The network at t = 1. Align it first or give `symmetry`, or the barrier says little.
-        judge: A task, or a function from parameters to metrics, "loss" among them.
-        points: Number of equally spaced values of t, both ends included.
-        symmetry: Aligns the second network to the first one by its weights, as `rg.align` does by default. The curve
-            before that is in `unaligned`, and `plot` draws both. For straight lines only.
+        params_a: The network at t = 0. For `WassersteinGeodesic` it is a pair of dictionaries, means and standard
+            deviations. `judge` and `prepare` are then functions of such pairs.
+        params_b: The network at t = 1. Align it first or give `symmetry`, because the barrier of networks that are not
+            aligned tells little.
+        judge: A task, or a function from parameters to metrics, which include "loss".
+        points: Number of equally spaced values of t, including both ends.
+        symmetry: If given, the second network is aligned to the first one by its weights, as by the default of
+            `rg.align`. The curve before alignment is in `unaligned`, and `plot` draws both. For straight lines only.
         path: `Straight()` by default; `Geodesic`, `WassersteinGeodesic`, `Bezier`, `PolygonalChain`, `Repaired`.
-        prepare: Applied to every network on the path, the ends included; the task's by default. A model with batch
-            normalization needs its statistics recomputed: `lambda p: reset_batchnorm(p, module, batches)`. The curve
-            says where an end has another loss as stored.
+        prepare: A function that is applied to every network on the path, including the ends; by default the `prepare`
+            of the task. A model with batch normalization needs its statistics recomputed: `lambda p: reset_batchnorm(p,
+            module, batches)`. The curve reports an end whose loss as stored differs.
         progress: Shows how many of the networks were evaluated.
 
     Raises:
-        TypeError: A network is no dictionary of tensors.
+        TypeError: A network is not a dictionary of tensors.
         ValueError: The networks have different parameters or structure, or hold NaN or Inf. There are fewer than three
             points, the path does not fit, or a symmetry is given and the path is not straight. The judge returns no
             loss, or a loss is NaN.

@@ -1,4 +1,4 @@
-"""Paths between two networks: small objects that return the network a share t of the way."""
+"""Paths between two networks: small objects that return the network at a point t between 0 and 1."""
 
 import math
 from abc import ABC, abstractmethod
@@ -20,16 +20,16 @@ Gaussian = tuple[Mapping[str, Tensor], Mapping[str, Tensor]]
 
 
 class Path(Protocol):
-    """A way from one network (t = 0) to another (t = 1); exactly these at its ends."""
+    """A path from one network (t = 0) to another (t = 1), which returns exactly these networks at its ends."""
 
     def at(self, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], t: float) -> Params:
-        """Return the network a share t of the way."""
+        """Return the network at t, from 0 at the first end to 1 at the second."""
         ...
 
 
 @runtime_checkable
 class PreparedPath(Path, Protocol):
-    """A path that computes something from its ends alone, such as statistics, which `walk` does once."""
+    """A path that computes values such as statistics from its two ends; `walk` computes them once."""
 
     def walk(self, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor]) -> Callable[[float], Params]:
         """Return a function from t to the network at t. The ends must not change while it is used."""
@@ -43,7 +43,7 @@ def walk(path: Path, params_a: Any, params_b: Any) -> Callable[[float], Any]:
 
 @dataclass(frozen=True)
 class Straight:
-    """The straight line `(1 - t) a + t b`; what both ends have in common stays bit by bit."""
+    """The straight line `(1 - t) a + t b`; values that both ends share stay the same bit by bit."""
 
     def at(self, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], t: float) -> Params:
         return interpolate(params_a, params_b, t) | {n: params_a[n] for n in equal_names((params_a, params_b))}
@@ -51,7 +51,7 @@ class Straight:
 
 @dataclass(frozen=True)
 class Geodesic:
-    """The shortest way between canonical networks: great circles on the spheres of units, straight elsewhere.
+    """The shortest path between canonical networks: great circles on the spheres of units, straight lines elsewhere.
 
     Attributes:
         manifold: The manifold of the canonical networks, from `canonical_manifold`.
@@ -85,7 +85,7 @@ class WassersteinGeodesic:
     """
 
     def at(self, gaussian_a: Gaussian, gaussian_b: Gaussian, t: float) -> tuple[Params, Params]:
-        """Return the Gaussian a share t of the way.
+        """Return the Gaussian at t, from 0 at the first end to 1 at the second.
 
         Raises:
             ValueError: A standard deviation is negative, or an end is not a pair.
@@ -108,7 +108,8 @@ class WassersteinGeodesic:
 
 @dataclass(frozen=True, eq=False)
 class Repaired:
-    """Another path whose networks between the ends are repaired, for the statistics `(1 - t, t)` of the ends.
+    """A wrapper around another path that repairs its inner networks to the statistics of the ends with weights `(1 - t,
+    t)`.
 
     Attributes:
         module: Runs parameters.
@@ -133,7 +134,7 @@ class Repaired:
         return self.walk(params_a, params_b)(t)
 
     def walk(self, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor]) -> Callable[[float], Params]:
-        """See `PreparedPath`: the statistics of the ends are measured once."""
+        """See `PreparedPath`; the statistics of the ends are measured once."""
         inner, repairer = walk(self.path, params_a, params_b), Repairer(self.module, (params_a, params_b), self.batches)
 
         def at(t: float) -> Params:
@@ -145,7 +146,7 @@ class Repaired:
 
 @dataclass(frozen=True, eq=False)
 class ControlledPath(ABC):
-    """A path bent by inner control points, which `train_path` can move; the ends stay.
+    """A path with inner control points, which `train_path` can move while the ends stay fixed.
 
     Attributes:
         inner: The control points between the ends, in order.
@@ -162,12 +163,12 @@ class ControlledPath(ABC):
 
     @classmethod
     def between(cls, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], *, bends: int = 1) -> Self:
-        """Return the straight line in this form, with `bends` equally spaced control points: a start for training."""
+        """Return the straight line with `bends` equally spaced control points, as an initialization for training."""
         return cls(tuple(interpolate(params_a, params_b, k / (bends + 1)) for k in range(1, bends + 1)))
 
     @abstractmethod
     def weights(self, t: float) -> tuple[float, ...]:
-        """The share of each point, ends included, in the network at t; they sum to one."""
+        """Return the weight of each point, including the ends, in the network at t; the weights sum to one."""
 
     def at(self, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], t: float) -> Params:
         if t == 1:
@@ -191,13 +192,13 @@ class Bezier(ControlledPath):
 
 @dataclass(frozen=True, eq=False)
 class PolygonalChain(ControlledPath):
-    """Straight pieces through the control points, each walked in the same share of t.
+    """Straight segments through the control points; each segment covers an equal interval of t.
 
     References:
         Garipov et al. (2018), equation 2.
     """
 
     def weights(self, t: float) -> tuple[float, ...]:
-        """Nonzero for the two ends of one piece at most."""
+        """Return weights that are nonzero for at most the two ends of one segment."""
         position = t * (len(self.inner) + 1)
         return tuple(max(0.0, 1 - abs(position - k)) for k in range(len(self.inner) + 2))

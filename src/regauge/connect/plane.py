@@ -48,8 +48,8 @@ class Plane:
     def at(self, x: float, y: float) -> Params:
         """Return the network at a point of the plane: an affine combination of the three.
 
-        Buffers are combined with the same (barycentric) weights but never leave the range of the three, since a
-        variance that is extrapolated may be negative. Values that all three have in common stay bit by bit.
+        Buffers are combined with the same (barycentric) weights. They are clamped to the range of the three networks,
+        because an extrapolated variance may be negative. Values that all three networks share stay the same bit by bit.
         """
         networks = self._networks
         params = combine(networks, barycentric(self.points, torch.tensor([x, y], dtype=torch.float64)).tolist())
@@ -85,21 +85,22 @@ def plane(
 ) -> Plane:
     """Evaluate networks on a grid over the plane through three of them.
 
-    With a task the networks are evaluated many at a time (`torch.func.vmap`, which a module with control flow that
-    depends on values does not allow), with a function, such as `task.evaluate`, one by one. A task's `prepare` applies
-    to every network, the three too, also one by one.
+    If a task is given, many networks are evaluated at a time by `torch.func.vmap`. This requires a module without
+    control flow that depends on values. If a function such as `task.evaluate` is given, the networks are evaluated one
+    by one. The `prepare` of a task is applied to every network one by one, including the three given ones.
 
     Args:
         params_a: The network at the origin.
         params_b: The network on the positive x axis.
-        params_c: A network elsewhere. Align the second and the third to the first to see what symmetry does not hide.
+        params_c: A third network, not on the line through the others. Align the second and the third network to the
+            first, or symmetry hides how similar they are.
         resolution: Points along the longer side of the grid; the shorter side has the same spacing, roughly.
         margin: The margin of the grid around the three networks, as a share of the longer side of their bounding box.
-        buffers: Names that do not count for distances; those of the task's module, or none, by default.
+        buffers: Names that do not count for distances; by default the buffers of the task's module, or none.
         progress: Shows how many of the networks were evaluated.
 
     Raises:
-        TypeError: A network is no dictionary of tensors.
+        TypeError: A network is not a dictionary of tensors.
         ValueError: The networks have different parameters or structure, hold NaN or Inf or lie on one line, or the
             grid is too small.
     """
@@ -141,7 +142,7 @@ def barycentric(points: Tensor, where: Tensor) -> Tensor:
 
 
 def _coordinates(networks: tuple[Params, Params, Params], buffers: frozenset[str]) -> Tensor:
-    """Gram-Schmidt over the differences from the first network; inner products in float64."""
+    """Compute coordinates by Gram-Schmidt over the differences from the first network, in float64."""
     a, *others = networks
 
     def differences() -> Iterator[list[Tensor]]:

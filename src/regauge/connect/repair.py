@@ -1,6 +1,6 @@
-"""Variance collapse: measure it in an interpolated network, and repair it by renormalizing activations.
+"""Variance collapse: its measurement in an interpolated network, and its repair by renormalizing activations.
 
-Where batch normalization follows the layers, new running statistics do.
+If batch normalization follows the layers, new running statistics repair the network.
 """
 
 import math
@@ -73,12 +73,12 @@ class RepairResult:
 
 @dataclass(frozen=True)
 class LayerVariance:
-    """The variances of one layer, means over its units.
+    """The variances of one layer, averaged over its units.
 
     Attributes:
         variance: The variance of the interpolated network's units over the data.
         expected: The variance between the endpoints: the squares of interpolated standard deviations.
-        ratio: The first over the second; one without collapse, NaN where both are zero.
+        ratio: `variance / expected`: one without collapse, NaN if both are zero.
     """
 
     layer: str
@@ -90,7 +90,7 @@ class LayerVariance:
 
 @dataclass(frozen=True)
 class VarianceCollapse:
-    """Variances in an interpolated network against those between its endpoints.
+    """Variances in an interpolated network, compared with the interpolated variances of its endpoints.
 
     Attributes:
         table: One row per layer, in the order of the graph.
@@ -120,30 +120,33 @@ def repair(
     out: Output | str | Path | None = None,
     memory: int | str | MemoryLimit | None = None,
 ) -> RepairResult:
-    """Give every unit of an interpolated network the mean and spread that it has between the endpoints.
+    """Give every unit of an interpolated network the interpolated mean and standard deviation of the endpoints.
 
-    For each linear layer and convolution with another one behind it, each unit's value before the nonlinearity gets the
-    mean `sum_k w_k mean_k` and the *standard deviation* `sum_k w_k std_k` of the endpoints, by rescaling the unit's
-    incoming weights and moving its bias. The network keeps its architecture. Layers are repaired in the order of the
-    graph: the statistics of a layer are measured after all layers before it were repaired. All goals are therefore met
-    at the end. That takes one pass over the batches for each endpoint and one for each layer on the longest way through
-    the model, as far as that layer; statistics are over all examples and positions.
+    All linear layers and convolutions that another such layer follows are repaired. The value of each unit before the
+    nonlinearity gets the mean `sum_k w_k mean_k` and the *standard deviation* `sum_k w_k std_k` of the endpoints. For
+    this, the unit's incoming weights are rescaled and its bias is moved. The network keeps its architecture. Layers are
+    repaired in the order of the graph: the statistics of a layer are measured after all layers before it were repaired.
+    All goals are therefore met at the end. Each endpoint takes one pass over the batches. Each layer on the longest
+    path through the model takes one more pass, which runs only up to that layer. Statistics are taken over all examples
+    and positions.
 
     These stay as they are: the last layer, layers whose weight is used twice, transposed convolutions in groups,
-    embeddings, and the gates of recurrent layers. So are the mean if a layer has no bias of its own, and the spread of
-    units that are constant in the interpolated network. Blocks of residual networks are repaired at the layers that
-    write to the stream. Layers before a batch normalization keep their weights: there, running statistics are
-    recomputed (`reset_batchnorm`), in models with other layers to repair before each of these and at the end.
+    embeddings, and the gates of recurrent layers. The mean of a layer without a separate bias also stays, and so does
+    the standard deviation of units that are constant in the interpolated network. Blocks of residual networks are
+    repaired at the layers that write to the stream. Layers before a batch normalization keep their weights; instead,
+    running statistics are recomputed (`reset_batchnorm`). In models that also have other layers to repair, this happens
+    before the repair of each such layer and at the end.
 
     Args:
-        params: The interpolated network, unchanged: parameters by name, or the path of a checkpoint.
-        module: Runs the parameters; its own are not used.
-        endpoints: The aligned networks between which it lies, as the first; without any, running statistics alone are
-            recomputed.
+        params: The interpolated network: parameters by name, or the path of a checkpoint. It is not changed.
+        module: The module that runs the parameters; the parameters stored in it are not used.
+        endpoints: The aligned networks between which the first argument lies, in the same form. Without endpoints, only
+            running statistics are recomputed.
         batches: As in a `Task`, whose targets are not read, or inputs alone: tensors or mappings of keyword inputs. A
-            few thousand examples do; they are read many times.
-        weights: Share of every endpoint: `(1 - t, t)` at t; equal by default.
-        task: Decides whether repairing helps: where its loss rises, the network is returned as it was, with a note.
+            few thousand examples suffice; they are read many times.
+        weights: The weight of every endpoint: `(1 - t, t)` at t; equal by default.
+        task: The task that decides whether repairing helps. If its loss rises, the network is returned unchanged, with
+            a note.
         out: Where the repaired network of a checkpoint is written: a path, or an `Output`.
         memory: The limit on memory for a checkpoint: bytes, or text such as "2GB"; half of the machine's memory by
             default.
@@ -192,7 +195,7 @@ def repair(
 
 
 def _read(network: Network, module: nn.Module) -> Mapping[str, Tensor]:
-    """Return the parameters of a network, also of one in a file, under the names of its module."""
+    """Return the parameters of a network in memory or in a file, under the names of its module."""
     job = open_job([network], 0)
     if job is not None:
         return job.named_for(module).source.params
@@ -200,7 +203,7 @@ def _read(network: Network, module: nn.Module) -> Mapping[str, Tensor]:
 
 
 class Repairer:
-    """Repairs networks between the same endpoints, whose statistics are measured once.
+    """A function object that repairs networks between the same endpoints, whose statistics are measured once.
 
     Args:
         module: As for `repair`.
@@ -255,16 +258,17 @@ def variance_collapse(
 ) -> VarianceCollapse:
     """Measure the variance of every layer's units in an interpolated network and in its endpoints.
 
-    The values of all linear layers and convolutions are taken before the nonlinearity, and after batch normalization
-    where that follows; the last layer is among them. What `repair` corrects has ratio one afterwards. For posteriors
-    give draws of one normal sample and average the variances over draws.
+    The variances are those of the outputs of all linear layers and convolutions, including the last layer. They are
+    measured before the nonlinearity and after a batch normalization that follows. Layers that `repair` corrects have
+    ratio one afterwards. For posteriors, build all networks from the same normal sample, and average the variances over
+    several samples.
 
     Args:
         params: The interpolated network.
-        module: Runs the parameters; its own are not used.
-        endpoints: The networks between which it lies.
+        module: The module that runs the parameters; the parameters stored in it are not used.
+        endpoints: The networks between which the interpolated network lies.
         batches: Batches, as for `repair`.
-        weights: Share of every endpoint: `(1 - t, t)` at t; equal by default.
+        weights: The weight of every endpoint: `(1 - t, t)` at t; equal by default.
 
     Raises:
         TraceError: The module cannot be traced.
@@ -284,7 +288,7 @@ def variance_collapse(
 def tabulate_variances(
     statistics: LayerStatistics, variances: Mapping[str, Tensor], stds: Mapping[str, Tensor]
 ) -> VarianceCollapse:
-    """Compare the variances of every layer's units `[units]` with expected standard deviations, by names of values."""
+    """Compare the unit variances `[units]` of every layer with expected standard deviations, by names of values."""
     rows = []
     for layer, name in zip(statistics.layers, statistics.places, strict=True):
         variance, expected = float(variances[name].mean()), float(stds[name].square().mean())
@@ -297,21 +301,21 @@ def tabulate_variances(
 def reset_batchnorm(params: Mapping[str, Tensor], module: nn.Module, batches: Iterable[Any]) -> Params:
     """Recompute the running means and variances of every batch normalization layer from data.
 
-    An average of two networks has activations of its own, often of much smaller variance than those that
-    averaged statistics describe. The new statistics are the plain averages over the batches of each batch's
-    mean and unbiased variance, all layers in the same forward passes: each layer normalizes by its batch while
-    statistics are collected, everything else is in evaluation mode.
+    The activations of an average of two networks often have a much smaller variance than the averaged statistics
+    describe. The new statistics are plain averages, over the batches, of the mean and the unbiased variance of each
+    batch. All layers are measured in the same forward passes. Meanwhile each batch normalization layer normalizes by
+    the current batch, and all other layers are in evaluation mode.
 
     Args:
         params: Parameters and buffers, unchanged.
-        module: Runs the parameters; its own are not used.
+        module: The module that runs the parameters; the parameters stored in it are not used.
         batches: Batches, as for `repair`.
 
     Returns:
-        The same parameters with new statistics; equal to `params` where the module has none.
+        The same parameters with new statistics; equal to `params` if the module has no statistics.
 
     Raises:
-        TypeError: The parameters are no dictionary, or the batches are one batch.
+        TypeError: The parameters are not a dictionary, or `batches` is a single batch.
         ValueError: There are no batches, or they can be read only once.
 
     References:
@@ -346,7 +350,7 @@ def reset_batchnorm(params: Mapping[str, Tensor], module: nn.Module, batches: It
 
 
 def goals(ends: Sequence[RunningMoments], shares: Sequence[float]) -> tuple[Tensor, Tensor]:
-    """Return the interpolated means and standard deviations; exactly those of the endpoints where these are equal."""
+    """Return the interpolated means and standard deviations, exact for units that are equal in all endpoints."""
     first = ends[0]
     rest = list(zip(ends, shares, strict=True))[1:]
     mean = first.mean + sum(w * (end.mean - first.mean) for end, w in rest)
@@ -357,7 +361,7 @@ def goals(ends: Sequence[RunningMoments], shares: Sequence[float]) -> tuple[Tens
 def require_endpoints(
     params: Mapping[str, Tensor], endpoints: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | None
 ) -> tuple[Params, list[Params], tuple[float, ...]]:
-    """Return the network, its endpoints and their shares, which sum to one; raise unless they fit and are finite."""
+    """Return the network, its endpoints and their weights, which sum to one; raise unless they fit and are finite."""
     params = as_params(params, "the interpolated network")
     ends = [as_params(end, f"endpoint {k}") for k, end in enumerate(as_networks(endpoints))]
     if not ends:
@@ -405,7 +409,7 @@ def prepare_statistics(task: Task, batches: Iterable[Any] | None = None) -> Task
 
     Args:
         task: The task; it is returned as it is if its model has no such statistics.
-        batches: Source of the statistics; the batches of the task by default.
+        batches: The batches from which statistics are computed; the batches of the task by default.
     """
     if not any(name.endswith("running_mean") for name in task.module.state_dict()):
         return task

@@ -1,4 +1,4 @@
-"""Training for a low loss between two networks: of one of them (straightening), or of the inner points of a path."""
+"""Training for a low loss between two networks, by moving one network (straightening) or the inner points of a path."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -49,7 +49,7 @@ class LineTrainingConfig(DescentConfig):
 class FlatLine:
     """A network that was trained until the loss on the line from another network is small.
 
-    Unlike an aligned network it computes another function than the network that training started from.
+    Unlike an aligned network, it computes a different function than the initial network of the training.
 
     Attributes:
         before: The line from the first network to the second one, before training.
@@ -70,7 +70,7 @@ class FlatLine:
 
     @property
     def approach(self) -> float:
-        """Relative decrease of the distance to the first network: 1 is a collapse onto it, 0 no change."""
+        """The relative decrease of the distance to the first network: 1 is a collapse onto it, and 0 is no change."""
         return 1 - self.distance / self.distance_before if self.distance_before else 0.0
 
     def __str__(self) -> str:
@@ -106,24 +106,25 @@ def straighten(
 ) -> FlatLine:
     """Train the second network until the loss on the line from the first network is small.
 
-    This is the loss of `hyper_match` without its network, which for a single pair only parametrizes the result anew.
-    Align the second network first: it then has little to move. Nothing ties the result to its start, and the first
-    network itself is a minimum too: `FlatLine.approach` tells how far the result collapsed onto it.
+    This is the loss of `hyper_match` without the hypernetwork, which only reparametrizes the result if there is a
+    single pair. Align the second network first, so that training needs to move it only a little. Nothing keeps the
+    result close to the initial network, and the first network itself is also a minimum. `FlatLine.approach` measures
+    how far the result collapsed onto the first network.
 
-    Parameters are trained, buffers are kept. Any model and loss will do.
+    Parameters are trained, and buffers are kept. Any model and loss can be used.
 
     Args:
         params_a: The network at the fixed end, unchanged.
         params_b: The start of training, unchanged.
-        generator: Draws examples and points on the line; one with seed 0 by default.
+        generator: The generator that samples examples and points on the line; one with seed 0 by default.
         on_step: Called after each step with its number, loss and rate, as a `regauge.training.State`.
 
     Raises:
-        ValueError: The networks have different parameters, lack one of the task's module, or hold NaN or Inf; there are
-            no batches, or the loss is not finite.
+        ValueError: The networks have different parameters, lack a parameter of the task's module, or hold NaN or Inf.
+            There are no batches, or the loss is not finite.
 
     References:
-        Paper 003, section 3.4, whose method this is without encoder and hypernetwork.
+        Paper 003, section 3.4, for the method, which is used here without encoder and hypernetwork.
     """
     generator = given_or_seed(generator)
     config = config or StraightenConfig()
@@ -151,7 +152,7 @@ def train_end(
     progress: Progress,
     on_step: OnStep | None = None,
 ) -> FlatLine:
-    """Train parameters, from `start`, until the line from `params_a` to the network that `complete` makes is flat."""
+    """Train parameters from `start` until the line from `params_a` to the network built by `complete` is flat."""
     fixed = {name: tensor.detach() for name, tensor in params_a.items()}
 
     def loss(learned: Params, batch: Batch) -> Tensor:
@@ -222,7 +223,7 @@ def line_loss(
 
 
 def minibatches(task: Task, examples: int | None, generator: torch.Generator) -> Iterator[Batch]:
-    """Repeat the task's batches forever, each reduced to `examples` random rows, drawn with replacement, unless None.
+    """Yield the task's batches forever, each reduced to `examples` random rows with replacement, unless None.
 
     Raises:
         ValueError: There are no batches, or tensors of a batch have different numbers of rows.
@@ -262,27 +263,27 @@ def train_path(
     progress: Progress = no_progress,
     on_step: OnStep | None = None,
 ) -> Trained:
-    """Minimize the expected loss at a point t drawn uniformly from the path, over its inner control points.
+    """Minimize the expected loss at a uniformly random point of a path, over the inner control points of the path.
 
-    Every step takes one batch and one t. Align the networks first: otherwise much of
-    what the curve learns is the way around a symmetry, which an element removes for nothing.
+    Every step uses one batch and one t. Align the networks first. Otherwise the curve mostly learns a detour around a
+    symmetry, which an alignment removes at no cost.
 
-    Only parameters are trained; buffers are combined like weights. With batch normalization give the task a
-    `prepare` that recomputes the statistics (from few batches, since every step does): gradients do not flow
-    through it.
+    Only parameters are trained; buffers are combined like weights. For models with batch normalization, give the task a
+    `prepare` that recomputes the statistics. It should use few batches, because it runs in every step. Gradients do not
+    flow through `prepare`.
 
     Args:
         params_a: The network at t = 0, unchanged.
         params_b: The network at t = 1, unchanged.
-        task: Module, batches, loss. Batches come in their order, over and over.
-        path: The start of training, such as `Bezier.between(a, b)`; unchanged.
-        generator: Draws t, on the CPU; one with seed 0 by default.
+        task: Module, batches, loss. Batches are used in their order, again and again.
+        path: The initial path, such as `Bezier.between(a, b)`; it is not changed.
+        generator: The generator that samples t, on the CPU; one with seed 0 by default.
         optimizer: Adam with a learning rate of 0.01 by default.
         schedule: The schedule of the learning rate; half a cosine down to zero by default.
         on_step: Called after each step with its number, loss and rate, as a `regauge.training.State`.
 
     Returns:
-        A path of the same kind with new inner points, in the dtypes that the old ones have.
+        A path of the same kind with new inner points, in the dtypes of the old points.
 
     Raises:
         ValueError: The networks or the inner points have different parameters or hold NaN or Inf, there are no
@@ -306,7 +307,7 @@ def train_path(
     }
 
     def complete(learned: Params) -> list[Params]:
-        """Put trained parameters into the inner points, under all their names."""
+        """Put trained parameters into the inner points, under all names of each parameter."""
         return [
             {name: learned[_key(k, first[name])] if name in first else tensor for name, tensor in point.items()}
             for k, point in enumerate(path.inner)

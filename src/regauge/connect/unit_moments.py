@@ -32,7 +32,7 @@ class RunningMoments:
     squares: Tensor = field(default_factory=lambda: torch.zeros(()))  # sums of squared deviations from it, `[units]`
 
     def update(self, values: Tensor) -> None:
-        """Take in one batch, `[units, samples]`."""
+        """Add one batch, `[units, samples]`."""
         samples = values.shape[1]
         mean = values.mean(1, dtype=torch.float64)
         squares = (values - mean.to(values.dtype).unsqueeze(1)).square().sum(1, dtype=torch.float64)
@@ -54,8 +54,8 @@ class RunningMoments:
 class LayerStatistics:
     """A module with data: measures the layers of networks of its architecture.
 
-    Values are taken over examples, positions and tokens alike. Networks run in float32, or in float64 if one of those
-    that will be measured is, in evaluation mode. Batches are read several times.
+    Statistics are taken over all examples, positions and tokens. Networks run in evaluation mode, in float32, or in
+    float64 if one of the measured networks is in float64. Batches are read several times.
 
     Raises:
         TraceError: The module cannot be traced.
@@ -84,7 +84,7 @@ class LayerStatistics:
 
     @property
     def places(self) -> dict[str, int]:
-        """Names of the layers' values, normalized where they are, and their axes of units."""
+        """The names of the values of the layers, after normalization if there is one, and the axes of their units."""
         return {layer.normalized or layer.value: layer.axis for layer in self.layers}
 
     @property
@@ -93,8 +93,7 @@ class LayerStatistics:
         return next(iter(self._traces.values())).program.aliases
 
     def moments(self, params: Mapping[str, Tensor], places: Mapping[str, int]) -> dict[str, RunningMoments]:
-        """Return the mean and variance of every unit of some values, in one pass; `places` gives each value's axis of
-        units.
+        """Return the mean and variance of every unit of some values, in one pass; `places` holds the unit axes.
 
         Raises:
             ValueError: A value is NaN or Inf.
@@ -106,7 +105,7 @@ class LayerStatistics:
         return result
 
     def activations(self, params: Mapping[str, Tensor], places: Mapping[str, int]) -> Iterator[dict[str, Tensor]]:
-        """Yield the values themselves, `[units, samples]`, batch by batch.
+        """Yield the measured values, `[units, samples]`, batch by batch.
 
         Raises:
             ValueError: A value is NaN or Inf.
@@ -126,11 +125,11 @@ class LayerStatistics:
             yield result
 
     def floats(self, params: Mapping[str, Tensor]) -> Params:
-        """Return parameters in the precision in which networks run."""
+        """Return the parameters in the precision in which the networks run."""
         return {name: t.detach().to(self._dtype) if t.is_floating_point() else t for name, t in params.items()}
 
     def __iter__(self) -> Iterator[Any]:
-        """The batches in that precision, as pairs without targets."""
+        """Yield the batches in the precision of the networks, as pairs without targets."""
         for batch in self._batches:
             args, kwargs = self._arguments(batch)
             yield kwargs or args, None
