@@ -19,25 +19,25 @@ TIES = 1e-4
 
 @dataclass(frozen=True)
 class ActivationMatching(Method):
-    """The element under which the units of two networks respond most alike to the same inputs.
+    """The element under which the units of two networks have the most similar responses to the same inputs.
 
-    It maximizes the sum over all units of the correlation (or covariance, or mean product) between a unit of the first
-    network and the unit, with its sign, that the element puts in its place. All groups that discovery finds take part,
-    with what they do to the values that layers read: outputs of activation functions, every state of a residual stream,
-    queries, keys and values of attention heads. Values on which a group acts alike are summed. Entries of all other
-    axes (images, positions, tokens) are samples. Units that a rotation mixes share their mean variance in correlations:
-    the result does not depend on the basis.
+    It maximizes a sum over all units of the first network. Each unit contributes its correlation (or covariance, or
+    mean product) with the signed unit that the element moves to the same position. All groups that discovery finds take
+    part, by their action on the values that layers read. These values are outputs of activation functions, every state
+    of a residual stream, and queries, keys and values of attention heads. Values on which a group acts in the same way
+    are summed. Entries along all other axes (images, positions, tokens) are samples. In correlations, units that a
+    rotation mixes share their mean variance, so that the result does not depend on the basis.
 
-    The data are read once, for both networks and all groups; what is held is one matrix of units against units for each
-    value. Groups are independent of one another here, and their order does not matter.
+    The data are read once, for both networks and all groups. Memory holds one matrix of units against units for each
+    value. In this method groups are independent of one another, and their order does not matter.
 
-    The papers maximize the product of activations that are not centered, and keep scales; for permutations this is
-    the least squared distance between the activations of both networks. That is
-    `ActivationMatching(statistic="product", scales="keep")`; the defaults are ours.
+    The papers maximize the product of activations that are not centered, and keep scales; for permutations this
+    minimizes the squared distance between the activations of both networks. `ActivationMatching(statistic="product",
+    scales="keep")` is the published method; the defaults differ from it.
 
-    Departure from the papers, for every statistic: where activations leave a choice, the parameters decide, with a
-    share of 1e-4 in the objective. Units that never respond, and the sign of a sine unit against half a period, would
-    otherwise be chosen arbitrarily, which does harm halfway between the networks.
+    Departure from the papers, for every statistic: if activations leave a choice, the parameters decide, with a share
+    of 1e-4 in the objective. Otherwise the choice would be arbitrary for units that never respond, and between a sign
+    and a half period of a sine unit. Arbitrary choices raise the loss halfway between the networks.
 
     Attributes:
         statistic: Pearson's "correlation", in which all units count alike; "covariance", in which units count by how
@@ -66,7 +66,7 @@ class ActivationMatching(Method):
 
     @property
     def _weight(self) -> float:
-        """The share of the parameters in the objective."""
+        """Return the weight of the parameters in the objective."""
         return TIES
 
     def match(self, problem: Problem) -> Results:
@@ -76,7 +76,9 @@ class ActivationMatching(Method):
         return match_each(problem, lambda pair: self._match_pair(pair, task, traces))
 
     def _match_pair(self, problem: Problem, task: Task, traces: Traces) -> Results:
-        """Ascent on the mixture, from the best element for the activations alone, or from the identity if better."""
+        """Ascend on the mixture, from the best element for the activations alone, or from the identity if it is
+        better.
+        """
 
         def match(frame: Frame) -> Results:
             costs = activation_costs(*frame.turnable(*problem.pair(0)), traces, task, self.statistic)
@@ -101,8 +103,8 @@ class MixedMatching(ActivationMatching):
     sum continues from there. Parameters are compared where the positive scales of both networks are balanced, as in
     `WeightMatching`, and the element brings the second network to the scales of the first.
 
-    On networks that learn the same function with different features the weights alone are a poor guide, most of all
-    in residual networks; activations alone ignore how units are connected. The sum is better than either.
+    If networks learn the same function with different features, weights alone match units poorly, especially in
+    residual networks. Activations alone ignore how units are connected. The sum matches better than either term.
 
     Attributes:
         share: The share of the activations, from 0 to 1; other settings are those of `ActivationMatching`.

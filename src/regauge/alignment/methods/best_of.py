@@ -13,10 +13,10 @@ from regauge.alignment.result import Results
 class BestOf(Method):
     """Every method is tried, and the element with the lowest task loss at the midpoint is kept.
 
-    The objectives of different methods cannot be compared, and the inner product of the weights does not predict
-    the barrier: on residual networks the two even go against each other. The loss halfway between the networks
-    can be compared. The objective here is that loss with its sign turned, on examples that no method has seen; the
-    identity takes part, so the result is never worse than no alignment.
+    The objectives of different methods cannot be compared. The inner product of the weights does not predict the
+    barrier; on residual networks a larger product can even come with a higher barrier. The loss halfway between the
+    networks can be compared. The objective of this method is minus that loss, on examples that no method has seen. The
+    identity is also a candidate, so the result is never worse than no alignment.
 
     Attributes:
         methods: The methods in the order in which they are tried; the first of equally good ones is kept.

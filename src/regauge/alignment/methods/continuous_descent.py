@@ -1,4 +1,4 @@
-"""Continuous descent: rotations, invertible matrices and scales by gradients of the loss between the networks."""
+"""Continuous descent on rotations, invertible matrices and scales, by gradients of the loss between the networks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -31,20 +31,20 @@ class ContinuousDescent(DescentMethod):
     """Gradient descent on the continuous part of the symmetry, on the task loss between the two networks.
 
     The second network, moved by the initial element g, is moved further by `h = exp(X)`. X is a skew-symmetric matrix
-    for every orthogonal group, and any matrix for every linear group. For the families of positive scales it has the
-    logarithms of those factors that leave running statistics as they are. Adam changes X, from zero on, such that the
-    task loss of `(1 - t) a + t h g b` falls, on one batch after the other.
+    for every orthogonal group, and any matrix for every linear group. For families of positive scales, X holds the
+    logarithms of the factors that leave running statistics as they are. X starts at zero. Adam lowers the task loss of
+    `(1 - t) a + t h g b`, on one batch after the other.
 
-    Orders, signs and half periods stay where the initial element puts them: give a method that chooses these as
-    `init`, and this method as `init` of `Sinkhorn` or `StraightThrough` for another turn. Mean X over the latest steps
-    are judged on kept examples (`DescentMethod`). The objective is minus the loss there: halfway, or
-    for random points the mean at t = 1/4, 1/2, 3/4. Every batch costs as much as its size, every judgement one or three
-    passes over the kept examples.
+    Orders, signs and half periods stay where the initial element puts them. Give a method that chooses them as `init`.
+    For another round, give this method as `init` of `Sinkhorn` or `StraightThrough`. The mean of X over the latest
+    steps is evaluated on kept examples (`DescentMethod`). The objective is minus the loss on these examples. The loss
+    is that halfway, or for random points the mean at t = 1/4, 1/2, 3/4. The cost of a batch is proportional to its
+    size. Every evaluation takes one or three passes over the kept examples.
 
-    If weights can be rotated freely, as in the residual stream of a transformer whose gains are folded, the closest
-    parameters are not the best ones halfway. The descent makes the path nearly flat there. In networks of ReLU units it
-    changes the scales. Halfway between different units, activations shrink. A factor s on one side of a unit, and 1/s
-    on the other, makes up for it: `(1 + s) (1 + 1/s) / 4 > 1`.
+    Weights can be rotated freely in the residual stream of a transformer whose gains are folded. There, the closest
+    parameters do not give the lowest loss halfway. The descent makes the path of such networks nearly flat. In networks
+    of ReLU units the descent changes the scales. Halfway between different units, activations shrink. A factor s on one
+    side of a unit and 1/s on the other side compensates for this: `(1 + s) (1 + 1/s) / 4 > 1`.
 
     Attributes:
         loss: "random", where t is uniform in (0, 1) at every step; or "midpoint", where it is one half.
@@ -97,9 +97,9 @@ class ContinuousDescent(DescentMethod):
         return candidates.result(is_converged)
 
     def _exponential(self, symmetry: Symmetry, freedom: Mapping[str, Tensor], pairs: int) -> Element:
-        """`exp(X)` for each pair: rotations, invertible matrices and positive factors; nothing else moves.
+        """Return `exp(X)` for each pair: rotations, invertible matrices and positive factors; nothing else moves.
 
-        Adam moves all coordinates alike, so that those of scales are in units of their own learning rate.
+        Adam has one learning rate for all coordinates. The coordinates of scales are therefore in units of `scale_lr`.
         """
         element = symmetry.identity((pairs,))
         for name, x in freedom.items():
@@ -115,7 +115,7 @@ class ContinuousDescent(DescentMethod):
 
 
 def _generators(group: Group, symmetry: Symmetry, pairs: int) -> Tensor:
-    """Coordinates of a group's Lie algebra for each pair, all zero: matrices, or logarithms of scales, if any."""
+    """Return zero coordinates of a group's Lie algebra for each pair: matrices, or logarithms of scales, if any."""
     blocks = (pairs, *(symmetry[base].size for base in group.within))
     n = group.size - group.keeps_ones
     shape = (*blocks, n, n) if group.matrix != "none" else (*blocks, len(kept_scales(symmetry, group)), n)

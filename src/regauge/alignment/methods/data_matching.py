@@ -1,4 +1,4 @@
-"""Mixed, activation and weight matching, and of these what is lowest halfway on examples that none has seen."""
+"""The best of mixed, activation and weight matching, by the loss halfway on examples that no method has seen."""
 
 from dataclasses import dataclass, fields, replace
 
@@ -13,15 +13,16 @@ from regauge.alignment.result import Results
 
 @dataclass(frozen=True)
 class DataMatching(MixedMatching):
-    """`MixedMatching`, `ActivationMatching` or `WeightMatching`: what has the lowest loss halfway on kept examples.
+    """`MixedMatching`, `ActivationMatching` or `WeightMatching`, whichever has the lowest loss halfway on kept
+    examples.
 
-    On transformers weights help; on convolutional networks with batch normalization activations alone are often better;
-    with few examples weights alone can be. Nothing but data says which: a share of the examples is kept from all
-    methods and chooses between their elements. The objective is that of the chosen method, so objectives of different
-    pairs may differ in their units.
+    On transformers weights help. On convolutional networks with batch normalization, activations alone are often
+    better. With few examples, weights alone can be better. Only data can decide which method is best. A share of the
+    examples is therefore kept from all methods and serves to choose between their elements. The objective is that of
+    the chosen method, so objectives of different pairs may differ in their units.
 
-    Where the examples of a task cannot be split (`Task.split`), the methods choose on the examples that they have seen,
-    and the result says so.
+    If the examples of a task cannot be split (`Task.split`), the choice uses the examples that the methods have seen. A
+    note of the result then reports this.
 
     Attributes:
         kept: The share of the examples that choose; with 0 all do. Other settings are those of `MixedMatching`.
@@ -34,7 +35,7 @@ class DataMatching(MixedMatching):
         require_kept(self.kept)
 
     def match(self, problem: Problem) -> Results:
-        """See `align`; every pair gets the element that is better for it."""
+        """See `align`; every pair gets the element that is best for this pair."""
         problem.require_task(self)
         problem, told = problem.divided(self.kept)
         settings = {one.name: getattr(self, one.name) for one in fields(ActivationMatching)}

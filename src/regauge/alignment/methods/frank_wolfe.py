@@ -24,23 +24,24 @@ from regauge.core.symmetry import Symmetry
 class FrankWolfe(ManyMethod):
     """The Frank-Wolfe method over relaxed elements of all groups at once, for two networks or many.
 
-    It maximizes what `WeightMatching` maximizes, for many networks summed over all pairs (`universe_objective`).
-    Elements are relaxed to convex combinations of them: doubly stochastic matrices for permutations, and the like for
-    signed ones, rotations and nested groups. Each step goes from the current point towards the hard elements that
-    maximize the gradient, one exact `closest` for each group and network. It stops where the objective is largest, a
-    polynomial in the step size whose coefficients are computed exactly. In the end the groups are made hard one after
-    the other, which costs nothing if the objective is linear in each of them. They climb further by coordinate ascent
-    (`MergeMany`'s rounds) until no group of any network can be improved.
+    It maximizes the objective of `WeightMatching`, for many networks summed over all pairs (`universe_objective`).
+    Elements are relaxed to convex combinations of elements, such as doubly stochastic matrices for permutations. Signed
+    permutations, rotations and nested groups are relaxed in the same way. Each step goes from the current point towards
+    the hard elements that maximize the gradient, which takes one exact `closest` for each group and network. The step
+    size maximizes the objective, which is a polynomial in the step size with exactly computed coefficients. In the end
+    the groups are made hard one after the other. This never lowers the objective if it is linear in each group. The
+    elements then climb further by coordinate ascent (`MergeMany`'s rounds) until no group of any network can be
+    improved.
 
-    All groups move a little at once, which avoids some local optima of coordinate ascent. Planted permutations of a
-    residual MLP (stream of 64, six blocks, noise as large as the weights, three inputs and outputs as its only anchors)
-    are found in 20 of 20 trials. `WeightMatching` finds them as often from the barycenter, its default start, and never
-    from the identity. Frank-Wolfe takes about three to eight times as long.
+    All groups move a little in each step, which avoids some local optima of coordinate ascent. Planted permutations of
+    a residual MLP (stream of 64, six blocks, noise as large as the weights, three inputs and outputs as its only
+    anchors) are found in 20 of 20 trials. `WeightMatching` finds them as often from the barycenter, its default start,
+    and never from the identity. Frank-Wolfe takes about three to eight times as long.
 
-    Departures from the paper: the line search is exact; relaxed elements start at the barycenter; the first
-    network stays as it is, since the universe is free up to an element common to all; the end is polished.
-    Positive scales are treated as in `WeightMatching`. Groups that are repeated within two others, of which
-    neither is within the other, take part only in the last climb, and so do these others.
+    Departures from the paper: the line search is exact. Relaxed elements start at the barycenter. The first network
+    stays as it is, because a common element may move the whole universe. The result is improved by coordinate ascent.
+    Positive scales are treated as in `WeightMatching`. A group may be repeated within two other groups, neither of
+    which is within the other. All three groups then take part only in the last climb.
 
     Attributes:
         start: Begin at the "barycenter", or at the "identity" as published. Whatever the start, the identity is

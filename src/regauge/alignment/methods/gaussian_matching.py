@@ -26,8 +26,8 @@ ROLES: tuple[Role, ...] = ("parameters", "magnitudes")
 class GaussianMatching(Method):
     """Match two diagonal Gaussians over parameters, given as pairs (means, standard deviations).
 
-    With g the element that moves the second Gaussian N(m_b, s_b^2), and |g| what reorders and scales like g but has
-    no signs and no shifts, a cost is one of these:
+    Let g be the element that moves the second Gaussian N(m_b, s_b^2). Let |g| reorder and scale like g, without signs
+    and shifts. The cost is one of these:
 
     | cost | what is made small | what is maximized, up to constants |
     | --- | --- | --- |
@@ -37,18 +37,21 @@ class GaussianMatching(Method):
     | symmetric kl | `KL(g q_b, q_a) + KL(q_a, g q_b)` | that, and the same with the networks exchanged |
 
     where w is `std_weight`. Each is weight matching with two dictionaries or four: a `JointMatching` of "parameters"
-    and "magnitudes". The objective grows by as much as the divergence falls, and by half of what W2^2 falls.
+    and "magnitudes". If a divergence falls by some amount, the objective grows by the same amount. If W2^2 falls, the
+    objective grows by half the amount.
 
-    Departures from the paper. Its appendix B says that the divergence becomes a distance of means because nothing
-    else depends on the permutation. That is not so: the trace `sum abs(g) s_b^2 / s_a^2` depends on it, and the
-    distance of the means is weighted by precisions; both are kept here. On trained networks no divergence was found
-    to give lower barriers than the Wasserstein cost, nor did that give lower ones than means alone. Equation 16
-    prints covariances where roots of covariances belong; equation 17, with standard deviations, is what is meant.
+    Departures from the paper. Appendix B of the paper states that the divergence becomes a distance of means, because
+    no other term depends on the permutation. This is wrong. The trace `sum abs(g) s_b^2 / s_a^2` depends on the
+    permutation, and the distance of the means is weighted by precisions. This method keeps both terms. On trained
+    networks no divergence gave lower barriers than the Wasserstein cost, and the Wasserstein cost gave no lower
+    barriers than means alone. Equation 16 prints covariances in place of roots of covariances; equation 17, with
+    standard deviations, is correct.
 
     Orthogonal and linear groups stay at the identity, because a rotated diagonal Gaussian is not diagonal. With a
-    divergence, which is linear only in elements that keep every magnitude, positive scales and shifts stay there too.
-    Means are a whole network with its buffers; standard deviations may be left out for parameters that are certain,
-    and are not needed for buffers. A divergence needs all of them, since it is infinite between certain values.
+    divergence, which is linear only in elements that keep every magnitude, positive scales and shifts stay at the
+    identity too. The means are a whole network with its buffers. Standard deviations may be left out for parameters
+    that are certain, and are not needed for buffers. A divergence needs the standard deviations of all parameters,
+    because it is infinite between certain values.
 
     Attributes:
         cost: The cost that is minimized.
@@ -81,14 +84,14 @@ class GaussianMatching(Method):
 
     @property
     def joint_roles(self) -> tuple[Role, ...]:
-        """The roles of means and standard deviations: the latter take no signs and no shifts."""
+        """The roles of means and standard deviations; signs and shifts do not act on standard deviations."""
         return ROLES
 
     def match(self, problem: Problem) -> Results:
         """See `align`; the task is not used.
 
         Raises:
-            ValueError: A standard deviation is negative, or zero or missing where the cost is a divergence.
+            ValueError: A standard deviation is negative, or it is zero or missing although the cost is a divergence.
         """
         for k, params in enumerate((problem.a, problem.b)):
             require_magnitudes(params, problem.symmetry, ROLES, label(k, "posterior"))
@@ -125,8 +128,9 @@ class GaussianMatching(Method):
 def _divergence_problem(problem: Problem, *, is_symmetric: bool) -> Problem:
     """Return two dictionaries, or four for both directions, whose inner products are negative divergences.
 
-    `-KL(g q_b, q_a)` is linear in g: its coefficients are dictionaries of the first network, what they multiply are
-    dictionaries of the second. It is so only for elements that keep every magnitude: without scales and shifts.
+    `-KL(g q_b, q_a)` is linear in g. Its coefficients are dictionaries of the first network, which multiply
+    dictionaries of the second. It is linear only for elements without scales and shifts, because these keep every
+    magnitude.
     """
     # -KL(N(m, v), N(m_a, v_a)) = <m_a / v_a, m> - <1 / (2 v_a), m^2 + v> + terms that no permutation or sign changes.
     # The second product holds the trace and the squares of the means, which depend on the permutation, too.

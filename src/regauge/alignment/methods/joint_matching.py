@@ -1,4 +1,4 @@
-"""Joint matching: several dictionaries of parameters that one element moves together, each in its own way."""
+"""Joint matching of several dictionaries of parameters, which one element moves together, each by its role."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -19,20 +19,20 @@ from regauge.core.symmetry import Symmetry
 
 @dataclass(frozen=True)
 class JointMatching(Method):
-    """Match tuples of parameter dictionaries: one element moves all of them, and each counts with its weight.
+    """A method for tuples of parameter dictionaries: one element moves all of them, and each has a weight.
 
-    It hands `sum_k weights[k] <a_k, g b_k>` to `method`, where `g` acts on dictionary k according to its role:
+    `method` maximizes `sum_k weights[k] <a_k, g b_k>`, where `g` acts on dictionary k according to the role of k:
 
     | role | permutations | positive scales | signs | shifts | rotations |
     | --- | --- | --- | --- | --- | --- |
     | parameters | move it | multiply it | multiply it | are added | rotate it |
     | magnitudes | move it | multiply it | - | - | not possible |
 
-    Orthogonal and linear groups therefore stay at the identity as soon as one dictionary has magnitudes: the
-    standard deviations of a rotated diagonal Gaussian depend on its correlations, which are gone.
+    If one dictionary has magnitudes, orthogonal and linear groups stay at the identity. The reason is that a rotated
+    diagonal Gaussian has correlations, which standard deviations cannot represent.
 
-    The first dictionary is complete, with buffers. The others may lack some of its names; these then do not enter the
-    cost. A task is not used, since it runs networks and not tuples of dictionaries.
+    The first dictionary is complete and includes buffers. The other dictionaries may lack some of its names; missing
+    names do not enter the cost. A task is not used, because a task runs networks and not tuples of dictionaries.
 
     Attributes:
         roles: The role of each dictionary, in order; the first is "parameters".
@@ -103,7 +103,7 @@ class JointMatching(Method):
         return 1.0 if self.weights is None else self.weights[dictionary_of(name)[0]]
 
     def _weigh(self, params: Mapping[str, Tensor]) -> Params:
-        """Return dictionaries times the roots of their weights: these are shared evenly between both networks."""
+        """Multiply dictionaries by the roots of their weights, so that both networks share each weight evenly."""
         result = {}
         for name, tensor in params.items():
             weight = self._weight(name)
@@ -113,7 +113,7 @@ class JointMatching(Method):
         return result
 
     def _weigh_symmetry(self, symmetry: Symmetry) -> Symmetry:
-        """Return the symmetry of weighed dictionaries; those of weight 0 are moved like buffers."""
+        """Return the symmetry of weighted dictionaries; dictionaries of weight 0 are moved like buffers."""
         buffers = dict.fromkeys((*symmetry.buffers, *(name for name in symmetry.shapes if not self._weight(name))))
         groups = []
         for group in symmetry.groups:
@@ -123,15 +123,15 @@ class JointMatching(Method):
         return replace(symmetry, groups=tuple(groups), buffers=tuple(buffers))
 
     def _as_given(self, params: Mapping[str, Tensor]) -> Params:
-        """Return tensors of dictionaries of weight 1, which were matched as they are."""
+        """Return the tensors of dictionaries of weight 1, which were matched without a factor."""
         return {name: tensor for name, tensor in params.items() if self._weight(name) == 1}
 
 
 def require_magnitudes(params: Mapping[str, Tensor], symmetry: Symmetry, roles: tuple[Role, ...], of: str) -> None:
-    """Refuse negative numbers in dictionaries of magnitudes.
+    """Raise an error if a dictionary of magnitudes has negative values.
 
     Raises:
-        ValueError: There are some; `of` is what the sentence calls the network.
+        ValueError: A value is negative; `of` is the name of the network in the message.
     """
     for joint, tensor in params.items():
         k, name = dictionary_of(joint)

@@ -1,4 +1,4 @@
-"""Many networks into one universe by coordinate ascent: each is matched to the mean of the others."""
+"""Coordinate ascent that moves many networks into one universe: each network is matched to the mean of the others."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,20 +24,20 @@ NETWORKS_AT_ONCE = 512
 
 @dataclass(frozen=True)
 class MergeMany(ManyMethod):
-    """Match each network to the mean of the others, until no network moves any more.
+    """A method that matches each network to the mean of the others, until no network moves any more.
 
-    It maximizes the sum over pairs of the inner products of the moved networks (`universe_objective`); a step
-    of one network gains K - 1 times what its inner product with the mean of the others gains, so the objective
-    never falls. The result is a local optimum: no single group of a single network can be improved.
+    It maximizes the sum over pairs of the inner products of the moved networks (`universe_objective`); if a step of one
+    network raises its inner product with the mean of the others, the objective grows by K - 1 times as much. The
+    objective therefore never falls. The result is a local optimum: no single group of a single network can be improved.
 
-    Departures from the paper. Networks are first placed one after the other, each matched to the mean of those that are
-    placed already: the mean of networks that are not aligned says little. They are then visited in a fixed order, and a
-    network is visited again only if others moved.
+    Departures from the paper. Networks are first placed one after the other. Each is matched to the mean of the
+    networks that are already placed, because the mean of networks that are not aligned is a poor target. All networks
+    are then visited in a fixed order, and a network is visited again only if others moved.
 
-    If there are more networks, only the first `core` are treated so. All are matched to the mean of these at once,
-    then to their own mean, in rounds that lower the mean squared distance from it (`gather`). For many networks their
-    mean and that of the others are nearly the same, and rounds are many times faster than visits. The result is then
-    close to a local optimum, but not one: the rounds end at `tolerance`.
+    If there are more than `core` networks, only the first `core` are visited this way. All networks are then matched at
+    once to the mean of these. Further rounds match all networks to the mean of all, and lower the mean squared distance
+    from it (`gather`). For many networks the mean of all and the mean of all others are nearly the same. Rounds are
+    many times faster than visits. The result is only close to a local optimum, because the rounds end at `tolerance`.
 
     Attributes:
         inner: Method that places a network; its `max_sweeps` and `tolerance` hold for the later rounds too, its
@@ -156,20 +156,21 @@ def gather(
 ) -> Iterator[Gathered]:
     """Bring a population of any size into one universe, in rounds that move all networks at once.
 
-    With x_i the moved networks and m their mean, it lowers the spread 1/n sum_i |x_i - m|^2, which is half the mean
-    squared distance over all ordered pairs. Matching every network to m lowers each term, and no other point than the
-    new mean lowers the sum more: so the spread never rises.
+    Let x_i be the moved networks and m their mean. The rounds lower the spread 1/n sum_i |x_i - m|^2, which is half the
+    mean squared distance over all ordered pairs. Matching every network to m lowers each term, and the new mean
+    minimizes the sum. The spread therefore never rises.
 
     Args:
         params: The population, with one leading model axis on every tensor.
-        symmetry: The symmetry of all, with every size known.
+        symmetry: The symmetry of all networks, with every size known.
         settings: `inner` matches networks, whose positive scales are kept.
-        order: The networks; the first `settings.core` of them are aligned with one another first.
-        is_placed: Whether they are, or all begin at the identity.
-        generator: The source of chance for a method with restarts.
+        order: The order of the networks; the first `settings.core` networks are aligned with one another first.
+        is_placed: Whether these networks are aligned first; otherwise all networks begin at the identity.
+        generator: The random number generator, for a method with restarts.
 
     Yields:
-        The population before the first round, never further apart than it was given, and after each round.
+        The population before the first round and after each round. Its spread never exceeds that of the given
+        population.
     """
     count = count_models(params)
     now = Gathered.of(symmetry, symmetry.identity((count,)), params)
@@ -214,10 +215,10 @@ def improve(
     settings: MergeMany,
     order: Sequence[int],
 ) -> Climbs:
-    """Rounds in which each network climbs towards the mean of the others, from given elements on.
+    """Run rounds in which each network climbs towards the mean of the others, from given elements.
 
-    Every network keeps its pursuit, so that a later visit looks only at what others moved, starting from the
-    potentials of the visit before.
+    Every network keeps its `Pursuit`. A later visit thus only looks at tensors that other networks moved, and starts
+    from the potentials of the previous visit.
     """
     others, inner = len(tensors) - 1, settings.inner
     placed = [move(symmetry, element, network) for element, network in zip(elements, tensors, strict=True)]

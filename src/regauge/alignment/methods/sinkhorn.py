@@ -36,14 +36,15 @@ class Sinkhorn(DescentMethod):
     | "midpoint" | the task loss of `(a + P(g b)) / 2` on one batch after the other | a task |
     | "random" | the task loss of `(1 - t) a + t P(g b)`, t uniform in (0, 1) at every step | a task |
 
-    After every `every` steps the plans are rounded to the closest permutations. The hard elements are judged on the
-    same loss, that of a task over kept examples (`DescentMethod`; "random": the mean at t = 1/4, 1/2, 3/4). The best
-    one is returned, the initial element and the identity included, or the last one if `keeps` says so. The objective is
-    minus the loss, and is maximized. Every batch costs as much as its size, every judgement a pass over all kept
-    examples: give a task of a few thousand examples in batches of some hundred.
+    After every `every` steps the plans are rounded to the closest permutations. The hard elements are evaluated by the
+    same loss. A task loss is taken over kept examples (`DescentMethod`), for "random" as the mean at t = 1/4, 1/2, 3/4.
+    The method returns the best of these elements, the initial element and the identity. If `keeps` is "last", it
+    returns the last element. The objective is minus the loss, and is maximized. The cost of a batch is proportional to
+    its size, and every evaluation takes a pass over all kept examples. A task of a few thousand examples, in batches of
+    some hundred, is therefore best.
 
-    Departures from the paper. It begins near weight matching and with ten times the learning rate, which needs a
-    quarter of the steps (from the identity, as published: `init=None, confidence=0.02, lr=0.3, steps=100,
+    Departures from the paper. The descent begins near the result of weight matching, with ten times the learning rate,
+    which needs a quarter of the steps (from the identity, as published: `init=None, confidence=0.02, lr=0.3, steps=100,
     keeps="last"`). The gradient solves a positive definite system of half the size. Positive scales, shifts and
     rotations stay where the initial element puts them.
 
@@ -120,8 +121,7 @@ class Sinkhorn(DescentMethod):
         return candidates.result(is_converged)
 
     def _measure(self, problem: Problem) -> Measure | None:
-        """Return the objective that rounded plans are judged by; None stands for the loss halfway between the
-        networks."""
+        """Return the objective by which rounded plans are evaluated; None stands for the loss halfway."""
 
         def squares(params: Params) -> Tensor:
             a, b = compared([problem.a, params], problem.symmetry)
@@ -132,7 +132,7 @@ class Sinkhorn(DescentMethod):
 
 
 def _floats(*networks: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-    """Return all values of networks, in float32 or float64 and on one device; counters are no values."""
+    """Return all values of networks except counters, in float32 or float64 and on one device."""
     first = networks[0]
     result = []
     for params in networks:

@@ -21,15 +21,15 @@ from regauge.training import SGD, PlainProgram
 
 @dataclass(frozen=True)
 class StraightThrough(DescentMethod):
-    """Matching to a target that follows the loss, by gradients that go straight through the matching.
+    """Matching to a target that follows the loss, by gradients that ignore the matching.
 
     The target theta begins at the first network. At every step the second network is matched to theta, by
-    coordinate ascent on `<theta, g b>` from the last element; the loss of `(a + g b) / 2` on the next batch is
-    differentiated, and theta takes the gradient as if it were g b. The objective is minus the midpoint loss over
-    kept examples (`DescentMethod`).
+    coordinate ascent on `<theta, g b>` from the last element. The loss of `(a + g b) / 2` on the next batch is
+    differentiated with respect to g b, and this gradient is applied to theta. The objective is minus the midpoint loss
+    over kept examples (`DescentMethod`).
 
     Departures from the paper. Theta is matched over every group of the symmetry. The learning rate is thirty times
-    larger, and the last element is preferred to the one of the best single batch: on MNIST this ended at lower
+    larger, and the last element is preferred to the element with the best single batch. On MNIST this gave lower
     barriers.
 
     Attributes:
@@ -57,7 +57,7 @@ class StraightThrough(DescentMethod):
 
     @property
     def _size(self) -> int:
-        """One pair after the other."""
+        """Return a size that makes pairs run one after the other."""
         return 1
 
     def learn(self, problem: Problem, start: Element, notes: tuple[str, ...], course: DescentCourse) -> Results:

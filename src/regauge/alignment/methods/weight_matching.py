@@ -30,23 +30,25 @@ MISSED = 1e-4
 class WeightMatching(Method):
     """Coordinate ascent on the inner product of the parameters, over every group of the symmetry.
 
-    It maximizes `<a, g b>`, which is to minimize `|a - g b|`, over reorderings, signs, half-period shifts and
-    rotations. Each step is the exact optimum of one group and what is nested in it, given all others. The result is a
-    local optimum; it is global where one group is all there is.
+    It maximizes `<a, g b>` over reorderings, signs, half-period shifts and rotations, which minimizes `|a - g b|`. Each
+    step finds the exact optimum of one group, and of the groups nested in it, given all others. The result is a local
+    optimum; it is global if there is only one group.
 
-    Positive scales and invertible matrices are not searched. Where a symmetry has them, both networks are first moved
-    to the points of smallest norm on their orbits (`regauge.core.balance`): a and b are these points. Of an invertible
-    matrix only a rotation then remains to be chosen. The second network takes over the scales and matrices of the
-    first. The outcome therefore does not depend on where on its orbit either network is. The scales that minimize the
-    distance, chosen together with the permutation, would make weights smaller wherever two units agree little, and
+    Positive scales and invertible matrices are not searched. If a symmetry has them, both networks are first moved to
+    the points of smallest norm on their orbits (`regauge.core.balance`); a and b are these points. Only a rotation of
+    each invertible matrix then remains to be chosen. The second network takes over the scales and matrices of the
+    first. The outcome therefore does not depend on the given points of the orbits. Scales could also be chosen together
+    with the permutation to minimize the distance. Such scales would shrink the weights of units that agree little, and
     would depend on the scales of the first network. If the two networks are nearly the same, scales and matrices are
-    fitted by least squares where that brings them closer: a gain near zero says little about a unit's scale.
+    fitted by least squares if the fit brings them closer. The fit helps because a gain near zero determines a unit's
+    scale poorly.
 
-    Departures from the paper. The first costs use the barycenter of what is not known yet, best anchored group first:
-    this recovers planted permutations of residual networks, and a start from the identity does not. Rotations come
-    first, by values that no other group changes (`regauge.alignment.engine.first_rotations`). Groups are visited in a
-    fixed order and only when a neighbor moved. Buffers move but do not count. Copies of the first network, which
-    norms and fourth powers tell, begin again at random elements until they are found.
+    Departures from the paper. The first costs use the barycenter of groups that are not chosen yet, and the best
+    anchored group is chosen first. This recovers planted permutations of residual networks; a start from the identity
+    does not. Rotations come first, by values that no other group changes (`regauge.alignment.engine.first_rotations`).
+    Groups are visited in a fixed order and only if a neighbor moved. Buffers move but do not count. Norms and fourth
+    powers show whether the second network is a copy of the first. For copies, further climbs begin at random elements
+    until the copy is found.
 
     Attributes:
         start: Begin at the "barycenter", or at the "identity" as published. The identity is tried whenever the result
@@ -144,7 +146,7 @@ class WeightMatching(Method):
         )
 
     def _climb_copies(self, frame: Frame, climbs: Sequence[Climbs]) -> list[Climbs]:
-        """Further climbs from random elements, until those pairs are equal whose values tell that they may be."""
+        """Climb again from random elements until all pairs are equal whose values show that they may be equal."""
         most = torch.stack([norms(frame.a[name]) * norms(frame.b[name]) for name in frame.a]).sum(0)
         reached = torch.stack([one.objective for one in climbs]).amax(0)
         rows = ((reached < (1 - MISSED) * most) & climbs[0].is_converged).nonzero().flatten()
@@ -163,7 +165,7 @@ class WeightMatching(Method):
         return found
 
     def _climbs(self, frame: Frame, starts: Sequence[Element]) -> list[Climbs]:
-        """Return one climb from each start; those of a single pair run as one batch."""
+        """Return one climb from each start; the climbs of a single pair run as one batch."""
         if not starts or starts[0].batch[0] > 1:
             return [self._climb(frame, frame.a, frame.b, start) for start in starts]
         count, all_starts, climbs = len(starts), concatenate(starts), []
