@@ -1,4 +1,4 @@
-"""Coordinate ascent over the groups of a symmetry, for many pairs of networks at once: written once for every method.
+"""Coordinate ascent over the groups of a symmetry, for many pairs of networks at once; all methods share it.
 
 Given two dictionaries of tensors and a symmetry that acts on the second, it climbs
 
@@ -6,13 +6,13 @@ Given two dictionaries of tensors and a symmetry that acts on the second, it cli
 
 one family of groups at a time, each step an exact `closest`. Permutations, signs and rotations keep the norm, so J is
 the inner product of the two networks; half-period shifts do not, and with them J is, up to a constant, half the
-negative squared distance. What a matching method compares (weights, activations, means and standard deviations) is only
-a matter of which tensors it puts into the dictionaries.
+negative squared distance. Matching methods differ only in the tensors that they put into the dictionaries: weights,
+activations, or means and standard deviations.
 
-All tensors have one leading axis of pairs, of length one for a single pair. Every pair has its own order of families
-and its own dirty flags, and a step works on the pairs that need it; pairs that have converged cost nothing. The best
-value of a family is absolute: the second networks are seen as all *other* families have moved them. Families in which
-something is nested take steps relative to where they are instead.
+All tensors have one leading axis of pairs, of length one for a single pair. Every pair has a separate order of families
+and separate dirty flags. A step works only on the pairs that need it, so converged pairs cost nothing. The best value
+of a family is absolute: it is computed from second networks that all *other* families have moved. Families with nested
+groups instead take steps relative to their current value.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -51,15 +51,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Neighborhoods:
-    """Families of groups and the dependencies between them.
+    """Families of groups, and the dependencies between the families.
 
     Attributes:
         families: The families whose elements are chosen.
-        coupled: Whether each acts on two axes of one tensor.
-        neighbors: The families whose best value depends on each of them.
+        coupled: For each family, whether it acts on two axes of one tensor.
+        neighbors: For each family, the families whose best value depends on it.
         sign_pairs: Families whose signs are chosen together at the end.
-        others: For the tensors of each family where other families act on them, by the number of the other one.
-        near: The numbers of the families that act on its tensors.
+        others: For the tensors of each family, the sites of other families on them, by the index of the other family.
+        near: For each family, the indices of the families that act on its tensors.
     """
 
     families: tuple[Family, ...]
@@ -92,16 +92,16 @@ class Ascent:
     """One climb for each pair. All tensors have one leading axis of pairs.
 
     Args:
-        around: The families that are chosen, and who depends on whom.
+        around: The families that are chosen, and the dependencies between them.
         a: First networks.
         b: Second networks.
-        solve: Solves a family in which something is nested.
-        start: The start, a batch of elements without positive scales; the identity by default.
+        solve: Solves a family with nested groups.
+        start: The initial elements, a batch without positive scales; the identity by default.
         tolerance: A step must gain more than this share of `sum |a| |b|` of its pair.
-        searches: Families that are searched at the same time, where none of them depends on another.
+        searches: The number of families that are searched at the same time, if none of them depends on another.
 
     Attributes:
-        networks: The networks, and where every pair is.
+        networks: The networks, and the current element of every pair.
         pairs: Number of pairs.
         gained: The gain of all steps so far.
     """
@@ -134,10 +134,10 @@ class Ascent:
         self.gained: Float64[Tensor, " pair"] = torch.zeros(self.pairs, dtype=torch.float64)
 
     def sweep(self, rows: Rows) -> Bool[Tensor, " row"]:
-        """Improve every family of these pairs once whose neighbors moved; which of the pairs moved.
+        """Improve once every family of these pairs whose neighbors moved; return which of the pairs moved.
 
         Families that do not depend on one another are searched at the same time; they are accepted in their order, so
-        that the result is the same as of one search after another.
+        that the result is the same as with one search after another.
         """
         before = self.gained[rows]
         waiting: dict[int, Callable[[], None]] = {}
@@ -161,7 +161,7 @@ class Ascent:
         return self.gained[rows] > before
 
     def _searching(self) -> AbstractContextManager["Launch"]:
-        """Within this context searches are started, some at a time, or done at once."""
+        """Start searches within this context in threads, or run each of them immediately."""
         if self._searches == 1 or not self.networks.a:
             return nullcontext(_at_once)
         from regauge.alignment.engine.searches import searching  # matching on a CPU does not need it
@@ -169,7 +169,7 @@ class Ascent:
         return searching(self._searches, next(iter(self.networks.a.values())).device)
 
     def climb(self, rows: Rows, max_sweeps: int) -> tuple[Rows, list[Tensor]]:
-        """Sweep until nothing moves: the pairs that still moved in the last sweep, and `gained` after each sweep."""
+        """Sweep until nothing moves; return the pairs that moved in the last sweep, and `gained` after each sweep."""
         gained: list[Tensor] = []
         while len(rows) and len(gained) < max_sweeps:
             is_moving = self.sweep(rows)
@@ -180,13 +180,13 @@ class Ascent:
         return rows, gained
 
     def start_from_barycenter(self, first: Collection[str] = ()) -> None:
-        """Choose every family once, each pair its best anchored first, with unknown ones at their barycenter.
+        """Choose every family once, in each pair the best anchored one first, with unknown families at the barycenter.
 
         An unknown permutation is replaced by the uniform doubly stochastic matrix, unknown signs and rotations by zero:
-        their expectation over the group. The family whose cost is best known (through inputs, outputs and what is
-        chosen already) comes first. Coordinate ascent from the identity ends in poor local optima on residual networks,
-        because there most of the first costs is noise. Rotations come first, from all that no other family changes; see
-        `first_rotations`.
+        their expectation over the group. The family whose cost is best known (through inputs, outputs and chosen
+        families) comes first. Coordinate ascent from the identity ends in poor local optima on residual networks,
+        because there most of the first costs is noise. Rotations come first, by values that no other family changes;
+        see `first_rotations`.
 
         Args:
             first: Roots of families that are chosen before all others; they come first in later sweeps, too.
@@ -225,10 +225,10 @@ class Ascent:
         self._order = order
 
     def aim_at(self, a: Tensors) -> None:
-        """Go on from here with other tensors in the first networks; the names that `a` lacks stay as they are.
+        """Replace tensors of the first networks and go on from the current element; names missing in `a` stay.
 
         Only families that act on these names will be looked at again, from the potentials of their last search.
-        `gained` goes on counting what it counted.
+        `gained` keeps counting the same gains.
         """
         self.networks.a |= a
         self._measure(a)
@@ -239,7 +239,7 @@ class Ascent:
                 self._costs[k].aim_at(a.keys())
 
     def objectives(self) -> Float64[Tensor, " pair"]:
-        """Return the objective summed anew, without what rounding added up on the way."""
+        """Return the objective, recomputed without accumulated rounding errors."""
         return self.networks.objectives(self.networks.second())
 
     def _measure(self, a: Tensors) -> None:
@@ -256,7 +256,7 @@ class Ascent:
         return torch.maximum(self._scale[rows] * self._tolerance, self._rounding[rows] * roundings)
 
     def _improve(self, k: int, rows: Rows, start: "Launch") -> Callable[[], None]:
-        """Search the best step of a family; what it returns takes it for the pairs in which it gains anything."""
+        """Search the best step of a family; return a function that takes the step for the pairs in which it gains."""
         cost, current, slack = self._costs[k].cost(rows), self._value(k, rows), self._least(rows, SLACK)
 
         def search() -> tuple[Value, Tensor]:
@@ -278,9 +278,10 @@ class Ascent:
     def _accept_coupled(
         self, k: int, rows: Rows, cost: Cost, current: Value, found: Value, is_open: Bool[Tensor, " row"]
     ) -> None:
-        """Take a step, or a shorter one, where it gains in truth: the objective is quadratic in the group.
+        """Take a step, or a shorter one, if the exact objective rises, which is quadratic in the group.
 
-        The cost is its linear model at the current value, whose maximum may be lower: then steps are held back.
+        The cost is the linear model of the objective at the current value. The objective at the maximum of the model
+        may be lower, and steps are then shortened.
         """
         family, least = self._families[k], self._least(rows, ROUNDING * _changed_share(current, found))
         before = self._objectives(family, rows) if bool(is_open.any()) else torch.zeros_like(least)
@@ -296,7 +297,7 @@ class Ascent:
             is_open &= ~self._accept(k, rows, value, gain, least)
 
     def _accept(self, k: int, rows: Rows, value: Value, gain: Tensor, least: Tensor) -> Bool[Tensor, " row"]:
-        """Set the value of a family where it gains enough; where that is."""
+        """Set the value of a family in the pairs in which it gains enough; return these pairs."""
         better = gain > least
         if bool(better.all()):
             self._write(k, rows, value)
@@ -310,7 +311,7 @@ class Ascent:
         return self.networks.objectives(self.networks.moved(family.sites, rows), rows)
 
     def _improve_nested(self, k: int, rows: Rows, start: "Launch") -> Callable[[], None]:
-        """Search a step of a nested family; what it returns takes it where exact sums say that it gains."""
+        """Search a step of a nested family; return a function that takes the step in pairs with an exact gain."""
         family = self._families[k]
         a = {name: at(self.networks.a[name], rows) for name in family.sites}
         b = self.networks.moved(family.sites, rows)
@@ -333,7 +334,7 @@ class Ascent:
         return accept
 
     def _join_signs(self, rows: Rows) -> Bool[Tensor, " row"]:
-        """Choose the signs of two families together where both share an axis; which of the pairs gained by it."""
+        """Choose the signs of two families that share an axis together; return which of the pairs gained."""
         before = self.gained[rows]
         for pair in self._around.sign_pairs:
             names = list(pair.sites)
@@ -347,7 +348,7 @@ class Ascent:
         return self.gained[rows] > before
 
     def _multiply(self, k: int, rows: Rows, sign: Tensor) -> None:
-        """Multiply the signs of a family's root where it is."""
+        """Multiply the current signs of a family's root."""
         family, current = self._families[k], self.networks.value(self._families[k].root.name, rows)
         if k in self._costs:
             assert current.sign is not None
@@ -358,11 +359,11 @@ class Ascent:
         self._soil(k, rows)
 
     def _whole(self, family: Family, step: Element) -> Element:
-        """Return a step with the identity for the family's groups of which it says nothing."""
+        """Return a step, completed by the identity for groups of the family that it lacks."""
         return complete(family, {group.name: step[group.name] for group in family.members}, step.batch)
 
     def _choose(self, k: int, rows: Rows, unknown: Sequence[int]) -> None:
-        """Set a family to what is best while others are unknown, whatever the objective says."""
+        """Set a family to its best value while others are unknown, even if the objective falls."""
         family = self._families[k]
         hidden = {name: self._hidden(k, name, unknown) for name in family.sites}
         if k in self._costs:
@@ -386,7 +387,7 @@ class Ascent:
             self._soil(k, rows)
 
     def _hidden(self, k: int, name: str, unknown: Iterable[int]) -> list[Site]:
-        """Sites of unknown families on a tensor of family k."""
+        """Return the sites of unknown families on a tensor of family k."""
         others = self._around.others[k].get(name, {})
         return [site for number in unknown if number in others for site in others[number]]
 
@@ -402,7 +403,7 @@ class Ascent:
         return self._shares[k, near]
 
     def _known_norms(self, name: str, hidden: Sequence[Site]) -> Float64[Tensor, " pair"]:
-        """Return the norms of a tensor in both networks, averaged over the groups at some sites, multiplied."""
+        """Return the product of a tensor's norms in both networks, averaged over the groups at some sites."""
         if not hidden:
             return self._norms[name]
         key = (name, frozenset((site.group.name, site.placement.axis) for site in hidden))
@@ -446,7 +447,9 @@ def _changed_share(old: Value, new: Value) -> Float64[Tensor, " pair"]:
 
 
 def _held_back(cost: Cost, current: Value, damping: float) -> Cost:
-    """Return the cost with a bonus for where each pair is: steps become smaller and the linear model better."""
+    """Return the cost with a bonus for the current value of each pair, which makes steps smaller and the linear model
+    better.
+    """
     # <g, C> + d <g, g_now>: all elements have one norm, so the second term is a penalty -d |g - g_now|^2 / 2.
     held: dict[Character, Tensor] = {}
     for key, matrix in cost.matrices.items():
@@ -472,13 +475,13 @@ def climb_from_two_starts(families: Sequence[Family], a: Tensors, b: Tensors, so
     """Find one element for each problem by ascent from the identity and from the barycenter.
 
     Args:
-        families: They share tensors, so that the best of one depends on the others.
+        families: The families. They share tensors, so that the best value of one family depends on the others.
         a: First networks, `[problem, ...]`.
         b: Second networks.
-        solve: Solves a family in which something is nested while the others stay.
+        solve: Solves a family with nested groups while the other families stay.
 
     Returns:
-        The better end of each problem, and what it gains over the identity, which is never negative.
+        The better result of each problem, and its gain over the identity, which is never negative.
     """
     around = Neighborhoods.of(families)
     ends = [Ascent(around, a, b, solve), Ascent(around, a, b, solve)]
@@ -491,7 +494,7 @@ def climb_from_two_starts(families: Sequence[Family], a: Tensors, b: Tensors, so
 
 
 def _other_sites(families: Sequence[Family], k: int) -> dict[str, dict[int, list[Site]]]:
-    """Return the sites of other families on the tensors of family k, by tensor and number of the family."""
+    """Return the sites of other families on the tensors of family k, by tensor and index of the family."""
     own = {group.name for group in (*families[k].members, *families[k].fixed)}
     result: dict[str, dict[int, list[Site]]] = {}
     for number, other in enumerate(families):

@@ -1,4 +1,4 @@
-"""Climbs of many pairs at once, in portions that bound the memory, and the best of several for each pair."""
+"""Climbs of many pairs at once, in portions that bound the memory, and the best of several climbs for each pair."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,7 +37,7 @@ class Climbs:
         objective: The objective there.
         history: The objective at its start and after each sweep; pairs that ended earlier repeat their last value.
         is_converged: Whether nothing moved in the last sweep.
-        moved: Tensors of the second networks that are moved by `element`, bit for bit as the action would.
+        moved: Tensors of the second networks, already moved by `element`, bit for bit as by the action.
     """
 
     element: Element
@@ -59,7 +59,7 @@ class Climbs:
         )
 
     def but(self, rows: Tensor, other: "Climbs") -> "Climbs":
-        """These climbs, with those of the pairs `rows` replaced by `other`."""
+        """Return these climbs, with the climbs of the pairs `rows` replaced by `other`."""
         if len(rows) == len(self.objective):
             return other
         steps = max(len(self.history), len(other.history))
@@ -77,7 +77,7 @@ class Climbs:
 
 
 def portions(*networks: Mapping[str, Tensor]) -> Iterator[slice]:
-    """Slices of pairs that bound what is held at a time; every tensor has a leading axis of pairs."""
+    """Yield slices of pairs that bound the memory in use; every tensor has a leading axis of pairs."""
     count = len(next(iter(networks[0].values())))
     each = sum(t.numel() * t.element_size() for params in networks for t in params.values()) // max(1, count)
     size = max(1, min(PORTION_PAIRS, PORTION_BYTES // max(1, each)))
@@ -87,10 +87,10 @@ def portions(*networks: Mapping[str, Tensor]) -> Iterator[slice]:
 
 
 def side_by_side(work: Callable[[slice], T], parts: Sequence[slice]) -> list[T]:
-    """Return the results of `work` on all parts, as many at a time as torch has threads, each with one.
+    """Return the results of `work` on all parts, which run in parallel, one for each thread of torch.
 
-    The operations of a climb are too small to be shared among threads: two that climb with different pairs are
-    faster. The number of threads is what it was, afterwards.
+    The operations of a climb are too small to be shared among threads. It is faster if each thread climbs with
+    different pairs. The number of threads is restored afterwards.
     """
     threads = min(torch.get_num_threads(), len(parts))
     if threads < 2:
@@ -124,8 +124,8 @@ def climb(
         symmetry: The symmetry, with every size known.
         a: Compared tensors of the first networks, `[pair, ...]`.
         b: Compared tensors of the second networks.
-        start: A batch of elements without positive scales; the identity by default.
-        is_from_barycenter: Choose every family once with unknown ones averaged, before the sweeps.
+        start: The initial elements, a batch without positive scales; the identity by default.
+        is_from_barycenter: Whether every family is chosen once before the sweeps, with unknown families averaged.
         max_sweeps: Largest number of sweeps.
         tolerance: A step must gain more than this share of `sum |a| |b|`.
     """
@@ -163,15 +163,15 @@ def _neighborhoods(symmetry: Symmetry, names: tuple[str, ...]) -> Neighborhoods:
 
 
 def is_exact(symmetry: Symmetry, name: str) -> bool:
-    """Return whether a climb moves a tensor to the same bits as the action does: without shifts and rotations."""
+    """Return whether a climb moves a tensor to the same bits as the action, which shifts and rotations prevent."""
     return not any(site.group.matrix != "none" or any(site.placement.shift) for site in symmetry.sites[name])
 
 
 class Pursuit:
-    """An ascent of a single pair of which the first network moves.
+    """An ascent of a single pair whose first network changes between climbs.
 
-    Every climb begins where the last one ended, from its potentials, and looks only at what the first network moved.
-    The tensors are those that are compared, without a leading axis; `start` may be any element. `changed` names the
+    Every climb begins at the end of the last climb, with its potentials, and only looks at changed tensors of the first
+    network. The tensors are the compared ones, without a leading axis; `start` may be any element. `changed` names the
     tensors of the second network that the last climb moved.
     """
 
@@ -183,11 +183,11 @@ class Pursuit:
         self.changed: set[str] = set()
 
     def aim_at(self, a: Tensors) -> None:
-        """Move tensors of the first network; the names that `a` lacks stay as they are."""
+        """Replace tensors of the first network; names missing in `a` stay as they are."""
         self._ascent.aim_at(_batch(a))
 
     def climb(self, max_sweeps: int) -> float:
-        """Sweep until nothing moves; what that gains."""
+        """Sweep until nothing moves; return the gain."""
         before, writes = float(self._ascent.gained), dict(self._ascent.networks.writes)
         self._ascent.climb(torch.arange(1), max_sweeps)
         moved = {name for name, count in self._ascent.networks.writes.items() if count != writes[name]}
@@ -197,18 +197,18 @@ class Pursuit:
 
     @property
     def element(self) -> Element:
-        """The element that moves the second network, as it was given, to where it is now."""
+        """The element that moves the given second network to its current state."""
         found = self._ascent.networks.element.fill(self._symmetry.identity((1,))).item(0)
         return self._symmetry.compose(found, self._start)
 
     @property
     def first(self) -> dict[str, Tensor]:
-        """The first network as it was aimed at last."""
+        """The first network, as of the last `aim_at`."""
         return {name: tensor[0] for name, tensor in self._ascent.networks.a.items()}
 
     @property
     def second(self) -> dict[str, Tensor]:
-        """The second network as it is now; later climbs may write into it."""
+        """The current second network; later climbs may write into its tensors."""
         return {name: tensor[0] for name, tensor in self._ascent.networks.second().items()}
 
 
@@ -218,11 +218,11 @@ def _batch(tensors: Tensors) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Fallback:
-    """A climb for pairs of which the first climb, and fallbacks so far, ended below the point where it begins.
+    """A further climb from another point, for pairs whose climbs so far ended below the objective of that point.
 
     Attributes:
         worth: The objective of that point.
-        climb: Climbs some pairs from there.
+        climb: Function that climbs with some pairs from that point.
     """
 
     worth: Float64[Tensor, " pair"]
@@ -241,11 +241,12 @@ def ladder(
         climbs: One climb for each pair from every start; random starts come last.
         fallbacks: Further climbs, tried in this order. The last one begins at the identity.
         initial: The objective of the identity.
-        losses: The task loss of each pair at its element. Where given and there are several climbs, it decides between
-            those that end at or above the identity; else the objective decides.
+        losses: The task loss of each pair at its element. If losses are given and there are several climbs, the loss
+            decides between climbs that end at or above the identity. Otherwise the objective decides.
 
     Returns:
-        The best climb of each pair, and what every climb reached; NaN for pairs that did not need it.
+        The best climb of each pair, and the objective that every climb reached. NaN marks pairs that did not need a
+        climb.
     """
     ends, first = list(climbs), climbs[0]
     starts = [end.objective for end in ends]

@@ -1,9 +1,10 @@
-"""First values of rotations, from what no other group changes: tensors of their own, and products of two tensors.
+"""First values of rotations, by tensors and products of two tensors that no other group changes.
 
-What else acts on a tensor of a residual stream (orders of hidden units and heads, matrices within heads) is unknown at
-first, but cancels in products: of what reads the stream and what writes into it behind, and of queries and keys. Such a
-product is turned on both sides. Given products, a rotation follows what the layers compute; given tensors alone whose
-inner units are matched, it follows the noise that best matches find in them.
+Other groups also act on a tensor of a residual stream: orders of hidden units and heads, and matrices within heads.
+These are unknown at first, but they cancel in products. One kind of product is of weights that read the stream and the
+weights that write the result back; another is of queries and keys. The rotation turns such a product on both sides.
+Given products, a rotation follows the function of the layers. Given only tensors with matched inner units, it follows
+the noise that the best matches find in them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +32,9 @@ LEAST = 1e-9
 
 @dataclass(frozen=True)
 class Side:
-    """A part of a matrix: the axis on which the rotation acts, and indices along the other, with their other sites."""
+    """A part of a matrix: the axis on which the rotation acts, and the indices along the other axis, with other sites
+    there.
+    """
 
     name: str
     axis: int
@@ -39,7 +42,7 @@ class Side:
     sites: Mapping[str, Site]
 
     def of(self, tensors: Tensors) -> Float[Tensor, "pair n m"]:
-        """Return its values, units of the rotation first."""
+        """Return the values of the part, with units of the rotation along the first axis."""
         tensor = tensors[self.name] if self.axis == 0 else tensors[self.name].mT
         positions = self.positions.to(tensor.device)
         return tensor if len(positions) == tensor.shape[-1] else tensor.index_select(-1, positions)
@@ -47,9 +50,10 @@ class Side:
 
 @dataclass(frozen=True)
 class TwoSided:
-    """Two parts whose inner axes other groups move alike: their product is moved by the rotation alone.
+    """Two parts whose inner axes other groups move in the same way, so that only the rotation moves their product.
 
-    `index` has for each index of the first part that of the second one: heads may share keys and values.
+    For each index of the first part, `index` holds the index of the second part, because heads may share keys and
+    values.
     """
 
     first: Side
@@ -63,13 +67,12 @@ class TwoSided:
 
 
 def chosen_sites(sites: Sites) -> dict[str, list[Site]]:
-    """Return the sites of groups of which something is chosen; positive scales stay at one."""
+    """Return the sites of groups that matching chooses; positive scales stay at one."""
     return {name: [site for site in local if has_choice(site.group)] for name, local in sites.items()}
 
 
 def find_products(name: str, sites: Sites, shapes: Mapping[str, Sequence[int]]) -> list[TwoSided]:
-    """Return the products of tensors of these shapes that the group of a name acts on from both sides, and no other
-    group."""
+    """Return the products of tensors of these shapes on which only the named group acts, and from both sides."""
     parts = [part for tensor, local in sites.items() for part in _parts(name, tensor, local, shapes[tensor])]
     pairs = ((one, other) for k, one in enumerate(parts) for other in parts[:k])
     return [found for pair in pairs if (found := _product(*pair) or _product(*pair[::-1])) is not None]
@@ -93,7 +96,9 @@ def _parts(name: str, tensor: str, local: Sequence[Site], shape: Sequence[int]) 
 
 
 def _product(first: Side, second: Side) -> TwoSided | None:
-    """Return the product of two parts, if each index of the first has one of the second that moves as it does."""
+    """Return the product of two parts, if each index of the first has an index of the second that moves along with
+    it.
+    """
     shared = [(first.sites.get(name), site) for name, site in second.sites.items()]
     alone = [site for name, site in first.sites.items() if name not in second.sites]
     if any(site.group.matrix != "none" or _turns(site) for site in alone):
@@ -125,7 +130,9 @@ def _turns(site: Site) -> bool:
 
 
 def _cancels(one: Site, other: Site) -> bool:
-    """Return whether what a group does at two sites cancels in a product; positive scales are balanced, and stay."""
+    """Return whether the action of a group at two sites cancels in a product; positive scales are balanced, and
+    stay.
+    """
     x, y = one.placement, other.placement
     is_signed_alike = [e % 2 for e in x.sign] == [e % 2 for e in y.sign] and x.parity == y.parity
     is_opposite = x.is_inverse != y.is_inverse
@@ -136,8 +143,9 @@ def _cancels(one: Site, other: Site) -> bool:
 class FirstRotation:
     """The steps of a rotation that maximizes `<R, C> + sum_k w_k <A_k, R B_k R'>` over products A and B.
 
-    C sums the inner products of tensors that nothing else moves, each divided by the root of the product of its norms,
-    so that large tensors (which are mostly where they began) count less; products all count alike.
+    C sums the inner products of tensors that nothing else moves. Each is divided by the root of the product of its
+    norms, so that large tensors count less, because these mostly stay near their initialization. All products have
+    equal weight.
 
     Attributes:
         group: The rotation.
@@ -161,19 +169,19 @@ class FirstRotation:
         self._gained: Tensor | float = 0.0
 
     def add(self, cost: Float64[Tensor, "pair n n"], size: Float64[Tensor, " pair"]) -> None:
-        """Take a tensor into account, by its inner products and the product of its norms."""
+        """Add the term of a tensor, by its inner products and the product of its norms."""
         self._cost = self._cost + cost * torch.where(size > 0, size, 1.0).rsqrt()[:, None, None].to(cost)
         self._reach = self._reach + size.sqrt()
 
     def start(self) -> bool:
-        """Choose what is best for the tensors alone, if there are any that say something."""
+        """Choose the best value for the tensors alone, if any tensor has a term."""
         if not (isinstance(self._cost, Tensor) and isinstance(self._reach, Tensor) and bool((self._reach > 0).all())):
             return False
         self.matrix = self.best = self._solve(self._cost)
         return True
 
     def see(self, a: Float[Tensor, "pair n n"], b: Float[Tensor, "pair n n"]) -> None:
-        """Take a product of the first networks, and of the second ones turned by `matrix`, into account."""
+        """Add the term of a product of the first networks and of the second networks turned by `matrix`."""
         size = norms(a) * norms(b)
         weight = SHARE / self.count * self._reach / torch.where(size > 0, size, 1.0)
         linear = (matmul(a, b.mT) + matmul(a.mT, b)).double()
@@ -181,7 +189,7 @@ class FirstRotation:
         self._gained = self._gained + weight * dots(a, b)
 
     def step(self) -> bool:
-        """Go on to what is best for the products as they are, linearly; whether the last step paid off."""
+        """Step to the best value of the linearized objective; return whether the last step raised the objective."""
         assert isinstance(self._cost, Tensor)
         assert isinstance(self._linear, Tensor)
         here = self.matrix.to(self._cost)
@@ -202,7 +210,7 @@ class FirstRotation:
 def first_rotations(
     groups: Sequence[Group], sites: Mapping[str, Sequence[Site]], a: Tensors, b: Tensors
 ) -> dict[str, Value]:
-    """Return the first values of those of some groups that have products, on networks `[pair, ...]`."""
+    """Return the first values of the given groups that have products, on networks `[pair, ...]`."""
     result, sites = {}, chosen_sites(sites)
     for group in groups:
         own = {name: local for name, local in sites.items() if any(s.group.name == group.name for s in local)}

@@ -26,13 +26,13 @@ LEAST_GAIN = 1e-11
 
 @dataclass(frozen=True)
 class Responses:
-    """Tensors of both networks, in addition to their parameters, on which the groups of their symmetry act.
+    """Tensors of both networks, such as activations, on which the groups of the symmetry act as on parameters.
 
     Attributes:
         symmetry: The symmetry of the networks with its groups placed on these tensors as well.
         a: Tensors of the first networks, `[pair, ...]`.
         b: Tensors of the second networks.
-        reach: An upper bound of their inner product.
+        reach: An upper bound of the inner product of the tensors.
     """
 
     symmetry: Symmetry
@@ -52,12 +52,13 @@ def match_mixture(
 ) -> Results:
     """Match pairs by `(1 - weight) <responses> / reach + weight <a, g b> / sum |a| |b|`.
 
-    The term of the responses is maximized first: where each group responds by itself, that is one exact solution per
-    group. Ascent on the mixture continues from there, or from the identity if that is better; without sweeps the
-    starting point is the result.
+    The term of the responses is maximized first. If the groups respond independently, each group has one exact
+    solution. Ascent on the mixture continues from this element, or from the identity if that is better. Without sweeps
+    the initial element is the result.
 
-    Responses may not determine rotations and some signs. With `is_completed` the parameters choose these before, given
-    the order of the units, as in weight matching: the best anchored groups first, unknown ones averaged.
+    Responses may not determine rotations and some signs. With `is_completed`, rotations and signs are first chosen by
+    the parameters, given the order of the units. As in weight matching, the best anchored groups come first, and
+    unknown groups are averaged.
     """
     norm = sum((norms(frame.a[name]) * norms(frame.b[name]) for name in frame.a), torch.zeros(problem.pairs).double())
     norm = torch.where(norm == 0, 1.0, norm)
@@ -100,7 +101,7 @@ def match_mixture(
 
 
 def _complete(symmetry: Symmetry, a: Tensors, b: Tensors, start: Element | None) -> Element:
-    """Return signs, shifts and matrices for the orders of an element, the best anchored first."""
+    """Return signs, shifts and matrices for the orders of an element, with the best anchored groups first."""
     groups = tuple(group.unordered for group in symmetry.groups)
     fixed, blank = replace(symmetry, groups=groups), symmetry.identity((len(next(iter(b.values()))),))
     start = blank if start is None else start
@@ -116,7 +117,7 @@ def _complete(symmetry: Symmetry, a: Tensors, b: Tensors, start: Element | None)
 
 
 def _turns(site: Site) -> bool:
-    """Return whether a group does anything but move values from place to place."""
+    """Return whether a group does more than reorder values."""
     place = site.placement
     return site.group.matrix != "none" or any((*place.sign, *place.parity, *place.shift))
 

@@ -1,10 +1,10 @@
-"""Nested groups: every pair of blocks is a problem of its own, and an assignment of blocks chooses among them.
+"""Nested groups: every pair of blocks is a separate problem, and an assignment of blocks chooses among the pairs.
 
 A block permutation with groups inside it (attention heads, experts, normalization groups) is solved in two
 levels: for each pair of blocks (u, v) the best inner elements bring block v of the second network to block u
-of the first; the values that they reach are the profits of an assignment between blocks. Where the inner
-groups do not share a tensor their problems are solved exactly, so the whole is exact. Where they do, each pair
-is solved by coordinate ascent from two starts. Deeper nesting repeats the same within each pair.
+of the first; the values that they reach are the profits of an assignment between blocks. If the inner groups share no
+tensor, their problems are solved exactly, and the whole solution is exact. If they do, each pair is solved by
+coordinate ascent from two initial elements. Deeper nesting repeats the same within each pair.
 
 All tensors here have one leading axis of independent problems.
 """
@@ -38,7 +38,7 @@ from regauge.core.products import matmul
 
 @dataclass(frozen=True)
 class Blocks:
-    """The blocks of a root: tensors `[problem, block, ...]`, and where the inner groups act on one block."""
+    """The blocks of a root: tensors `[problem, block, ...]`, and the sites of the inner groups on one block."""
 
     a: dict[str, Tensor]
     b: dict[str, Tensor]
@@ -75,7 +75,7 @@ def _outside(group: Group, root: Group) -> Group:
 
 
 def _on_block(site: Site, root: Group, axis: int, row: Tensor, inner: Mapping[str, Group]) -> Site | None:
-    """Return a site of an inner group in the coordinates of one block; None where another axis has its copies."""
+    """Return a site of an inner group in the coordinates of one block; None if its copies are along another axis."""
     within = site.group.within
     if root.name in within:
         where = site.bases[within.index(root.name)][0]
@@ -120,12 +120,12 @@ def solve_family(family: Family, a: Tensors, b: Tensors) -> tuple[Element, Tenso
     """Return the best element of a family, all other groups held fixed.
 
     Args:
-        family: Its sites are relative to the tensors without their leading axis.
+        family: The family; its sites are relative to the tensors without their leading axis.
         a: First networks, `[problem, ...]`.
-        b: Second networks, moved by what is known.
+        b: Second networks, moved by the known groups.
 
     Returns:
-        One element for each problem, and what it gains over the identity in the linear objective.
+        One element for each problem, and its gain over the identity in the linear objective.
     """
     if not family.is_nested:
         cost = group_cost(family.root, family.sites, a, b, lead=1)
@@ -176,13 +176,13 @@ def solve_family(family: Family, a: Tensors, b: Tensors) -> tuple[Element, Tenso
 
 
 def _block_products(root: Group, a: Tensors, b: Tensors) -> Tensor:
-    """Inner products of all pairs of blocks (of u with itself where nothing is reordered), `[problem, u, v]`."""
+    """Return inner products of all pairs of blocks (of u with itself without reordering), `[problem, u, v]`."""
     terms = [inner_products(root, a[key].flatten(2), b[key].flatten(2)).double() for key in a]
     return torch.stack(terms).sum(0).cpu()
 
 
 def _components(blocks: Blocks, b: Tensors, root: Group) -> list[_Inner]:
-    """Inner families that share tensors are solved together, the others alone."""
+    """Split inner families into sets that share tensors, which are solved together."""
     parts: list[tuple[set[str], list[Family]]] = []
     for family in blocks.families:
         keys, together = set(family.sites), [family]
@@ -217,14 +217,14 @@ def _components(blocks: Blocks, b: Tensors, root: Group) -> list[_Inner]:
 def pair_blocks(a: Tensor, b: Tensor, sites: Sequence[Site], *, is_permuted: bool) -> tuple[Tensor, Tensor]:
     """Return blocks `[problem, block, ...]` of both networks for all pairs of blocks, `[problem * u * v, ...]`.
 
-    Of two large blocks only the inner products of their rows count, over the axes on which no inner group acts. Then
-    these products stand for the first block and an identity matrix for the second: `<A, g B> = <A B^T, g I>`.
+    For two large blocks, only the inner products of their rows are needed, over the axes on which no inner group acts.
+    These products then replace the first block, and an identity matrix replaces the second: `<A, g B> = <A B^T, g I>`.
 
     Args:
         a: Blocks of the first network.
         b: Blocks of the second network.
         sites: The sites of inner groups.
-        is_permuted: Whether all pairs count, or only each block with itself.
+        is_permuted: Whether all pairs are needed, or only each block with itself.
     """
     ndim, size = a.ndim - 2, a.shape[1]
     v = size if is_permuted else 1
@@ -250,12 +250,12 @@ def pair_blocks(a: Tensor, b: Tensor, sites: Sequence[Site], *, is_permuted: boo
 
 
 def is_compressed(pairs: int, rows: int, rest: int) -> bool:
-    """Return whether the inner products of rows stand for blocks of `rows` times `rest` values."""
+    """Return whether inner products of rows replace blocks of `rows` times `rest` values."""
     return rest > rows and pairs * rows * rest > COMPRESSED
 
 
 def _all_pairs(family: Family, a: Tensors, b: Tensors, root: Group) -> _Inner:
-    """Return one inner group alone: its cost for all pairs of blocks in one product of matrices for each place."""
+    """Solve one inner group alone, by one product of matrices per place for the costs of all pairs of blocks."""
     group, blocks = family.root, root.size
     matrices: dict[Character, Tensor] = {}
     shifts: list[ShiftCost] = []
@@ -290,7 +290,7 @@ def _move_base(family: Family, group: Group, value: Value) -> Value:
 
 
 def _pick(value: Value, columns: Tensor) -> Value:
-    """Entries `[problem, u, columns[problem, u], ...]` of `[problem, u, v, ...]`."""
+    """Return the entries `[problem, u, columns[problem, u], ...]` of `[problem, u, v, ...]`."""
     problems = torch.arange(columns.shape[0]).unsqueeze(-1)
     units = torch.arange(columns.shape[1])
     return value.map(lambda t: t[problems, units, columns])

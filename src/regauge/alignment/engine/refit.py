@@ -1,9 +1,9 @@
-"""Scales and matrices fitted to the first network once units are matched, for networks that are nearly copies.
+"""Fits of scales and matrices to the first network after units are matched, for networks that are nearly copies.
 
-Balancing a network by itself gives a gain with a single value as much weight as all values of a filter. Where that gain
-is small next to its noise, so is what balancing knows about the unit's scale; the same holds for the small singular
-values of a product of matrices. When units are matched, scales and matrices can be fitted to those of the first network
-instead, and signs are chosen once more between the networks as they then are.
+Balancing a network by itself gives a gain with a single value as much weight as all values of a filter. If that gain is
+small compared with its noise, balancing determines the unit's scale poorly. The same holds for the small singular
+values of a product of matrices. After units are matched, scales and matrices can be fitted to the first network
+instead. Signs are then chosen once more between the fitted networks.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -47,7 +47,7 @@ PerPair = Float64[Tensor, " pair"]
 
 
 def refit_near_copies(problem: Problem, found: Results, frame: Frame) -> Results:
-    """Fit second networks that are nearly their first ones, where that brings them closer."""
+    """Fit second networks that nearly equal their first ones, if the fit brings them closer."""
     if frame.sides is None or not frame.a:
         return found
     symmetry = problem.symmetry
@@ -62,7 +62,7 @@ def refit_near_copies(problem: Problem, found: Results, frame: Frame) -> Results
 
 
 def refit(symmetry: Symmetry, buffers: Buffers, params_a: Tensors, params_b: Tensors) -> tuple[Element, Tensor]:
-    """Return elements that bring second networks closer which nearly equal their first ones, and a mask of these pairs.
+    """Return elements that bring nearly equal second networks closer to the first ones, and a mask of these pairs.
 
     Networks are `[pair, ...]`. The element is the identity for all other pairs.
     """
@@ -98,13 +98,12 @@ def refit(symmetry: Symmetry, buffers: Buffers, params_a: Tensors, params_b: Ten
 
 
 def is_near_copy(square: Tensor, norm: Tensor, *, is_double: bool = False) -> Tensor:
-    """Return whether a squared distance is that of a nearly equal network, by the squared norm, where anything is
-    left."""
+    """Return whether a squared distance is small relative to the squared norm, but not zero."""
     return (square < NEAR * norm) & (square > EXACT[8 if is_double else 4] * norm)
 
 
 def _match(symmetry: Symmetry, a: Tensors, b: Tensors) -> tuple[Element, Tensor]:
-    """Return orders, signs and rotations, chosen once more, and the squared distances that they leave."""
+    """Choose orders, signs and rotations once more; return them and the remaining squared distances."""
     element = climb(symmetry, a, b).element
     return element, squared_distances(a, _move(symmetry, element, b))
 
@@ -118,12 +117,12 @@ class GroupFit:
 
     The step X of second networks y towards first ones x minimizes `sum |x - y - X y|^2` over the places of the group.
     For scales X multiplies each unit by the exponents of its families times their steps t, so that t solves the normal
-    equations of the unit. A matrix moves `y` to `(1 + X) y` where it acts and to `(1 - X') y` where its inverse does:
-    `X F + G X = sum (x - y) y' - sum y (x - y)'`, with the Gram matrices F and G of both kinds of places. Where a group
-    acts on several axes of one tensor, their curvatures are counted so often that the sum is never below the true one.
+    equations of the unit. A matrix moves `y` to `(1 + X) y` where it acts, and to `(1 - X') y` where its inverse acts:
+    `X F + G X = sum (x - y) y' - sum y (x - y)'`, with the Gram matrices F and G of both kinds of places. If a group
+    acts on several axes of one tensor, their curvatures are multiplied such that the sum is never below the true one.
 
     Attributes:
-        sites: The sites on compared tensors that it moves.
+        sites: The sites of the group on compared tensors.
     """
 
     def __init__(self, symmetry: Symmetry, group: Group) -> None:
@@ -135,7 +134,7 @@ class GroupFit:
         self.sites = {name: local for name, local in moved.items() if local and name not in symmetry.buffers}
 
     def add(self, name: str, x: Tensor, y: Tensor) -> None:
-        """Take a tensor of both networks into account, `[pair, *shape]`."""
+        """Add the terms of a tensor of both networks, `[pair, *shape]`."""
         sites, is_linear = self.sites[name], self.group.matrix == "linear"
         shared = len({site.placement.axis for site in sites})
         for site in sites:
@@ -158,7 +157,7 @@ class GroupFit:
         self._sums[key] = self._sums[key] + term.cpu() if key in self._sums else term.cpu()
 
     def step(self) -> tuple[Value, PerPair]:
-        """Return the step, and by how much it lowers the squared distance to first order; all sums begin anew."""
+        """Return the step and its first-order decrease of the squared distance; reset all sums."""
         sums, self._sums = self._sums, {}
         right = sums["right"]
         if self.group.matrix == "linear":
@@ -172,11 +171,10 @@ class GroupFit:
 
 
 def fit_continuous(symmetry: Symmetry, groups: Collection[Group], a: Tensors, b: Tensors) -> tuple[Element, PerPair]:
-    """Return the scales and matrices that bring each second network closest to its first one, nearby, and how close
-    that is.
+    """Return nearby scales and matrices that bring each second network closest to its first one, and the distances.
 
-    All is in double precision. Small tensors are moved step by step, large ones from where they were given each time,
-    which holds nothing.
+    All computations are in double precision. Small tensors are moved step by step. Large tensors are moved from their
+    given values each time, which needs no memory for moved copies.
 
     Args:
         symmetry: The symmetry, with every size known.
@@ -185,7 +183,7 @@ def fit_continuous(symmetry: Symmetry, groups: Collection[Group], a: Tensors, b:
         b: Compared tensors of the second networks.
 
     Returns:
-        The element and the squared distances that it leaves.
+        The element and the remaining squared distances.
 
     References:
         Nocedal and Wright (2006), Numerical Optimization, section 10.3, for Gauss-Newton steps; Bartels and Stewart
@@ -235,10 +233,10 @@ def fit_continuous(symmetry: Symmetry, groups: Collection[Group], a: Tensors, b:
 
 
 class Extrapolation:
-    """Anderson's acceleration of rounds of steps: it goes on to the end of where the last rounds lead, linearly.
+    """Anderson's acceleration of rounds of steps: a linear extrapolation of the last rounds to their limit.
 
-    Each round changes the logarithms of scales and the entries of matrices. Of the combinations of the last rounds it
-    takes the one that would change them least.
+    Each round changes the logarithms of scales and the entries of matrices. Among the combinations of the last rounds,
+    the acceleration takes the one with the smallest change.
 
     Args:
         groups: The names of the groups that rounds change.
@@ -253,7 +251,7 @@ class Extrapolation:
         self._changes: list[Tensor] = []
 
     def extrapolate(self, start: Element, end: Element) -> Element:
-        """The element to go on from after another round; the end of that if it is the first one."""
+        """Return the element from which to continue after another round; after the first round, its end."""
         last = self._flat(end)
         self._ends = [*self._ends[-REMEMBERED:], last]
         self._changes = [*self._changes[-REMEMBERED:], last - self._flat(start)]
@@ -280,14 +278,13 @@ class Extrapolation:
 
 
 def fitted_groups(symmetry: Symmetry, buffers: Buffers) -> list[Group]:
-    """Return the groups that are fitted: scales that move running statistics only where balancing may move them,
-    too."""
+    """Return the fitted groups; scales that move running statistics are included if balancing may move them."""
     is_kept = {g.name: buffers == "keep" and _moves_statistics(symmetry, g) for g in symmetry.groups}
     return [g for g in symmetry.groups if g.matrix == "linear" or (g.scales and not is_kept[g.name])]
 
 
 def fitted_parts(symmetry: Symmetry, groups: Collection[Group], names: Collection[str]) -> list[frozenset[str]]:
-    """Return the tensors of some names that `fit_continuous` looks at, in parts that do not depend on one another."""
+    """Return the named tensors that `fit_continuous` uses, in parts that do not depend on one another."""
     moved: dict[tuple[str, int], set[str]] = {}
     for group in groups:
         for place in (place for place in group.placements if place.parameter in names):
@@ -305,8 +302,7 @@ def squared_distances(a: Tensors, b: Tensors) -> PerPair:
 def _sylvester(
     forward: Float64[Tensor, "*lead n n"], inverse: Float64[Tensor, "*lead n n"], right: Float64[Tensor, "*lead n n"]
 ) -> Float64[Tensor, "*lead n n"]:
-    """Return the smallest X with `X F + G X = R` for positive semidefinite F and G, by least squares where there is
-    none."""
+    """Return the smallest X with `X F + G X = R`, or the least-squares solution, for positive semidefinite F and G."""
     # In the eigenvectors of F and G the equation is diagonal: (g_i + f_j) X_ij = R_ij.
     f, columns = torch.linalg.eigh(forward)
     g, rows = torch.linalg.eigh(inverse)
@@ -317,9 +313,10 @@ def _sylvester(
 
 
 def _solve(curvature: Float64[Tensor, "*lead k"], right: Float64[Tensor, "*lead k"]) -> Float64[Tensor, "*lead k"]:
-    """`right / (curvature + d)` with the smallest d >= 0 that makes it no longer than a step; zero where it is flat.
+    """Return `right / (curvature + d)` with the smallest d >= 0 that limits its length; zero in flat directions.
 
-    So the directions that little is known of do not hold up the others, as they would if all were shortened alike.
+    Poorly determined directions thus do not slow down the others, as they would if all directions were shortened
+    equally.
     """
     is_flat = curvature <= FLAT * curvature.amax(-1, keepdim=True)
     right, curvature = torch.where(is_flat, 0.0, right), torch.where(is_flat, 1.0, curvature)
