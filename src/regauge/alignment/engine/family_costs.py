@@ -1,4 +1,4 @@
-"""The cost of a family for many pairs at once: what stays is summed once, what one other group moves is corrected."""
+"""The cost of a family for many pairs at once: constant terms are summed once, and moved terms are corrected."""
 
 import functools
 from collections.abc import Collection
@@ -18,10 +18,10 @@ from regauge.core.families import Family, barycenter, inner_products, shift_cost
 
 @dataclass
 class _Term:
-    """One site of a root on a tensor, and the other sites there, its own along other axes among them.
+    """One site of a root on a tensor, and the other sites on this tensor, including those of the root along other axes.
 
-    It is part of the kept sums (once `is_present`), or else computed anew every time. Where one other group reorders
-    the tensor, `neighbor` corrects it; where only the root acts, it may have a quadratic part, `shift`.
+    The term is part of the kept sums (once `is_present`), or is recomputed every time. If one other group reorders the
+    tensor, `neighbor` corrects the term. If only the root acts, the term may have a quadratic part, `shift`.
     """
 
     name: str
@@ -34,10 +34,10 @@ class _Term:
 
 
 class FamilyCost:
-    """The cost of one family in which nothing is nested, for every pair.
+    """The cost of one family without nested groups, for every pair.
 
-    The second networks are seen as all *other* families have moved them, so that the best value does not depend on
-    where the family is. A tensor on which only this family acts enters once and is never moved.
+    The cost uses second networks that all *other* families have moved, so that the best value does not depend on the
+    family's current value. A tensor on which only this family acts enters once and is never moved.
     """
 
     def __init__(self, networks: PairedNetworks, family: Family) -> None:
@@ -57,7 +57,7 @@ class FamilyCost:
         self._dtype = functools.reduce(torch.promote_types, {networks.a[term.name].dtype for term in self._terms})
 
     def aim_at(self, names: Collection[str]) -> None:
-        """Compute everything anew next time if these first tensors matter; the potentials stay."""
+        """Mark the sums for recomputation if they use these first tensors; the potentials stay."""
         if not any(term.name in names for term in self._terms):
             return
         self._sums.clear()
@@ -67,8 +67,7 @@ class FamilyCost:
                 term.neighbor.aim()
 
     def closest(self, cost: Cost, rows: Tensor, current: Value, slack: Float64[Tensor, " row"]) -> Closest:
-        """Return the best values for some pairs, from the potentials of the last search; orders best within `slack`
-        stay."""
+        """Return the best values for some pairs, from the last potentials; orders within `slack` of the best stay."""
         potentials = None if self._potentials is None else at(self._potentials, rows)
         found = closest(self._root, cost, current=current.perm, slack=slack, potentials=potentials, is_repeated=True)
         if found.potentials is not None:
@@ -110,7 +109,7 @@ class FamilyCost:
         return Cost(matrices, tuple(shifts))
 
     def _keep(self, term: _Term, rows: Tensor) -> None:
-        """Bring a kept term up to date; it is part of the sums from then on."""
+        """Update a kept term, which is part of the sums afterwards."""
         if term.neighbor is None and term.is_present:
             return
         networks, key = self._networks, character(term.site.placement)

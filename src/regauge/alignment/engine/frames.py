@@ -1,10 +1,11 @@
-"""Pairs of networks where they are compared: at the points of smallest norm on their orbits.
+"""Pairs of networks in the frame of their comparison: at the points of smallest norm on their orbits.
 
-A scale of a filter that gamma takes back while sigma stays moves the running mean and leaves the variance, against what
-the activations do. It keeps the function with statistics as stored, and statistics that are computed anew undo a part
-of it. So the second network keeps its statistics, unless these are those of the first network, moved in just this way:
-a copy. The variances tell: in a copy they are those of the first network, whereas in a network that was trained they
-follow the scales of its own filters.
+A filter before batch normalization may be scaled such that gamma compensates for the scale while sigma stays. This
+moves the running mean and leaves the variance, so that the statistics no longer fit the activations. The function is
+kept with statistics as stored, but recomputed statistics undo a part of the move. The second network therefore keeps
+its statistics, unless it is a copy: a network with the statistics of the first one, moved in this manner. The variances
+identify copies. In a copy they equal the variances of the first network. In a trained network they follow the scales of
+its filters.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -39,10 +40,9 @@ MOVED = 0.25
 
 
 def balances_of(symmetry: Symmetry, scales: Scales, task: Task | None) -> tuple[Buffers, ...]:
-    """Return the kinds of balancing to try: none, with running statistics kept, and for copies with these moved as
-    well.
+    """Return the kinds of balancing to try: none, or with running statistics kept, and for copies also moved.
 
-    Where statistics are computed anew, as a task may say, they stay in copies, too.
+    If statistics are recomputed, which a task may require, they are kept in copies too.
     """
     if scales == "keep" or not has_balance(symmetry):
         return ()
@@ -52,21 +52,21 @@ def balances_of(symmetry: Symmetry, scales: Scales, task: Task | None) -> tuple[
 
 @dataclass(frozen=True)
 class Frame:
-    """The compared tensors of pairs of networks, balanced or as they are, and the way back.
+    """The compared tensors of pairs of networks, balanced or as given, and the conversion back to the given networks.
 
-    The first network stays where it is, so the second one takes over its scales and its invertible matrices. What is
-    left of these when both networks are balanced are rotations, which keep every norm. Straight lines stay what they
-    are, because scales and matrices act linearly: `(1 - t) a + t act(element, b)` is the same network, up to them, as
-    the point of the line between the balanced ones.
+    The first network does not move, so the second one takes over its scales and its invertible matrices. If both
+    networks are balanced, only rotations of these matrices remain free, and rotations keep every norm. Straight lines
+    stay straight, because scales and matrices act linearly. Up to them, `(1 - t) a + t act(element, b)` is the same
+    network as the point at t on the line between the balanced networks.
 
     Attributes:
         symmetry: The symmetry of all networks, with every size known.
         a: The first networks, `[pair, ...]`.
         b: The second networks.
-        given: The second networks as they are.
-        sides: Elements that balance the first and the second networks; None where they are compared as they are.
+        given: The second networks as given, before balancing.
+        sides: Elements that balance the first and the second networks; None if they are compared as given.
         buffers: Whether running statistics are moved.
-        rigid: For groups of invertible matrices, the pairs in which it is rotated only, because its values are
+        rigid: For each group of invertible matrices, the pairs in which the group only rotates, because its values are
             singular within rounding in one of the networks.
     """
 
@@ -87,7 +87,7 @@ class Frame:
         scales: Scales,
         buffers: Buffers = "keep",
     ) -> "Frame":
-        """Compare networks `[pair, ...]`, as `scales` say."""
+        """Return the frame that compares networks `[pair, ...]` with the given treatment of scales."""
         params_a, params_b, symmetry = symmetry.sums(params_a), symmetry.sums(params_b), symmetry.on_sums
         a, b = compared([params_a, params_b], symmetry)
         if scales == "keep" or not has_balance(symmetry):
@@ -98,7 +98,7 @@ class Frame:
         return cls(symmetry, *moved, b, (left, right), buffers, found[0].rigid)
 
     def under(self, symmetry: Symmetry) -> "Frame":
-        """These networks under another symmetry that has the scales and invertible matrices of this one."""
+        """Return this frame under another symmetry that has the same scales and invertible matrices."""
         a, b, given = ({n: t[n] for n in t if n in symmetry.sites} for t in (self.a, self.b, self.given))
         sides = self.sides
         if sides is not None:
@@ -107,8 +107,7 @@ class Frame:
         return replace(self, symmetry=symmetry, a=a, b=b, given=given, sides=sides)
 
     def second(self, element: Element, names: Iterable[str]) -> dict[str, Tensor]:
-        """Return some of the second networks as this frame has them, moved as an element moves the networks as they
-        are."""
+        """Return some of the second networks in this frame, moved by an element of the given networks."""
         if self.sides is not None:
             left, right = self.sides
             back = self.symmetry.compose(element, self.symmetry.inverse(right))
@@ -121,11 +120,13 @@ class Frame:
         return notes_on(self.rigid)
 
     def original(self) -> Tensors:
-        """Return the second networks moved by what balances the first, which is where the identity leads."""
+        """Return the second networks moved by the element that balances the first; this is the identity of given
+        networks.
+        """
         return self.b if self.sides is None else move_by(self.symmetry, self.sides[0], self.given)
 
     def identity_objective(self) -> Float64[Tensor, " pair"]:
-        """`<a, x> - (|x|^2 - |b|^2) / 2` at x = `original()`: the objective of the identity."""
+        """Return `<a, x> - (|x|^2 - |b|^2) / 2` at x = `original()`: the objective of the identity."""
         if self.sides is None:
             return self.objective(self.b)
         total = torch.zeros(self.sides[0].batch, dtype=torch.float64)
@@ -138,7 +139,7 @@ class Frame:
         return total
 
     def objective(self, b: Tensors) -> Float64[Tensor, " pair"]:
-        """Return the inner products of the first networks and others."""
+        """Return the inner products of the first networks and other networks."""
         return torch.stack([dots(self.a[name], b[name]) for name in self.a]).sum(0)
 
     def rows(self, rows: Tensor) -> "Frame":
@@ -149,8 +150,7 @@ class Frame:
         return Frame(self.symmetry, a, b, given, sides, self.buffers, rigid)
 
     def turnable(self, params_a: Params, params_b: Params) -> tuple[Params, Params]:
-        """Return both networks of a single pair with their invertible matrices balanced, and their scales as they
-        are."""
+        """Return both networks of a single pair with balanced invertible matrices and with scales as given."""
         if self.sides is None or not _linear(self.symmetry):
             return params_a, params_b
         sides = (select_parts(side.item(0), self.symmetry.groups, ("linear",)) for side in self.sides)
@@ -158,7 +158,7 @@ class Frame:
         return a, b
 
     def lead_back(self, climbs: Climbs, *, is_from_original: bool = False) -> Climbs:
-        """Climbs between the networks as they are, from climbs that began at `b` or at `original()`."""
+        """Convert climbs that began at `b` or at `original()` to climbs between the given networks."""
         if self.sides is None:
             return climbs
         left, right = self.sides
@@ -168,7 +168,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class FramedProblem(Problem):
-    """Pairs of networks that are balanced already.
+    """Pairs of networks that are already balanced.
 
     Attributes:
         frame: The networks balanced, with running statistics kept.
@@ -177,15 +177,14 @@ class FramedProblem(Problem):
     frame: Frame | None = None
 
     def __getitem__(self, rows: slice | Tensor) -> "FramedProblem":
-        """The problem of some pairs."""
+        """Return the problem of some pairs."""
         chosen = torch.arange(self.pairs)[rows]
         frame = None if self.frame is None else self.frame.rows(chosen)
         return replace(self, a=select(self.a, rows), b=select(self.b, rows), frame=frame)
 
 
 def are_isometric(symmetry: Symmetry, a: Tensors, b: Tensors) -> Bool[Tensor, " pair"]:
-    """Return whether orders, signs and rotations may make balanced networks of each pair equal, by sums that these
-    keep."""
+    """Return whether orders, signs and rotations may make balanced networks of each pair equal, by invariant sums."""
     result = torch.ones(len(next(iter(b.values()))), dtype=torch.bool)
     for name, sites in symmetry.sites.items():
         is_rotated = any(site.group.matrix != "none" for site in sites)
@@ -196,7 +195,7 @@ def are_isometric(symmetry: Symmetry, a: Tensors, b: Tensors) -> Bool[Tensor, " 
 
 
 def notes_on(rigid: Mapping[str, Tensor]) -> tuple[str, ...]:
-    """Return a sentence about each group that was left as it is in some pairs, by what `Balance` says."""
+    """Return a sentence about each group that `Balance` left unchanged in some pairs."""
     result = []
     for name, flags in rigid.items():
         where = f" in {int(flags.sum())} of {len(flags)} pairs" if len(flags) > 1 else ""
@@ -215,7 +214,7 @@ def is_stretched(symmetry: Symmetry, name: str) -> bool:
 
 
 def move_by(symmetry: Symmetry, balance: Element, tensors: Tensors) -> dict[str, Tensor]:
-    """Return tensors moved by what balances a network: positive factors and invertible matrices, and nothing else."""
+    """Return tensors moved by the positive factors and invertible matrices of an element that balances a network."""
     return _moved(symmetry, _act.ReadValues(stretching(symmetry, balance)), tensors)
 
 
@@ -225,7 +224,7 @@ def _moved(symmetry: Symmetry, read: _act.ReadValues, tensors: Tensors) -> dict[
 
 
 def stretching(symmetry: Symmetry, element: Element) -> Element:
-    """Return the positive factors and invertible matrices of an element, and nothing else."""
+    """Return an element with only the positive factors and invertible matrices of a given element."""
     linear = _linear(symmetry)
     values = {n: Value(scale=v.scale, matrix=v.matrix if n in linear else None) for n, v in element.items()}
     return Element(values, element.batch)
@@ -236,12 +235,12 @@ def _linear(symmetry: Symmetry) -> frozenset[str]:
 
 
 def match_frames(problem: Problem, scales: Scales, match: Callable[[Frame], Results]) -> Results:
-    """Match pairs where running statistics stay, and copies with moved statistics where these are balanced, too.
+    """Match pairs with running statistics kept, and copies with moved statistics after balancing these as well.
 
     Args:
         problem: The pairs.
         scales: The treatment of scales, as in `WeightMatching`.
-        match: Matches the pairs in a frame.
+        match: Function that matches the pairs in a frame.
     """
     symmetry = problem.symmetry
     known = problem.frame if isinstance(problem, FramedProblem) and scales != "keep" else None
@@ -264,15 +263,17 @@ def are_moved_copies(
     Args:
         symmetry: The symmetry of all networks.
         a: The first networks, `[pair, ...]`.
-        kept: The second ones, aligned with their own statistics.
-        moved: The second ones with the statistics of the first taken over.
+        kept: The second networks, aligned with their statistics kept.
+        moved: The second networks, aligned with the statistics moved to those of the first.
     """
     before, after = (statistics_gap(symmetry, a, other) for other in (kept, moved))
     return (after < MOVED * before) | are_equal(a, moved)
 
 
 def have_equal_variances(symmetry: Symmetry, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Bool[Tensor, " pair"]:
-    """Return whether the statistics that are reordered at most are nearly those of the first networks, in any order."""
+    """Return whether the statistics that elements can only reorder nearly equal those of the first networks, in any
+    order.
+    """
     moved = {p.parameter for group in symmetry.groups for p in group.placements if any((*p.scale, *p.sign))}
     kept = [name for name in symmetry.buffers if name in symmetry.sites and name not in moved]
     ordered = [{name: one[name].flatten(1).sort(1).values for name in kept} for one in (a, b)]
@@ -280,14 +281,13 @@ def have_equal_variances(symmetry: Symmetry, a: Mapping[str, Tensor], b: Mapping
 
 
 def statistics_gap(symmetry: Symmetry, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Float64[Tensor, " pair"]:
-    """Return the distance of running statistics from those of the first networks, as a share of their size."""
+    """Return the distance of running statistics from those of the first networks, relative to their norm."""
     names = [name for name in symmetry.buffers if name in symmetry.sites]
     return _measure_gap(*({name: one[name] for name in names} for one in (a, b)))
 
 
 def _measure_gap(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Float64[Tensor, " pair"]:
-    """Return the root of the mean squared distance of tensors `[pair, ...]`, each as a share of the first one's
-    norm."""
+    """Return the root mean square distance of tensors `[pair, ...]`, each relative to the norm of the first one."""
     shares = [torch.zeros(1, dtype=torch.float64)] * (not a)
     for name, tensor in a.items():
         x, y = (one.detach().cpu().double().flatten(1) for one in (tensor, b[name]))
@@ -297,8 +297,7 @@ def _measure_gap(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Float64[Te
 
 
 def are_equal(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Bool[Tensor, " pair"]:
-    """Return whether networks `[pair, ...]` are equal within rounding: all their values, running statistics
-    included."""
+    """Return whether networks `[pair, ...]` are equal within rounding, including running statistics."""
     pairs = len(next(iter(b.values())))
     result = torch.ones(pairs, dtype=torch.bool)
     for name, x in a.items():

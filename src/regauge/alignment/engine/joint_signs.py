@@ -1,9 +1,9 @@
 """Signs of two groups whose units share the entries of one axis, such as heads and the rotary pairs within them.
 
-An entry of head h and pair j is multiplied by `s_h t_j`. Given all s every t is known and the other way around, but
-taking turns ends in a local optimum: as long as the signs of the heads are wrong, their evidence about the pairs
-cancels. What one head says about the pairs does not cancel, so the turns begin once from each head alone; where there
-are few heads, from all of their signs.
+An entry of head h and pair j is multiplied by `s_h t_j`. All s determine every best t, and all t every best s.
+Alternating between both ends in a local optimum: as long as the signs of the heads are wrong, the evidence of the heads
+about the pairs cancels. The evidence of a single head does not cancel. The alternation is therefore run once from each
+head alone. If there are few heads, it is run from all combinations of their signs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,9 @@ Signs = Int8[Tensor, "family row unit"]
 
 @dataclass(frozen=True)
 class SignPair:
-    """Two families whose roots have signs on one axis of a tensor: their numbers, the one with fewer units first."""
+    """Two families whose roots have signs on one axis of a tensor, as indices; the family with fewer units comes
+    first.
+    """
 
     first: int
     second: int
@@ -41,7 +43,9 @@ class SignPair:
     sites: Mapping[str, Sequence[Site]]
 
     def closest(self, a: Tensors, b: Tensors) -> tuple[Signs, Signs, Float64[Tensor, " row"]]:
-        """Return the best signs of both relative to `b`, and what they gain; `b` is moved by what is chosen already."""
+        """Return the best signs of both families relative to `b`, and their gain; `b` is moved by the current
+        values.
+        """
         terms = self._terms(a, b)
         total = torch.stack([term.sum((-1, -2)) for term in terms.values()]).sum(0)
         rows, (left, right) = len(total), self.groups
@@ -78,7 +82,9 @@ class SignPair:
         return *signs, torch.maximum(value - best, torch.zeros_like(best))
 
     def _terms(self, a: Tensors, b: Tensors) -> dict[tuple[Character, Character], Float64[Tensor, "row first second"]]:
-        """Inner products by the characters of both groups; entries outside a group are added to its first unit."""
+        """Return inner products by the characters of both groups; entries outside a group are added to its first
+        unit.
+        """
         left, right = self.groups
         terms: dict[tuple[Character, Character], Tensor] = {}
         for name, local in self.sites.items():
@@ -155,7 +161,7 @@ def find_sign_pairs(families: Sequence[Family]) -> list[SignPair]:
 
 
 def _meet(one: Family, other: Family) -> bool:
-    """Return whether their roots multiply the same entries of an axis by signs."""
+    """Return whether the roots of two families multiply the same entries of an axis by signs."""
     for name in one.sites.keys() & other.sites.keys():
         left, right = (
             [s for s in f.sites[name] if s.group.name == f.root.name and any(s.placement.sign)] for f in (one, other)
@@ -168,7 +174,7 @@ def _meet(one: Family, other: Family) -> bool:
 
 
 def _acts_across(sites: Sequence[Site]) -> bool:
-    """Return whether a tensor is multiplied along several axes, which sums along one of them cannot tell."""
+    """Return whether signs multiply a tensor along several axes, which sums along one axis cannot represent."""
     return len({site.placement.axis for site in sites if any(site.placement.sign)}) > 1
 
 

@@ -1,4 +1,4 @@
-"""Two groups on one tensor: the cost of one of them is corrected by what the other one moves."""
+"""Two groups on one tensor: the cost of one group is corrected for the moves of the other."""
 
 import torch
 from jaxtyping import Float, Int, Int8
@@ -16,10 +16,11 @@ SHARES = (1 / 16, 1 / 4, 1.0)
 class NeighborTerm:
     """The term `sum_u <a[u, i], (h b)[u, j]>` of one group's cost, where another group's element h acts on u.
 
-    `update` adds to the cost what changed since the last update: the products with units that h moved. The group whose
-    cost this is acts at the site `own` of the tensor, the other one at `neighbor`, on another axis.
+    `update` adds to the cost the changes since the last update, which are the products with units that h moved. The
+    group whose cost this is acts at the site `own` of the tensor. The other group acts at `neighbor`, on another axis.
 
-    Elements are on the CPU, and what they moved is told there: the device of the tensors is never waited for.
+    Elements are on the CPU, and the moved units are found there, so that the code never waits for the device of the
+    tensors.
     """
 
     def __init__(self, networks: PairedNetworks, name: str, own: Site, neighbor: Site) -> None:
@@ -34,7 +35,9 @@ class NeighborTerm:
 
     @staticmethod
     def fits(networks: PairedNetworks, name: str, own: Site, neighbor: Site) -> bool:
-        """Return whether the neighbor only reorders and flips units, of a whole axis that is not the group's own."""
+        """Return whether the neighbor only reorders and flips units, along the whole of another axis than the
+        group's.
+        """
         a, b = networks.a[name], networks.b[name]
         is_whole = neighbor.positions.numel() == a.shape[1 + neighbor.placement.axis]
         is_more = any(neighbor.placement.shift) or any(own.placement.shift) or neighbor.group.matrix != "none"
@@ -47,7 +50,7 @@ class NeighborTerm:
         return self._neighbor.group.name
 
     def aim(self) -> None:
-        """Compare with the first networks as they are now; the next update adds the whole term."""
+        """Use the current first networks from now on; the next update adds the whole term."""
         self._a = self._by_unit(self._networks.a[self._name])
         self._factor.zero_()
         self._seen = -1
@@ -69,7 +72,7 @@ class NeighborTerm:
         put(self._factor, rows, factor)
 
     def _add_changes(self, sums: Tensor, rows: Tensor, perm: Tensor, factor: Tensor) -> None:
-        """Correct every pair by about as many units as changed in it."""
+        """Correct every pair by roughly as many units as changed in it."""
         changed = (perm != at(self._perm, rows)) | (factor != at(self._factor, rows))
         if len(sums) == 1:
             units = changed[0].nonzero().T
@@ -88,7 +91,7 @@ class NeighborTerm:
                 self._correct(sums, rows[here], most, perm[here], factor[here])
 
     def _add_whole(self, sums: Float[Tensor, "pair target source"]) -> None:
-        """Add the whole term of a single pair, from its second tensor as it is moved now."""
+        """Add the whole term of a single pair, from its second tensor as currently moved."""
         group, b = self._own.group, self._networks.moved([self._name])[self._name]
         product = inner_products(group, unfold(self._a, self._own, 1), unfold(b, self._own, 1))
         if self._networks.writes[group.name]:
@@ -107,7 +110,7 @@ class NeighborTerm:
         perm: Int[Tensor, "row all_units"],
         factor: Int8[Tensor, "row all_units"],
     ) -> None:
-        """Add the products with some units of the neighbor, or with all."""
+        """Add the products with some units of the neighbor, or with all units."""
         before = at(self._factor, rows)
         new = self._take(self._b, rows, perm, units, factor if self._is_signed else None)
         if bool(before.any()):
@@ -123,7 +126,7 @@ class NeighborTerm:
     def _by_unit(self, tensor: Tensor) -> Tensor:
         """Copy the tensor of several pairs, contiguous, as `[pair, unit of the neighbor, rest, unit of the group]`.
 
-        A single pair may be large: its tensor is returned as it is.
+        The tensor of a single pair may be large and is therefore returned without a copy.
         """
         if len(tensor) == 1:
             return tensor
@@ -136,7 +139,9 @@ class NeighborTerm:
     def _take(
         self, tensor: Tensor, rows: Tensor, perm: Tensor | None, units: Tensor | None, factor: Tensor | None
     ) -> Tensor:
-        """Entries of `factor * tensor[rows, perm]`, at the given units of the neighbor only; a copy if permuted."""
+        """Return entries of `factor * tensor[rows, perm]`, only at the given units of the neighbor; a copy if
+        permuted.
+        """
         if units is not None:
             perm = units if perm is None else perm.gather(1, units)
             factor = None if factor is None else factor.gather(1, units)
@@ -152,7 +157,7 @@ class NeighborTerm:
         return taken
 
     def _unfold(self, taken: Tensor) -> Float[Tensor, "row target rest"]:
-        """Entries that were taken, by unit of the group."""
+        """Return the entries that were taken, by unit of the group."""
         return unfold(taken, self._own, 1) if len(self._perm) == 1 else taken.flatten(1, 2).mT
 
     def _take_single(self, tensor: Tensor, perm: Tensor | None, factor: Tensor | None) -> Tensor:
@@ -170,7 +175,7 @@ class NeighborTerm:
 
 
 def _in_order(tensor: Tensor, site: Site) -> Tensor:
-    """Return a tensor `[pair, ...]` with what the units of a site own in the order of the units."""
+    """Return a tensor `[pair, ...]` with the entries that units of a site own, in the order of the units."""
     axis = 1 + site.placement.axis
     if site.is_sorted and site.positions.numel() == tensor.shape[axis]:
         return tensor
@@ -178,5 +183,5 @@ def _in_order(tensor: Tensor, site: Site) -> Tensor:
 
 
 def _send(index: Tensor, there: Tensor) -> Tensor:
-    """Return a small tensor on the device of another one, which is not waited for."""
+    """Copy a small tensor to the device of another one, without waiting for the device."""
     return index.to(there.device, non_blocking=True)

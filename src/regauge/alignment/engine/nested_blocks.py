@@ -182,7 +182,7 @@ def _block_products(root: Group, a: Tensors, b: Tensors) -> Tensor:
 
 
 def _components(blocks: Blocks, b: Tensors, root: Group) -> list[_Inner]:
-    """Split inner families into sets that share tensors, which are solved together."""
+    """Solve inner families that share tensors together, and each of the other families alone."""
     parts: list[tuple[set[str], list[Family]]] = []
     for family in blocks.families:
         keys, together = set(family.sites), [family]

@@ -21,21 +21,21 @@ PerPair = Float64[Tensor, " pair"]
 
 
 class PairedNetworks:
-    """Both networks of every pair, and an element for each. Tensors stay where they are; they are moved when asked for.
+    """Both networks of every pair, and an element for each pair. Moved tensors are computed on access.
 
-    Tensors stay on their device, and what they are compared by does too. Elements and numbers, one for each pair, are
+    Tensors stay on their device, and so do the costs by which they are compared. Elements and values for each pair are
     on the CPU.
 
     Args:
         families: The families that are chosen; their sites are relative to the tensors without their leading axis.
         a: First networks, `[pair, ...]`.
         b: Second networks.
-        start: The start, a batch of elements without positive scales; the identity by default.
+        start: The initial elements, a batch without positive scales; the identity by default.
 
     Attributes:
         pairs: Number of pairs.
-        sites: For each tensor the sites of all groups that are chosen.
-        writes: The number of times that the value of each group was set; zero where it is the identity.
+        sites: For each tensor, the sites of all groups that are chosen.
+        writes: The number of times that the value of each group was set; zero if it is the identity.
     """
 
     def __init__(self, families: Sequence[Family], a: Tensors, b: Tensors, start: Element | None = None) -> None:
@@ -59,7 +59,7 @@ class PairedNetworks:
 
     @property
     def element(self) -> Element:
-        """The current element of every pair, without groups outside the families."""
+        """Return the current element of every pair, without groups outside the families."""
         return Element(self.values, (self.pairs,))
 
     def value(self, name: str, rows: Tensor | None = None) -> Value:
@@ -77,13 +77,13 @@ class PairedNetworks:
         self.writes[name] += 1
 
     def compose(self, family: Family, rows: Tensor, relative: Element, moved: Tensors) -> None:
-        """Move the groups of one family by an element, seen from where they are.
+        """Compose the current values of one family with an element.
 
         Args:
-            family: Its groups.
+            family: The family whose groups are moved.
             rows: The pairs.
             relative: The step.
-            moved: The tensors of these pairs after the step, as far as they are known.
+            moved: The tensors of these pairs after the step, if they are known.
         """
         groups = (*family.members, *family.fixed)
         current = Element({group.name: self.value(group.name, rows) for group in groups}, (len(rows),))
@@ -94,10 +94,10 @@ class PairedNetworks:
             self._keep(moved)
 
     def moved(self, names: Iterable[str] | None = None, rows: Tensor | None = None) -> dict[str, Tensor]:
-        """Return tensors of the second networks that anything is chosen for, moved by the current element.
+        """Return the tensors of the second networks on which chosen groups act, moved by the current element.
 
-        Those of a single pair are kept, and are written into when they are asked for again. Where nothing has moved
-        them they are the given tensors, and not copies.
+        The tensors of a single pair are kept, and the next call updates them in place. If nothing has moved them, they
+        are the given tensors and not copies.
         """
         names = self.sites if names is None else names
         if self.pairs > 1:
@@ -105,12 +105,14 @@ class PairedNetworks:
         return {name: self._follow(name) for name in names}
 
     def second(self) -> dict[str, Tensor]:
-        """Return all tensors of the second networks as they are now."""
+        """Return all tensors of the second networks in their current state."""
         moved = self.moved()
         return {name: moved.get(name, tensor) for name, tensor in self.b.items()}
 
     def _follow(self, name: str) -> Tensor:
-        """Return a tensor of a single second network, brought up to date: only what moved since is written."""
+        """Update a kept tensor of a single second network and return it; only changes since the last call are
+        written.
+        """
         sites, kept = self.sites[name], self._kept.get(name, self._given)
         stale = [site for site in sites if any(kept.writes[group] != self.writes[group] for group in _names(site))]
         tensor = kept.tensors.get(name, self.b[name])
@@ -126,14 +128,14 @@ class PairedNetworks:
         return tensor
 
     def _keep(self, tensors: Tensors) -> None:
-        """Remember tensors of a single second network as the values of now move them."""
+        """Keep tensors of a single second network, as moved by the current values."""
         now = _Kept(tensors, dict(self.values), dict(self.writes))
         self._kept |= dict.fromkeys(tensors, now)
 
     def moved_by(self, name: str, sites: Sequence[Site], rows: Tensor | None = None) -> Tensor:
-        """Return a tensor of the second networks as the current values move it at the given sites alone.
+        """Return a tensor of the second networks, moved by the current values at the given sites only.
 
-        Where nothing has moved it, it is the given tensor, and not a copy.
+        If nothing has moved the tensor, the given tensor is returned and not a copy.
         """
         tensor = at(self.b[name], rows)
         sites = [site for site in sites if any(self.writes.get(group, 1) for group in _names(site))]
@@ -144,7 +146,9 @@ class PairedNetworks:
         return act_on(self._groups, {name: sites}, element, {name: tensor})[name]
 
     def objectives(self, moved: Tensors, rows: Tensor | None = None) -> PerPair:
-        """`<a, moved> - (|moved|^2 - |b|^2) / 2` over the tensors in `moved`; only shifts change the second part."""
+        """Return `<a, moved> - (|moved|^2 - |b|^2) / 2` over the tensors in `moved`; only shifts change the second
+        part.
+        """
         total = torch.zeros(self.pairs if rows is None else len(rows), dtype=torch.float64)
         for name, y in moved.items():
             total += dots(at(self.a[name], rows), y)
@@ -167,13 +171,12 @@ class _Kept:
 
 
 def _names(site: Site) -> tuple[str, ...]:
-    """Return the groups that decide what happens at a site."""
+    """Return the groups that determine the action at a site."""
     return (site.group.name, *site.group.within)
 
 
 def _move_on(tensor: Tensor, site: Site, before: Value, now: Value, *, is_ours: bool) -> Tensor:
-    """Return a tensor `[1, ...]` that `before` moved at a site, moved by `now` instead; in place where few units
-    move."""
+    """Return a tensor `[1, ...]` that `before` moved at a site, moved by `now` instead; in place if few units move."""
     units = torch.arange(site.group.size)
     # Unit i of the tensor is b[before[i]] and shall be b[now[i]], which is unit before^-1[now[i]] of the tensor. Signs
     # are their own inverses, so those of both values multiply.
@@ -198,7 +201,7 @@ def _move_on(tensor: Tensor, site: Site, before: Value, now: Value, *, is_ours: 
 
 
 def unit_factors(site: Site, value: Value, count: int) -> Int8[Tensor, "pair unit"]:
-    """Return the signs that units get at a site from values of `count` pairs."""
+    """Return the signs by which values of `count` pairs multiply the units at a site."""
     factor = torch.ones(count, site.group.size, dtype=torch.int8)
     signs = 0 if value.sign is None else value.sign.shape[-2]
     for k, exponent in enumerate(character(site.placement)):
@@ -214,8 +217,7 @@ def unit_factors(site: Site, value: Value, count: int) -> Int8[Tensor, "pair uni
 def act_on(
     groups: Collection[Group], sites: Mapping[str, Sequence[Site]], element: Element, tensors: Tensors
 ) -> dict[str, Tensor]:
-    """Return tensors `[pair, ...]` moved by a batch of elements at the given sites; a single pair moves without its
-    axis."""
+    """Return tensors `[pair, ...]` moved by a batch of elements at the given sites."""
     local = {name: list(own) for name, own in sites.items()}
     ndims = {name: tensors[name].ndim - 1 for name in sites}
     own = {name: tensors[name] for name in sites}
@@ -226,7 +228,7 @@ def act_on(
 
 
 def at(tensor: Tensor, rows: Tensor | None) -> Tensor:
-    """Select pairs of a tensor; all of them, without a copy, if `rows` has as many."""
+    """Return the selected pairs of a tensor, without a copy if all pairs are selected."""
     return tensor if rows is None or rows.shape[0] == tensor.shape[0] else tensor[rows]
 
 
@@ -239,7 +241,7 @@ def put(into: Tensor, rows: Tensor, new: Tensor) -> None:
 
 
 def dots(x: Float64[Tensor, "pair *shape"], y: Float64[Tensor, "pair *shape"]) -> PerPair:
-    """Inner products of each pair: rows in their own precision, the sum over rows in float64."""
+    """Return the inner product of each pair: rows in their given precision, the sum over rows in float64."""
     if x.ndim > 3:
         x, y = x.flatten(2), y.flatten(2)
     products: Tensor = torch.linalg.vecdot(x, y) if x.ndim > 1 else x * y

@@ -1,4 +1,4 @@
-"""Searches of several families at the same time: on the CPU, while a device computes the next costs."""
+"""Searches of several families at the same time, on the CPU while a device computes the next costs."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -14,13 +14,13 @@ MOST_SEARCHES = 16
 
 
 class Launch(Protocol):
-    """Starts work, and returns what waits for its result."""
+    """A function that starts work, and returns a function that waits for the result."""
 
     def __call__(self, work: Callable[[], T], /) -> Callable[[], T]: ...
 
 
 def count_searches() -> int:
-    """Searches at a time: one for each core."""
+    """Return the number of searches at a time, one for each core."""
     return min(MOST_SEARCHES, os.cpu_count() or 1)
 
 
@@ -28,8 +28,8 @@ def count_searches() -> int:
 def searching(count: int, device: torch.device) -> Iterator[Launch]:
     """Start work in threads, `count` at a time.
 
-    Exact assignments leave the interpreter to other threads. A thread works in the stream and the mode of gradients of
-    the one that starts it, so that the order of what the device does stays.
+    Exact assignments release the interpreter lock. A thread works in the stream and the gradient mode of the thread
+    that starts it, so that the order of operations on the device stays the same.
     """
     has_gradients = torch.is_grad_enabled()
     stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
