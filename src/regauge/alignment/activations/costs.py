@@ -27,14 +27,14 @@ CONSTANT_ACTIVATION = 1e-6
 class CrossMoments:
     """Running means, variances and cross products of the units of two networks.
 
-    Batches are merged by the pairwise update of Chan et al.: products of centered values in the precision of the
-    values, sums over batches in float64. The result does not depend on how the data are cut into batches, up to
-    rounding; nothing of a batch is kept.
+    Batches are merged by the pairwise update of Chan et al. Products of centered values have the precision of the
+    values, and sums over batches are in float64. Up to rounding, the result does not depend on the split of the data
+    into batches. No batch is kept.
 
     Attributes:
         count: Number of samples so far.
         means: Mean of every unit in both networks, `[2, units]`.
-        squares: Sums of squared deviations from these, `[2, units]`.
+        squares: Sums of squared deviations from the means, `[2, units]`.
         products: Sums of products of the deviations, `[units of the first network, units of the second]`.
 
     References:
@@ -47,7 +47,7 @@ class CrossMoments:
     products: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.float64))
 
     def update(self, a: Tensor, b: Tensor) -> None:
-        """Take in one batch, `[units, samples]` of both networks for the same inputs."""
+        """Add one batch, `[units, samples]` of both networks for the same inputs."""
         samples = a.shape[1]
         if not samples:
             return
@@ -67,20 +67,20 @@ class CrossMoments:
         self.count = total
 
     def covariance(self) -> tuple[Tensor, Tensor]:
-        """Covariances of all pairs, and variances, as `correlation` returns them."""
+        """Return covariances of all pairs, and variances, in the form of `correlation`."""
         return self.products / self.count, (self.squares / self.count).cpu()
 
     def product(self) -> tuple[Tensor, Tensor]:
-        """Return the mean products of all pairs, without centering, and mean squares, as `correlation` returns them."""
+        """Return the mean products of all pairs, without centering, and mean squares, in the form of `correlation`."""
         products = self.products / self.count + torch.outer(self.means[0], self.means[1])
         return products, (self.squares / self.count + self.means.square()).cpu()
 
     def correlation(self, classes: Tensor) -> tuple[Tensor, Tensor]:
-        """Correlations of all pairs, zero where a unit never varies.
+        """Return correlations of all pairs, which are zero if a unit never varies.
 
         Args:
-            classes: Number of a class for each unit, which shares the mean variance of its units. With one class
-                for each unit these are Pearson's correlations; units that a rotation mixes belong together.
+            classes: The index of the class of each unit. The units of a class share their mean variance. With one class
+                for each unit, the results are Pearson's correlations. Units that a rotation mixes belong to one class.
 
         Returns:
             The inner products of normalized units, `[units of the first network, units of the second]`, and the squared
@@ -103,8 +103,8 @@ class ValuePart:
 
     Attributes:
         name: The value.
-        axes: The axes that they act on, with the range of each: first index and length.
-        units: The index of each unit's values, `[units, m]`, if they act on one axis alone and nothing is nested.
+        axes: The axes that the groups act on, with the range of each axis: first index and length.
+        units: The index of each unit's values, `[units, m]`, if the groups act on a single axis and no group is nested.
         groups: Names of the groups with their placements on the joint axis, units or product of the ranges.
         size: Length of the joint axis.
     """
@@ -131,8 +131,8 @@ class ActivationCosts:
 
     Attributes:
         symmetry: The symmetry of the networks with its groups placed on these tensors as well.
-        a: Correlations, covariances or mean products, first network against second, summed over values where groups
-            act alike.
+        a: Correlations, covariances or mean products, first network against second, summed over values on which groups
+            act in the same way.
         b: Identity matrices.
         reach: An upper bound of the objective: every unit correlated perfectly.
     """
@@ -154,8 +154,8 @@ def activation_costs(
 
     Raises:
         TraceError: The task's module cannot be traced.
-        ValueError: There are no batches, the module fails on one, batches of different shapes take different ways,
-            or activations are not finite.
+        ValueError: There are no batches, the module fails on one, batches of different shapes take different paths
+            through the module, or activations are not finite.
     """
     networks = [
         {name: t.detach().to(traces.dtype) if t.is_floating_point() else t for name, t in params.items()}
@@ -184,9 +184,9 @@ def activation_costs(
 
 
 class Traces:
-    """Traces of a module, which is run in one precision, one for each shape of a batch.
+    """Traces of a module in one precision, one trace for each shape of a batch.
 
-    They have the values that layers read, or with `only_read=False` all on which groups act.
+    They have the values that layers read, or with `only_read=False` all values on which groups act.
     """
 
     def __init__(
@@ -221,15 +221,15 @@ class Traces:
 
     @property
     def is_used(self) -> bool:
-        """Whether there was any batch."""
+        """Whether any batch was added."""
         return bool(self._known)
 
 
 def parts_of(symmetry: Symmetry, names: Sequence[str]) -> list[ValuePart]:
     """Return the pieces of values on which groups act together.
 
-    Values are left out of which several axes move independently of one another (their cross products would be
-    larger than what they tell), and values to which shifts add constants.
+    Values with several axes that move independently are left out, because their cross products would be too large for
+    the information that they hold. Values to which shifts add constants are left out as well.
     """
     result: list[ValuePart] = []
     for name in names:
@@ -244,7 +244,7 @@ def parts_of(symmetry: Symmetry, names: Sequence[str]) -> list[ValuePart]:
 
 
 def _components(sites: Sequence[Site]) -> list[list[Site]]:
-    """Sites that share positions of an axis, or of which one is repeated within the other."""
+    """Group sites that share positions of an axis, or one of which is repeated within the other."""
 
     def is_linked(x: Site, y: Site) -> bool:
         if x.placement.axis == y.placement.axis:
@@ -295,7 +295,7 @@ def _bare(place: Placement, start: int, stride: int, repeats: tuple[tuple[int, i
 def _collect(
     symmetry: Symmetry, parts: Sequence[ValuePart], moments: Sequence[CrossMoments], statistic: Statistic
 ) -> ActivationCosts:
-    """Values on which groups act alike share one tensor, on which these groups are placed."""
+    """Collect values on which groups act in the same way in one tensor, and place the groups on it."""
     names = {groups: f"%{k}" for k, groups in enumerate(dict.fromkeys(part.groups for part in parts))}
     more: dict[str, list[Placement]] = {group.name: [] for group in symmetry.groups}
     for places, name in names.items():

@@ -1,4 +1,6 @@
-"""A climb between two checkpoints that stay on the disk: the engine climbs in one working set after the other."""
+"""A climb between two checkpoints that stay on the disk, in which the engine climbs in one working set after the
+other.
+"""
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -33,16 +35,16 @@ SAVE_SECONDS = 20.0
 
 @dataclass
 class StreamedAscent:
-    """The sweeps over both networks that bring a climb to its end.
+    """The sweeps over both networks that complete a climb.
 
     Attributes:
-        source: Both networks where they are compared.
-        plan: Made for both.
+        source: Both networks, in the frame of their comparison.
+        plan: The plan that was made for both networks.
         method: Without restarts and `init`.
         state: The state of the climb.
-        keep: Keeps the state for a later run.
-        passes: Counts what is read.
-        label: The label of the climb, where there are several.
+        keep: Function that stores the state for a later run.
+        passes: The count of the bytes that are read.
+        label: The label of the climb, if there are several climbs.
     """
 
     source: Source
@@ -57,7 +59,7 @@ class StreamedAscent:
         self._symmetry, self._saved, self._crew = self.plan.symmetry, time.monotonic(), self.passes.crew
 
     def run(self) -> None:
-        """Climb until nothing can be improved; from the identity once more where that ended below it."""
+        """Climb until nothing can be improved; climb again from the identity if the result is below it."""
         state, is_from_barycenter = self.state, self.method.start == "barycenter"
         if not state.is_anchored:
             if is_from_barycenter:
@@ -99,7 +101,7 @@ class StreamedAscent:
         return self.state.element
 
     def _turn(self, name: str) -> bool:
-        """Choose the first value of a rotated spread group as `first_rotations` does; whether there is one."""
+        """Choose the first value of a rotated spread group as `first_rotations` does; return whether there is one."""
         group, parts = self._symmetry[name], [names for names, _ in self.plan.parts(name)]
         if group.matrix != "orthogonal":
             return False
@@ -138,7 +140,7 @@ class StreamedAscent:
         self.source.refresh()
 
     def _climb(self) -> bool:
-        """Sweep until nothing can be improved; whether that was reached."""
+        """Sweep until nothing can be improved; return whether that was reached."""
         state, rounds = self.state, self.plan.rounds
         while len(state.history) < self.method.max_sweeps:
             totals = {name: self._total(name) for name in (rounds[len(state.history) % len(rounds)] if rounds else ())}
@@ -166,7 +168,7 @@ class StreamedAscent:
         return False
 
     def _sweep(self, totals: Mapping[str, Total]) -> tuple[float, bool]:
-        """Return the objective after a climb in every working set, and whether all of them ended by themselves."""
+        """Return the objective after a climb in every working set, and whether all of these climbs converged."""
         self.source.refresh()
         crew, is_alone, element = self._crew, self._crew.size == 1, self.state.element
 
@@ -237,7 +239,7 @@ class StreamedAscent:
         return gained, is_settled
 
     def _sum_up(self, name: str, rows: Rows, totals: Mapping[str, Total], costs: dict[str, Cost]) -> float:
-        """Return the objective of a tensor, or of some rows, which is added to costs and then forgotten."""
+        """Return the objective of a tensor, or of some rows; add the tensor to costs and release it."""
         x, y, norm = self.source.load(name, rows)
         for spread, total in totals.items():
             costs[spread] += part_cost(total.group, {name: self._symmetry.sites[name]}, {name: (x, y)}.__getitem__)
@@ -268,7 +270,7 @@ class StreamedAscent:
         return Total(group, self.plan.shared_signs(group))
 
     def _compose(self, values: Mapping[str, Value]) -> None:
-        """Take values of some groups relative to where they are."""
+        """Compose the current values of some groups with relative values."""
         relative = Element(values).fill(self._symmetry.identity())
         self.state.element = self._symmetry.compose(relative, self.state.element)
 
@@ -285,5 +287,5 @@ class StreamedAscent:
 
 
 def _solve(totals: Mapping[str, Total]) -> dict[str, tuple[Value, float]]:
-    """Return the best value of every spread group, and what it gains."""
+    """Return the best value of every spread group, and the gain of this value."""
     return {name: total.closest() for name, total in totals.items()}

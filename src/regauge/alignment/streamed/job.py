@@ -38,8 +38,8 @@ class StreamedJob:
         job: The checkpoints.
         method: The method.
         symmetry: The symmetry of the networks, with every size known.
-        plan: The plan of what is done first, with the memory that all of it holds.
-        chart: The plans of matching representatives, where networks differ from these.
+        plan: The plan of the first matching, with the memory of all steps.
+        chart: The plans of matching representatives, if networks differ from their representatives.
         rotate: Whether residual streams are rotated, as in `rg.align`.
     """
 
@@ -54,7 +54,7 @@ class StreamedJob:
         """Return a copy whose plan also counts `nbytes`, which the `work` after the alignment holds.
 
         Raises:
-            ValueError: That is more than is allowed.
+            ValueError: The memory exceeds the limit.
         """
         limit, peak = self.job.limit.nbytes, int(SLACK * nbytes) + BASE + self.plan.held
         if peak > limit:
@@ -68,7 +68,7 @@ class StreamedJob:
         """Return the folder in which the output is made; a run is resumed only from the same inputs and settings.
 
         Raises:
-            ValueError: There is no output, or what is to be resumed was made from other inputs.
+            ValueError: There is no output, or the run to be resumed had other inputs.
         """
         files = {
             str(file.resolve()): [file.stat().st_size, file.stat().st_mtime_ns]
@@ -112,13 +112,13 @@ def plan_job(
     *,
     chart: Symmetry | None = None,
 ) -> StreamedJob:
-    """Check the checkpoints and plan what is read and held, before anything is written.
+    """Check the checkpoints and plan the reading and the memory, before anything is written.
 
-    The caller may match the representatives under a whole symmetry, `chart`, by the symmetry of these alone.
+    The caller may match the representatives under a whole symmetry, `chart`, by the symmetry of the representatives.
 
     Raises:
         ValueError: The checkpoints differ in their tensors; the method needs networks in memory, or there is a task; or
-            no plan holds as little as is allowed.
+            no plan fits into the allowed memory.
     """
     require_choice(rotate)
     if task is not None:
@@ -160,7 +160,7 @@ def align_job(
 ) -> StreamedResult:
     """Align the second checkpoint to the first one, and write it with its alignment next to it.
 
-    What is written is the second one, moved, unless `make` says what is made of the element.
+    The moved second checkpoint is written, unless `make` derives another output from the element.
     """
     with streamed.begin({"command": "align"}) as staging:
         (found,) = streamed.match(staging, progress)

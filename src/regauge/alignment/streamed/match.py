@@ -1,4 +1,4 @@
-"""Weight matching of two checkpoints that stay on the disk: they are balanced, climbed and, if nearly equal, fitted."""
+"""Weight matching of two checkpoints that stay on the disk: balancing, climbing and, for near copies, fitting."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -33,14 +33,14 @@ FITS = 3
 class StreamedResult(Result[Params]):
     """The outcome of an alignment of networks that stay on the disk.
 
-    Until the moved network is written `params` is empty, then a mapping that reads tensors when they are asked for.
+    Until the moved network is written, `params` is empty. Afterwards it is a mapping that reads tensors on access.
     """
 
     timings: tuple[str, ...] = ()
 
     @property
     def report(self) -> str:
-        """Sentences on the objective, on what could not be taken over, and on the speed of reading."""
+        """Sentences on the objective, on properties that could not be taken over, and on the speed of reading."""
         gained, *timings = self.course
         return "\n".join([gained, *self.notes, *timings])
 
@@ -63,30 +63,31 @@ def align_streamed(
     progress: Progress = no_progress,
     crew: Crew = ALONE,
 ) -> StreamedResult:
-    """Weight matching of checkpoints that do not fit in memory.
+    """Match the weights of checkpoints that do not fit in memory.
 
-    A sweep reads both checkpoints once. Each working set is moved by what is known, its own groups climb as in memory,
-    and what is then known of the spread groups is added to their costs; at the end of the sweep they take their best
-    value. So the groups are visited one after the other as in memory, and the objective rises with every sweep. The
-    first values of the spread groups come from what the unknown groups cannot change (`barycenter`): embeddings,
-    heads, gains; those of rotations from products within working sets as well, in a few passes. Without spread groups
-    there is one sweep, and the result is that of `align`.
+    A sweep reads both checkpoints once. Each working set is moved by the known groups, and its own groups climb as in
+    memory. The terms of the working set are then added to the costs of the spread groups. At the end of the sweep the
+    spread groups take their best values. The groups are thus visited one after the other as in memory, and the
+    objective rises with every sweep. The first values of the spread groups come from values that the unknown groups
+    cannot change (`barycenter`): embeddings, heads, gains. First values of rotations also use products within working
+    sets, in a few passes. Without spread groups there is one sweep, and the result is that of `align`.
 
-    A spread group that acts on two axes of one tensor takes its linear step; one that does not pay off in the next
-    sweep is taken back, and ends the climb.
+    A spread group that acts on two axes of one tensor takes its linear step. If the objective falls in the next sweep,
+    the step is undone and the climb ends.
 
     As in memory, networks whose scales move running statistics climb twice, so that copies with moved statistics are
-    found, and the scales of nearly equal networks are fitted to those of the first one.
+    found. The scales of nearly equal networks are fitted to the scales of the first one.
 
     Args:
         a: The network that stays.
         b: The network that moves.
-        plan: Made for both.
+        plan: The plan that was made for both networks.
         method: Without restarts and `init`.
-        state: The state of an earlier run; `keep` is given later ones.
-        keep: Keeps a state for a later run.
+        state: The state of an earlier run; later states are passed to `keep`.
+        keep: Function that stores a state for a later run.
         progress: Counts bytes.
-        crew: The processes that share each pass. Costs of spread groups are summed over them, and the first one solves.
+        crew: The processes that share each pass. Costs of spread groups are summed over the processes, and the first
+            process solves.
 
     Raises:
         ValueError: A tensor holds NaN or Inf.
@@ -114,7 +115,7 @@ def align_streamed(
 
 @dataclass
 class _Matching:
-    """The passes over both networks, which bring a state to its end."""
+    """The passes over both networks that complete a state."""
 
     a: Checkpoint
     b: Checkpoint
@@ -154,7 +155,7 @@ class _Matching:
         return Moved(self.b, partial(move_tensor, self._symmetry, element))
 
     def _balance(self) -> None:
-        """Begin a climb for each way in which the networks are balanced."""
+        """Begin a climb for each kind of balancing."""
         state, identity = self.state, self._symmetry.identity()
         if not self._balances:
             state.climbs = [ClimbState(identity)]
@@ -173,8 +174,9 @@ class _Matching:
         StreamedAscent(source, self.plan, method or self.method, climb, keep, self.passes, label).run()
 
     def _choose(self) -> Element:
-        """Return the element of the climb that is kept; scales are fitted afterwards only if it leads close to the
-        first."""
+        """Return the element of the best climb; scales are fitted afterwards only if it ends close to the first
+        network.
+        """
         state, symmetry = self.state, self._symmetry
         elements = [climb.found(symmetry) for climb in state.climbs]
         state.fits = FITS
@@ -205,7 +207,7 @@ class _Matching:
         return after < MOVED * before or self._are_equal(moved)
 
     def _are_equal(self, element: Element) -> bool:
-        """Return whether an element makes all that moves equal within rounding."""
+        """Return whether an element makes all moved tensors equal within rounding."""
         for name in (name for name in self._symmetry.sites if self.a.stored[name].dtype.is_floating_point):
             square, norm = measure_square(self.a, self._moved(element), self._symmetry, [name], self.passes)
             share = share_of_rounding(one.stored[name].dtype for one in (self.a, self.b))
@@ -220,7 +222,7 @@ class _Matching:
         return a, b
 
     def _fit(self, moved: Moved) -> tuple[Element, bool]:
-        """Return one step of `refit_near_copies`: what it finds, and whether that brings the networks closer."""
+        """Return the element of one step of `refit_near_copies`, and whether it brings the networks closer."""
         symmetry = self._symmetry
         if self.state.fits != 1:
             with self.passes.timed("fitting scales", self.plan.sweep_bytes):

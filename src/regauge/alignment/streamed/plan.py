@@ -1,9 +1,9 @@
-"""The plan of a streamed alignment: the memory that it will hold, and the order in which it reads.
+"""The plan of a streamed alignment: the memory in use and the order of reading.
 
-Groups whose tensors together exceed the memory are *spread*: a transformer's residual stream. Without them the other
-groups fall into components that share no tensor, the *working sets* (a layer's attention, its MLP), which are read one
-after the other. Families of signs of a spread group that act within one working set alone (the signs of one norm's
-gain) are chosen there, too.
+Groups whose tensors together exceed the memory are *spread*: a transformer's residual stream. Without the spread
+groups, the other groups form components that share no tensor, the *working sets* (a layer's attention, its MLP), which
+are read one after the other. Some families of signs of a spread group act within a single working set, such as the
+signs of one norm's gain. These signs are chosen in that working set.
 """
 
 import math
@@ -34,9 +34,9 @@ MARGIN = 1.1
 
 @dataclass(frozen=True)
 class WorkingSet:
-    """Tensors that are in memory together, and what acts on them alone: groups, and signs of each spread group.
+    """Tensors that are in memory together, and the groups and signs of spread groups that act only on these tensors.
 
-    Where `is_blocked`, there is one group at most, and one tensor in memory after the other; see `BlockedClimb`.
+    If `is_blocked`, there is at most one group, and the tensors are in memory one after the other; see `BlockedClimb`.
     """
 
     names: tuple[str, ...]
@@ -64,7 +64,9 @@ class WorkingSet:
         return {name: element[name] for name in (*names, *self.signs)}
 
     def take_over(self, element: Element, values: Mapping[str, Value]) -> Element:
-        """Return an element with what was chosen here, by `own_values` of another one."""
+        """Return an element with the values chosen in this working set, which are the `own_values` of another
+        element.
+        """
         for name, value in values.items():
             if name in self.signs:
                 assert value.sign is not None
@@ -84,11 +86,11 @@ class Plan:
         sizes: The sizes of the compared tensors.
         sets: The working sets, in the order of the parameters.
         loose: Tensors on which only spread groups act; they are read in pieces.
-        spread: The families that are chosen after a sweep, from the costs that it summed up, by their roots' names.
-        rounds: Their names in rounds that share no tensor; each sweep chooses one round.
+        spread: The families that are chosen after a sweep from its summed costs, by the names of their roots.
+        rounds: The names of the spread families in rounds that share no tensor; each sweep chooses one round.
         fitted: Tensors whose scales and matrices are fitted together, with gains of frozen normalization.
         sweep_bytes: Bytes that one sweep reads from both checkpoints.
-        peak: Bound on the memory that is held at once, in bytes, with what is held already.
+        peak: Bound on the memory in use at any time, in bytes, including `held`.
         held: Bytes in `peak` that the process held when the plan was made.
     """
 
@@ -110,7 +112,7 @@ class Plan:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """A table of the working sets; those of equal numbers share a row."""
+        """A table of the working sets; working sets with equal numbers share a row."""
         alike: dict[tuple[int, ...], list[str]] = {}
         for one in self.sets:
             values = sum(self.sizes.numel(name) for name in one.names)
@@ -151,13 +153,13 @@ def make_plan(
     Args:
         symmetry: The symmetry, with every size known.
         dtypes: The dtype of every tensor, in each checkpoint.
-        memory: Bytes that may be held.
+        memory: The limit on memory in bytes.
         balances: The kinds of balancing; see `balances_of`.
-        held: Bytes that the process holds already, such as what tracing the model left behind.
-        chart: The symmetry whose representatives are matched, where networks are not matched as they are.
+        held: Bytes that the process already holds, for example after tracing the model.
+        chart: The symmetry whose representatives are matched, if the networks are not matched as they are.
 
     Raises:
-        ValueError: No plan holds so little.
+        ValueError: No plan fits into the memory.
     """
     names = [n for n in symmetry.sites if n not in symmetry.buffers and dtypes[0][n].is_floating_point]
     waiting = {f.root.name: f for f in families(symmetry.groups, {name: symmetry.sites[name] for name in names})}

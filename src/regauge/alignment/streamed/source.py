@@ -1,4 +1,4 @@
-"""Tensors of checkpoints on the disk: balanced, moved by an element, and compared, piece by piece where that goes."""
+"""Tensors of checkpoints on the disk: balanced, moved by an element, and compared, piece by piece if possible."""
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -33,11 +33,12 @@ class Total:
 
     A part is a working set or a loose tensor. Some families of signs act in one part alone. Given the signs that parts
     share, each part chooses its own for every pair of units, so that one matrix for each pattern of shared signs
-    holds all there is to know: with s the shared and t the own signs of a unit, and C the inner products of a part,
+    suffices. With the shared signs s of a unit, the own signs t of a part, and the inner products C of a part, the
+    matrix is
 
         P_s[i, j] = sum over parts of max_t sum_chi chi(s, t) C_chi[i, j]
 
-    That is exact, and it needs no matrix for each norm of a transformer.
+    This matrix is exact, and no separate matrix for each norm of a transformer is needed.
 
     Families of signs that neither are `shared` nor chosen by a part stay as they are.
     """
@@ -127,7 +128,7 @@ def part_cost(
 
 
 class Source:
-    """The tensors of both networks of a streamed alignment, where they are compared.
+    """The tensors of both networks of a streamed alignment, in the frame of their comparison.
 
     The second network is moved by the element that the state has when `refresh` is called.
 
@@ -140,19 +141,19 @@ class Source:
         self.refresh()
 
     def refresh(self) -> None:
-        """Take over the element of the state: the second network is balanced, then moved by it. Sums begin at zero."""
+        """Use the element of the state to move the balanced second network, and reset all sums."""
         right, element = self._state.right, self._state.element
         self._total = element if right is None else self._symmetry.compose(element, right)
         self.terms: list[tuple[float, float]] = []
 
     @property
     def scale(self) -> float:
-        """The sum `sum |a| |b|` over what was loaded."""
+        """The sum `sum |a| |b|` over the loaded tensors."""
         return sum(scale for scale, _ in self.terms)
 
     @property
     def identity(self) -> float:
-        """The objective of the identity, over what the first sweep loaded."""
+        """The objective of the identity, over the tensors that the first sweep loaded."""
         return sum(identity for _, identity in self.terms)
 
     @property
@@ -165,7 +166,7 @@ class Source:
         self._state.element, self._total = place
 
     def compose(self, values: Mapping[str, Value]) -> None:
-        """Move further by the values of some groups; the other groups are not looked at."""
+        """Compose the current element with values of some groups, without reading the other groups."""
         element, total = self.place
         self.go_to((_move_on(self._symmetry, values, element), _move_on(self._symmetry, values, total)))
 
@@ -238,7 +239,7 @@ def _move_on(symmetry: Symmetry, values: Mapping[str, Value], element: Element) 
 
 
 class Moved(Checkpoint):
-    """A checkpoint of which each tensor, or range of its first axis where nothing acts on that, is moved when read."""
+    """A checkpoint whose tensors are moved when read, also by ranges of a first axis on which nothing acts."""
 
     def __init__(self, source: Checkpoint, move: Callable[[str, Tensor], Tensor]) -> None:
         super().__init__(source.label, source.path, source.stored, source.metadata)
