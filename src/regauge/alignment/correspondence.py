@@ -113,10 +113,10 @@ def correspond(
 ) -> Correspondence:
     """Find which units of B correspond to which units of A, for networks of different widths.
 
-    Every group of units gets a transport plan T `[n_a, n_b]` with uniform masses. If all plans but one are fixed, the
-    cost of a pair of units is the squared distance of their weights, after the other plans have mapped the weights of
-    B. Because the masses are fixed, minimizing the total cost means maximizing the inner product `<a, map(b)>`, which
-    is linear in each plan. For equal widths this inner product is the objective of weight matching. Without
+    Every group of units gets a transport plan T `[n_a, n_b]` with uniform masses. Suppose that all plans but one are
+    fixed, and that they have mapped the weights of B. The cost of a pair of units is then the squared distance of their
+    weights. Because the masses are fixed, minimizing the total cost means maximizing the inner product `<a, map(b)>`,
+    which is linear in each plan. For equal widths this inner product is the objective of weight matching. Without
     regularization every plan is then a permutation. Signs are chosen for each pair of units; scales stay as they are
     (balance them before), and shifts of periodic units stay at zero.
 

@@ -35,9 +35,9 @@ def best_universe(
 ) -> ManyResult:
     """Balance scales and matrices, choose between climbs, and fall back to the identity.
 
-    Unless scales are kept the networks are compared at the points of smallest norm on their orbits under positive
-    scales and invertible matrices, as `WeightMatching` does; all networks take over the scales and matrices of the
-    first network.
+    Unless scales are kept, the networks are compared at the points of smallest norm on their orbits, as in
+    `WeightMatching`. The orbits are those under positive scales and invertible matrices. All networks take over the
+    scales and matrices of the first network.
 
     Args:
         problem: The networks as given. A task chooses between the climbs that end at or above the identities, by the

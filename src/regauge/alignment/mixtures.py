@@ -1,10 +1,10 @@
 """Mixtures: networks relaxed to the means of their images under random elements.
 
 A relaxed element samples an element of every family of groups independently. A relaxed tensor is the expectation of the
-moved tensor. For permutations the mean of the sampled permutation matrices is a doubly stochastic matrix P, and a
-weight between two relaxed layers becomes `P W Q^T`; signed permutations, rotations and nested groups are relaxed to
-convex combinations in the same way. If a group acts along two axes of one tensor, each axis has an independent sample,
-which gives `P W P^T`.
+moved tensor. For permutations the mean of the sampled permutation matrices is a doubly stochastic matrix P. A weight
+between two relaxed layers becomes `P W Q^T`. Signed permutations, rotations and nested groups are relaxed to convex
+combinations in the same way. If a group acts along two axes of one tensor, each axis has an independent sample, which
+gives `P W P^T`.
 
 No matrix is ever built. A step moves every distribution a part of the way towards one hard element. It changes the
 means by images under that element, and images are gathers. A mixture therefore keeps, for every tensor, only its mean

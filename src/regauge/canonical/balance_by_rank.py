@@ -22,9 +22,9 @@ def is_regular(root: Float64[Tensor, "*lead k n"]) -> Bool[Tensor, "*lead"]:
 def balance_by_rank(first: Float64[Tensor, "k n"], second: Float64[Tensor, "l n"]) -> Float64[Tensor, "n n"]:
     """Return the matrix A for which A X and A^-T Y have the same diagonal Gram matrix D in the first coordinates.
 
-    With `X' = Q R`, `Y' = P S` and `R S' = U D W'`, cut to the rank of the product, the first rows of A are `D^-1/2 W'
-    S`, and the first rows of its inverse transpose are `D^-1/2 U' R`. The other rows of A are orthogonal to the latter.
-    If X and Y span the same space, as after `without_null_spaces`, the other coordinates are zero.
+    Let `X' = Q R`, `Y' = P S` and `R S' = U D W'`, cut to the rank of the product. The first rows of A are `D^-1/2 W'
+    S`. The first rows of its inverse transpose are `D^-1/2 U' R`. The other rows of A are orthogonal to the latter. If
+    X and Y span the same space, as after `without_null_spaces`, the other coordinates are zero.
 
     Args:
         first: R.

@@ -5,8 +5,8 @@ Given two dictionaries of tensors and a symmetry that acts on the second, it cli
     J(g) = <a, g b> - (|g b|^2 - |b|^2) / 2
 
 one family of groups at a time, each step an exact `closest`. Permutations, signs and rotations keep the norm, so J is
-the inner product of the two networks; half-period shifts do not, and with them J is, up to a constant, half the
-negative squared distance. Matching methods differ only in the tensors that they put into the dictionaries: weights,
+the inner product of the two networks. Half-period shifts change the norm. With shifts, J is half the negative squared
+distance, up to a constant. Matching methods differ only in the tensors that they put into the dictionaries: weights,
 activations, or means and standard deviations.
 
 All tensors have one leading axis of pairs, of length one for a single pair. Every pair has a separate order of families
@@ -136,8 +136,8 @@ class Ascent:
     def sweep(self, rows: Rows) -> Bool[Tensor, " row"]:
         """Improve once every family of these pairs whose neighbors moved; return which of the pairs moved.
 
-        Families that do not depend on one another are searched at the same time; they are accepted in their order, so
-        that the result is the same as with one search after another.
+        Families that do not depend on one another are searched at the same time. Their steps are accepted in the order
+        of the families, so that the result is the same as with one search after another.
         """
         before = self.gained[rows]
         waiting: dict[int, Callable[[], None]] = {}

@@ -26,7 +26,7 @@ NETWORKS_AT_ONCE = 512
 class MergeMany(ManyMethod):
     """A method that matches each network to the mean of the others, until no network moves any more.
 
-    It maximizes the sum over pairs of the inner products of the moved networks (`universe_objective`); if a step of one
+    It maximizes the sum over pairs of the inner products of the moved networks (`universe_objective`). If a step of one
     network raises its inner product with the mean of the others, the objective grows by K - 1 times as much. The
     objective therefore never falls. The result is a local optimum: no single group of a single network can be improved.
 

@@ -43,10 +43,10 @@ class Sinkhorn(DescentMethod):
     its size, and every evaluation takes a pass over all kept examples. A task of a few thousand examples, in batches of
     some hundred, is therefore best.
 
-    Departures from the paper. The descent begins near the result of weight matching, with ten times the learning rate,
-    which needs a quarter of the steps (from the identity, as published: `init=None, confidence=0.02, lr=0.3, steps=100,
-    keeps="last"`). The gradient solves a positive definite system of half the size. Positive scales, shifts and
-    rotations stay where the initial element puts them.
+    Departures from the paper. The descent begins near the result of weight matching. It has ten times the learning
+    rate, which needs a quarter of the steps (from the identity, as published: `init=None, confidence=0.02, lr=0.3,
+    steps=100, keeps="last"`). The gradient solves a positive definite system of half the size. Positive scales, shifts
+    and rotations stay where the initial element puts them.
 
     Attributes:
         loss: The loss that falls.
