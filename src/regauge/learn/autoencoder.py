@@ -38,18 +38,19 @@ class Autoencoder:
         latents = auto.encode(population)          # [models, latent], the same for all networks of an orbit
         auto.decode(latents)                       # canonical networks, which compute what the population computes
 
-    Latents are computed in double precision, in which networks of an orbit agree up to the rounding of their weights,
-    and have the precision of the networks, single at least.
+    Latent vectors are computed in double precision, so that networks of one orbit agree up to the rounding of their
+    weights. The result has the precision of the networks, but at least single precision.
 
     Attributes:
         encoder: Reads networks.
         decoder: Makes networks.
         settings: The settings of the decoder.
-        rest: Tensors of a network that are not made: buffers, and what has no influence.
-        about: Facts about the training, as JSON: "scores" on test networks, of the autoencoder and of what it
-            is compared with; numbers of networks ("networks"); the settings.
-        trained: The course of the training; None of one that was loaded.
-        tested: Numbers of the test networks; None of one that was loaded.
+        rest: Tensors of a network that the decoder does not make: buffers, and tensors without influence on the
+            outputs.
+        about: Facts about the training, as JSON: the scores of the autoencoder and of its baselines on test networks
+            ("scores"), the numbers of networks ("networks"), and the settings.
+        trained: The course of the training; None if the autoencoder was loaded from a file.
+        tested: Indices of the test networks; None if the autoencoder was loaded from a file.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class Autoencoder:
             networks: Parameters with a leading model axis, or a store, which is streamed; or several.
 
         Raises:
-            ValueError: The networks are of an architecture that the encoder does not read, or not finite.
+            ValueError: The encoder does not read the architecture of the networks, or a network is not finite.
         """
         collection = Collection(networks)
         latents: Tensor | None = None
@@ -104,7 +105,7 @@ class Autoencoder:
         """Return the canonical networks of latent vectors, parameters and buffers with a leading model axis.
 
         Raises:
-            ValueError: The vectors are of another length, or not finite.
+            ValueError: The vectors have another length, or are not finite.
         """
         if not bool(torch.isfinite(latents).all()):
             raise ValueError(
@@ -119,11 +120,11 @@ class Autoencoder:
         return made
 
     def canonicalize(self, networks: Networks | Sequence[Networks] | Collection) -> Params:
-        """Return the decoded twin of each network: nearly the same function, and one network for each orbit."""
+        """Return the reconstruction of each network: nearly the same function, and one network for each orbit."""
         return self.decode(self.encode(networks))
 
     def distances(self, networks: Networks, among: Networks | None = None) -> NDArray[np.float64]:
-        """Return the distances of the latent vectors of networks to those of others, or of one another."""
+        """Return the distances between the latent vectors of networks and of other networks, or among the networks."""
         own = self.encode(networks).double()
         others = own if among is None else self.encode(among).double()
         found: NDArray[np.float64] = torch.cdist(own, others, compute_mode="donot_use_mm_for_euclid_dist").numpy()
@@ -132,10 +133,11 @@ class Autoencoder:
     def nearest(
         self, networks: Networks, among: Networks, *, count: int = 5
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return the networks of another population whose functions resemble each network's own: nearest latents first.
+        """Return, for each network, the networks of another population with the nearest latent vectors, nearest first.
 
         Returns:
-            Their numbers and distances, `[networks, count]` both; fewer where the population is smaller.
+            The indices and the distances of these networks, both `[networks, count]`; fewer columns if the population
+            is smaller.
         """
         found = torch.from_numpy(self.distances(networks, among)).sort(stable=True)
         return found.indices[:, :count].numpy(), found.values[:, :count].numpy()
@@ -145,7 +147,7 @@ class Autoencoder:
 
         Raises:
             FileExistsError: The file exists, and `overwrite` is false.
-            ValueError: The name does not end in `.safetensors`, or the encoder is no net of regauge's.
+            ValueError: The name does not end in `.safetensors`, or the encoder is not a net of regauge.
         """
         if not isinstance(self.encoder, Metanet):
             raise ValueError(
@@ -171,9 +173,9 @@ class Autoencoder:
 
 @dataclass(frozen=True, eq=False)
 class LatentPath:
-    """The networks that are decoded from the line between two latent vectors, for `rg.line` and what takes its paths.
+    """A path of networks that are decoded from the line between two latent vectors, for `rg.line`.
 
-    At the ends are the decoded twins, not the networks themselves.
+    The path begins and ends at the reconstructions of the two networks, not at the networks themselves.
 
     Attributes:
         autoencoder: Encodes and decodes.
@@ -185,11 +187,11 @@ class LatentPath:
     autoencoder: Autoencoder
 
     def at(self, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], t: float) -> Params:
-        """Return the network a share t of the way."""
+        """Return the network at t, from 0 (first network) to 1 (second network)."""
         return self.walk(params_a, params_b)(t)
 
     def walk(self, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor]) -> Callable[[float], Params]:
-        """Return a function from t to the network at t; the ends are encoded once."""
+        """Return a function from t to the network at t; it encodes both networks only once."""
         both = {name: torch.stack([tensor, params_b[name]]) for name, tensor in params_a.items()}
         first, second = self.autoencoder.encode(both)
         return lambda t: select(self.autoencoder.decode(torch.lerp(first, second, t).unsqueeze(0)), 0)

@@ -1,4 +1,4 @@
-"""Networks of files through an autoencoder: tables of latent vectors, and stores of decoded networks."""
+"""Encoding and decoding of networks in files: tables of latent vectors, and stores of decoded networks."""
 
 import csv
 from collections.abc import Iterable, Mapping
@@ -24,8 +24,7 @@ NETWORKS_OF_A_SHARD = 512
 def encode_paths(
     autoencoder: Autoencoder, paths: Iterable[str | Path], checkpoints: Kept = "last"
 ) -> list[dict[str, Any]]:
-    """Return a table of the latent vectors of the networks at some paths: a row for each, with columns z0, z1 and so
-    on.
+    """Return a table with the latent vector of each network at some paths, one row per network.
 
     Args:
         autoencoder: The autoencoder.
@@ -89,8 +88,7 @@ def nearest_paths(
     count: int = 5,
     checkpoints: Kept = "last",
 ) -> list[dict[str, Any]]:
-    """Return a table of the networks of a store that compute nearly what others do: `count` rows for each, nearest
-    first.
+    """Return a table of the `count` networks of a store whose functions are most similar to each given network.
 
     Raises:
         ValueError: `count` is less than 1, or the autoencoder does not read the networks.

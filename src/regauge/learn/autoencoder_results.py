@@ -28,15 +28,15 @@ def autoencoder_results(
     grid: tuple[int, ...] | None = None,
     color: str | None = None,
 ) -> dict[str, Any]:
-    """Results of a training: its course, the scores, and what became of the test networks.
+    """Return the results of a training: its course, the scores, and the decoded test networks.
 
     `regauge.report.write_page` makes a page of them.
 
     Args:
-        autoencoder: What `fit_autoencoder` returned.
-        collection: The networks that it was fitted to, of stores.
+        autoencoder: The result of `fit_autoencoder`.
+        collection: The networks of stores that the autoencoder was fitted to.
         inputs: The inputs on which networks are compared.
-        grid: Height and width, if the inputs are a grid of pixels; outputs are then pictures.
+        grid: Height and width, if the inputs are a grid of pixels; the outputs are then shown as pictures.
         color: A column that colors the map of latent vectors.
 
     Raises:
@@ -84,8 +84,7 @@ def _map(autoencoder: Autoencoder, collection: Collection, color: str | None) ->
 def _outputs(
     autoencoder: Autoencoder, collection: Collection, inputs: Any, grid: tuple[int, ...] | None
 ) -> dict[str, Any]:
-    """Return outputs of some test networks and of their decoded networks: as pictures if the inputs are a grid of
-    pixels."""
+    """Return the outputs of some test networks and of their reconstructions, as pictures if the inputs are a grid."""
     assert autoencoder.tested is not None
     chosen = spread(autoencoder.tested, SHOWN)
     networks = collection.read(chosen)

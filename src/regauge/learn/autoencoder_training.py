@@ -47,32 +47,33 @@ def fit_autoencoder(
     generator: torch.Generator | None = None,
     **arguments: Unpack[FitArguments],
 ) -> Autoencoder:
-    """Train an encoder that respects the symmetry, and a decoder to networks that compute what the encoded ones do.
+    """Train an invariant encoder, and a decoder to networks that compute the same functions as the encoded ones.
 
     All networks of an orbit have one latent vector, so the decoded network is a canonical one. The weights with the
-    best validation are kept; the networks for testing are read once, at the end. `about["verdict"]` says whether the
-    budget was enough: whether decoded networks come near enough to the encoded ones.
+    best validation are kept. The test networks are read only once, at the end. `about["verdict"]` states whether the
+    budget was enough, which means that decoded networks are close enough to the encoded ones.
 
     Args:
         population: Parameters with a leading model axis, or a store, which is streamed; or several of one architecture.
-        symmetry: The symmetry of the networks; that of the store by default.
+        symmetry: The symmetry of the networks; by default the symmetry of the store.
         config: Settings; `seconds` limits the training alone, by the clock unless `is_cpu_time`.
-        module: Runs the networks; that of the store by default.
+        module: The module that runs the networks; by default the module of the store.
         inputs: The inputs on which networks are compared: a tensor, a tuple of positional or a mapping of keyword
             arguments of the module, examples first.
-        task: In place of `module` and `inputs`: runs the networks on its batches. Unless `config.loss` is given,
-            decoded networks are trained by its criterion on its targets, whatever the originals do there.
-        encoder: Reads networks in place of the net that the settings describe: a module from populations to vectors
-            `[models, latent]`. Such an autoencoder cannot be saved.
-        generator: The source of all chance, from which one number is drawn; one with seed 0 by default.
+        task: A task that replaces `module` and `inputs`; the networks run on its batches. Unless `config.loss` is
+            given, decoded networks are trained with the criterion and the targets of the task, and the outputs of the
+            original networks are not used.
+        encoder: A module from populations to vectors `[models, latent]`, which replaces the net that the settings
+            describe. An autoencoder with such an encoder cannot be saved.
+        generator: The random generator, from which one seed is drawn; by default a generator with seed 0.
         arguments: `indices`, `split`, `split_by`, `checkpoints`, `state` and `progress`; see
             `regauge.learn.division.FitArguments`.
 
     Raises:
-        IndexError: There is no network of some number.
-        ValueError: There are networks of several architectures, or that are not finite; a part of the split has none;
-            it is not said how networks are run, they cannot be run so, or all compute the same; or the training
-            diverged.
+        IndexError: An index is out of range.
+        ValueError: The networks have several architectures, or are not finite. Or a part of the split has no networks.
+            Or neither `module` and `inputs` nor `task` is given, the networks cannot be run, or all of them compute the
+            same. Or the training diverged.
 
     References:
         Paper 002, section 4: an invariant encoder, an MLP as decoder, and losses by function.
@@ -100,7 +101,7 @@ class _Net(nn.Module):
 
 
 def _encoder(symmetry: Symmetry, config: AutoencoderConfig, sample: Params, chance: torch.Generator) -> Metanet:
-    """Return the net that the settings describe, with the statistics of some networks."""
+    """Return the net that the settings describe, initialized with the statistics of some networks."""
     net = Metanet(
         symmetry,
         layer=config.layer,
@@ -119,7 +120,8 @@ def _encoder(symmetry: Symmetry, config: AutoencoderConfig, sample: Params, chan
 
 @dataclass(frozen=True, eq=False)
 class AutoencoderFitting(Fitting[Autoencoder]):
-    """The training of an autoencoder; `rest` are the tensors that decoders do not make, and `layer` moves inputs."""
+    """The training of an autoencoder; `rest` holds the tensors that the decoder does not make, and `layer` moves
+    inputs."""
 
     division: Division
     config: AutoencoderConfig
@@ -139,7 +141,7 @@ class AutoencoderFitting(Fitting[Autoencoder]):
         task: Task | None,
         encoder: nn.Module | None,
     ) -> "AutoencoderFitting":
-        """Make the net and everything around it."""
+        """Return the training, with a new net, its data and its loss."""
         collection = division.collection
         symmetry = collection.symmetry(0)
         for member in collection.members:
@@ -163,7 +165,7 @@ class AutoencoderFitting(Fitting[Autoencoder]):
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """Everything that the training depends on, as JSON."""
+        """All settings and data that the training depends on, as JSON."""
         return self.division.describe(
             self.config,
             outputs=digest(*(mean.cpu() for mean in self.objective.mean)),
@@ -201,7 +203,7 @@ class AutoencoderFitting(Fitting[Autoencoder]):
         return Autoencoder(self.net.encoder.cpu().eval(), decoder, self.config.decoder, rest, about, trained, test)
 
     def _complete(self, decoded: Params) -> Params:
-        """Decoded networks with what is not made."""
+        """Return decoded networks together with the tensors that the decoder does not make."""
         count = len(next(iter(decoded.values())))
         return decoded | {n: t.expand(count, *t.shape) for n, t in self.rest.items() if n not in decoded}
 
@@ -218,9 +220,9 @@ class AutoencoderFitting(Fitting[Autoencoder]):
 
 
 def _judge(own: Mapping[str, float], constant: Mapping[str, float]) -> dict[str, Any]:
-    """Return whether decoded networks have at most half of the error of a control, and a sentence that says so.
+    """Return whether decoded networks have at most half the error of a control, and a message about it.
 
-    Of squared errors and divergences, this is a quarter.
+    For squared errors and divergences the bound is a quarter.
     """
     name = next(name for name in ("accuracy error", "loss", "squared error") if name in own)
     most, share, whose = (

@@ -9,7 +9,7 @@ from regauge.core.params import Params
 
 
 class Validation(NamedTuple):
-    """The result of an evaluation: `order` is smaller for better nets, `facts` are numbers to print."""
+    """The result of a validation: `order` is smaller for better nets, and `facts` are values to print."""
 
     order: tuple[float, ...]
     facts: dict[str, float]
@@ -20,8 +20,8 @@ class Trained:
     """The record of a training.
 
     Attributes:
-        history: For each epoch: its number, the steps so far, the mean training loss, the learning rate at its end,
-            the seconds so far, and the facts of the validation.
+        history: One row for each epoch: its number, the steps so far, the mean training loss, the learning rate at the
+            end of the epoch, the seconds so far, and the facts of the validation.
         best: The epoch whose weights were kept, as in `history`.
         ended: Why the training ended: "epochs", "patience" or "seconds".
     """
@@ -31,7 +31,8 @@ class Trained:
     ended: str
 
     def after(self, earlier: Sequence[Mapping[str, float]]) -> "Trained":
-        """This training as the end of another one: epochs, steps and seconds count on from those of its history."""
+        """Return this training appended to another one: epochs, steps and seconds continue those of the other
+        history."""
         if not earlier:
             return self
         last = earlier[-1]
@@ -45,13 +46,13 @@ class Course:
     """The state of a training.
 
     Attributes:
-        best: Weights of the best validation; those at the start before the first one.
-        order: The key by which validations are compared, of the best one; empty before the first one.
+        best: The weights with the best validation; the initial weights before the first validation.
+        order: The `order` of the best validation; empty before the first validation.
         best_epoch: The epoch of `best`.
-        history: Rows of the epochs that are done; see `Trained`.
-        step: Steps that are done.
-        total: Sum of the losses of the present epoch.
-        count: Number of them.
+        history: Rows of the completed epochs; see `Trained`.
+        step: The number of completed steps.
+        total: Sum of the losses in the current epoch.
+        count: Number of losses in the current epoch.
         rate: Learning rate of the last step.
         seconds: Seconds of training.
         ended: Why the training ended; empty while it goes on.
@@ -70,7 +71,7 @@ class Course:
 
     @property
     def known(self) -> dict[str, Any]:
-        """Everything but the weights, as JSON."""
+        """The state without the weights, as JSON."""
         return {name: value for name, value in vars(self).items() if name != "best"}
 
     @property
@@ -79,14 +80,14 @@ class Course:
         return Trained(tuple(self.history), self.best_epoch, self.ended)
 
     def add(self, loss: float, rate: float) -> None:
-        """Count a step with its loss and its learning rate."""
+        """Record the loss and the learning rate of a step."""
         self.step, self.total, self.count, self.rate = self.step + 1, self.total + loss, self.count + 1, rate
 
     def is_better(self, found: Validation) -> bool:
-        """End an epoch with its validation, and tell whether that is the best one so far.
+        """End an epoch with its validation, and return whether this validation is the best one so far.
 
         Raises:
-            ValueError: It is not finite.
+            ValueError: The validation is not finite.
         """
         if not all(map(math.isfinite, found.order)):
             raise ValueError(
@@ -102,5 +103,5 @@ class Course:
         return True
 
     def is_stale(self, patience: int | None) -> bool:
-        """Return whether so many epochs have passed since the best one."""
+        """Return whether the given number of epochs has passed since the best one."""
         return patience is not None and len(self.history) - 1 - self.best_epoch >= patience

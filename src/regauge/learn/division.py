@@ -1,4 +1,4 @@
-"""The networks of a training: which of them can be used, and the parts for training, validation and test."""
+"""The networks of a training, and their division into parts for training, validation and test."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -51,10 +51,10 @@ class Division:
 
     Attributes:
         collection: All networks.
-        parts: Numbers of those for "train", "validation" and "test".
-        seed: The seed of all chance in the training.
-        given: The seed of the generator that it was drawn from.
-        checkpoints: The checkpoints of each run that were taken; None where the networks were named.
+        parts: Indices of the networks for "train", "validation" and "test".
+        seed: The seed of all random numbers in the training.
+        given: The seed of the generator from which `seed` was drawn.
+        checkpoints: The checkpoints of each run that are used; None if the networks were given by index.
     """
 
     collection: Collection
@@ -73,11 +73,11 @@ class Division:
         by: str | None = None,
         **arguments: Unpack[FitArguments],
     ) -> "Division":
-        """Divide networks, and draw one number from the generator; one with seed 0 by default.
+        """Divide networks, and draw one seed from the generator; by default a generator with seed 0.
 
         Args:
-            usable: Numbers of the networks that can be used; those that are finite by default.
-            by: Column by which stores are divided where the arguments name none.
+            usable: Indices of the networks that can be used; by default the finite networks.
+            by: Column by which stores are divided if the arguments name no column.
         """
         generator = given_or_seed(generator)
         split, indices = arguments.get("split"), arguments.get("indices")
@@ -88,14 +88,14 @@ class Division:
         return cls(collection, parts, seed, generator.initial_seed(), checkpoints)
 
     def chance(self, purpose: str) -> torch.Generator:
-        """Return a generator of its own for each purpose."""
+        """Return a separate random generator for each purpose."""
         return torch.Generator().manual_seed(derive_seed(self.seed, purpose))
 
     def samples(self, count: int, train: Indices | None = None) -> list[Params]:
-        """At most `count` networks of each layout, evenly spread over those for training.
+        """Return at most `count` networks of each layout, evenly spread over the training networks.
 
         Raises:
-            ValueError: None of them has one of the layouts.
+            ValueError: No training network has one of the layouts.
         """
         train = self.parts["train"] if train is None else train
         there, layouts = self.collection.layout_of(train), range(max(self.collection.layouts) + 1)
@@ -112,7 +112,7 @@ class Division:
         return Loader(self.collection, generator=self.chance("order"), batch=batch, indices=indices, augment=augment)
 
     def describe(self, config: object, **others: Any) -> dict[str, Any]:
-        """Everything that a training depends on, as JSON, by which `train` knows a state of the same training."""
+        """Return all that a training depends on, as JSON; `train` compares it with a saved state."""
         return {
             "settings": repr(config),
             "networks": self.collection.key,
@@ -122,7 +122,7 @@ class Division:
         }
 
     def about(self, config: object) -> dict[str, Any]:
-        """Return facts about the training, as JSON: numbers of networks, settings, and the seed that was given."""
+        """Return facts about the training, as JSON: numbers of networks, settings, and the given seed."""
         return {
             "networks": {name: len(part) for name, part in self.parts.items()},
             "settings": repr(config),

@@ -1,4 +1,4 @@
-"""A training on networks: what is trained, how it is judged, and what comes of it."""
+"""Training on networks: the net, its loss, its validation and its result."""
 
 from abc import ABC, abstractmethod
 from typing import Any, Generic, TypeVar
@@ -17,12 +17,12 @@ Made = TypeVar("Made", covariant=True)
 
 
 class Fitting(ABC, Generic[Made]):
-    """Everything about the training of a net on networks, of one kind: a matcher, a predictor, an autoencoder, a flow.
+    """A training of a net on networks: the base class for matchers, predictors, autoencoders and flows.
 
-    Subclasses are frozen dataclasses with a class method `prepare`, which makes the net and everything around it.
+    Subclasses are frozen dataclasses with a class method `prepare`, which makes the net and reads the data.
 
     Attributes:
-        division: The networks, and the seed of all chance.
+        division: The networks, and the seed of all random numbers.
         config: The settings.
         net: The net that is trained, on the device of the settings.
         loader: The batches of an epoch.
@@ -39,15 +39,15 @@ class Fitting(ABC, Generic[Made]):
 
     @abstractmethod
     def validate(self) -> Validation:
-        """Judge the net, which is in evaluation mode, on the networks for validation."""
+        """Return the validation of the net, which is in evaluation mode, on the validation networks."""
 
     @abstractmethod
     def conclude(self, trained: Trained, progress: Progress) -> Made:
-        """Make the result of the net with its best weights, tested once on the networks for testing."""
+        """Return the result with the best weights of the net, tested once on the test networks."""
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """Everything that the training depends on, as JSON."""
+        """All settings and data that the training depends on, as JSON."""
         return self.division.describe(self.config)
 
     def train(self, arguments: FitArguments) -> Trained:
@@ -62,5 +62,5 @@ class Fitting(ABC, Generic[Made]):
         )
 
     def fit(self, arguments: FitArguments) -> Made:
-        """Train the net, and make the result."""
+        """Train the net, and return the result."""
         return self.conclude(self.train(arguments), arguments.get("progress", no_progress))

@@ -1,4 +1,4 @@
-"""Losses between the outputs of two networks, which depend on functions and not on weights."""
+"""Losses between the outputs of two networks; these losses depend on functions and not on weights."""
 
 import math
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class SquaredError:
 
 @dataclass(frozen=True)
 class Distillation:
-    """Kullback-Leibler divergence of softened class probabilities from the original's, times the temperature squared.
+    """The Kullback-Leibler divergence from the original's softened class probabilities, times the squared temperature.
 
     The factor keeps gradients as large as they are at temperature one. Classes lie along the last axis.
 
@@ -56,10 +56,10 @@ class Distillation:
 
 @dataclass(frozen=True)
 class Criterion:
-    """The loss of a task on its targets; what the original network computes there does not matter.
+    """The loss of a task on its targets; the outputs of the original network are not used.
 
     Attributes:
-        task: Its criterion is used.
+        task: The task whose criterion is used.
     """
 
     task: Task

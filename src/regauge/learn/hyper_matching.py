@@ -1,4 +1,4 @@
-"""Hyper-matching: train a hypernetwork that reads the weights of B and writes weights on a flat line from A."""
+"""Hyper-matching: a hypernetwork reads the weights of B and writes a network with low loss on the line from A."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -47,7 +47,7 @@ class HyperMatchingConfig(LineTrainingConfig):
             raise ValueError(f"{self} cannot train: code, widths, embedding and hidden must be positive")
 
     def network(self, like: Mapping[str, Tensor], generator: torch.Generator | None = None) -> HyperNetwork:
-        """The hypernetwork, before it is trained."""
+        """Return the untrained hypernetwork."""
         return HyperNetwork(
             like,
             is_residual=self.is_residual,
@@ -70,21 +70,22 @@ def hyper_match(
     progress: Progress = no_progress,
     on_step: OnStep | None = None,
 ) -> FlatLine:
-    """Train a hypernetwork on one pair: it reads the weights of B and writes a network on a flat line from A.
+    """Train a hypernetwork on one pair: it reads the weights of B and writes a network on a low-loss line from A.
 
-    Its batch normalization always uses the statistics of the rows that it reads, those of B. As it sees a single B, it
-    is no more than a parametrization of the result; `straighten` trains the weights themselves.
+    The batch normalization of the hypernetwork always uses the statistics of the rows of B. Because the hypernetwork
+    sees only one B, it is just a parametrization of the result. `straighten` trains the weights directly.
 
     Args:
         params_a: The network at the fixed end of the line, unchanged.
         params_b: The network that the hypernetwork reads, unchanged.
-        task: Module, batches, loss. The module is an MLP with hidden layers of one width.
-        generator: Draws the hypernetwork, examples and points on the line; one with seed 0 by default.
+        task: Module, batches and loss. The module is an MLP whose hidden layers have equal widths.
+        generator: Random generator for the hypernetwork, the examples and the points on the line; by default one with
+            seed 0.
         on_step: Called after each step with its number, loss and rate, as a `regauge.training.State`.
 
     Raises:
-        ValueError: The networks have different parameters, are no such MLPs or hold NaN or Inf; there are no batches,
-            or the loss is not finite.
+        ValueError: The networks have different parameters, are not such MLPs, or contain NaN or Inf. Or there are no
+            batches, or the loss is not finite.
 
     References:
         Paper 003, section 3.4.

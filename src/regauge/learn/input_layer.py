@@ -1,4 +1,4 @@
-"""The layer through which networks read their inputs: where a motion of the inputs becomes a change of weights."""
+"""The first layer of networks, in which a motion of the inputs becomes a change of weights."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,12 +30,14 @@ class InputLayer:
 
     @classmethod
     def find(cls, symmetry: Symmetry, module: nn.Module) -> "InputLayer":
-        """Return the first layer, from the symmetry: the one matrix from an axis that nothing moves to units.
+        """Return the first layer: the only matrix of the symmetry whose input axis nothing moves and whose output axis
+        is units.
 
-        It is tried out in float64: moving the inputs of a random network must give what moving its layer gives.
+        The layer is tested in float64: moving the inputs of a random network must give the same outputs as moving its
+        layer.
 
         Raises:
-            ValueError: There is no such layer, or more than one, or its network does something else with its inputs.
+            ValueError: There is no such layer, or more than one, or the network also uses its inputs in another way.
         """
         outputs = {(place.parameter, place.axis): group.name for group in symmetry.groups for place in group.placements}
         shapes = symmetry.shapes
@@ -62,7 +64,7 @@ class InputLayer:
         return {**params, self.weight: weight @ matrix.to(weight), self.bias: moved}
 
     def _moves(self, module: nn.Module) -> bool:
-        """Return whether a network computes what it should after its inputs were moved."""
+        """Return whether a network with a moved layer computes the same as the network on moved inputs."""
         chance = torch.Generator().manual_seed(0)
 
         def draw(*shape: int) -> Tensor:
