@@ -24,7 +24,7 @@ NETWORKS_OF_A_SHARD = 512
 def encode_paths(
     autoencoder: Autoencoder, paths: Iterable[str | Path], checkpoints: Kept = "last"
 ) -> list[dict[str, Any]]:
-    """Return a table with the latent vector of each network at some paths, one row per network.
+    """Return a table with the latent vector of each network at some paths: one row each, with columns z0, z1, ...
 
     Args:
         autoencoder: The autoencoder.
@@ -88,7 +88,7 @@ def nearest_paths(
     count: int = 5,
     checkpoints: Kept = "last",
 ) -> list[dict[str, Any]]:
-    """Return a table of the `count` networks of a store whose functions are most similar to each given network.
+    """Return a table of the networks most similar to each given network: `count` rows for each, nearest first.
 
     Raises:
         ValueError: `count` is less than 1, or the autoencoder does not read the networks.

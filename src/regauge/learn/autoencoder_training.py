@@ -186,7 +186,7 @@ class AutoencoderFitting(Fitting[Autoencoder]):
         return Validation((loss,), {"validation_loss": loss, **{f"validation_{k}": v for k, v in scores.items()}})
 
     def conclude(self, trained: Trained, progress: Progress) -> Autoencoder:
-        """Make the autoencoder, and score it on networks for testing."""
+        """Return the autoencoder, with its scores on the test networks."""
         collection, test = self.division.collection, self.division.parts["test"]
         scores = {"autoencoder": self._score(test), "the mean output, for all": self._score(test, is_mean=True)}
         if isinstance(self.objective.loss, SquaredError):  # which has a name of its own

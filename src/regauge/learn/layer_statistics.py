@@ -1,4 +1,4 @@
-"""Plain features of networks and plain readers of them: what every net over networks is compared with."""
+"""Simple features of networks and simple models that read them: the baselines for every net over networks."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -26,7 +26,7 @@ PENALTIES = np.logspace(-3, 6, 19)
 def layer_statistics(params: Mapping[str, Tensor]) -> NDArray[np.float32]:
     """Return mean, standard deviation and five quantiles of every tensor, `[models, 7 * tensors]`.
 
-    They do not change under permutations.
+    Permutations of units do not change these statistics.
 
     References:
         Unterthiner et al. (2020), section 4.
@@ -41,10 +41,10 @@ def layer_statistics(params: Mapping[str, Tensor]) -> NDArray[np.float32]:
 
 
 def invariant_statistics(symmetry: Symmetry) -> Callable[[Params], NDArray[np.float32]]:
-    """`layer_statistics` that no part of a symmetry changes.
+    """Return `layer_statistics` of canonical networks, which no part of a symmetry changes.
 
-    They are those of networks in a canonical form, in which products over the axes of invertible matrices take the
-    place of their factors: of what a net over networks reads. Translations are taken out before.
+    The statistics describe the same canonical form that a net over networks reads. In this form, products over the axes
+    of invertible matrices replace their factors. Translations are removed first.
     """
     layout = compile_layout(symmetry)
     frame = CanonicalFrame.of(layout, tuple(part for part in PARTS if part != "permutation"))
@@ -62,7 +62,7 @@ def read_features(
     indices: NDArray[np.int64],
     features: Callable[[Params], NDArray[np.float32]] = layer_statistics,
 ) -> NDArray[np.float32]:
-    """Features of the networks with these numbers, of a moderate number at a time."""
+    """Return features of the networks with the given indices, computed in batches."""
     blocks = [indices[k : k + MEASURED_AT_ONCE] for k in range(0, len(indices), MEASURED_AT_ONCE)]
     return np.concatenate([features(read(block)) for block in blocks])
 
@@ -79,7 +79,7 @@ Read = Callable[[NDArray[np.float32]], NDArray[Any]]
 
 
 def boosted_trees(features: NDArray[np.float32], values: NDArray[Any], target: Target, *, seed: int) -> Read:
-    """Fit gradient boosting to features of networks, such as statistics of layers, and values of a target."""
+    """Fit gradient boosting from features of networks, such as statistics of layers, to the values of a target."""
     from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
     kind = HistGradientBoostingClassifier if target.kind == "classes" else HistGradientBoostingRegressor

@@ -1,4 +1,4 @@
-"""Settings of predictors, autoencoders and matchers, without torch, so that options can be built from them."""
+"""Settings of predictors, autoencoders and matchers; the module does not import torch, so that options load fast."""
 
 import math
 from dataclasses import dataclass, field
@@ -116,7 +116,7 @@ class PredictorConfig(PooledConfig):
         return self.dropout if self.dropout is not None else 0.2 if self.probes else 0.0
 
     def _try(self) -> None:
-        """Refuse settings that make no net, such as heads that do not divide the width, before anything is read."""
+        """Raise an error for settings that cannot build a net, such as heads that do not divide the width."""
         import torch
 
         from regauge.core.symmetry import Symmetry
@@ -142,8 +142,8 @@ class PredictorConfig(PooledConfig):
 class AutoencoderConfig(PooledConfig):
     """Settings of an autoencoder: encoder, decoder, loss, training.
 
-    Motions of inputs among `changes` make new networks to be decoded; what noise and dropped values do is not to be
-    decoded.
+    If `changes` moves inputs, the decoder learns to reproduce the moved networks. It does not learn to reproduce noise
+    and dropped values.
 
     Attributes:
         depth: Number of layers of the encoder.
@@ -172,7 +172,8 @@ class AutoencoderConfig(PooledConfig):
 class MatchingConfig(ReaderConfig):
     """Settings of a matcher: its net, its losses, and its training.
 
-    In each step random changes and elements of the symmetry make copies of networks, whose units are to be recognized.
+    In each step, random changes and elements of the symmetry make copies of networks, and the net learns to recognize
+    the units of the copies.
 
     Attributes:
         batch: Networks of a step; each is aligned with another one of them.
@@ -192,9 +193,9 @@ class MatchingConfig(ReaderConfig):
         checked: Largest number of pairs of networks that are aligned for validation, and for the scores at the end.
 
     References:
-        Navon et al. (2024), section 4.2. Departures: a network and the next one of a batch are a pair, and each is read
-        once; plans are relative to the element that the vectors choose, and thereby scales, signs, half periods and
-        matrices are matched, too; the distance is relative; the temperature of plans is bounded.
+        Navon et al. (2024), section 4.2. Departures from this paper: each network forms a pair with the next one of a
+        batch, and each is read once. Plans are relative to the element that the vectors choose, so scales, signs, half
+        periods and matrices are also matched. The distance is relative. The temperature of plans is bounded.
     """
 
     layer: "Layer" = field(default_factory=later("regauge.weightspace.layers.propagation:Propagation", channels=2))

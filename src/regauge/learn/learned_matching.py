@@ -1,4 +1,4 @@
-"""Learned matching: a net that sees two networks says which units of them belong together."""
+"""Learned matching: a net reads two networks and predicts which units correspond."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -40,7 +40,7 @@ MATCHED_AT_ONCE = 64
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LearnedMatching(Method):
-    """The element under which units are matched whose vectors a trained net finds alike.
+    """A method that matches units with similar vectors, which a trained net computes.
 
         matcher = learn.load_matching("matcher.safetensors")
         rg.align(params_a, params_b, symmetry, method=matcher)
@@ -49,29 +49,29 @@ class LearnedMatching(Method):
 
         share * <vectors> / reach + (1 - share) * <a, g b> / sum |a| |b|
 
-    where the first term is the sum of the cosines of matched units, divided by what it could be at most, and the second
-    that of `WeightMatching`, divided likewise. Vectors are matched first, by exact assignments, jointly with the signs
-    and half periods that change them, and within heads or other groups where units are repeated. `sweeps` of exact
-    ascent on the sum follow. Rotations, and what vectors leave open, are chosen by the parameters in closed form, and
-    scales are taken over, as in `WeightMatching`.
+    where the first term is the sum of the cosines of matched units, divided by its largest possible value. The second
+    term is the objective of `WeightMatching`, divided likewise. Vectors are matched first, by exact assignments,
+    together with the signs and half periods that change the vectors. If units are repeated within heads or other
+    groups, they are matched within these groups. Then `sweeps` of exact ascent on the objective follow. The parameters
+    determine, in closed form, the rotations and all that vectors leave open. Scales are treated as in `WeightMatching`.
 
-    Given a task, the result with the sweeps is compared with that of the vectors alone, with that of `WeightMatching`,
-    and with the identity, by the loss halfway between the networks. Where the symmetry has scales that leave running
-    statistics as they are, they descend on that loss (`ContinuousDescent`), once from the best of these and once from
-    `WeightMatching`. The best of all is kept, and the objective is that loss with its sign turned. With a share of 0
-    the net is left out; `fit_matching` returns such a matcher where the net is no better on held-out pairs.
+    If a task is given, four results are compared by the loss halfway between the networks: with sweeps, with vectors
+    alone, with `WeightMatching`, and the identity. If the symmetry has scales that do not change running statistics,
+    `ContinuousDescent` then lowers this loss over the scales. It starts once from the best result and once from
+    `WeightMatching`. The best result of all is kept, and the objective is the negative of its loss. With a share of 0
+    the net is not used. `fit_matching` returns such a matcher if the net is no better on held-out pairs.
 
-    The vectors of a unit do not depend on the other network: a network is read once. They do not depend on the number
-    of units: networks with other widths than those of the training are matched, too.
+    The vectors of a network do not depend on the other network, so each network is read once. The net works for any
+    number of units, so it also matches networks with other widths than the training networks.
 
     Attributes:
         net: A net of any layers, with the head `UnitFeatures`; see `fit_matching`.
-        share: The share of the vectors while sweeping, from 0 to below 1. 0: the net is not used.
-        sweeps: Largest number of sweeps; with none vectors decide alone.
+        share: The share of the vectors in the objective of the sweeps, from 0 to below 1. 0: the net is not used.
+        sweeps: Largest number of sweeps; with 0 sweeps only the vectors determine the matching.
         scales: The treatment of scales, as in `WeightMatching`.
         steps: Steps of the descent on scales, if there is a task; 0: no descent.
         about: Facts about the training, as JSON.
-        trained: The course of the training; None of one that was loaded.
+        trained: The course of the training; None if the matcher was loaded from a file.
 
     References:
         Navon et al. (2024), Equivariant Deep Weight Space Alignment, section 4.
@@ -104,12 +104,12 @@ class LearnedMatching(Method):
 
     @property
     def weight_matching(self) -> WeightMatching:
-        """The matching of the weights alone."""
+        """The weight matching that is used without the net."""
         return WeightMatching(scales=self.scales)
 
     @property
     def reads_representatives(self) -> bool:
-        """True only if weights decide alone: the net was fitted to networks as they are, with their groups."""
+        """True only if the net is not used: the net was fitted to unreduced networks, with all their groups."""
         return not self.share and self.weight_matching.reads_representatives
 
     def match(self, problem: Problem) -> Results:
@@ -139,10 +139,10 @@ class LearnedMatching(Method):
         )
 
     def prepare(self, problem: Problem) -> Placed:
-        """Have the net read networks of the problem's widths, and place its groups on the vectors.
+        """Adapt the net to the widths of the problem, and let the groups of the problem act on the vectors.
 
         Raises:
-            ValueError: The networks differ from those that the net was made for in more than the numbers of units.
+            ValueError: The networks differ from the networks of the training in more than the numbers of units.
         """
         if not self.net.reads(problem.b):
             self.net.adapt(problem.symmetry)
@@ -164,7 +164,7 @@ class LearnedMatching(Method):
         return candidates.result(ends[0].is_converged)
 
     def _by_vectors(self, problem: Problem, placed: Placed) -> list[Results]:
-        """Return the matchings by vectors: with sweeps, and with a task or without sweeps also by vectors alone."""
+        """Return the matchings by vectors: with sweeps, and also by vectors alone if there is a task or no sweep."""
         vectors = [self.read(params, placed) for params in (problem.a, problem.b)]
         found = responses(placed, *vectors)
         settings = [(1 - self.share, self.sweeps)] if self.sweeps else []
@@ -188,7 +188,7 @@ class LearnedMatching(Method):
 
     @torch.no_grad()
     def read(self, params: Mapping[str, Tensor], placed: Placed) -> dict[str, Tensor]:
-        """Return the vectors of networks `[models, ...]`; of an expanded network they are read once."""
+        """Return the vectors of networks `[models, ...]`; an expanded network is read only once."""
         count = len(next(iter(params.values())))
         if are_copies(params):
             one = self.read(select(params, slice(0, 1)), placed)
@@ -207,7 +207,7 @@ class LearnedMatching(Method):
 
 
 def completing(symmetry: Symmetry) -> int:
-    """Return the sweeps that settle what vectors leave open; none where orders and scales are all there is."""
+    """Return the sweeps that determine all that vectors leave open; None if there are only permutations and scales."""
     return COMPLETING if any(g.signs or g.shifts or g.matrix != "none" for g in symmetry.groups) else 0
 
 
@@ -219,8 +219,8 @@ def load_matching(
 
     Args:
         path: The file.
-        module: The architecture of the networks, for a net with probes; files name no code that is run.
-        make_module: Makes the module if the net has probes, in place of `module`.
+        module: The architecture of the networks, needed for a net with probes, because files never name code to run.
+        make_module: A function that makes the module, used instead of `module` if the net has probes.
 
     Raises:
         FileNotFoundError: There is no such file.

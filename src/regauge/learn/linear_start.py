@@ -1,4 +1,4 @@
-"""The linear start of a predictor: weights of the statistics of networks, fitted at once."""
+"""The linear initialization of a predictor: weights of the statistics of networks, fitted before the training."""
 
 from collections.abc import Callable
 
@@ -25,7 +25,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 def fit_start(
     net: Metanet, collection: Collection, train: Indices, target: Target, values: NDArray[np.generic]
 ) -> None:
-    """Fit the linear readers of a net, one for each layout, to the networks for training."""
+    """Fit the linear readers of a net, one for each layout, to the training networks."""
     layouts = collection.layout_of(train)
     for layout in np.unique(layouts).tolist():
         reader = net.linear_reader(layout)
@@ -46,10 +46,10 @@ def fit_start(
 
 
 def fit_linear(features: Tensor, encoded: Tensor, loss: Loss, outputs: int) -> tuple[Tensor, Tensor]:
-    """Return weights `[outputs, features]` and biases of the least mean loss, with a penalty of squared weights.
+    """Return weights `[outputs, features]` and biases that minimize the mean loss plus a penalty on squared weights.
 
-    Cross-validation over blocks of networks that follow one another chooses the penalty; weights are zero where none is
-    better than zero.
+    Cross-validation over blocks of consecutive networks chooses the penalty. The weights are zero if no penalty is
+    better than zero weights.
 
     Args:
         features: Standardized features in float64, `[networks, features]`.
@@ -75,10 +75,10 @@ def fit_linear(features: Tensor, encoded: Tensor, loss: Loss, outputs: int) -> t
 def _path(
     features: Tensor, encoded: Tensor, loss: Loss, outputs: int, count: int | None = None
 ) -> list[tuple[Tensor, Tensor]]:
-    """Return the weights and biases for the first penalties, from the largest on, each from the one before.
+    """Return the weights and biases for the first penalties, the largest first; each fit starts from the previous one.
 
-    Weights are sought along the principal axes of the features, as multiples of what makes all second derivatives of a
-    squared error the same. Few iterations suffice then.
+    The weights are optimized along the principal axes of the features, scaled so that all second derivatives of a
+    squared error are equal. Then few iterations suffice.
     """
     middle = features.mean(0)
     _, sizes, axes = torch.linalg.svd(features - middle, full_matrices=False)
@@ -96,7 +96,7 @@ def _path(
 def _descend(
     inputs: Tensor, encoded: Tensor, loss: Loss, shrink: Tensor, weight: Tensor, bias: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the weights `[outputs, inputs]` and biases of the least loss, from given ones on."""
+    """Return the weights `[outputs, inputs]` and biases that minimize the loss, starting from given ones."""
     weight, bias = weight.clone().requires_grad_(), bias.clone().requires_grad_()
     search = torch.optim.LBFGS([weight, bias], max_iter=ITERATIONS, line_search_fn="strong_wolfe")
 

@@ -1,4 +1,4 @@
-"""Losses for matchers: copies that must be recognized, the line between networks, and their distance."""
+"""Losses for matchers: recognition of changed copies, loss on the line between networks, and distance of networks."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ RATE = 10.0
 
 
 class Siamese(nn.Module):
-    """The net that reads both networks, and what the cosines of its vectors are multiplied by."""
+    """The net that reads both networks, and the factor of the cosines of its vectors."""
 
     def __init__(self, net: Metanet) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Siamese(nn.Module):
 
     @property
     def sharpness(self) -> Tensor:
-        """The inverse temperature of plans, below `MOST_SHARP`."""
+        """The inverse temperature of plans, bounded by `MOST_SHARP`."""
         return MOST_SHARP * (RATE * self.raw).sigmoid()
 
 
@@ -57,7 +57,7 @@ class LossWeights:
 
 @dataclass(frozen=True, eq=False)
 class Copies:
-    """Changed copies of networks, and the element that moved each of them, if any did."""
+    """Changed copies of networks, and the elements that moved the copies, if the copies were moved."""
 
     params: Mapping[str, Tensor]
     element: Element | None
@@ -71,8 +71,8 @@ class Losses:
         siamese: The net that is trained.
         symmetry: The symmetry of the networks, with every size known.
         weights: The weights of the losses.
-        task: For the line; None for none.
-        line: The loss that is lowered on it.
+        task: The task of the loss on the line; None: no task.
+        line: The loss that is minimized on the line.
         tolerance: Largest error of the sums of plans.
         max_iterations: Most Sinkhorn iterations.
     """
@@ -102,10 +102,10 @@ class Losses:
 
         Args:
             first: The networks.
-            second: The partner of each; the next network among the first ones if None.
-            copies: Copies of the first ones, if copies are to be recognized.
+            second: The partner of each network; if None, the next network in `first`.
+            copies: Copies of the networks in `first`, if copies are to be recognized.
             batch: A batch of the task, for the line.
-            chance: Source of the points on the lines.
+            chance: Random generator of the points on the lines.
         """
         placed, sharpness, count = self.placed(first), self.siamese.sharpness, _count(first)
         needs_pairs = bool(self.weights.distance or (self.weights.line and batch is not None))
@@ -131,8 +131,8 @@ class Losses:
         return total + self.between(placed, (first, own), (second, theirs), batch, chance)
 
     def read(self, params: Mapping[str, Tensor], placed: Placed) -> dict[str, Tensor]:
-        """Return the vectors of networks; many are read some at a time, and once more for the gradient, which saves
-        memory."""
+        """Return the vectors of networks; to save memory, many networks are read in parts, and again for the
+        gradient."""
         net, count = self.siamese.net, _count(params)
         settings, layout = net.settings, net.layout_of(params)
         pairs = sum(math.prod(block.sizes) for block in layout.pair_blocks) if settings.layer.traits.keeps_pairs else 0
@@ -151,7 +151,7 @@ class Losses:
         batch: Batch | None,
         chance: torch.Generator,
     ) -> Tensor:
-        """Return the mean loss of pairs of networks, given with their vectors: of the distance and on the line."""
+        """Return the mean loss of pairs of networks, given with their vectors: distance plus loss on the line."""
         with torch.no_grad():
             hard = match_vectors(Problem(a[0], b[0], self.symmetry, self.task), placed, a[1], b[1])
         theirs = _move(placed, hard.element, b[1])
@@ -170,7 +170,7 @@ class Losses:
         return total
 
     def on_line(self, a: Params, b: Params, where: Tensor, batch: Batch) -> Tensor:
-        """Return the loss between networks, or its excess over the line, at a point of each line, mean over pairs."""
+        """Return the mean loss, or excess over the mix of outputs, at a point between the networks of each pair."""
         assert self.task is not None
         between = {name: t.to(a[name].dtype) for name, t in interpolate(a, b, where).items()}
         if self.line == "loss":
@@ -179,7 +179,8 @@ class Losses:
         return self.excess(a, b, between, where, batch).mean()
 
     def excess(self, a: Params, b: Params, between: Params, where: Tensor, batch: Batch) -> Tensor:
-        """Return the mean squared difference between outputs and the mix of both networks' outputs, of each pair."""
+        """Return, for each pair, the mean squared difference between the outputs and the mix of both networks'
+        outputs."""
         task = self.task
         assert task is not None
         run = torch.func.vmap(lambda params: task.run(params, batch[0]))
@@ -189,7 +190,7 @@ class Losses:
         return (run(between) - (1 - share) * left - share * right).square().flatten(1).mean(1)
 
     def midpoint_excesses(self, a: Params, moved: Params) -> Tensor | None:
-        """Return the rise halfway between networks over the mean of both ends; None without a task."""
+        """Return the loss halfway between networks minus the mean loss of both networks; None without a task."""
         if self.task is None:
             return None
         pairs = range(_count(a))
@@ -203,7 +204,7 @@ class Losses:
 
 
 def match_vectors(problem: Problem, placed: Placed, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Results:
-    """Return pairs matched by their vectors alone."""
+    """Return the matching of pairs of networks by their vectors alone."""
     problem = replace(problem, a=_detached(problem.a), b=_detached(problem.b))
     frame = Frame.of(problem.a, problem.b, problem.symmetry, "balance")
     return match_mixture(
@@ -212,7 +213,7 @@ def match_vectors(problem: Problem, placed: Placed, a: Mapping[str, Tensor], b: 
 
 
 def _move(placed: Placed, element: Element, vectors: Mapping[str, Tensor]) -> Params:
-    """Return the vectors of networks that an element moves."""
+    """Return the vectors of networks, moved by an element."""
     return act_on(placed.symmetry.groups, {n: placed.symmetry.sites[n] for n in vectors}, element, vectors)
 
 
@@ -225,10 +226,10 @@ def _count(params: Mapping[str, Tensor]) -> int:
 
 
 def _shift(count: int, chance: torch.Generator) -> int:
-    """Return a random offset from each network to its partner in the batch; a single network is its own partner."""
+    """Return a random offset between networks and partners in the batch; a single network is its own partner."""
     return int(torch.randint(1, max(2, count), (), generator=chance))
 
 
 def batches_of(task: Task) -> Sequence[Batch]:
-    """Return the batches of a task, to be drawn from."""
+    """Return the batches of a task, from which steps draw."""
     return task.batches if isinstance(task.batches, Sequence) else tuple(task.batches)

@@ -54,32 +54,34 @@ def fit_matching(
     generator: torch.Generator | None = None,
     **arguments: Unpack[FitArguments],
 ) -> LearnedMatching:
-    """Train a net to match the units of networks; the weights with the least midpoint excess on held-out pairs stay.
+    """Train a net to match units of networks, and keep the weights with the least midpoint excess on held-out pairs.
 
-    Nothing needs labels. With a task the net learns to align networks such that the loss is low on the straight line
-    between them; without one, to recognize changed copies and to bring networks close. With a task, the matcher leaves
-    its net out where weight matching is better on held-out pairs; `about["verdict"]` says so.
+    The training needs no labels. With a task, the net learns to align networks such that the loss is low on the
+    straight line between them. Without a task, the net learns to recognize changed copies and to bring networks close.
+    If weight matching is better on held-out pairs of a task, the matcher does not use its net, and `about["verdict"]`
+    reports it.
 
     Args:
         population: Parameters with a leading model axis, or a store, which is streamed; or several, of one
             architecture with any numbers of units.
-        symmetry: The symmetry of the networks, or of each store and population; those of the stores by default.
+        symmetry: The symmetry of the networks, or of each store and population; by default the symmetries of the
+            stores.
         config: Settings; `seconds` limits the training alone, by the clock unless `is_cpu_time`.
-        task: Model, data and loss, for the loss on the line and for the validation; for networks of several widths one
-            for each layout.
-        pair_by: Column of the stores that names what networks have in common: partners have the same value there, such
-            as several networks that were fitted to one signal. Any two networks are partners by default.
-        module: Runs the networks, for `probes`, for each layout; that of the store by default.
-        inputs: The start of the probes: a tensor, a tuple of positional or a mapping of keyword arguments.
-        generator: The source of all chance, from which one number is drawn; one with seed 0 by default.
+        task: Model, data and loss, for the loss on the line and for the validation. For networks of several widths,
+            give one task for each layout.
+        pair_by: Column of the stores that restricts partners: partners have the same value in this column, such as
+            networks that were fitted to one signal. By default any two networks are partners.
+        module: The module that runs the networks on `probes`, for each layout; by default the module of the store.
+        inputs: The initial probes: a tensor, a tuple of positional or a mapping of keyword arguments.
+        generator: The random generator, from which one seed is drawn; by default a generator with seed 0.
         arguments: `indices`, `split`, `split_by`, `checkpoints`, `state` and `progress`; see
-            `regauge.learn.division.FitArguments`. Stores are divided by `pair_by` where `split_by` names no column.
+            `regauge.learn.division.FitArguments`. Stores are divided by `pair_by` if `split_by` names no column.
 
     Raises:
-        IndexError: There is no network of some number.
+        IndexError: An index is out of range.
         KeyError: There is no such column.
-        ValueError: There are too few networks, they are of several architectures, something is missing that the
-            settings need, or the training diverged.
+        ValueError: There are too few networks, or networks of several architectures. Or an argument that the settings
+            need is missing. Or the training diverged.
     """
     config, collection = config or MatchingConfig(), Collection(population, symmetry)
     usable = find_usable(collection, **arguments)
@@ -95,7 +97,7 @@ def fit_matching(
 
 @dataclass(frozen=True, eq=False)
 class MatchingFitting(Fitting[LearnedMatching]):
-    """The training of a matcher; `losses`, `batches` and `known` are those of each layout."""
+    """The training of a matcher; `losses`, `batches` and `known` have one entry for each layout."""
 
     division: Division
     config: MatchingConfig
@@ -116,7 +118,7 @@ class MatchingFitting(Fitting[LearnedMatching]):
         module: nn.Module | Sequence[nn.Module] | None,
         inputs: Any,
     ) -> "MatchingFitting":
-        """Make the net and everything around it."""
+        """Return the training, with a new net, its data and its losses."""
         collection = division.collection
         layouts = range(max(collection.layouts) + 1)
         if tasks and len(tasks) != len(layouts):
@@ -176,7 +178,7 @@ class MatchingFitting(Fitting[LearnedMatching]):
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """Everything that the training depends on, as JSON."""
+        """All settings and data that the training depends on, as JSON."""
         return self.division.describe(self.config, **self.known)
 
     def loss(self, batch: Batch, chance: torch.Generator) -> Tensor:
@@ -199,15 +201,14 @@ class MatchingFitting(Fitting[LearnedMatching]):
         return losses.step(to_net(params, net), second, copies, examples, chance)
 
     def validate(self) -> Validation:
-        """Return the midpoint excess of held-out pairs, or without a task their distance."""
+        """Return the midpoint excess of held-out pairs; without a task, return the distance of held-out pairs."""
         facts = self._measure("validation", LearnedMatching(self.net.net, sweeps=0))
         found = {f"validation_{name}": value for name, value in facts.items() if name != "CPU ms"}
         order = (facts[EXCESS],) if EXCESS in facts else (facts["distance"],)
         return Validation(order, {**found, "sharpness": float(self.net.sharpness.detach())})
 
     def _measure(self, part: str, method: Method | None) -> dict[str, float]:
-        """Return the mean midpoint excess, relative squared distance and time of the pairs of a part, aligned by a
-        method."""
+        """Align the pairs of a part, and return their mean midpoint excess, relative squared distance and time."""
         excesses, distances, seconds = [], [], 0.0
         for layout, (left, right) in self.partners.pairs(self.division.parts, part, self.config.checked).items():
             losses = self.losses[layout]
@@ -224,7 +225,7 @@ class MatchingFitting(Fitting[LearnedMatching]):
         return {**known, "distance": float(distance.mean()), "CPU ms": 1000 * seconds / len(distance)}
 
     def conclude(self, trained: Trained, progress: Progress) -> LearnedMatching:
-        """Make the matcher of the method that the validation likes best, and score all on pairs for testing."""
+        """Return the matcher with the best validation, and score all methods on test pairs."""
         net = self.net.net.cpu().eval()
         learned = {ALONE: LearnedMatching(net, sweeps=0), SWEPT: LearnedMatching(net)}
         methods: dict[str, Method | None] = {"no alignment": None, WEIGHTS: WeightMatching(), **learned}
@@ -257,7 +258,7 @@ class MatchingFitting(Fitting[LearnedMatching]):
 
 
 def _judge(key: str, own: float, weights: float, *, is_worse: bool) -> str:
-    """Return a sentence: whether a matcher is better than weight matching on held-out pairs."""
+    """Return a message that states whether a matcher is better than weight matching on held-out pairs."""
     numbers = f"{key} {own:.3g} against {weights:.3g} on the pairs for validation"
     if key != EXCESS:
         return f"Whether the matcher is better than weight matching is unknown without a task ({numbers}); give one."

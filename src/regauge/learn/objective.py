@@ -1,4 +1,4 @@
-"""The objective of decoded networks: the outputs of the networks that were encoded."""
+"""The objective of autoencoders: decoded networks must reproduce the outputs of the encoded networks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,15 +16,15 @@ from regauge.learn.running import Runner, count_examples, take_examples
 
 @dataclass(frozen=True, eq=False)
 class Objective:
-    """A loss between functions, on fixed inputs.
+    """A loss between the functions of two networks, on fixed inputs.
 
     Attributes:
         runner: Runs the networks.
-        batches: Inputs, and their targets, which only a criterion reads.
-        loss: Compares outputs.
-        examples: Inputs that a training step reads, drawn anew for each; all of a batch if None.
+        batches: Inputs and their targets; only a criterion uses the targets.
+        loss: The loss between outputs.
+        examples: Number of inputs that each training step samples; None: all inputs of a batch.
         mean: Mean outputs of some networks, for each batch.
-        scale: The divisor of losses in training: the squared error of these means.
+        scale: The divisor of losses in training: the squared error of the mean outputs.
         accuracy: The median accuracy of some networks; None without classes as targets.
     """
 
@@ -47,7 +47,7 @@ class Objective:
         sample: Params,
         device: str,
     ) -> "Objective":
-        """Return the objective of some settings, with the statistics of some networks.
+        """Return the objective for some settings, with the statistics of some networks.
 
         Raises:
             ValueError: The networks cannot be run on the inputs, all compute the same, or the outputs do not fit the
@@ -70,7 +70,7 @@ class Objective:
         return made._standardize(sample)
 
     def train_loss(self, decoded: Params, originals: Params, chance: torch.Generator) -> Tensor:
-        """Return the mean loss of some networks on some of the inputs."""
+        """Return the mean loss of networks on a sample of the inputs."""
         number = int(torch.randint(len(self.batches), (), generator=chance)) if len(self.batches) > 1 else 0
         inputs, targets = self.batches[number]
         count = count_examples(inputs)
@@ -87,13 +87,12 @@ class Objective:
     def measure(
         self, decoded: Params | None, originals: Params, known: Sequence[Tensor] | None = None
     ) -> dict[str, Tensor]:
-        """Return scores of every network, float64 `[models]`; the mean outputs stand for the decoded networks by
-        default.
+        """Return scores of every network, float64 `[models]`; by default the mean outputs replace the decoded networks.
 
-        The loss, the squared error of the outputs, and for classifiers the share of examples with the same class. With
-        classes as targets that the loss does not read, also the difference of both accuracies; the median accuracy of
-        some networks stands for that of the mean outputs. `known` are the outputs of the originals for each batch, if
-        they have been computed already.
+        The scores are the loss, the squared error of the outputs, and for classifiers the share of examples with the
+        same class. If the targets are classes and the loss does not use them, the difference of both accuracies is
+        another score. The accuracy of the mean outputs is replaced by the median accuracy of some networks. `known`
+        holds the outputs of the originals for each batch, if they have been computed already.
         """
         totals: dict[str, Tensor] = {}
         whole = sum(count_examples(inputs) for inputs, _ in self.batches)
@@ -118,8 +117,7 @@ class Objective:
         return totals
 
     def _accuracies(self, outputs: Tensor, targets: Any) -> Tensor | None:
-        """Return the share of right answers of each network; None without classes, or where the loss is that on
-        targets."""
+        """Return the accuracy of each network; None without classes, or if the loss already uses the targets."""
         is_class = isinstance(targets, Tensor) and not targets.is_floating_point()
         if isinstance(self.loss, Criterion) or not is_class or outputs.shape[1:-1] != targets.shape:
             return None
@@ -160,7 +158,7 @@ class Objective:
 
 
 def _to_dtype(inputs: Any, dtype: torch.dtype) -> Any:
-    """Return inputs whose floating-point tensors have a dtype."""
+    """Return inputs with their floating-point tensors converted to a dtype."""
     if isinstance(inputs, Mapping):
         return {name: _to_dtype(value, dtype) for name, value in inputs.items()}
     if isinstance(inputs, tuple | list):

@@ -13,11 +13,12 @@ from regauge.storage.collection import Collection
 
 @dataclass(frozen=True, eq=False)
 class Partners:
-    """Partners of networks: any of their layout, or those with the same value of a column.
+    """Partners of networks: networks of the same layout, or only those with the same value in a column.
 
     Attributes:
         collection: The networks.
-        codes: A number for each value of the column, `[networks]`; None if any two networks are partners.
+        codes: An integer for the value of each network in the column, `[networks]`; None if any two networks are
+            partners.
         train: The networks for training.
     """
 
@@ -27,7 +28,7 @@ class Partners:
 
     @classmethod
     def of(cls, collection: Collection, column: str | None, parts: Parts) -> "Partners":
-        """Partners by a column of the stores, or any.
+        """Return partners by a column of the stores; without a column, any two networks are partners.
 
         Raises:
             KeyError: There is no such column.
@@ -51,7 +52,7 @@ class Partners:
         return indices[np.isin(self._keys(indices), codes[counts > 1])]
 
     def draw(self, indices: Indices, chance: torch.Generator) -> Indices:
-        """Return a random partner of each network for training, by its value of the column."""
+        """Return a random training partner of each network, with the same value in the column."""
         known = self._by_code
         drawn = []
         for index, code in zip(indices.tolist(), self._keys(indices).tolist(), strict=True):
@@ -60,8 +61,7 @@ class Partners:
         return np.array(drawn, np.int64)
 
     def pairs(self, parts: Parts, part: str, most: int) -> dict[int, tuple[Indices, Indices]]:
-        """Return pairs of networks of a part, at most so many of each layout: a single one is paired with one for
-        training."""
+        """Return pairs of a part, limited for each layout; a single network is paired with a training network."""
         own = self.with_partner(parts[part])
         result = {}
         for layout in np.unique(self.collection.layout_of(own)).tolist():
@@ -80,7 +80,7 @@ class Partners:
         return result
 
     def _keys(self, indices: Indices) -> NDArray[np.int64]:
-        """Return the code of each network, made different between layouts."""
+        """Return the code of each network; networks of different layouts have different codes."""
         assert self.codes is not None
         return self.codes[indices] * (max(self.collection.layouts) + 1) + self.collection.layout_of(indices)
 

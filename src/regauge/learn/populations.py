@@ -1,4 +1,4 @@
-"""Networks with their targets: which of them can be used, and the parts for training, validation and test."""
+"""Networks with their targets: selection of usable networks, and parts for training, validation and test."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ SIGNAL = "signal"
 
 
 def read_blocks(collection: Collection, indices: Indices) -> Iterator[tuple[Indices, Params]]:
-    """Read networks in blocks of one layout: their places in `indices`, and their parameters."""
+    """Yield blocks of networks of one layout: their positions in `indices`, and their parameters."""
     layouts = collection.layout_of(indices)
     for layout in np.unique(layouts):
         places = np.flatnonzero(layouts == layout)
@@ -39,7 +39,7 @@ def read_blocks(collection: Collection, indices: Indices) -> Iterator[tuple[Indi
 
 
 def to_net(params: Params, net: nn.Module) -> Params:
-    """Return networks in the precision and on the device of the net that reads them."""
+    """Return networks converted to the precision and the device of the net that reads them."""
     like = next(net.parameters())
     return {
         name: tensor.to(like.device, like.dtype if tensor.is_floating_point() else None)
@@ -70,7 +70,7 @@ def spread(indices: Indices, count: int) -> Indices:
 
 
 def digest(*arrays: Any) -> str:
-    """Return a text that other values do not have."""
+    """Return a hash of values as text."""
     found = blake2b(digest_size=16)
     for array in arrays:
         values = np.asarray(array)
@@ -94,21 +94,20 @@ def values_of(
     checkpoints: Kept = "last",
     **_: object,
 ) -> tuple[str, NDArray[Any], Indices]:
-    """Return the name and values of a target, `[networks]`, and the numbers of the networks that have one and are
-    finite.
+    """Return the name and values of a target, and the indices of the finite networks that have a value.
 
     Args:
         collection: Stores or populations.
         targets: Name of a column of the stores, or a value for each network.
-        indices: Numbers of the networks to use, or a mask.
-        split: Numbers of networks by part, of which none is left out unless it has no target.
+        indices: Indices of the networks to use, or a mask.
+        split: Indices of networks by part; only networks without a target are left out.
         checkpoints: The checkpoints of each run of a store that are used, without `indices` and `split`; see
             `Collection.choose`.
 
     Raises:
-        IndexError: There is no network of some number.
+        IndexError: An index is out of range.
         KeyError: The store has no such column.
-        ValueError: The targets are not one for each network, or none of the networks can be used.
+        ValueError: The number of targets is not the number of networks, or none of the networks can be used.
     """
     count = len(collection)
     if isinstance(targets, str):
@@ -132,7 +131,7 @@ def values_of(
 
 
 def are_finite(collection: Collection, *, reads_memory: bool = False) -> NDArray[np.bool_]:
-    """Return whether each network of a store is finite, `[networks]`; populations in memory are read only if asked."""
+    """Return whether each network is finite, `[networks]`; populations in memory are checked only if requested."""
     fine = np.ones(len(collection), bool)
     for member, start in zip(collection.members, collection.starts.tolist(), strict=False):
         if isinstance(member, Store):
@@ -153,11 +152,11 @@ def find_usable(
     reads_memory: bool = False,
     **_: object,
 ) -> Indices:
-    """Return the numbers of the chosen networks that are finite; see `FitArguments` and `are_finite`.
+    """Return the indices of the chosen networks that are finite; see `FitArguments` and `are_finite`.
 
     Raises:
-        IndexError: There is no network of some number.
-        ValueError: None of them is finite.
+        IndexError: An index is out of range.
+        ValueError: None of the networks is finite.
     """
     chosen = collection.choose(indices, kept_unless(split, checkpoints))
     found = np.intersect1d(np.flatnonzero(are_finite(collection, reads_memory=reads_memory)), chosen)
@@ -167,7 +166,7 @@ def find_usable(
 
 
 def kept_unless(split: Mapping[str, Any] | None, checkpoints: Kept) -> Kept:
-    """Return the checkpoints to use: all of them where a split names networks, so that none of these is dropped."""
+    """Return the checkpoints to use: all checkpoints if a split names networks, so that no named network is dropped."""
     return checkpoints if split is None else "all"
 
 
@@ -177,16 +176,16 @@ def split_networks(
     given: Mapping[str, Sequence[int] | NDArray[Any]] | None,
     by: str | None = None,
 ) -> Parts:
-    """Return numbers of the networks for "train", "validation" and "test".
+    """Return the indices of the networks for "train", "validation" and "test".
 
-    What was given is taken. A store with a column "split" has its test part there (and perhaps its validation part);
-    what is left, and other stores, are divided by run, or by another column: networks with one value there are in one
-    part. That is the column "signal" where several runs fitted one signal, unless another one is
-    given. Of a population in memory fixed random networks are taken.
+    Given parts are used as they are. If a store has a column "split", this column defines the test part, and perhaps
+    the validation part. All other networks of stores are divided by run or by another column, so that networks with one
+    value are in one part. If several runs fitted one signal, the default column is "signal". A population in memory is
+    divided at random, but always in the same way.
 
     Raises:
         KeyError: There is no such column.
-        ValueError: A part that is needed is missing or has no network, or a value of the column is in two parts.
+        ValueError: A required part is missing or has no network, or a value of the column is in two parts.
     """
     ids = np.arange(len(collection))
     if given is not None:
@@ -239,7 +238,7 @@ def _split_one(networks: Networks, codes: Indices | None) -> Parts:
 
 
 def _repeated(collection: Collection) -> str | None:
-    """Return the column of signals, if there are several runs of one."""
+    """Return the column of signals, if a signal has several runs."""
     if not collection.has_column(SIGNAL):
         return None
     for store in collection.stores:
@@ -250,14 +249,14 @@ def _repeated(collection: Collection) -> str | None:
 
 
 def codes_of(column: Array) -> Indices:
-    """Return a number for each value of a column, the same wherever the value stands."""
+    """Return an integer for each entry of a column; equal values get the same integer."""
     texts = [json.dumps(value, sort_keys=True) for value in column.tolist()]
     digests = {text: blake2b(text.encode(), digest_size=7).digest() for text in set(texts)}
     return np.array([int.from_bytes(digests[text], "big") for text in texts], np.int64)
 
 
 def _require_apart(parts: Parts, codes: Indices, by: str) -> None:
-    """Refuse parts of which two have networks with one value of a column."""
+    """Raise an error if two parts have networks with the same value in a column."""
     for first, second in (("train", "validation"), ("train", "test"), ("validation", "test")):
         shared = np.intersect1d(codes[parts[first]], codes[parts[second]])
         if len(shared):
