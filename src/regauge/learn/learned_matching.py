@@ -113,7 +113,7 @@ class LearnedMatching(Method):
         return not self.share and self.weight_matching.reads_representatives
 
     def match(self, problem: Problem) -> Results:
-        """See `align` and `align_pairs`; all pairs are read and matched at once."""
+        """Match pairs of networks, all of them at once; see `align` and `align_pairs`."""
         if not self.share and not self._descends(problem):
             return self.weight_matching.match(problem)
         placed = self.prepare(problem) if self.share else None
@@ -207,7 +207,7 @@ class LearnedMatching(Method):
 
 
 def completing(symmetry: Symmetry) -> int:
-    """Return the sweeps that determine all that vectors leave open; None if there are only permutations and scales."""
+    """Return the number of sweeps that vectors need to be completed; 0 if there are only permutations and scales."""
     return COMPLETING if any(g.signs or g.shifts or g.matrix != "none" for g in symmetry.groups) else 0
 
 

@@ -1,4 +1,4 @@
-"""Predictors: nets that read networks and tell a number or a class of each."""
+"""Predictors: nets that read networks and predict a number or a class for each network."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -38,18 +38,19 @@ PLAIN = TREES, RIDGE, CANONICAL = (
 
 @dataclass(frozen=True, eq=False)
 class Predictor:
-    """A trained net that predicts one thing about networks.
+    """A trained net that predicts one property of networks.
 
         predictor = load_predictor("accuracy.safetensors")
         predictor.predict(population)
 
     Attributes:
-        net: Its first outputs are those of the target.
+        net: The net; its first outputs predict the target.
         target: The target of the predictor.
-        about: Facts about the training, as JSON: scores of the net and of what it is compared with ("scores"),
-            numbers of networks ("networks"), and the settings.
-        trained: The course of the training; None of one that was loaded.
-        tested: Predicted and measured values of the test networks and their numbers; None of one that was loaded.
+        about: Facts about the training, as JSON: scores of the net and of its baselines ("scores"), numbers of networks
+            ("networks"), and the settings.
+        trained: The course of the training; None if the predictor was loaded from a file.
+        tested: Predicted values, measured values and indices of the test networks; None if the predictor was loaded
+            from a file.
     """
 
     net: Metanet
@@ -60,18 +61,19 @@ class Predictor:
 
     @property
     def is_informed(self) -> bool:
-        """Whether its first score (accuracy or R2) is better than that of one answer for all networks."""
+        """Whether the first score (accuracy or R2) is better than the score of one constant answer for all networks."""
         own, constant = self._first_scores
         return own > constant
 
     @property
     def is_best(self) -> bool:
-        """Whether its first score is at least that of every plain reader that it was compared with."""
+        """Whether the first score is at least the score of every baseline that was fitted."""
         return self._best_plain[0] <= self._first_scores[0]
 
     @property
     def verdict(self) -> str:
-        """Whether it is better than one answer for all networks, and whether a plain reader is better than it."""
+        """Whether the predictor is better than a constant answer, and whether a baseline is better than the
+        predictor."""
         own, constant = self._first_scores
         name = next(iter(self.about["scores"][NET]))
         text = "{:.1%}" if name == "accuracy" else "{:.3g}"
@@ -89,7 +91,7 @@ class Predictor:
 
     @property
     def _best_plain(self) -> tuple[float, str]:
-        """The best first score of plain readers, and the name of the reader."""
+        """The best first score of all baselines, and the name of that baseline."""
         scores = self.about["scores"]
         known = [(float(next(iter(scores[label].values()))), label) for label in PLAIN if label in scores]
         return max(known, default=(-math.inf, ""))
@@ -101,14 +103,14 @@ class Predictor:
         return float(own), float(constant)
 
     def predict(self, networks: Networks | Sequence[Networks] | Collection) -> NDArray[Any]:
-        """Return numbers or classes as in the column that was learned, `[models]`.
+        """Return the predicted numbers or classes, `[models]`, in the form of the target column.
 
         Args:
-            networks: Parameters with a leading model axis, or a store, which is streamed; or several. A store may have
-                other numbers of units than the networks that were learned from.
+            networks: Parameters with a leading model axis, or a store, which is streamed; or several. The networks of a
+                store may have other numbers of units than the training networks.
 
         Raises:
-            ValueError: The networks are of an architecture that the net does not read, or not finite.
+            ValueError: The net does not read the architecture of the networks, or a network is not finite.
         """
         return self.target.decode(self._outputs(networks))
 
@@ -116,7 +118,7 @@ class Predictor:
         """Return the probability of each class of `target.classes`, `[models, classes]`.
 
         Raises:
-            ValueError: Numbers are predicted, or the networks are of another architecture.
+            ValueError: The target is not a class, or the networks have another architecture.
         """
         if self.target.kind != "classes":
             raise ValueError(f"{self.target.name!r} is a number, not a class; call `predict`")
@@ -175,7 +177,7 @@ class Predictor:
         return outputs
 
     def _adapt(self, collection: Collection, layout: int, params: Params) -> Symmetry | None:
-        """Have the net read networks of another architecture, if that has the same layers with other widths.
+        """Adapt the net to networks of another architecture, which must have the same layers but may have other widths.
 
         Returns:
             The symmetry of the networks, if it is known.
@@ -198,8 +200,8 @@ def load_predictor(
 
     Args:
         path: The file.
-        module: The architecture of the networks, for a net with probes; files name no code that is run.
-        make_module: Makes the module if the net has probes, in place of `module`.
+        module: The architecture of the networks, needed for a net with probes, because files never name code to run.
+        make_module: A function that makes the module, used instead of `module` if the net has probes.
 
     Raises:
         FileNotFoundError: There is no such file.

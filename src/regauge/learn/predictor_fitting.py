@@ -57,7 +57,7 @@ Stage = Literal["probes", "weights"]
 
 @dataclass(frozen=True, eq=False)
 class PredictorFitting(Fitting[Predictor]):
-    """The training of a predictor; `layers` move inputs and `renderings` run networks, for each layout."""
+    """The training of a predictor; for each layout, `layers` move inputs and `renderings` run networks."""
 
     division: Division
     config: PredictorConfig
@@ -72,7 +72,8 @@ class PredictorFitting(Fitting[Predictor]):
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """The stages of training: the part that reads probes, then the part that reads weights, or one of them."""
+        """The stages of the training: first the part that reads probes, then the part that reads weights, if both
+        exist."""
         stages: tuple[Stage, ...] = ("probes", "weights")
         return stages[not self.config.probes : 2 if self.config.layers else 1]
 
@@ -86,7 +87,7 @@ class PredictorFitting(Fitting[Predictor]):
         module: nn.Module | Sequence[nn.Module] | None,
         inputs: Any,
     ) -> "PredictorFitting":
-        """Make the net and everything around it."""
+        """Return the training, with a new net, its data and its loss."""
         collection, samples = division.collection, division.samples(SAMPLE)
         symmetries = [collection.symmetry(k) for k in range(len(samples))]
         is_moved = any(change.moves_inputs for change in config.changes)
@@ -137,11 +138,11 @@ class PredictorFitting(Fitting[Predictor]):
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """Everything that the training depends on, as JSON."""
+        """All settings and data that the training depends on, as JSON."""
         return self.division.describe(self.config, **self.known)
 
     def train(self, arguments: FitArguments) -> Trained:
-        """Train one part of the net after the other; of an interrupted training, the parts that are left."""
+        """Train one part of the net after the other; an interrupted training continues with the remaining parts."""
         config, stages, before, state = self.config, self.stages, [], arguments.get("state")
         if state is not None and len(stages) > 1:
             before = StateFile(state).read_inputs().get("before", [])
@@ -166,7 +167,7 @@ class PredictorFitting(Fitting[Predictor]):
 
     @contextmanager
     def freeze(self) -> Iterator[None]:
-        """Keep probes as they are while what reads weights is trained."""
+        """Freeze the probes while the part that reads weights is trained."""
         learned = [p for name, p in self.net.named_parameters() if ".learned." in name and self.stage == "weights"]
         for parameter in learned:
             parameter.requires_grad_(False)
@@ -196,9 +197,10 @@ class PredictorFitting(Fitting[Predictor]):
     def validate(self) -> Validation:
         """Return the loss on the networks for validation, and their scores.
 
-        Means of what answers are chosen here: of weights with probes, and of these with statistics. The linear reader
-        of statistics has the largest share with which the loss is at most one standard error above the least, since
-        the net was chosen here among epochs, and the linear reader was not.
+        The validation also chooses the shares of the parts in the answer: weights against probes, and the net against
+        the linear reader of statistics. The linear reader gets the largest share for which the loss is at most one
+        standard error above the least loss. It is favored because validation selected the net among epochs, but did not
+        select the linear reader.
 
         References:
             Breiman et al. (1984), Classification and Regression Trees, section 3.4.3: the rule of one standard error.
@@ -216,7 +218,8 @@ class PredictorFitting(Fitting[Predictor]):
     def _mix(self, made: Tensor, others: Tensor, share: str, errors: float = 0.0) -> Tensor:
         """Return a mean of outputs for the validation networks that is no worse than the others alone.
 
-        The net keeps their share in a buffer: the largest whose loss is so many standard errors above the least.
+        The net keeps the share in a buffer. It is the largest share whose loss is at most the given number of standard
+        errors above the least loss.
         """
         means = [torch.lerp(made, others, one) for one in SHARES]
         orders, losses = [self._order(one) for one in means], [self.target.losses(one, self._kept) for one in means]
@@ -241,11 +244,11 @@ class PredictorFitting(Fitting[Predictor]):
 
     @cached_property
     def _linear_outputs(self) -> Tensor:
-        """Answers of the linear readers to the validation networks; training does not change them."""
+        """The answers of the linear readers for the validation networks, which the training does not change."""
         return self._read(self.division.parts["validation"], self.net.read_linear)
 
     def conclude(self, trained: Trained, progress: Progress) -> Predictor:
-        """Make the predictor, and score it on networks for testing."""
+        """Return the predictor, with its scores on the test networks."""
         parts = self.division.parts
         test, fit = parts["test"], np.concatenate([parts["train"], parts["validation"]])
         measured = self.values[test]
@@ -277,7 +280,7 @@ class PredictorFitting(Fitting[Predictor]):
         return outputs
 
     def _read_plainly(self, fit: Indices, test: Indices) -> Iterator[tuple[str, NDArray[Any]]]:
-        """Predictions for test networks by plain readers, one of each layout."""
+        """Return the predictions of the baselines for the test networks; each layout has its own baselines."""
         target, collection = self.target, self.division.collection
         of_fit, of_test = collection.layout_of(fit), collection.layout_of(test)
         trees = partial(boosted_trees, seed=self.division.seed)
@@ -303,7 +306,7 @@ def _rendering(module: nn.Module, sample: Params, inputs: Any, config: Predictor
 
 
 def _first(outputs: Tensor, target: Target) -> Tensor:
-    """Return the outputs of the target; those of the rendering follow them."""
+    """Return the outputs for the target, without the outputs for the rendering, which follow them."""
     return outputs[:, : target.outputs]
 
 
@@ -312,7 +315,7 @@ def _count_outputs(rendering: Rendering) -> int:
 
 
 def _probes(module: nn.Module, inputs: Any, config: PredictorConfig) -> Probes:
-    """Learned inputs that begin as some of the given ones; on a sheet, as a grid among points that have its axes."""
+    """Return learnable inputs, initialized as some of the given inputs; a sheet begins as a grid within their range."""
     sizes = config.probes
     is_points = isinstance(inputs, Tensor) and inputs.is_floating_point() and inputs.ndim == 2
     if not isinstance(sizes, int) and is_points and inputs.shape[1] == len(sizes) and len(inputs) != math.prod(sizes):

@@ -31,29 +31,30 @@ def fit_predictor(
     generator: torch.Generator | None = None,
     **arguments: Unpack[FitArguments],
 ) -> Predictor:
-    """Train a net to predict a number or a class of networks; the weights with the best validation are kept.
+    """Train a net to predict a number or a class of networks, and keep the weights with the best validation.
 
-    Networks that are not finite or have no target are left out. The networks for testing are read once, at the end.
+    Networks that are not finite or have no target are left out. The test networks are read only once, at the end.
 
     Args:
-        population: Parameters with a leading model axis, or a store, which is streamed; or several, of one or several
-            architectures, whose networks are numbered one after the other.
+        population: Parameters with a leading model axis, or a store, which is streamed; or several populations and
+            stores, of one or several architectures. Indices count the networks of all of them one after the other.
         targets: A value for each network, or the name of a column of the stores.
-        symmetry: The symmetry of the networks, or of each store and population; those of the stores by default.
+        symmetry: The symmetry of the networks, or of each store and population; by default the symmetries of the
+            stores.
         config: Settings; `seconds` limits the training alone, by the clock unless `is_cpu_time`.
-        module: Runs the networks, where they are rendered, probed or their inputs moved, for each layout; that of the
-            store by default.
-        inputs: Inputs at which networks are rendered, and the start of the probes: a tensor, a tuple of positional or a
+        module: The module that runs the networks, for each layout; by default the module of the store. It is needed if
+            networks are rendered or probed, or if their inputs are moved.
+        inputs: Inputs at which networks are rendered, and the initial probes: a tensor, a tuple of positional or a
             mapping of keyword arguments of the module.
-        generator: The source of all chance, from which one number is drawn; one with seed 0 by default.
+        generator: The random generator, from which one seed is drawn; by default a generator with seed 0.
         arguments: `indices`, `split`, `split_by`, `checkpoints`, `state` and `progress`; see
             `regauge.learn.division.FitArguments`.
 
     Raises:
-        IndexError: There is no network of some number.
+        IndexError: An index is out of range.
         KeyError: There is no such column.
-        ValueError: There is nothing to predict, a part of the split has no networks, something is missing that the
-            settings need, or the training diverged.
+        ValueError: There is nothing to predict, or a part of the split has no networks. Or an argument that the
+            settings need is missing. Or the training diverged.
     """
     config, collection = config or PredictorConfig(), Collection(population, symmetry)
     name, values, usable = values_of(collection, targets, **arguments)

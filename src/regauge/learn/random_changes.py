@@ -1,4 +1,4 @@
-"""Random changes of networks for training, beyond their symmetry: motions of their inputs, noise, dropped values."""
+"""Random changes of networks for training that are not symmetries: motions of inputs, noise, dropped values."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ SAMPLED = 1 << 12
 
 @dataclass(frozen=True)
 class Translation:
-    """Inputs are shifted: `f(x + t)` with `t` uniform in `[-size, size]` along each axis.
+    """A shift of the inputs: `f(x + t)` with `t` uniformly random in `[-size, size]` along each axis.
 
     References:
         Navon et al. (2023), appendix, augmentations.
@@ -30,14 +30,14 @@ class Translation:
         _require("the size of translations", self.size)
 
     def draw(self, count: int, inputs: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Draw a matrix and a shift of the inputs for each of `count` networks."""
+        """Sample a matrix and a shift of the inputs for each of `count` networks."""
         shift = self.size * (2 * torch.rand(count, inputs, generator=generator) - 1)
         return torch.eye(inputs).expand(count, -1, -1), shift
 
 
 @dataclass(frozen=True)
 class Rotation:
-    """Inputs are rotated in a random plane, by an angle that is uniform up to `degrees` both ways.
+    """A rotation of the inputs in a random plane, by an angle uniformly random in `[-degrees, degrees]`.
 
     References:
         Navon et al. (2023), appendix, augmentations.
@@ -50,7 +50,7 @@ class Rotation:
         _require("the angle of rotations", self.degrees, 180)
 
     def draw(self, count: int, inputs: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Draw a matrix and a shift of the inputs for each of `count` networks."""
+        """Sample a matrix and a shift of the inputs for each of `count` networks."""
         if inputs < 2:
             raise ValueError("inputs of length 1 have no rotations; leave them out")
         angle = math.radians(self.degrees) * (2 * torch.rand(count, 1, 1, generator=generator) - 1)
@@ -61,7 +61,7 @@ class Rotation:
 
 @dataclass(frozen=True)
 class Scaling:
-    """Inputs are multiplied by a factor that is uniform in `[1 - share, 1 + share]`.
+    """A multiplication of the inputs by a factor that is uniformly random in `[1 - share, 1 + share]`.
 
     References:
         Navon et al. (2023), appendix, augmentations.
@@ -74,7 +74,7 @@ class Scaling:
         _require("the share of scalings", self.share, 0.99)
 
     def draw(self, count: int, inputs: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Draw a matrix and a shift of the inputs for each of `count` networks."""
+        """Sample a matrix and a shift of the inputs for each of `count` networks."""
         factor = 1 + self.share * (2 * torch.rand(count, 1, 1, generator=generator) - 1)
         return factor * torch.eye(inputs), torch.zeros(count, inputs)
 
@@ -83,7 +83,7 @@ class Scaling:
 class Noise:
     """Normal noise on every value, as a share of the root mean square of its tensor in its network.
 
-    Tensors without a negative value, such as variances, stay so.
+    Tensors without negative values, such as variances, remain without negative values.
     """
 
     share: float
@@ -102,7 +102,7 @@ class Noise:
 
 @dataclass(frozen=True)
 class Dropout:
-    """Every value is set to zero with a probability; the others are not enlarged."""
+    """Dropout of values: every value is set to zero with a given probability, and the others are not enlarged."""
 
     share: float
     moves_inputs: ClassVar[bool] = False
@@ -117,7 +117,7 @@ class Dropout:
 
 @dataclass(frozen=True)
 class Pruning:
-    """The smallest values of each network are zero: a share of all its values, which is uniform up to `share`.
+    """Pruning of the smallest values of each network: a share of all values, uniformly random in `[0, share]`.
 
     References:
         Navon et al. (2024), the published settings: quantile dropout.
@@ -130,7 +130,7 @@ class Pruning:
         _require("the largest share of pruned values", self.share, 0.99)
 
     def prune(self, tensors: Mapping[str, Tensor], generator: torch.Generator) -> Params:
-        """Set the smallest values of each network to zero, over all `tensors`, `[models, ...]`, together."""
+        """Set the smallest values of each network to zero, ranked over all `tensors`, `[models, ...]`, together."""
         sizes = torch.cat([tensor.flatten(1) for tensor in tensors.values()], 1).abs()
         if sizes.shape[1] > SAMPLED:
             sizes = sizes[:, torch.randint(sizes.shape[1], (SAMPLED,), generator=generator)]
@@ -146,14 +146,14 @@ Change = Translation | Rotation | Scaling | Noise | Dropout | Pruning
 
 
 def changes_of_copies() -> tuple[Change, ...]:
-    """Return the default changes of copies whose units a matcher recognizes."""
+    """Return the default changes of the copies whose units a matcher learns to recognize."""
     return Noise(0.1), Dropout(0.05), Pruning(0.1)
 
 
 def move_inputs(
     params: Mapping[str, Tensor], changes: Sequence[Change], layer: InputLayer | None, generator: torch.Generator
 ) -> Params:
-    """Return networks of moved inputs, by those of the changes that move inputs, one after the other."""
+    """Return networks after all changes that move inputs have been applied one after the other."""
     result = dict(params)
     for change in changes:
         if isinstance(change, Translation | Rotation | Scaling):
@@ -168,7 +168,7 @@ def change_values(
     tied: Sequence[Sequence[str]],
     generator: torch.Generator,
 ) -> Params:
-    """Return networks with changed values, by those of the changes that change values; tied tensors stay equal."""
+    """Return networks after all changes of values have been applied; tied tensors stay equal."""
     result = dict(params)
     for change in changes:
         if isinstance(change, Noise | Dropout | Pruning):

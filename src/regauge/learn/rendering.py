@@ -1,4 +1,4 @@
-"""Outputs of networks at fixed inputs: targets that need no labels, and teach a net to read functions."""
+"""Outputs of networks at fixed inputs: targets without labels, which teach a net to read functions."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,10 +15,10 @@ from regauge.learn.running import Runner
 
 @dataclass(frozen=True)
 class Rendering:
-    """The outputs of networks at fixed inputs, such as an image on the grid of its pixels, standardized.
+    """The standardized outputs of networks at fixed inputs, such as an image at all its pixels.
 
     Attributes:
-        module: Runs the networks.
+        module: The module that runs the networks.
         inputs: The inputs of the networks: a tensor, a tuple of positional or a mapping of keyword arguments.
         mean: The mean of each output over some networks, `[outputs]`; zero before `standardize`.
         deviation: The deviation of all outputs around their means.

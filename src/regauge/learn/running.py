@@ -1,4 +1,4 @@
-"""Many networks on the same inputs: their outputs, and losses of these with derivatives by the parameters."""
+"""Evaluation of many networks on the same inputs: outputs, losses, and derivatives with respect to the parameters."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ Judge = Callable[[Tensor, slice], Tensor]
 
 @dataclass(frozen=True)
 class Runner:
-    """A runner of networks of one architecture, by `task.module` and the output that `task` chooses."""
+    """A runner of networks of one architecture, with the module of `task` and the output that `task` selects."""
 
     task: Task
 
@@ -41,9 +41,10 @@ class Runner:
             return torch.stack([self.task.run(select(params, k), inputs) for k in rows])
 
     def losses(self, params: Mapping[str, Tensor], inputs: Any, judge: Judge) -> Tensor:
-        """Return the losses of every network's outputs by a function, `[models]`; differentiable.
+        """Return the loss of every network, which a function computes from its outputs, `[models]`; differentiable.
 
-        Chains of linear layers are run by hand, some networks at a time, and keep nothing but derivatives.
+        Chains of linear layers use a hand-written program, which runs some networks at a time and keeps only
+        derivatives.
         """
         chain = self._chain_for(params, inputs)
         if chain is None:
@@ -53,7 +54,7 @@ class Runner:
         return made
 
     def _chain_for(self, params: Mapping[str, Tensor], inputs: Any) -> VectorChain | None:
-        """Return the program by hand, if it runs these networks on these inputs."""
+        """Return the hand-written program, if it can run these networks on these inputs."""
         is_vectors = isinstance(inputs, Tensor) and inputs.ndim == 2 and inputs.is_floating_point()
         chain = self._chain if is_vectors else None
         fits = chain is not None and all(params[name].dtype == inputs.dtype for name in _names(chain))
@@ -61,7 +62,7 @@ class Runner:
 
     @cached_property
     def _chain(self) -> VectorChain | None:
-        """The program by hand of a module that is a chain of linear layers."""
+        """The hand-written program of a module that is a chain of linear layers."""
         if self.task.outputs is not None:
             return None
         found = chain_of(self.task.module, reads_vectors=True)
@@ -69,7 +70,7 @@ class Runner:
 
 
 class _Chained(torch.autograd.Function):
-    """Losses of stacked chains, and their derivatives at once."""
+    """Losses of stacked chains; their derivatives are computed in the same pass."""
 
     @staticmethod
     def forward(ctx: Any, chain: VectorChain, inputs: Tensor, judge: Judge, *tensors: Tensor) -> Tensor:
@@ -114,13 +115,13 @@ def _own(chain: VectorChain, params: Mapping[str, Tensor], part: slice) -> Param
 
 
 def count_examples(inputs: Any) -> int:
-    """Number of examples of some inputs: the length of their first tensor."""
+    """Return the number of examples of some inputs: the length of their first tensor."""
     args, kwargs = arguments(inputs)
     return next((len(x) for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.ndim), 1)
 
 
 def take_examples(inputs: Any, index: Tensor) -> Any:
-    """Return some examples: rows of every tensor that has one for each."""
+    """Return some examples: rows of every tensor that has one row for each example."""
     count = count_examples(inputs)
 
     def take(value: Any) -> Any:

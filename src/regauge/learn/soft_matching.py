@@ -1,4 +1,4 @@
-"""Soft matchings from vectors of units: logits, their losses for copies, and plans that gradients flow through."""
+"""Soft matchings from vectors of units: logits, losses for changed copies, and differentiable plans."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -18,19 +18,19 @@ FIXED = 30.0
 
 @dataclass(frozen=True)
 class Logits:
-    """Logits for the pairs of units of one group, in every pair of networks, from vectors of units.
+    """Logits for all pairs of units of one group, for every pair of networks, computed from vectors of units.
 
     Attributes:
-        pairs: `[pair, *blocks, *source blocks, n, n]`: logits of pairs of units, by what no sign changes.
-        signs: For each family of signs what is added if the sign of the pair is one, and subtracted if it is minus one;
-            None where nothing is known about signs.
+        pairs: `[pair, *blocks, *source blocks, n, n]`: logits of pairs of units, from the vectors that no sign changes.
+        signs: For each family of signs, a term that is added if the sign of the pair is one, and subtracted if it is
+            minus one; None if the vectors contain no information about signs.
     """
 
     pairs: Tensor
     signs: Tensor | None
 
     def joint(self) -> Tensor:
-        """Logits of pairs whatever their signs are: a pair is as likely as its signs together."""
+        """The logits of pairs, summed over signs: the probability of a pair is the sum over its signs."""
         if self.signs is None:
             return self.pairs
         z = self.signs.abs()  # |z| + softplus(-2 |z|) = log(e^z + e^-z), without overflow
@@ -45,7 +45,7 @@ def logits_of(
     name: str,
     blocks: tuple[int, ...],
 ) -> Logits | None:
-    """Return the logits of one group from the vectors of both networks; None if it has none.
+    """Return the logits of one group from the vectors of both networks; None if the group has no vectors.
 
     Args:
         placed: The placements of groups on the vectors.
@@ -53,7 +53,8 @@ def logits_of(
         b: Vectors of the second ones.
         sharpness: The factor of cosines.
         name: The name of the group.
-        blocks: The sizes of what it is repeated within, and again of what can come there; see `SoftElement.blocks_of`.
+        blocks: The sizes of the axes within which the group is repeated, for targets and for sources; see
+            `SoftElement.blocks_of`.
     """
     group = placed.symmetry[name]
     even: Tensor | float = 0.0
@@ -91,7 +92,7 @@ def _products(x: Tensor, y: Tensor, blocks: tuple[int, ...]) -> Tensor:
 def copy_loss(placed: Placed, a: Mapping[str, Tensor], b: Mapping[str, Tensor], sharpness: Tensor) -> Tensor:
     """Return the cross entropy of matching every unit with its own copy, in nats: mean over rows, columns and groups.
 
-    Where signs are chosen too, that of the sign one of each copy is added.
+    If signs are also chosen, the cross entropy of the sign one for each copy is added.
     """
     losses = []
     for name in dict.fromkeys(placed.groups[units] for units, _ in placed.names):
@@ -110,10 +111,10 @@ def copy_loss(placed: Placed, a: Mapping[str, Tensor], b: Mapping[str, Tensor], 
 
 
 class SoftMoves:
-    """Second networks moved by doubly stochastic plans, which vectors of units decide.
+    """The second networks of pairs, moved by doubly stochastic plans that are computed from vectors of units.
 
-    The networks, and their vectors, are those that a hard element moved already, so that plans say what else could be
-    matched. What vectors say nothing about stays as the hard element left it, as do scales, shifts and matrices.
+    A hard element has already moved the networks and their vectors, so the plans describe deviations from this element.
+    Scales, shifts, matrices, and all that vectors contain no information about, stay as the hard element left them.
 
     Args:
         placed: The placements of groups on the vectors.
@@ -133,7 +134,7 @@ class SoftMoves:
     def __call__(
         self, a: Mapping[str, Tensor], b: Mapping[str, Tensor], second: Mapping[str, Tensor], sharpness: Tensor
     ) -> dict[str, Tensor]:
-        """Second networks moved softly, by vectors of first and second networks `[pair, (bases ...,) size, width]`."""
+        """Return the softly moved second networks, from vectors of both networks `[pair, (bases ...,) size, width]`."""
         if not self._action.keys:
             return dict(second)
         like = next(iter(second.values()))
@@ -165,7 +166,7 @@ class SoftMoves:
 
 
 def relative_distances(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
-    """Squared distances of tensors `[pair, ...]` as shares of the squared norms of both, and their means, `[pair]`."""
+    """Return the mean squared distances of tensors `[pair, ...]`, as shares of both squared norms, `[pair]`."""
     shares = []
     for name, x in a.items():
         norms = x.square().flatten(1).sum(1) + b[name].square().flatten(1).sum(1)

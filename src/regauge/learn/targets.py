@@ -26,12 +26,13 @@ FURTHEST = 1e-4
 
 @dataclass(frozen=True)
 class Target:
-    """One column of what is known about networks.
+    """One column of known values of networks, which a net learns to predict.
 
     Attributes:
         name: The name of the column.
-        kind: Numbers, which are standardized; fractions, such as accuracies, of which a net gives logits; or classes.
-        classes: Their values in the column, sorted; empty for numbers and fractions.
+        kind: Numbers, which are standardized; fractions, such as accuracies, for which a net outputs logits; or
+            classes.
+        classes: The sorted values of the classes in the column; empty for numbers and fractions.
         mean: The mean of the numbers or fractions for training.
         deviation: Standard deviation of the numbers or fractions for training.
     """
@@ -44,16 +45,16 @@ class Target:
 
     @classmethod
     def of(cls, name: str, values: NDArray[Any], train: NDArray[Any], kind: Kind | None = None) -> "Target":
-        """Return the target with some values: texts and truth values are classes, and so are whole numbers that recur.
+        """Return the target for some values; texts, truth values and recurring whole numbers are classes.
 
         Args:
             name: The name of the column.
             values: The values of all networks that are used.
             train: The values of the networks for training.
-            kind: Numbers, fractions or classes; numbers or classes, as the values are, by default.
+            kind: Numbers, fractions or classes; by default numbers or classes, depending on the values.
 
         Raises:
-            ValueError: All values are the same, they are no numbers, or fractions are not between 0 and 1.
+            ValueError: All values are the same, the values are not numbers, or fractions are not between 0 and 1.
         """
         kind = kind or _kind_of(values)
         if kind == "classes":
@@ -80,10 +81,10 @@ class Target:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> "Target":
-        """Read what `to_json` gave.
+        """Return the target from the result of `to_json`.
 
         Raises:
-            KeyError, TypeError, ValueError: It is no target.
+            KeyError, TypeError, ValueError: The JSON does not describe a target.
         """
         classes, rest = document["classes"], {name: value for name, value in document.items() if name != "classes"}
         if not isinstance(classes, list):
@@ -99,16 +100,17 @@ class Target:
         return found
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON."""
+        """Return the target as plain JSON."""
         return {**asdict(self), "classes": list(self.classes)}
 
     @property
     def outputs(self) -> int:
-        """Numbers that a net gives for it."""
+        """The number of outputs that a net has for this target."""
         return len(self.classes) if self.kind == "classes" else 1
 
     def encode(self, values: NDArray[Any]) -> Tensor:
-        """Return places among the classes, int64; fractions as they are; or standardized numbers; `[networks]`."""
+        """Return the encoded values, `[networks]`: class indices (int64), unchanged fractions or standardized
+        numbers."""
         if self.kind == "classes":
             places = {value: k for k, value in enumerate(self.classes)}
             return torch.tensor([places[value] for value in values.tolist()])
@@ -117,8 +119,7 @@ class Target:
         return torch.from_numpy((values.astype(np.float64) - self.mean) / self.deviation).float()
 
     def loss(self, outputs: Tensor, encoded: Tensor) -> Tensor:
-        """Return the mean loss: cross entropy in nats, that of fractions too; or Huber's with a bend at one
-        deviation."""
+        """Return the mean loss: cross entropy (nats) of classes and fractions, or Huber loss (delta 1) of numbers."""
         return self.losses(outputs, encoded).mean()
 
     def losses(self, outputs: Tensor, encoded: Tensor) -> Tensor:
@@ -131,7 +132,8 @@ class Target:
         return functional.huber_loss(outputs.squeeze(-1), encoded.to(outputs), reduction="none")
 
     def decode(self, outputs: Tensor) -> NDArray[Any]:
-        """Decode outputs, `[networks, outputs]`, to the likeliest classes, or to numbers as in the column."""
+        """Decode outputs, `[networks, outputs]`, to the most probable classes, or to numbers in the units of the
+        column."""
         if self.kind == "classes":
             values = np.array(self.classes) if len({type(one) for one in self.classes}) == 1 else _objects(self.classes)
             chosen: NDArray[Any] = values[outputs.argmax(-1).cpu().numpy()]
@@ -143,9 +145,9 @@ class Target:
         return numbers
 
     def score(self, predicted: NDArray[Any], measured: NDArray[Any]) -> dict[str, float]:
-        """Accuracy of classes; of numbers and fractions R2, Kendall's tau (b) and the mean absolute error.
+        """Return the accuracy for classes; for numbers and fractions R2, Kendall's tau (b) and the mean absolute error.
 
-        Numbers that are all the same have a tau of 0, and an R2 of 0 where they are the measured ones.
+        Constant predictions or constant measured values have a tau of 0; constant measured values also have an R2 of 0.
         """
         if self.kind == "classes":
             return {"accuracy": float(np.mean([a == b for a, b in zip(predicted, measured, strict=True)]))}
@@ -157,7 +159,7 @@ class Target:
         return {"R2": r2, "tau": tau, "absolute error": float(abs(predicted - measured).mean())}
 
     def constant(self, train: NDArray[Any]) -> Any:
-        """Return the best prediction without a look at the network: the most frequent class, or the mean."""
+        """Return the best constant prediction: the most frequent class, or the mean."""
         if self.kind != "classes":
             return self.mean
         counts = torch.bincount(self.encode(train), minlength=len(self.classes))
@@ -165,7 +167,7 @@ class Target:
 
     @property
     def _middle(self) -> float:
-        """The logit of the mean fraction, from which a net begins."""
+        """The logit of the mean fraction, which is the initial output of a net."""
         mean = min(max(self.mean, FURTHEST), 1 - FURTHEST)
         return math.log(mean / (1 - mean))
 

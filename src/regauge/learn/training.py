@@ -34,26 +34,27 @@ def train(
     progress: Progress = no_progress,
     on_step: OnStep | None = None,
 ) -> Trained:
-    """Train a net in place; it ends with the weights of its best validation.
+    """Train a net in place; afterwards the net has the weights with the best validation.
 
-    All chance follows from `seed` and the number of the step, also that of dropout. A resumed training gives the bits
-    of one that was not interrupted.
+    All random numbers, including those of dropout, depend only on `seed` and the number of the step. A resumed training
+    gives bit for bit the result of an uninterrupted one.
 
     Args:
-        net: Its parameters are trained, but for those that need no gradient.
-        loader: Batches of networks, at the start of an epoch.
-        loss: Function from a batch and a source of chance to the mean loss.
+        net: The net; all its parameters that require a gradient are trained.
+        loader: The batches of networks, positioned at the start of an epoch.
+        loss: Function from a batch and a random generator to the mean loss.
         validate: Evaluates the net, which is in evaluation mode.
         config: Settings.
-        seed: The seed of all chance in `loss`.
-        state: A `.safetensors` file in which the training is kept while it runs. If it exists, it is continued.
+        seed: The seed of all random numbers in `loss`.
+        state: A `.safetensors` file in which the state of the training is saved while it runs. If the file exists, the
+            training continues from it.
         continues: Whether the training continues from the file; else the file is replaced at the first state of this
             training.
         inputs: Everything that the training depends on, as JSON; a saved state with other settings is refused.
         on_step: Called after each step with the state.
 
     Raises:
-        ValueError: A loss is not finite, or the state is of a training with other inputs.
+        ValueError: A loss is not finite, or the saved state belongs to a training with other inputs.
     """
     optimizer, steps = AdamW(config.lr, weight_decay=config.weight_decay), config.epochs * len(loader)
     program = NetProgram(net, loss, optimizer, seed=seed, clip=config.clip, average=config.average)
@@ -102,14 +103,14 @@ def train(
 
 
 class _Bar:
-    """A training's progress: in seconds where these may end it, or else in steps. It ends where the training does."""
+    """The progress bar of a training. It counts seconds if the training has a time limit, and steps otherwise."""
 
     def __init__(self, advance: Advance, total: float) -> None:
         self._advance, self._total, self._shown = advance, total, 0.0
 
     @classmethod
     def of(cls, progress: Progress, course: Course, config: NetTrainingConfig, steps: int) -> "_Bar":
-        """Return the bar of a training, which may have begun."""
+        """Return the bar of a training, which may already have begun."""
         if config.seconds is None:
             made, done = cls(progress("training", steps), steps), float(course.step)
         else:
@@ -119,7 +120,7 @@ class _Bar:
         return made
 
     def show(self, done: float, *, loss: float | None = None) -> None:
-        """Bring it to where the training is."""
+        """Update the bar to the present state of the training."""
         place = min(done, self._total)
         self._advance(place - self._shown, loss=loss)
         self._shown = place

@@ -1,4 +1,4 @@
-"""Vectors of units as tensors that the groups of a symmetry act on, so that they are matched as weights are."""
+"""Vectors of units as tensors on which the groups of a symmetry act, so that vectors are matched like weights."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -29,9 +29,9 @@ class Placed:
     """Vectors of units as tensors on which the groups of a symmetry act.
 
     Attributes:
-        symmetry: The symmetry of the networks, with its groups placed on the vectors as well.
+        symmetry: The symmetry of the networks, whose groups also act on the vectors.
         names: Name of the tensor `[(bases ...,) size, width]` of each set and character.
-        groups: For each set the name of the group that permutes it.
+        groups: For each set, the name of the group that permutes the set.
     """
 
     symmetry: Symmetry
@@ -40,10 +40,10 @@ class Placed:
 
 
 def place(symmetry: Symmetry, layout: Layout, width: int) -> Placed:
-    """Place the groups of a symmetry, with every size known, on the vectors of networks of some layout.
+    """Extend the groups of a symmetry, with every size known, to the vectors of networks of a layout.
 
-    Groups are those that act where those of the layout do, whatever their names; sets that no group of the symmetry
-    permutes have no vectors.
+    A group is identified by the axes on which it acts, not by its name. Sets that no group of the symmetry permutes
+    have no vectors.
     """
     groups = {name: group for name in layout.units if (group := _counterpart(layout.symmetry[name], symmetry))}
     names: dict[Place, str] = {}
@@ -71,20 +71,20 @@ def place(symmetry: Symmetry, layout: Layout, width: int) -> Placed:
 
 
 def length_of(net: Metanet) -> int:
-    """Return the length of the vectors that a net gives units."""
+    """Return the length of the vectors that a net computes for units."""
     head = net.settings.head
     assert isinstance(head, UnitFeatures)
     return head.width
 
 
 def read_vectors(net: Metanet, params: Mapping[str, Tensor], placed: Placed) -> dict[str, Tensor]:
-    """Return the directions of the vectors of all units, `[models, (bases ...,) size, width]`, by the names of
-    `placed`.
+    """Return the unit-norm vectors of all units, `[models, (bases ...,) size, width]`, by the names of `placed`.
 
-    Those that no sign changes are taken from the mean of their set: what all units have in common tells none apart.
+    The mean of each set is subtracted from vectors that no sign changes, because a common part does not distinguish
+    units.
 
     Raises:
-        ValueError: Some are not finite.
+        ValueError: Some vectors are not finite.
     """
     layout = net.layout_of(params)
     features, canonical = net.canonical_features(params)
@@ -108,7 +108,7 @@ def read_vectors(net: Metanet, params: Mapping[str, Tensor], placed: Placed) -> 
 
 
 def _undo(canonical: Element, layout: Layout, placed: Placed, vectors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return vectors of canonical networks as those of the networks as they were."""
+    """Return the vectors of the original networks, given the vectors of their canonical forms."""
     back, symmetry = layout.symmetry.inverse(canonical), placed.symmetry
     known = {placed.groups[name]: value for name, value in back.items() if name in placed.groups}
     element = Element(known, back.batch).fill(symmetry.identity(back.batch))
@@ -116,7 +116,7 @@ def _undo(canonical: Element, layout: Layout, placed: Placed, vectors: dict[str,
 
 
 def responses(placed: Placed, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Responses:
-    """Return vectors of both networks of each pair, as methods compare them."""
+    """Return the vectors of both networks of each pair, in the form that methods compare."""
     pairs = len(next(iter(b.values()))) if b else 1
     reach = torch.zeros(pairs, dtype=torch.float64)
     for name in b:
@@ -125,7 +125,7 @@ def responses(placed: Placed, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) 
 
 
 def _counterpart(group: Group, symmetry: Symmetry) -> Group | None:
-    """Return the group of a symmetry that acts where this one does."""
+    """Return the group of a symmetry that acts on the same axes as this group."""
     own = {(place.parameter, place.axis, place.start, place.stride) for place in group.placements}
     for other in symmetry.groups:
         there = {(place.parameter, place.axis, place.start, place.stride) for place in other.placements}
@@ -135,7 +135,7 @@ def _counterpart(group: Group, symmetry: Symmetry) -> Group | None:
 
 
 def _placement(group: Group, tensor: str, axis: int, exponents: tuple[bool | int, ...]) -> Placement:
-    """Return the placement of a group on vectors; scales do not change their directions."""
+    """Return the placement of a group on vectors; scales are left out because they do not change directions."""
     flips = tuple(map(int, exponents[: group.signs + group.shifts]))
     scale, shift = (0,) * group.scales, (0,) * group.shifts
     return Placement(tensor, axis, scale=scale, sign=flips[: group.signs], parity=flips[group.signs :], shift=shift)
