@@ -1,4 +1,4 @@
-"""Flows over weights: networks that were never trained."""
+"""Flows over weights: generative models that sample networks without training them."""
 
 from regauge.names import attach
 

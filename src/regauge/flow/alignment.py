@@ -1,4 +1,4 @@
-"""Points aligned to one another, so that coordinates mean the same unit everywhere."""
+"""Alignment of points, so that each coordinate means the same unit in all networks."""
 
 import torch
 from torch import Tensor
@@ -16,9 +16,9 @@ ALIGNED_AT_ONCE = 512
 
 @torch.no_grad()
 def sort_points(space: Space, points: Points) -> Points:
-    """Map all networks of an orbit to one point: sums of weights fix signs, matrices and the order of units.
+    """Map all networks of an orbit to one point; sums of weights determine signs, matrices and the order of units.
 
-    Where a space keeps scales (`scales="keep"`), they and invertible matrices stay as they are.
+    If a space keeps scales (`scales="keep"`), scales and invertible matrices do not change.
     """
     scales = space.representation.scales
     kept = {"scale"} if scales != "keep" else {"scale", "linear"}
@@ -34,23 +34,22 @@ def sort_points(space: Space, points: Points) -> Points:
 
 @torch.no_grad()
 def align_points(space: Space, reference: Tensor, points: Points) -> Points:
-    """Return the points of the same orbits that weight matching finds nearest to a reference.
+    """Move points along their orbits, as near to a reference as weight matching brings them.
 
-    Matching ends in a local optimum, which may depend on where it begins. So points are sorted first: the outcome is
-    one point for all networks of an orbit.
+    Matching ends in a local optimum, which may depend on its initialization. Points are therefore sorted first, so that
+    all networks of an orbit get the same point.
 
     Args:
         space: The space of the points.
-        reference: One point, `[values]`, or one for each, `[models, values]`.
-        points: Points that are moved, `[models, values]`.
+        reference: One point, `[values]`, or one reference for each point, `[models, values]`.
+        points: The points to move, `[models, values]`.
     """
     return move_near(space, reference, sort_points(space, points))
 
 
 @torch.no_grad()
 def move_near(space: Space, reference: Tensor, points: Points) -> Points:
-    """Return points moved along their orbits, as near to a reference as weight matching brings them from where they
-    are."""
+    """Move points along their orbits towards a reference by weight matching, without sorting them first."""
     made = torch.empty_like(points)
     for start in range(0, len(points), ALIGNED_AT_ONCE):
         part = slice(start, start + ALIGNED_AT_ONCE)
@@ -64,9 +63,9 @@ def move_near(space: Space, reference: Tensor, points: Points) -> Points:
 
 
 def find_reference(space: Space, points: Points, *, rounds: int = 5, most: int = 512) -> Tensor:
-    """Return a point in the middle of others when orders of units do not count, `[values]`.
+    """Return the mean of points up to permutations of units, `[values]`.
 
-    Some networks are aligned to the first one, then to their mean, and so on.
+    Some networks are aligned to the first one. They are then aligned to their mean repeatedly.
     """
     some = points[:most]
     reference = some[0]
@@ -81,5 +80,5 @@ def _first(mean: Tensor, _: Tensor) -> Tensor:
 
 
 def _direction(mean: Tensor, before: Tensor) -> Tensor:
-    """Return the directions of means; where opposite points cancel, the direction before."""
+    """Return the directions of means, or the previous directions if opposite points cancel."""
     return torch.where(torch.linalg.vector_norm(mean, dim=-1, keepdim=True) > 0, sphere.normalize(mean), before)

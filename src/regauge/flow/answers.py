@@ -1,4 +1,4 @@
-"""Quality of networks by their outputs: loss, accuracy, calibration, and how different their answers are."""
+"""Quality of networks by their outputs: loss, accuracy, calibration, and disagreement between networks."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -34,12 +34,12 @@ def predict_classes(evaluate: Judge, params: Mapping[str, Tensor]) -> tuple[Tens
 
 
 def find_one_answer(answers: tuple[Tensor, Tensor] | None) -> float | None:
-    """Return the accuracy of one answer for all examples, from what `predict_classes` returns."""
+    """Return the accuracy of one constant answer for all examples, from the result of `predict_classes`."""
     return None if answers is None else float(answers[1].bincount().max()) / len(answers[1])
 
 
 def find_means(evaluate: Judge, params: Mapping[str, Tensor]) -> tuple[float, float | None]:
-    """Return the mean loss and accuracy of networks."""
+    """Return the mean loss and the mean accuracy of networks."""
     losses, accuracy = find_metrics(evaluate, params)
     return float(losses.mean()), None if accuracy is None else float(accuracy.mean())
 
@@ -78,7 +78,7 @@ def measure_quality(
 
 
 def _reliability(probabilities: Tensor, classes: Tensor) -> Bins:
-    """Return the mean confidence, accuracy and share of the answers of each bin of confidence that has any."""
+    """Return the mean confidence, accuracy and share of the answers in each non-empty bin of confidence."""
     confidence, answer = probabilities.double().max(-1)
     places = (confidence * BINS).long().clamp_max(BINS - 1)
     counts = torch.bincount(places, minlength=BINS)
@@ -89,7 +89,7 @@ def _reliability(probabilities: Tensor, classes: Tensor) -> Bins:
 
 
 def find_metrics(evaluate: Judge, params: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
-    """Loss and accuracy of each network."""
+    """Return the loss and accuracy of each network."""
     if isinstance(evaluate, Task):
         count = count_models(params)
         parts = [
@@ -104,7 +104,7 @@ def find_metrics(evaluate: Judge, params: Mapping[str, Tensor]) -> tuple[Tensor,
 
 
 def _calibration(probabilities: Tensor, classes: Tensor) -> Tensor:
-    """Return the expected calibration error of one network: confidence against accuracy in bins of confidence."""
+    """Return the expected calibration error of one network, from confidence and accuracy in bins of confidence."""
     confidence, answer = probabilities.double().max(-1)
     places = (confidence * BINS).long().clamp_max(BINS - 1)
     gap = torch.zeros(BINS, dtype=torch.float64).index_add(0, places, (answer == classes).double() - confidence)
@@ -120,7 +120,7 @@ def _over_pairs(values: Tensor, compare: Callable[[Tensor, Tensor], Tensor]) -> 
 
 
 def _divergence(probabilities: Tensor) -> float:
-    """Jensen and Shannon's divergence, mean over examples and pairs: entropies of pairs' means, less those of one."""
+    """Return the Jensen-Shannon divergence, averaged over examples and pairs of networks."""
 
     def entropy(p: Tensor) -> Tensor:
         terms: Tensor = torch.special.xlogy(p, p)
@@ -130,7 +130,7 @@ def _divergence(probabilities: Tensor) -> float:
 
 
 def _overlap(wrong: Tensor, known: Tensor) -> Tensor:
-    """Return the largest intersection over union of each network's wrong answers with those of a training network."""
+    """Return, for each network, the largest overlap (IoU) of its wrong answers with a training network's."""
     first, second = wrong.double(), known.double()
     shared = first @ second.T
     union = first.sum(1, keepdim=True) + second.sum(1) - shared

@@ -1,4 +1,4 @@
-"""Losses of drawn networks on a task, and the networks with the least."""
+"""Selection of sampled networks with the least loss on a task."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -33,7 +33,7 @@ def require_fit(task: Task, symmetry: Symmetry) -> None:
 
 
 def finite_losses(task: Task, params: Params) -> Float64[Tensor, " models"]:
-    """Return the losses of networks on a task; the largest finite number of float32 where a loss is not finite.
+    """Return the losses of networks on a task; losses that are not finite become the largest number of float32.
 
     Raises:
         ValueError: No loss is finite.
@@ -51,13 +51,13 @@ def _losses(task: Task, params: Params) -> Float64[Tensor, " models"]:
 
 @dataclass
 class ChosenNetworks:
-    """Networks with the least loss of all that were drawn, which move at random where that lowers their loss.
+    """The sampled networks with the least loss, which random moves can improve further.
 
     Attributes:
-        task: Tells losses.
+        task: The task that measures losses.
         make: Function from standard normal values, `[models, values]`, to networks.
-        noise: The values of the networks.
-        networks: The networks, in the order in which they were drawn.
+        noise: The standard normal values from which the networks are made.
+        networks: The networks, in the order in which they were sampled.
         losses: Their losses, on the CPU.
     """
 
@@ -71,7 +71,7 @@ class ChosenNetworks:
     def of(
         cls, task: Task, make: Callable[[Tensor], Params], noise: Float64[Tensor, "models values"], count: int
     ) -> "ChosenNetworks":
-        """Make networks of all values, some at a time, and keep those with the least loss."""
+        """Make networks from all values in batches, and keep the networks with the least loss."""
         made: ChosenNetworks | None = None
         for part in torch.split(noise, MOVED_AT_ONCE):
             networks = make(part)
@@ -82,15 +82,15 @@ class ChosenNetworks:
         return made
 
     def move(self, moves: int, generator: torch.Generator) -> None:
-        """Try moves of each network, and keep those that lower its loss.
+        """Try random moves of each network, and keep the moves that lower the loss.
 
-        A move mixes the values with new ones, `sqrt(1 - b^2) z + b z'`, which leaves their distribution as it is. So no
-        network comes near another one, nor near one that the flow was fitted to, more than drawn ones do. The size b of
-        each network follows the share of its moves that are kept.
+        A move mixes the values with new random values, `sqrt(1 - b^2) z + b z'`, which does not change their
+        distribution. Moved networks are therefore no closer to one another or to training networks than other samples.
+        The step size b of each network adapts to the share of its moves that are kept.
 
         References:
             Cotter et al. (2013), MCMC methods for functions, section 4: the preconditioned Crank-Nicolson proposal,
-            here without its acceptance of moves that raise the loss.
+            here without the acceptance of moves that raise the loss.
         """
         sizes = torch.full((len(self.noise), 1), FIRST_SIZE, dtype=torch.float64)
         for _ in range(moves):
@@ -100,7 +100,7 @@ class ChosenNetworks:
             sizes = (sizes * ((kept.double() - KEPT_MOVES) / 2).exp().unsqueeze(1)).clamp(*SIZES)
 
     def _try(self, noise: Tensor, part: Tensor) -> Tensor:
-        """Move some networks where that lowers their loss; whether it did, bool `[models]`."""
+        """Try one move of some networks, and return whether it lowered the loss, bool `[models]`."""
         networks = self.make(noise[part])
         losses = _losses(self.task, networks).cpu()
         kept = losses < self.losses[part]

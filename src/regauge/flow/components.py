@@ -1,4 +1,4 @@
-"""Networks in few coordinates: the principal components of a population, and what is left over."""
+"""Networks in few coordinates: principal components of a population, and random residuals."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -21,22 +21,23 @@ MOST_COVARIANCES = 5000
 
 @dataclass(frozen=True, eq=False)
 class Components(Manifold):
-    """The coordinates of networks on the first principal components of a population, each with a variance of one.
+    """A space of networks whose coordinates are the first principal components of a population, with variance one.
 
-    The components are those of aligned networks whose values are divided by the deviation of their whole tensor, and
-    weighed by tensor. In units of their own deviations, weights that training hardly moves would count as much as those
-    that networks work by. What they leave over of a network is for the most part what training did not change since the
-    initialization. A flow does not move it: it is drawn from a normal distribution, in which the values of one tensor
-    that belong to the same units covary, equally for all units that permutations exchange.
+    The components are computed from aligned networks. Each value is divided by the standard deviation of its whole
+    tensor, and tensors are weighted. If each value was divided by its own deviation, weights that training hardly
+    changes would count as much as the important ones. The residual of a network outside the components consists mostly
+    of initial weights that training did not change. A flow does not model this residual. The residual is sampled from a
+    normal distribution, in which the values of one tensor that belong to the same units are correlated. The
+    correlations are equal for all units that permutations exchange.
 
     Attributes:
         networks: The Euclidean space of all values of networks.
         mean: The mean of each value, `[values]`.
-        unit: The divisor of each value, as above.
+        unit: The divisor of each value, as described above.
         axes: Orthonormal directions in these units, `[components, values]`.
-        sizes: Deviations along these, `[components]`.
-        roots: For each tensor, by its number, roots of the covariances of what is left over, `[classes, classes]`.
-        rest: Residuals of the networks that are made, `[models, values]`; zero if None.
+        sizes: Standard deviations along the axes, `[components]`.
+        roots: Roots of the covariances of the residuals, `[classes, classes]`, by the index of the tensor.
+        rest: Residuals of the networks that `leave` returns, `[models, values]`; zero if None.
     """
 
     networks: Space
@@ -53,14 +54,14 @@ class Components(Manifold):
         """Return the components of aligned networks.
 
         Args:
-            space: A Euclidean one.
+            space: A Euclidean space.
             points: The points of the networks.
             count: The number of components.
-            balance: Exponent: after values are divided by their units, a tensor has the number of its values to this
-                power as its variance.
+            balance: The variance of a tensor, after its values are divided by their units, is the number of its values
+                to this power.
 
         Raises:
-            ValueError: There are fewer networks or values than that.
+            ValueError: There are fewer networks or values than components.
         """
         if count >= min(points.shape):
             raise ValueError(
@@ -90,7 +91,7 @@ class Components(Manifold):
 
     @property
     def tensors(self) -> Tensor:
-        """The tensor of each coordinate: components count as one, number 0."""
+        """The index of the tensor of each coordinate: all components count as one tensor with index 0."""
         return torch.zeros(len(self.axes), dtype=torch.int64)
 
     @cached_property
@@ -99,7 +100,7 @@ class Components(Manifold):
         return find_classes(self.networks)
 
     def enter(self, population: Mapping[str, Tensor], dtype: torch.dtype = torch.float32) -> Points:
-        """Return the components of networks, `[models, components]`; what is left over is forgotten."""
+        """Return the components of networks, `[models, components]`, without the residuals."""
         return self.reduce(self.networks.enter(population, torch.float64)).to(dtype)
 
     def reduce(self, x: Points) -> Points:
@@ -108,17 +109,17 @@ class Components(Manifold):
         return (standard @ self.axes.to(standard).T / self.sizes.to(standard)).to(x.dtype)
 
     def expand(self, x: Points) -> Points:
-        """Return points of the space of all values that have these components, and `rest`."""
+        """Return the points of the space of all values that have the given components, and the residuals `rest`."""
         standard = (x * self.sizes.to(x)) @ self.axes.to(x)
         made = self.mean.to(x) + self.unit.to(x) * standard
         return made if self.rest is None else made + self.rest.to(x)
 
     def leave(self, x: Points) -> Params:
-        """Return networks that have these components, and `rest`."""
+        """Return the networks that have the given components, and the residuals `rest`."""
         return self.networks.leave(self.expand(x))
 
     def with_rest(self, count: int, generator: torch.Generator) -> "Components":
-        """These, with random values of what is left over for some networks."""
+        """Return a copy with random residuals for a number of networks."""
         rest = torch.zeros(count, self.networks.dim)
         for index, root in zip(self.classes, self.roots, strict=True):
             noise = torch.randn(count, *index.shape, generator=generator)
@@ -129,10 +130,11 @@ class Components(Manifold):
 
 
 def find_classes(space: Space) -> list[Tensor]:
-    """Return the coordinates of each tensor, `[classes, members]`: permutations exchange the members of a class.
+    """Return the coordinates of each tensor, `[classes, members]`; permutations exchange the members of a class.
 
-    Members in the same place of two classes belong to the same units. A tensor whose classes are of several sizes, or
-    are more than `MOST_COVARIANCES`, has each coordinate as a class of its own, or all as members of one.
+    Members at the same position of two classes belong to the same units. If the classes of a tensor have several sizes,
+    or there are more than `MOST_COVARIANCES`, each coordinate becomes its own class, or all coordinates become one
+    class.
     """
     found = []
     for number in range(int(space.tensors.max()) + 1):
@@ -147,7 +149,7 @@ def find_classes(space: Space) -> list[Tensor]:
 
 
 def _root(left: Float[Tensor, "models classes members"]) -> Float[Tensor, "classes classes"]:
-    """Return the symmetric root of the covariances of classes, over networks and members."""
+    """Return the symmetric root of the covariances between classes, estimated over networks and members."""
     # Members of a class are exchangeable, so their covariances are pooled: only those of classes can be estimated.
     values = left.double().permute(1, 0, 2).flatten(1)
     sizes, axes = torch.linalg.eigh(values @ values.T / values.shape[1])

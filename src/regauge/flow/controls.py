@@ -1,4 +1,4 @@
-"""Controls that are made of training networks without a flow: copies, noise, averages, normal distributions."""
+"""Controls made from training networks without a flow: copies, noisy copies, averages, normal distributions."""
 
 import torch
 from torch import Tensor
@@ -15,14 +15,14 @@ BISECTIONS = 12
 def make_controls(
     space: Space, train: Points, distance: float, count: int, generator: torch.Generator
 ) -> dict[str, Points]:
-    """Return points that are made of aligned training networks, by name.
+    """Return the points of all controls, made from aligned training networks, by name.
 
     Args:
         space: The space of the points.
         train: Aligned training networks.
-        distance: The median distance of held-out networks to the nearest training network, which sizes the noise.
+        distance: The median distance of held-out networks to the nearest training network, which determines the noise.
         count: The number of networks of each control.
-        generator: The source of all chance.
+        generator: The random generator.
     """
 
     def some(size: int) -> Tensor:
@@ -44,7 +44,7 @@ def make_controls(
 
 
 def _add_noise(space: Space, train: Points, copies: Points, noise: Points, distance: float) -> Points:
-    """Return copies with as much noise as makes them as far from training networks as held-out ones are."""
+    """Return noisy copies that are as far from training networks as held-out networks are."""
     scaled = noise * train.std(0)
     low, high = 0.0, 4.0
     few = slice(0, 32)
@@ -56,5 +56,5 @@ def _add_noise(space: Space, train: Points, copies: Points, noise: Points, dista
 
 
 def _mean(space: Space, groups: Tensor) -> Points:
-    """The middle of each group of points, `[count, group, values]`; projected on spheres."""
+    """Return the mean of each group of points, `[count, group, values]`, projected to the spheres."""
     return space.map(groups.mean(1), euclidean=lambda x: x, spherical=sphere.normalize)

@@ -1,4 +1,4 @@
-"""Couplings of starts and ends, so that paths are short and rarely cross."""
+"""Couplings of starts and ends, which make paths short and crossings rare."""
 
 from dataclasses import dataclass
 
@@ -24,8 +24,8 @@ class Coupling:
             then need not undo a random order of units.
 
     References:
-        Pooladian et al. (2023) and Tong et al. (2024) for assignments in batches; here they are exact and without
-        replacement.
+        Pooladian et al. (2023) and Tong et al. (2024) for assignments in batches. Here assignments are exact and
+        without replacement.
     """
 
     assignment: bool = False
@@ -33,12 +33,12 @@ class Coupling:
 
     @property
     def is_independent(self) -> bool:
-        """Whether starts say nothing about ends."""
+        """Whether starts and ends are independent."""
         return not (self.assignment or self.alignment)
 
     @torch.no_grad()
     def pair(self, space: Manifold, x0: Points, x1: Points, moments: Moments) -> tuple[Points, Points]:
-        """Starts and ends, pair by pair."""
+        """Return starts and ends, paired row by row."""
         if self.assignment:
             unit = moments.deviation.to(x0)
             unit[: space.flat_start] = 1.0

@@ -1,4 +1,4 @@
-"""Flows of a design: with random weights, and as JSON."""
+"""Designs of flows: velocities with random weights, and designs as JSON."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -53,10 +53,10 @@ def describe_design(design: Design) -> dict[str, Any]:
 
 
 def design_of(made: Mapping[str, Any]) -> Design:
-    """Return the design that was described.
+    """Return the design that JSON describes.
 
     Raises:
-        KeyError, TypeError, ValueError: It is none.
+        KeyError, TypeError, ValueError: The JSON does not describe a design.
     """
     net = dict(made["net"])
     if "layer" in net:
@@ -74,6 +74,6 @@ def design_of(made: Mapping[str, Any]) -> Design:
 
 
 def _typed(kind: type[Any], values: Mapping[str, Any]) -> Any:
-    """Return settings of a kind, of the types of its fields."""
+    """Return settings of a class, with values converted to the types of its fields."""
     require_fields({name: value for name, value in values.items() if name != "layer"}, kind, "the flow")
     return kind(**values)

@@ -58,33 +58,36 @@ def fit(
     generator: torch.Generator | None = None,
     **arguments: Unpack[FitArguments],
 ) -> Flow:
-    """Fit a flow from simple random networks to those of a population; the weights with the best validation are kept.
+    """Fit a flow from simple random networks to the networks of a population; keep the weights with the best
+    validation.
 
-    By default networks are aligned. The flow begins at the normal distribution with their mean and covariances. Its
-    net learns what sets the population apart from that. In the end the share of its output is taken that validates
-    best: all, a part, or nothing. A flow is thus no worse than the normal distribution on held-out networks. Before
-    the training a warning tells where drawn networks are not expected to work. With a task it is based on what networks
-    do that are drawn from that normal distribution; without one, on the distance of aligned networks to their mean.
+    By default networks are aligned. The flow begins at the normal distribution with the mean and covariances of the
+    aligned networks. The net learns the difference between the population and this normal distribution. After the
+    training, the output of the net is multiplied by the share, from 0 to 1, with the best validation. A flow is thus no
+    worse than the normal distribution on held-out networks. Before the training, a warning is issued if sampled
+    networks are not expected to work. With a task, the warning depends on the performance of networks sampled from the
+    normal distribution. Without a task, it depends on the distance of aligned networks to their mean.
 
     Args:
-        population: Parameters with a leading model axis, or a store, or several of one architecture. They are read
-            once, and their points are kept in memory.
-        symmetry: The symmetry of the networks; that of the store by default.
+        population: Parameters with a leading model axis, or a store, or several of one architecture. The networks are
+            read once, and their points are kept in memory.
+        symmetry: The symmetry of the networks; by default the symmetry of the store.
         config: Settings; `seconds` limits the training alone, by the clock unless `is_cpu_time`.
-        task: Examples and the loss by which drawn networks are judged. The epoch is then kept of which drawn networks
-            have the least loss. Epochs count that are no worse than the normal distribution on held-out networks. Give
-            examples that networks were trained on, or that were kept for this. Never give those for testing.
-        starts: Networks such as the population began with; a prior of independent values is then matched to them
-            instead of to those at which the flow ends.
-        generator: The source of all chance, from which one number is drawn; one with seed 0 by default.
+        task: Examples and the loss by which sampled networks are judged. With a task, the training keeps the epoch
+            whose sampled networks have the least loss. Only epochs that are no worse than the normal distribution on
+            held-out networks are considered. Give examples that networks were trained on, or examples reserved for this
+            purpose. Never give test examples.
+        starts: Initial networks of the population. If they are given, a prior of independent values is matched to them
+            instead of to the trained networks.
+        generator: The random generator, from which one seed is drawn; by default a generator with seed 0.
         arguments: `indices`, `split`, `split_by`, `checkpoints`, `state` and `progress`; see
-            `regauge.learn.division.FitArguments`. The networks for testing are not read.
+            `regauge.learn.division.FitArguments`. The test networks are not read.
 
     Raises:
-        IndexError: There is no network of some number.
+        IndexError: An index is out of range.
         KeyError: The store has no such column of labels.
-        ValueError: Networks are of several architectures or cannot be represented as asked, or a part of the split is
-            empty.
+        ValueError: The networks have several architectures, the networks cannot be represented as requested, or a part
+            of the split is empty.
     """
     config, collection = config or FlowConfig(), Collection(population, symmetry)
     if count := max(collection.layouts):
@@ -102,8 +105,7 @@ def divide(
     split_by: str | None = None,
     checkpoints: Kept = "last",
 ) -> dict[str, NDArray[np.int64]]:
-    """Return numbers of the networks for "train", "validation" and "test", as `fit` divides them with the same
-    arguments."""
+    """Return the indices of the networks for "train", "validation" and "test" that `fit` uses with equal arguments."""
     collection = Collection(population)
     usable = find_usable(collection, indices=indices, split=split, checkpoints=checkpoints, reads_memory=True)
     return split_networks(collection, usable, split, split_by)
@@ -115,11 +117,11 @@ class FlowFitting(Fitting[Flow]):
 
     Attributes:
         points: The networks for "train" and "validation", as points of the space.
-        labels: The number of the class of each, where there are classes.
-        reference: The network that points are aligned to, if they are.
-        starts: A digest of the networks that the prior is matched to, if they were given.
-        task: Judges drawn networks, if it was given.
-        outlook: What to expect of networks drawn from aligned ones.
+        labels: The class index of each network, if there are classes.
+        reference: The network to which points are aligned, if points are aligned.
+        starts: A hash of the initial networks to which the prior is matched, if they were given.
+        task: The task that judges sampled networks, if a task was given.
+        outlook: Measures of whether sampled networks can be expected to work.
     """
 
     division: Division
@@ -141,7 +143,7 @@ class FlowFitting(Fitting[Flow]):
     def prepare(
         cls, division: Division, config: FlowConfig, starts: Mapping[str, Tensor] | None, task: Task | None
     ) -> "FlowFitting":
-        """Read the networks as points, and make the net and everything around it."""
+        """Read the networks as points, and return the training with a new net."""
         collection, parts = division.collection, division.parts
         space = Space.of(collection.read(parts["train"][:SAMPLE]), collection.symmetry(0), config.representation)
         if task is not None:
@@ -182,11 +184,11 @@ class FlowFitting(Fitting[Flow]):
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """Everything that the training depends on, as JSON."""
+        """All settings and data that the training depends on, as JSON."""
         return self.division.describe(self.config, starts=self.starts, has_task=self.task is not None)
 
     def standardize(self) -> None:
-        """Have a net over networks take the statistics of points at random times."""
+        """Initialize a net over networks with the statistics of points at random times."""
         net, space = self.net.net, self.space
         if not isinstance(net, OverNetworks):
             return
@@ -204,7 +206,7 @@ class FlowFitting(Fitting[Flow]):
         return self._compare(x1, labels, chance)
 
     def validate(self) -> Validation:
-        """Return the loss on held-out networks, and with a task that of drawn ones."""
+        """Return the loss on held-out networks, and with a task also the loss of sampled networks."""
         loss = self._held_out_loss()
         facts = {"validation_loss": loss}
         if self.task is None:
@@ -216,7 +218,7 @@ class FlowFitting(Fitting[Flow]):
 
     @cached_property
     def _normal_loss(self) -> float:
-        """The loss on held-out networks without what the net adds."""
+        """The loss on held-out networks without the output of the net."""
         share = float(self.net.share)
         self.net.share.zero_()
         loss = self._held_out_loss()
@@ -224,7 +226,7 @@ class FlowFitting(Fitting[Flow]):
         return loss
 
     def _find_kept(self, task: Task, validation: Params) -> float | None:
-        """Return the share of what validation networks can do that networks keep which are drawn from the prior."""
+        """Return the share of the validation networks' performance that networks sampled from the prior keep."""
         drawn = self._make(None, {}).draw_starts(DRAWN, self.division.chance("outlook"))
         finite_losses(task, drawn := to_device(drawn, self.config.device))  # Refuses a task on which nothing is finite.
         known = to_device(validation, self.config.device)
@@ -232,7 +234,7 @@ class FlowFitting(Fitting[Flow]):
         return find_kept(find_means(task, drawn), find_means(task, known), one_answer)
 
     def _drawn_loss(self, task: Task) -> float:
-        """Return the mean loss of networks drawn from the same starts in every epoch."""
+        """Return the mean loss of sampled networks; the starts are the same in every epoch."""
         chance, flow = self.division.chance("drawn"), self._make(None, {})
         classes = self.classes or [None]
         count = -(-DRAWN // len(classes))
@@ -240,7 +242,7 @@ class FlowFitting(Fitting[Flow]):
         return float(torch.cat([finite_losses(task, networks) for networks in drawn]).mean())
 
     def _held_out_loss(self) -> float:
-        """Return the loss on held-out networks, always at the same times from the same starts."""
+        """Return the loss on held-out networks, always with the same times and the same starts."""
         chance = self.division.chance("validation")
         total, points = 0.0, self.points["validation"]
         for start in range(0, len(points), self.config.batch):
@@ -252,7 +254,7 @@ class FlowFitting(Fitting[Flow]):
         return total / len(points)
 
     def _choose_share(self) -> float:
-        """Take of what the net adds the share that validates best, or nothing."""
+        """Set the share of the net's output to the value with the best validation, which may be 0."""
         if not self.config.has_gaussian:
             return 1.0
 
@@ -266,7 +268,7 @@ class FlowFitting(Fitting[Flow]):
         return best
 
     def conclude(self, trained: Trained, progress: Progress) -> Flow:
-        """Make the flow."""
+        """Return the flow with the best share of the net's output."""
         config, division = self.config, self.division
         member, share = division.collection.members[0], self._choose_share()
         scores = {name.replace("_", " "): value for name, value in self.validate().facts.items()}
@@ -285,13 +287,13 @@ class FlowFitting(Fitting[Flow]):
         return self._make(trained, about)
 
     def _make(self, trained: Trained | None, about: Mapping[str, Any]) -> Flow:
-        """Return the flow of the net as it is."""
+        """Return the flow with the present state of the net."""
         design = Design(**{part.name: getattr(self.config, part.name) for part in fields(Design)})
         classes = tuple(self.classes)
         return Flow(self.net, self.space, self.prior, self.moments, design, classes, about, trained, self.reference)
 
     def _compare(self, x1: Points, labels: Tensor | None, chance: torch.Generator) -> Tensor:
-        """Return the mean squared error of predictions."""
+        """Return the weighted mean squared error of predictions."""
         config, space = self.config, self.space
         x0 = self.prior.sample(len(x1), chance, x1.dtype, x1.device)
         x0, x1 = config.coupling.pair(space, x0, x1, self.moments)
@@ -326,7 +328,7 @@ def _enter(collection: Collection, indices: NDArray[np.int64], space: Space) -> 
 def _labels(
     collection: Collection, config: FlowConfig, parts: Mapping[str, NDArray[np.int64]]
 ) -> tuple[list[Any], dict[str, Tensor]]:
-    """Return the classes of a column, and the number of each network's class."""
+    """Return the classes of a column, and the class index of each network."""
     if config.labels is None:
         return [], {}
     column = collection.column(config.labels)

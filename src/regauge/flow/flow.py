@@ -55,15 +55,16 @@ class Flow:
         flow.log_density(population)              # [models], nats
 
     Attributes:
-        velocity: The net and what it adds to.
+        velocity: The velocity: the net and the closed form to which the net adds.
         space: The space of the points of networks: a `Space`, or the `Components` of one.
-        prior: The distribution in which samples begin.
+        prior: The distribution from which samples start.
         moments: Statistics of the networks that the flow was fitted to.
-        design: The settings that it is built from.
-        classes: The classes that samples can be drawn for: the values of the column of labels; none without one.
+        design: The settings from which the flow is built.
+        classes: The classes that samples can be conditioned on: the values of the label column; empty without labels.
         about: Facts about the training, as JSON.
-        trained: The course of the training; None of a flow that was loaded.
-        reference: The point to which networks are aligned, `[values]` of `networks`; None where none were in the fit.
+        trained: The course of the training; None if the flow was loaded from a file.
+        reference: The point of the space `networks` to which networks are aligned, `[values]`; None if the fit did not
+            align networks.
     """
 
     velocity: Velocity
@@ -78,21 +79,21 @@ class Flow:
 
     @property
     def architecture(self) -> Architecture | None:
-        """The architecture of the networks, if the flow was fitted to a store, which knows it."""
+        """The architecture of the networks, if the flow was fitted to a store."""
         text = self.about.get("architecture")
         return None if text is None else Architecture.from_json(text)
 
     @property
     def networks(self) -> Space:
-        """The space of all values of networks, in which components may be the points of the flow."""
+        """The space of all values of networks, even if the flow itself uses principal components."""
         return self.space.networks if isinstance(self.space, Components) else self.space
 
     def told(self, **facts: Any) -> "Flow":
-        """Return this flow with further entries of `about`, which must be JSON values."""
+        """Return the flow with further entries in `about`, which must be JSON values."""
         return replace(self, about={**self.about, **facts})
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
-        """Write it to a `.safetensors` file, whole or not at all, with everything that makes it in the header.
+        """Write the flow to a `.safetensors` file, whole or not at all; the header holds its settings.
 
         Raises:
             FileExistsError: The file exists, and `overwrite` is false.
@@ -124,11 +125,12 @@ class Flow:
         return save(tensors, path, overwrite=overwrite, metadata=header)
 
     def resize(self, symmetry: Symmetry) -> "Flow":
-        """This flow for networks with other numbers of units, each new unit as likely as those it was fitted to.
+        """Return the flow for networks with other numbers of units; new units have the same distribution as the old
+        ones.
 
         Raises:
-            ValueError: The networks differ in more than numbers of units, or the flow is of aligned networks, whose
-                units have places.
+            ValueError: The networks differ in more than the numbers of units, or the flow was fitted to aligned
+                networks, whose units have fixed positions.
         """
         net = self.velocity.net
         if self.design.is_aligned or not isinstance(net, OverNetworks) or isinstance(self.space, Components):
@@ -162,33 +164,35 @@ class Flow:
         keep: float = 0.1,
         moves: int = 50,
     ) -> Params:
-        """Draw networks, on the device of `velocity`: `flow.velocity.cuda()` has them drawn there.
+        """Sample networks on the device of `velocity`; call `flow.velocity.cuda()` to sample on a GPU.
 
-        All devices draw the same to rounding, for chance comes from the CPU.
+        All devices give the same networks up to rounding, because random numbers are generated on the CPU.
 
-        With a task, `count / keep` networks are drawn. Those with the least loss on it are kept, in the order in which
-        they were drawn. The random values in which they begin then move at random, where that lowers their loss; see
-        `ChosenNetworks.move`. This costs no gradient, and next to no spread or novelty.
+        With a task, `count / keep` networks are sampled. The networks with the least loss on the task are kept, in the
+        order in which they were sampled. Then random moves of their starting values are tried, and moves that lower the
+        loss are kept; see `ChosenNetworks.move`. This selection needs no gradient, and hardly reduces the spread or the
+        novelty of the samples.
 
         Args:
             count: The number of networks.
-            generator: The source of all chance; one with seed 0 by default.
+            generator: The random generator; by default one with seed 0.
             steps: The number of steps of the solver.
-            solver: See `integrate`; with noise it is Euler and Maruyama's. "thesis" is the sampler of
-                `follow_thesis`, which does not follow the flow, for flows that predict ends.
+            solver: See `integrate`; with noise, the solver is Euler-Maruyama. "thesis" is the sampler of
+                `follow_thesis`, for flows that predict ends; it does not solve the flow's equation.
             noise: See `diffuse`, or `follow_thesis`.
-            guidance: A loss that pulls samples.
+            guidance: A loss that guides samples.
             label: One of `classes`, for a flow with labels.
-            start: Networks to begin with in place of random ones.
-            task: Examples and the loss that choose networks: those that networks were trained on, not those that judge.
-            keep: The share of networks that is kept.
-            moves: How many moves of each kept network are tried; each costs a sample and a loss. 0: none.
+            start: Networks to start from, instead of random ones.
+            task: Examples and the loss by which networks are selected. Give training examples, not the examples that
+                evaluate the samples later.
+            keep: The share of sampled networks that is kept.
+            moves: The number of moves that are tried for each kept network; each move costs one sample and one loss.
 
         Raises:
-            TypeError: `task` is no task.
-            ValueError: There is no such label. Or `keep` is no share. Or the task is of another architecture, or given
-                together with starts. Or noise is requested, but starts and ends of the flow were coupled. Or the
-                thesis' sampler is requested for a flow that predicts velocities, or with guidance.
+            TypeError: `task` is not a task.
+            ValueError: The label does not exist. Or `keep` is not a share. Or the task has another architecture, or is
+                given together with `start`. Or noise is requested, but the starts and ends of the flow were coupled. Or
+                the solver "thesis" is requested for a flow that predicts velocities, or with guidance.
         """
         generator = given_or_seed(generator)
         if count < 1:
@@ -223,7 +227,7 @@ class Flow:
         return chosen.networks
 
     def draw_starts(self, count: int, generator: torch.Generator | None = None) -> Params:
-        """Draw networks from the distribution in which samples begin, with a leading model axis."""
+        """Sample networks from the prior, the distribution from which samples start, with a leading model axis."""
         generator = given_or_seed(generator)
         return self._space(count, generator).leave(self.prior.sample(count, generator))
 
@@ -236,23 +240,23 @@ class Flow:
         label: Any = None,
         generator: torch.Generator | None = None,
     ) -> Float[Tensor, " models"]:
-        """Return the log density of networks, in nats: equal for all networks of an orbit; on the device of `velocity`.
+        """Return the log density of networks in nats, which is equal for all networks of an orbit.
 
-        The density belongs to one point for each orbit, with respect to the surface area of spheres and to volume
-        elsewhere. The point is the network with the scales of the space, aligned to the reference of the fit as `fit`
-        aligned its networks. Of a flow that was not fitted to aligned networks, it is that of the network in sorted
-        order. So it is no density over functions, nor over all parameters, and depends on the representation; compare
-        it only with that of other networks under the same flow. With `scales="keep"`, scales and translations are part
-        of the point, and networks that differ by them have densities of their own. That of a flow of principal
-        components is the density of the components alone.
+        The computation runs on the device of `velocity`. The density is that of one point for each orbit, with respect
+        to surface area on spheres and to volume elsewhere. This point is the network with the scales of the space,
+        aligned to the reference of the fit. If the flow was not fitted to aligned networks, the units of the network
+        are sorted instead. The result is therefore neither a density over functions nor a density over all parameters,
+        and it depends on the representation. Compare it only with the densities of other networks under the same flow.
+        With `scales="keep"`, scales and translations are part of the point, and networks that differ by them have
+        different densities. A flow of principal components gives the density of the components only.
 
         Args:
             population: Networks with a leading model axis. Results have the precision of the networks.
             steps: The number of steps of Runge and Kutta's method.
-            probes: Random vectors by which divergences are estimated, the same for all networks; None: exact, at the
-                cost of one backward pass for each value.
+            probes: The number of random vectors that estimate divergences, the same vectors for all networks. None:
+                exact divergences, which cost one backward pass for each value.
             label: One of `classes`, for a flow with labels.
-            generator: Source of the probes; fixed ones by default.
+            generator: Random generator of the probes; by default the probes are fixed.
         """
         own = next(self.velocity.parameters()).dtype
         dtypes = (t.dtype for t in population.values() if t.is_floating_point())
@@ -274,7 +278,7 @@ class Flow:
         return next(self.velocity.parameters()).device
 
     def _find_points(self, population: Mapping[str, Tensor]) -> Points:
-        """Return one point for each orbit, as the networks that the flow was fitted to were brought to theirs."""
+        """Return one point for each orbit, computed in the same way as the points of the fit."""
         x = self.networks.enter(population, torch.float64)
         if self.reference is None:
             x = sort_points(self.networks, x)
@@ -293,7 +297,7 @@ class Flow:
         return at
 
     def _space(self, count: int, generator: torch.Generator) -> Manifold:
-        """The space of `count` networks, with random residuals outside of the components if there are any."""
+        """Return the space for `count` networks; if it has components, their residuals are random."""
         return self.space.with_rest(count, generator) if isinstance(self.space, Components) else self.space
 
     def _number(self, label: Any) -> int | None:

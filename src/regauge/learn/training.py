@@ -103,7 +103,7 @@ def train(
 
 
 class _Bar:
-    """The progress bar of a training. It counts seconds if the training has a time limit, and steps otherwise."""
+    """The progress bar of a training, in seconds if the training has a time limit, and in steps otherwise."""
 
     def __init__(self, advance: Advance, total: float) -> None:
         self._advance, self._total, self._shown = advance, total, 0.0
