@@ -186,7 +186,8 @@ class Flow:
             task: Examples and the loss by which networks are selected. Give training examples, not the examples that
                 evaluate the samples later.
             keep: The share of sampled networks that is kept.
-            moves: The number of moves that are tried for each kept network; each move costs one sample and one loss.
+            moves: The number of moves that are tried for each kept network; each move costs one sample and one loss. 0:
+                no moves.
 
         Raises:
             TypeError: `task` is not a task.

@@ -1,4 +1,4 @@
-"""Flows read from files; `Flow.save` writes them."""
+"""Loading of flows from files, which `Flow.save` writes."""
 
 import json
 import math
@@ -24,8 +24,8 @@ NO_REFERENCE, TRIANGULAR = "1", "2"
 def load_flow(path: str | Path) -> Flow:
     """Return the flow in a file.
 
-    A file of version 1 kept no reference; the mean of the networks that the flow was fitted to takes its place. Files
-    of versions 1 and 2 kept another root of covariances: their flows are the same, but draw other networks from a seed.
+    Files of version 1 contain no reference, so the mean of the training networks replaces it. Files of versions 1 and 2
+    contain another root of covariances. Their flows have the same distribution, but a seed gives other networks.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -67,7 +67,7 @@ def load_flow(path: str | Path) -> Flow:
 
 
 def _read_prior(manifold: Space | Components, tensors: Params) -> Prior:
-    """Return the prior of a file, of any version."""
+    """Return the prior of a file of any version."""
     kept = below("prior/", tensors)
     if (factor := kept.pop("factor", None)) is not None:
         root = factor.double() / kept["deviation"][manifold.flat_start :].unsqueeze(1)
@@ -78,7 +78,8 @@ def _read_prior(manifold: Space | Components, tensors: Params) -> Prior:
 
 
 def _require_held(symmetry: Symmetry, names: list[str], tensors: Params) -> None:
-    """Raise a ValueError if networks have more values than the file has means: a space takes memory for each."""
+    """Raise a ValueError if networks have more values than the file has means, because a space needs memory for
+    each."""
     mean = tensors["components/mean" if "components/mean" in tensors else "moments/mean"]
     values = sum(math.prod(symmetry.shapes[name]) for name in names)
     if values > mean.numel():

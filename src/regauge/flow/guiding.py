@@ -1,4 +1,4 @@
-"""Losses of tasks that pull flows, and what as many gradient steps do without a flow."""
+"""Losses of tasks that guide flows, and plain gradient descent to compare with."""
 
 import itertools
 from collections.abc import Iterator, Mapping
@@ -17,14 +17,14 @@ from regauge.training import descend as take_steps
 
 @dataclass
 class BatchLoss:
-    """The loss of networks on a batch of a task, another batch in each call, and from the first again after the last.
+    """The loss of networks on the batches of a task; each call uses the next batch, cyclically.
 
     Attributes:
         task: The task whose loss guides the networks.
-        dropout: Share of the values of the inputs that are set to zero: others in each call, and the same for all
-            networks. The remaining values are divided by the share that is kept. So a strong pull fits the examples
-            less closely. Inputs must be one tensor.
-        generator: Source of what is set to zero; a fixed one by default.
+        dropout: Share of the input values that are set to zero. Each call drops other values, but the same ones for all
+            networks. The remaining values are divided by the share that is kept. Strong guidance then overfits the
+            examples less. Inputs must be one tensor.
+        generator: Random generator of the dropout; by default a fixed one.
 
     References:
         Srivastava et al. (2014) for dropout, of inputs here.
@@ -62,7 +62,7 @@ class BatchLoss:
 
 
 def descend(loss: BatchLoss, params: Mapping[str, Tensor], *, steps: int, rate: float) -> Params:
-    """Return networks after plain gradient steps, each on its own loss."""
+    """Return networks after plain gradient steps, each network on its own loss."""
     learned = {name: tensor for name, tensor in params.items() if tensor.is_floating_point()}
     gradient = differentiate(lambda moved, _: loss({**params, **moved}))
     program: PlainProgram[None] = PlainProgram(gradient, learned, SGD(rate))

@@ -1,4 +1,4 @@
-"""The judgement on generated networks: scores of every kind of networks, and a verdict in sentences."""
+"""The judgement on generated networks: scores of generated, held-out and control networks, and a verdict."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -18,32 +18,34 @@ Bins = tuple[tuple[float, float, float], ...]
 
 @dataclass(frozen=True)
 class Score:
-    """Scores of one kind of networks. Numbers that need class probabilities are None without a task of classes.
+    """The scores of one kind of networks; scores that need class probabilities are None without a classification task.
 
-    Distances are taken after two networks are aligned to one another: to the few that are nearest in a common gauge.
+    Distances are measured after two networks are aligned to one another. Only the few pairs that are nearest in a
+    common gauge are aligned.
 
     Attributes:
         name: The kind of networks.
-        networks: Their number.
+        networks: The number of networks.
         loss: Mean loss over networks.
         loss_deviation: Standard deviation of the loss over networks.
         accuracy: Mean accuracy over networks.
-        calibration: Expected calibration error of single networks, mean over them.
+        calibration: Mean over networks of the expected calibration error of each.
         average_loss: The loss of the average of all class probabilities.
         average_accuracy: The accuracy of that average.
-        distance: Median distance to the nearest training network, in units of that of held-out networks: about 1 for
-            new networks, 0 for copies.
-        copied: Share of the networks that are nearer to a training network than 95% of held-out networks are, and than
-            0.8 of the median distance of these.
-        sources: Number of different training networks that are the nearest of one.
-        repeated: Share of the networks that are as near as that to another one of their kind, with 0.5 in place of 0.8.
-        spread: Mean distance of two networks, in units of that of held-out networks.
-        disagreement: Share of examples on which two networks name different classes, mean over pairs.
+        distance: Median distance to the nearest training network, divided by the same distance of held-out networks:
+            about 1 for new networks, 0 for copies.
+        copied: Share of the networks that are copies of a training network: their distance is below that of 95% of the
+            held-out networks, and below 0.8 of the median distance of held-out networks.
+        sources: Number of different training networks that are the nearest training network of some network.
+        repeated: Share of the networks that are copies of another network of their kind, by the bounds of `copied` with
+            0.5 in place of 0.8.
+        spread: Mean distance of two networks, divided by the mean distance of two held-out networks.
+        disagreement: Share of examples for which two networks predict different classes, mean over pairs.
         divergence: Jensen-Shannon divergence of two networks' probabilities, in nats, mean over examples and pairs.
-        overlap: Largest share of wrong answers (intersection over union) that is shared with a training network; mean
+        overlap: Largest intersection over union of a network's wrong answers with those of a training network, mean
             over networks.
-        two_sample: Energy distance to held-out networks in the common gauge, in units of their spread there: 0 for the
-            same distribution.
+        two_sample: Energy distance to held-out networks in the common gauge, divided by the spread of the held-out
+            networks: 0 for equal distributions.
     """
 
     name: str
@@ -67,14 +69,14 @@ class Score:
 
 @dataclass(frozen=True)
 class Judgement:
-    """Scores of generated networks, of held-out ones, and of what is made of training networks without a flow.
+    """Scores of generated networks, of held-out networks, and of controls made from training networks without a flow.
 
     Attributes:
-        scores: The generated networks first, held-out ones second.
-        one_answer: Accuracy of one answer for all examples; None without a task of classes.
+        scores: The scores, first of generated networks, second of held-out networks, then of controls.
+        one_answer: Accuracy of one constant answer for all examples; None without a classification task.
         losses: The losses of each network, by the names of the scores.
-        reliability: For single networks and for the average of all, generated and held out: confidence, accuracy and
-            share of the answers in bins of confidence. Empty without a task of classes.
+        reliability: Confidence, accuracy and share of the answers in bins of confidence, for single networks and for
+            the average of all, both generated and held-out. Empty without a classification task.
         places: Training, held-out and generated networks in the plane of the training networks' largest variance.
         share: The share of the variance that the plane shows.
     """
@@ -87,8 +89,8 @@ class Judgement:
     share: float
 
     def results(self) -> dict[str, Any]:
-        """Return the judgement as JSON, of which `regauge.report.write_page` makes a page with what is known of the
-        flow."""
+        """Return the judgement and facts about the flow as JSON, from which `regauge.report.write_page` makes a
+        page."""
         return {
             "format": "regauge.judgement",
             "version": VERSION,
@@ -106,31 +108,32 @@ class Judgement:
 
     @property
     def is_working(self) -> bool | None:
-        """Whether the generated networks keep nine tenths of what held-out networks can do; None if these do nothing.
+        """Whether the generated networks keep 90% of the held-out networks' performance; None if held-out ones do not
+        work.
 
-        That is by how much their accuracy is above that of one answer for all; without accuracies, the inverse of
-        their loss, if losses are positive.
+        The performance is the accuracy minus the accuracy of one constant answer. Without accuracies, it is the inverse
+        of the loss, if losses are positive.
         """
         return None if (kept := self._kept) is None else kept >= WORKING
 
     @property
     def is_collapsed(self) -> bool:
-        """Whether the generated networks are copies of one another: more than a fifth of them are repeated."""
+        """Whether the generated networks are copies of one another, which means that more than a fifth are repeated."""
         return self.scores[0].repeated > MANY
 
     @property
     def is_copier(self) -> bool:
-        """Whether the generated networks are copies, of training networks or of one another.
+        """Whether the generated networks are copies of training networks or of one another.
 
-        They count as copies if more than a fifth of them are repeated, or if more are copied than chance explains with
-        few held-out networks. They also count as copies if their median distance to the nearest training network is
-        less than 0.8 of that of held-out networks.
+        Networks count as copies if more than a fifth of them are repeated, or if more of them are copied than chance
+        explains with few held-out networks. Networks also count as copies if their median distance to the nearest
+        training network is less than 0.8 of the same distance of held-out networks.
         """
         return self._is_copied or self.is_collapsed
 
     @property
     def verdict(self) -> tuple[str, ...]:
-        """Sentences: whether the generated networks work, and then whether they are new."""
+        """A message that states whether the generated networks work, and then whether they are new."""
         return self._quality(), *self._novelty()
 
     def __getitem__(self, name: str) -> Score:
@@ -152,12 +155,12 @@ class Judgement:
 
     @property
     def _kept(self) -> float | None:
-        """The share that is kept of what held-out networks can do."""
+        """The share of the held-out networks' performance that generated networks keep."""
         own, known = ((score.loss, score.accuracy) for score in self.scores[:2])
         return find_kept(own, known, self.one_answer)
 
     def _quality(self) -> str:
-        """Return the sentence on loss and accuracy of the networks, with which the verdict begins."""
+        """Return the first sentence of the verdict, on loss and accuracy of the networks."""
         own, known = self.scores[:2]
         loss = f"a loss of {own.loss:.3g} against {known.loss:.3g}"
         if own.accuracy is None or known.accuracy is None:
@@ -174,7 +177,7 @@ class Judgement:
         return f"The drawn networks do not work: {numbers}{answer}."
 
     def _novelty(self) -> Iterator[str]:
-        """Yield sentences about copies of training networks, and of one another."""
+        """Yield sentences about copies of training networks, and about networks that are copies of one another."""
         own = self.scores[0]
         numbers = f"{own.copied:.0%} of them are nearer to one than nearly all held-out networks are, and their median "
         numbers += f"distance is {own.distance:.2f} times that of held-out networks"
@@ -193,8 +196,7 @@ class Judgement:
 def find_kept(
     own: tuple[float, float | None], known: tuple[float, float | None], one_answer: float | None
 ) -> float | None:
-    """Return the share that networks keep of what known ones can do, both by loss and accuracy; None if these do
-    nothing.
+    """Return the share of known networks' performance that networks keep; None if the known ones do not work.
 
     `one_answer` is the accuracy of one answer for all examples; see `Judgement.is_working`.
     """

@@ -1,4 +1,4 @@
-"""Quality and novelty of generated networks, always compared with networks that are made without a flow."""
+"""Quality and novelty of generated networks, compared with networks that are made without a flow."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -41,24 +41,26 @@ def judge(
     *,
     generator: torch.Generator | None = None,
 ) -> Judgement:
-    """Judge generated networks by quality and novelty, next to held-out networks and controls.
+    """Judge generated networks by quality and novelty, compared with held-out networks and controls.
 
-    All networks are made canonical and aligned to one middle of the training networks. Distances in this common gauge
-    say which networks may be near one another; these few are aligned pair by pair, since in the common gauge small
-    distances come out too large. There are as many controls of each kind as samples. They are copies, copies with noise
-    that brings them to the distance of held-out networks, and means of 2 and of 16 aligned training networks. There are
-    also normal distributions with the deviations and with all covariances of aligned training networks.
+    All networks are made canonical and aligned to one mean of the training networks. Distances in this common gauge
+    show which networks may be near one another. Only these few are aligned pair by pair, because small distances are
+    overestimated in the common gauge. There are as many controls of each kind as samples. The controls are copies of
+    training networks, noisy copies at the distance of held-out networks, and means of 2 and of 16 aligned training
+    networks. Other controls are sampled from normal distributions, with the deviations or with all covariances of
+    aligned training networks.
 
     Args:
-        samples: Generated networks with a leading model axis; two at least.
-        train: The networks that the flow was fitted to; if they are checkpoints, of runs that `held_out` has none of.
-        held_out: Networks of the same kind that it never saw; two at least.
+        samples: At least two generated networks, with a leading model axis.
+        train: The networks that the flow was fitted to. If they are checkpoints, `held_out` must not contain
+            checkpoints of the same runs.
+        held_out: At least two networks of the same kind that the flow was not fitted to.
         symmetry: The symmetry of the networks.
         evaluate: A task, or a function from the parameters of one network to its metrics, with "loss" among them.
-        generator: Source of the controls; a fixed one by default.
+        generator: Random generator of the controls; by default a fixed one.
 
     Raises:
-        ValueError: There are fewer than two networks of a kind, or they are of different architectures.
+        ValueError: There are fewer than two networks of a kind, or the networks have different architectures.
     """
     count = _require_two("samples", samples)
     return KnownNetworks.of(train, held_out, symmetry, evaluate, count, generator=generator).judge(samples)
@@ -66,15 +68,15 @@ def judge(
 
 @dataclass(frozen=True, eq=False)
 class KnownNetworks:
-    """The networks that generated ones are compared with, judged once for any number of judgements.
+    """The networks with which generated networks are compared; they are judged once for any number of judgements.
 
     Attributes:
         evaluate: A task, or a function from the parameters of one network to its metrics.
-        middle: The point that all are aligned to.
-        distances: Distances to them, and between held-out ones.
+        middle: The point to which all networks are aligned.
+        distances: Distances to the known networks, and between held-out networks.
         answers: The class probabilities of some training networks, and the classes of the examples.
         scored: The scores of held-out networks, and then of the controls.
-        dtypes: A training network, for its dtypes.
+        dtypes: A training network, whose dtypes are used.
     """
 
     evaluate: Judge
@@ -116,10 +118,10 @@ class KnownNetworks:
 
     @torch.no_grad()
     def judge(self, samples: Mapping[str, Tensor]) -> Judgement:
-        """Return the judgement on generated networks next to these; see `judge`.
+        """Return the judgement on generated networks, compared with the known networks; see `judge`.
 
         Raises:
-            ValueError: There are fewer than two, or they are of another architecture.
+            ValueError: There are fewer than two networks, or the networks have another architecture.
         """
         _require_two("samples", samples)
         space = self.distances.space
@@ -144,7 +146,7 @@ class KnownNetworks:
 
 
 def _require_two(name: str, population: Mapping[str, Tensor]) -> int:
-    """Return the number of networks."""
+    """Return the number of networks, which must be at least two."""
     if (count := count_models(population)) < 2:
         raise ValueError(f"`{name}` has {count} networks; distances need two at least")
     return count
@@ -152,7 +154,7 @@ def _require_two(name: str, population: Mapping[str, Tensor]) -> int:
 
 @dataclass(frozen=True, eq=False)
 class _Distances:
-    """Distances between networks, in units of those of held-out networks."""
+    """Distances between networks, divided by the distances of held-out networks."""
 
     space: Space
     train: Points
@@ -189,8 +191,7 @@ class _Distances:
 
 
 def _map(points: Mapping[str, Points]) -> tuple[dict[str, tuple[tuple[float, float], ...]], float]:
-    """Return networks in the plane of the training networks' largest variance, and the share of it that the plane
-    shows."""
+    """Project networks to the first two principal axes of training networks; also return their share of variance."""
     train = points["training"].double()
     middle = train.mean(0)
     values, axes = (
@@ -205,13 +206,13 @@ def _map(points: Mapping[str, Points]) -> tuple[dict[str, tuple[tuple[float, flo
 
 
 def _first_axes(centered: Tensor) -> tuple[Tensor, Tensor]:
-    """Like `eigh` of the covariance, but only the largest eigenvalues, for many coordinates."""
+    """Return the largest eigenvalues of the covariance and their eigenvectors, fast for many coordinates."""
     few = centered[torch.linspace(0, len(centered) - 1, min(1000, len(centered))).long()]
     _, sizes, axes = torch.linalg.svd(few, full_matrices=False)
     return sizes.flip(0).square() / max(1, len(few) - 1), axes.T.flip(1)
 
 
 def _mean_distance(space: Space, first: Points, second: Points, *, is_same: bool = True) -> float:
-    """Return the mean distance in the common gauge of a point of one kind to a different one of another."""
+    """Return the mean distance, in the common gauge, between points of two kinds, without equal points."""
     total = sum(float(space.distance(point.unsqueeze(0), second).sum()) for point in first)
     return total / (len(first) * (len(second) - is_same))

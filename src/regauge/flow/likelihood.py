@@ -1,4 +1,4 @@
-"""The log density of networks under a flow: the way back to the prior, and the divergence along it."""
+"""The log density of networks under a flow: integration back to the prior, with the divergence along the path."""
 
 import torch
 from jaxtyping import Float
@@ -11,19 +11,19 @@ from regauge.flow.sampling import Field
 def integrate_density(
     space: Manifold, field: Field, x: Points, *, steps: int, probes: Float[Tensor, "probes values"] | None
 ) -> tuple[Points, Float[Tensor, " models"]]:
-    """Starts from which a velocity leads to points, and how much the log density changes on the way there.
+    """Return the starts whose paths lead to points, and the change of the log density along the paths.
 
-    Runge and Kutta's method of order four on points and density at once, in the points' precision. On spheres the field
-    is evaluated at the nearest point and is tangent there, so that its divergence in the surrounding space is the one
-    on the sphere.
+    The Runge-Kutta method of order four integrates points and density together, in the precision of the points. On
+    spheres, the field is evaluated at the nearest point of the sphere and is tangent there. Its divergence in the
+    surrounding space therefore equals its divergence on the sphere.
 
     Args:
         space: The space of the points.
         field: The velocity.
         x: Points at time 1.
-        steps: Their number.
-        probes: Random sign vectors by which divergences are estimated, the same for all points at all times
-            (Hutchinson); exact divergences, one backward pass for each coordinate, if None.
+        steps: The number of steps.
+        probes: Random sign vectors that estimate divergences (Hutchinson), the same for all points at all times. None:
+            exact divergences, which cost one backward pass for each coordinate.
 
     References:
         Grathwohl et al. (2019), FFJORD, equations 4 and 8; Mathieu and Nickel (2020), Riemannian continuous normalizing

@@ -17,7 +17,7 @@ Points = Float[Tensor, "models values"]
 
 @dataclass(frozen=True)
 class Sphere:
-    """Unit spheres that lie one after the other: coordinates `start` to `start + count * dim`."""
+    """Consecutive unit spheres in the coordinates `start` to `start + count * dim`."""
 
     start: int
     count: int
@@ -25,12 +25,12 @@ class Sphere:
 
     @property
     def end(self) -> int:
-        """The coordinate behind the last one."""
+        """The coordinate after the last one."""
         return self.start + self.count * self.dim
 
 
 class Manifold:
-    """Points that stand for networks. The first coordinates lie on unit spheres; the others are Euclidean.
+    """A space of points that represent networks; the first coordinates lie on unit spheres, the others are Euclidean.
 
     Attributes:
         spheres: The coordinates that lie on spheres.
@@ -40,7 +40,7 @@ class Manifold:
 
     @property
     def tensors(self) -> Int[Tensor, " values"]:
-        """A number for each coordinate, equal for those of one tensor."""
+        """An integer for each coordinate, equal for all coordinates of one tensor."""
         raise NotImplementedError
 
     def enter(self, population: Mapping[str, Tensor], dtype: torch.dtype = torch.float32) -> Points:
@@ -58,7 +58,7 @@ class Manifold:
 
     @property
     def dimension(self) -> int:
-        """Dimension of the space: on each sphere one less than it has coordinates."""
+        """The dimension of the space; each sphere has one dimension less than coordinates."""
         return self.dim - sum(one.count for one in self.spheres)
 
     @property
@@ -73,7 +73,7 @@ class Manifold:
     def map(
         self, x: Float[Tensor, "*lead values"], *others: Tensor, euclidean: Any, spherical: Any
     ) -> Float[Tensor, "*lead values"]:
-        """Return a function of points and vectors, by factors."""
+        """Apply functions of points and vectors to each factor of the space."""
         pieces = [spherical(*(self.on(one, y) for y in (x, *others))).flatten(-2) for one in self.spheres]
         start = self.flat_start
         return torch.cat([*pieces, euclidean(*(y[..., start:] for y in (x, *others)))], dim=-1)
@@ -99,7 +99,7 @@ class Manifold:
         return self.map(x, y, euclidean=lambda a, b: b - a, spherical=sphere.log)
 
     def path(self, x0: Points, x1: Points, t: Float[Tensor, " models"]) -> tuple[Points, Points]:
-        """Return the points a share t of the way along geodesics, and the velocities there."""
+        """Return the points at the share t of geodesics, and the velocities at these points."""
         at, rates, start = [], [], self.flat_start
         share = t.reshape(-1, 1, 1)
         for one in self.spheres:
@@ -116,7 +116,7 @@ class Manifold:
         return torch.cat(at, dim=1), torch.cat(rates, dim=1)
 
     def distance(self, x: Float[Tensor, "*#lead values"], y: Float[Tensor, "*#lead values"]) -> Float[Tensor, "*lead"]:
-        """Lengths of the shortest geodesics: the root of the sum of squares over all factors."""
+        """Return the lengths of the shortest geodesics: the root of the sum of squares over all factors."""
         squares = (x[..., self.flat_start :] - y[..., self.flat_start :]).square().sum(-1)
         for one in self.spheres:
             squares = squares + sphere.distance(self.on(one, x), self.on(one, y)).square().sum(-1)

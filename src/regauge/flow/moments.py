@@ -1,4 +1,4 @@
-"""Mean and deviation of every coordinate of a population, equal for those that permutations exchange."""
+"""Mean and deviation of every coordinate of a population, pooled over coordinates that permutations exchange."""
 
 import math
 from collections.abc import Iterable
@@ -21,12 +21,12 @@ MOST_AXES = 2000
 
 @dataclass(frozen=True, eq=False)
 class Covariance:
-    """A covariance of values in units of their deviations: variances along some axes, and one across them.
+    """A covariance of standardized values: variances along some axes, and one variance orthogonal to all of them.
 
     Attributes:
-        axes: Orthonormal, `[values, axes]`.
+        axes: Orthonormal axes, `[values, axes]`.
         variances: The variances along the axes, `[axes]`.
-        rest: The variance of all that is orthogonal to the axes, a number.
+        rest: The variance in every direction orthogonal to the axes, a number.
     """
 
     axes: Float[Tensor, "values axes"]
@@ -34,12 +34,12 @@ class Covariance:
     rest: Float[Tensor, ""]
 
     def shake(self, noise: Float[Tensor, "models values"]) -> Float[Tensor, "models values"]:
-        """Standard normal values times the symmetric root of the covariance."""
+        """Return standard normal values times the symmetric root of the covariance."""
         axes, along, rest = (one.to(noise) for one in (self.axes, self.variances.sqrt(), self.rest.sqrt()))
         return rest * noise + (noise @ axes * (along - rest)) @ axes.T
 
     def log_density(self, z: Float[Tensor, "models values"]) -> Float[Tensor, " models"]:
-        """Return the logarithm of the normal density of values in units of their deviations, in nats."""
+        """Return the logarithm of the normal density of standardized values, in nats."""
         axes, variances, rest = (one.to(z) for one in (self.axes, self.variances, self.rest))
         along, (values, count) = (z @ axes).square(), axes.shape
         across = (z.square().sum(1) - along.sum(1)).clamp_min(0)
@@ -52,10 +52,10 @@ class Moments:
     """Statistics of the points of networks, in float64.
 
     Attributes:
-        mean: The mean of each coordinate, `[values]`; zero where signs flip it.
-        deviation: About the mean, never zero.
-        root: Root mean square, never zero.
-        covariance: That of Euclidean coordinates in units of their deviations, where it was asked for.
+        mean: The mean of each coordinate, `[values]`; zero if signs flip the coordinate.
+        deviation: The standard deviation of each coordinate, never zero.
+        root: The root mean square of each coordinate, never zero.
+        covariance: The covariance of the standardized Euclidean coordinates, if it was requested.
     """
 
     mean: Float[Tensor, " values"]
@@ -65,7 +65,8 @@ class Moments:
 
     @classmethod
     def of(cls, blocks: Iterable[Points], space: Manifold, *, is_pooled: bool = True) -> "Moments":
-        """Return the statistics of points, block by block; of each coordinate alone if they are not pooled."""
+        """Return the statistics of points, computed block by block, and pooled over exchanged coordinates if
+        requested."""
         count, total, squares = 0, torch.zeros(space.dim, dtype=torch.float64), torch.zeros(space.dim).double()
         for block in blocks:
             values = block.double().cpu()
@@ -82,13 +83,13 @@ class Moments:
 
 
 def find_covariance(points: Points, space: Manifold, moments: Moments, shrink: float) -> Covariance:
-    """Return the covariance of Euclidean coordinates in units of their deviations, shrunk towards independent ones.
+    """Return the covariance of standardized Euclidean coordinates, shrunk towards independence.
 
     Args:
         points: Aligned networks.
-        space: Their space.
-        moments: Their moments.
-        shrink: The share of independent coordinates.
+        space: The space of the points.
+        moments: The moments of the points.
+        shrink: The weight of the identity in the shrunk covariance.
     """
     start = space.flat_start
     if space.dim - start > MOST_AXES:
@@ -106,25 +107,25 @@ def find_covariance(points: Points, space: Manifold, moments: Moments, shrink: f
 
 
 def count_share(space: Manifold, balance: float) -> Float[Tensor, " values"]:
-    """Return the number of coordinates of its tensor to the power of `balance - 1`, for each coordinate."""
+    """Return, for each coordinate, the number of coordinates of its tensor to the power of `balance - 1`."""
     return torch.bincount(space.tensors).double()[space.tensors] ** (balance - 1)
 
 
 def size_by_tensor(sizes: Float[Tensor, " values"], space: Manifold) -> Float[Tensor, " values"]:
-    """Return the root mean square of the sizes in its tensor, for each coordinate."""
+    """Return, for each coordinate, the root mean square of the sizes in its tensor."""
     count = int(space.tensors.max()) + 1
     squares = torch.zeros(count, dtype=sizes.dtype).index_add(0, space.tensors, sizes.square())
     return (squares / torch.bincount(space.tensors, minlength=count)).sqrt()[space.tensors]
 
 
 def _pool(values: Float[Tensor, " values"], space: Space) -> Float[Tensor, " values"]:
-    """Return the mean over all coordinates that permutations exchange."""
+    """Return values averaged over coordinates that permutations exchange."""
     classes = int(space.exchanged.max()) + 1
     sums = torch.zeros(classes, dtype=values.dtype).index_add(0, space.exchanged, values)
     return (sums / torch.bincount(space.exchanged, minlength=classes))[space.exchanged]
 
 
 def _above_zero(sizes: Float[Tensor, " values"], space: Manifold) -> Float[Tensor, " values"]:
-    """Return sizes, of which none is far below those of its tensor."""
+    """Return sizes with a lower bound, relative to the sizes of the same tensor."""
     whole = size_by_tensor(sizes, space)
     return torch.maximum(sizes, SMALLEST * torch.where(whole > 0, whole, 1.0))

@@ -1,4 +1,4 @@
-"""Nets that velocities are learned with: equivariant ones for any symmetry, and plain ones for aligned networks."""
+"""Nets that learn velocities: equivariant nets for any symmetry, and plain nets for aligned networks."""
 
 import math
 from dataclasses import dataclass, field
@@ -35,9 +35,9 @@ class Net(Protocol):
 
 @dataclass(frozen=True)
 class Metanetwork:
-    """An equivariant net of `weightspace`, for which the order of units means nothing, as for the priors.
+    """An equivariant net of `weightspace`, which does not depend on the order of units, like the priors.
 
-    It reads networks of other widths with the same parameters.
+    The same parameters also read networks of other widths.
 
     Attributes:
         layer: One of `weightspace.LAYERS`; `RelationalAttention` is the thesis' choice.
@@ -57,7 +57,7 @@ class Metanetwork:
 
 @dataclass(frozen=True)
 class Perceptron:
-    """A plain net over all coordinates, which is not equivariant: for networks that were aligned.
+    """A plain net over all coordinates, which is not equivariant, for aligned networks.
 
     Attributes:
         width: The width of the hidden layers.
@@ -74,11 +74,11 @@ class Perceptron:
 
 @dataclass(frozen=True)
 class Tokens:
-    """A transformer whose tokens are units, in their order: for networks that were aligned.
+    """A transformer whose tokens are units in their order, for aligned networks.
 
-    A token reads all values that a unit has a part in, such as its incoming weights, its bias and its outgoing ones.
-    All units of a group share the maps. A value of two units is the mean of the outputs of both. Values of no unit are
-    one more token.
+    A token reads all values of a unit, such as its incoming weights, its bias and its outgoing weights. All units of a
+    group share the same linear maps. The output for a value that belongs to two units is the mean of both outputs.
+    Values that belong to no unit form one more token.
 
     Attributes:
         width: The width of tokens.
@@ -136,7 +136,7 @@ class OverNetworks(nn.Module):
         )
 
     def resize(self, space: Space) -> None:
-        """Work on networks with other numbers of units from now on."""
+        """Adapt the net to networks with other numbers of units."""
         self.net.adapt(space.symmetry)
         self.space = space
 
@@ -223,7 +223,7 @@ class TokenBlock(nn.Module):
 
 
 def find_tokens(space: Space) -> list[Int[Tensor, "units values"]]:
-    """Return the coordinates in which each unit of each permuted group has a part; those of no unit come last."""
+    """Return the coordinates of each unit of each permuted group; coordinates without a unit come last."""
     place = torch.argsort(space.order)
     starts = torch.tensor([0, *(torch.Size(space.symmetry.shapes[name]).numel() for name in space.names)]).cumsum(0)
     numbers = {
