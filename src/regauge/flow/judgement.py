@@ -89,8 +89,7 @@ class Judgement:
     share: float
 
     def results(self) -> dict[str, Any]:
-        """Return the judgement and facts about the flow as JSON, from which `regauge.report.write_page` makes a
-        page."""
+        """Return the judgement as JSON; `regauge.report.write_page` makes a page of the JSON and facts on the flow."""
         return {
             "format": "regauge.judgement",
             "version": VERSION,

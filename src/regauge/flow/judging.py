@@ -206,13 +206,13 @@ def _map(points: Mapping[str, Points]) -> tuple[dict[str, tuple[tuple[float, flo
 
 
 def _first_axes(centered: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the largest eigenvalues of the covariance and their eigenvectors, fast for many coordinates."""
+    """Return the largest eigenvalues of the covariance and their eigenvectors, as `eigh`, fast for many coordinates."""
     few = centered[torch.linspace(0, len(centered) - 1, min(1000, len(centered))).long()]
     _, sizes, axes = torch.linalg.svd(few, full_matrices=False)
     return sizes.flip(0).square() / max(1, len(few) - 1), axes.T.flip(1)
 
 
 def _mean_distance(space: Space, first: Points, second: Points, *, is_same: bool = True) -> float:
-    """Return the mean distance, in the common gauge, between points of two kinds, without equal points."""
+    """Return the mean distance of different points of one kind, or of points of two kinds, in the common gauge."""
     total = sum(float(space.distance(point.unsqueeze(0), second).sum()) for point in first)
     return total / (len(first) * (len(second) - is_same))

@@ -1,8 +1,8 @@
-"""Distances between networks up to symmetry: pairs are aligned one by one before they are measured.
+"""Distances between networks up to symmetry, for which each pair is aligned before it is measured.
 
-Networks that were aligned to one middle can still lie in different orders, even a copy with noise and its source. In
-that common gauge small distances come out two or three times too large, and large ones hardly; so they only say which
-pairs are worth a look.
+Networks that were aligned to one mean can still have different orders of units, even a noisy copy and its source. In
+this common gauge, small distances are two or three times too large, but large distances are almost right. Distances in
+the common gauge are therefore only used to select the pairs that are aligned.
 """
 
 import torch
@@ -22,13 +22,13 @@ NEAR, NEARER, TAIL = 0.8, 0.5, 0.05
 
 
 def nearest(space: Space, points: Points, others: Points, *, is_same: bool = False) -> tuple[Tensor, Tensor]:
-    """Return the distance to the nearest of other networks of each point, `[models]`, and the number of that network.
+    """Return the distance of each point to the nearest of other networks, `[models]`, and the index of that network.
 
     Args:
         space: The space of the points.
-        points: Aligned to the middle that the others were aligned to.
+        points: The points, aligned to the same mean as the other networks.
         others: Other networks, such as training networks.
-        is_same: Whether these are the same networks, of which none is the nearest to itself.
+        is_same: Whether both arguments are the same networks; then a network is not compared with itself.
     """
     distances, numbers = [], []
     count = min(FEW, len(others) - is_same)
@@ -47,12 +47,12 @@ def nearest(space: Space, points: Points, others: Points, *, is_same: bool = Fal
 
 
 def measure(space: Space, first: Points, second: Points) -> Tensor:
-    """The distance of each pair after the first is aligned to the second, or as they are where that is less."""
+    """Return the distance of each pair after the first point is aligned to the second, or before, if that is less."""
     return torch.minimum(space.distance(first, second), space.distance(move_near(space, second, first), second))
 
 
 def spread(space: Space, points: Points) -> float:
-    """Return the mean distance of two networks, over all pairs or some that are evenly spread."""
+    """Return the mean distance of two networks, over all pairs or over some evenly spread pairs."""
     count = len(points)
     shifts = range(1, count // 2 + 1)[: -(-PAIRS // count)]
     pairs = torch.tensor([(k, (k + shift) % count) for shift in shifts for k in range(count)])
@@ -60,27 +60,27 @@ def spread(space: Space, points: Points) -> float:
 
 
 def count_near(distances: Tensor, held_out: Tensor, share: float) -> float:
-    """Return the share of networks that are nearer to others than nearly all held-out networks are.
+    """Return the share of networks whose nearest distance is less than that of nearly all held-out networks.
 
     Args:
         distances: The distance of each network to the nearest other one.
         held_out: The distances of held-out networks to training networks.
-        share: The share of the median of these that a distance must be below, too: where held-out networks are all at
-            about one distance, a little less is no sign of a copy.
+        share: A second bound, as a share of the median distance of held-out networks. If all held-out networks have
+            about the same distance, a slightly smaller distance is no sign of a copy.
     """
     bound = torch.minimum(share * held_out.median(), held_out.double().quantile(TAIL).to(held_out))
     return float((distances < bound).double().mean())
 
 
 def find_chance(near: int, count: int, held_out: int, of: int) -> float:
-    """Return the probability of so many near networks, or more, if generated networks were as new as held-out ones.
+    """Return the probability of at least `near` near networks if generated networks were as new as held-out ones.
 
-    All orders of the distances of both kinds are then equally likely.
+    Under this assumption, all orders of the distances of both kinds are equally likely.
 
     Args:
-        near: Generated networks below a bound.
-        count: Generated networks.
-        held_out: Held-out networks below it.
-        of: Held-out networks.
+        near: The number of generated networks below a bound.
+        count: The number of generated networks.
+        held_out: The number of held-out networks below the bound.
+        of: The number of held-out networks.
     """
     return float(hypergeom.cdf(held_out, count + of, of, near + held_out))

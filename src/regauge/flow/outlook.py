@@ -1,4 +1,4 @@
-"""An outlook on networks that are drawn from a distribution of aligned ones, before a flow is fitted."""
+"""Measures, before a flow is fitted, of whether networks sampled from aligned networks can work."""
 
 import warnings
 from dataclasses import dataclass
@@ -13,15 +13,16 @@ HELP = "networks from one start, more of them, or a task that chooses or pulls (
 
 @dataclass(frozen=True)
 class Outlook:
-    """Measures of how much aligned networks of a population have in common.
+    """Measures of the similarity of aligned networks of a population.
 
     Attributes:
-        networks: Networks for training.
-        values: Values of a network.
-        aligned: Root mean square distance of two aligned networks, as a share of that of two networks as they are.
-        spread: Root mean square distance of aligned networks to their mean, as a share of the norm of the mean.
-        kept: The share of what validation networks can do on the task that networks keep which are drawn from the prior
-            of the flow, as in `Judgement.is_working`; None without a task.
+        networks: Number of training networks.
+        values: Number of values of a network.
+        aligned: Root mean square distance of two aligned networks, divided by that of two networks that are not
+            aligned.
+        spread: Root mean square distance of aligned networks to their mean, divided by the norm of the mean.
+        kept: The share of the validation networks' performance that networks sampled from the prior keep, as in
+            `Judgement.is_working`; None without a task.
     """
 
     networks: int
@@ -32,7 +33,7 @@ class Outlook:
 
     @classmethod
     def of(cls, given: Points, aligned: Points) -> "Outlook":
-        """Return the outlook for networks for training, as they are and aligned."""
+        """Return the outlook for training networks, given before and after alignment."""
         points = aligned.double()
         within, common = points.var(0).sum(), points.mean(0).square().sum().clamp_min(1e-30)
         before = given.double().var(0).sum()
@@ -40,7 +41,7 @@ class Outlook:
         return cls(count, values, float((within / before).sqrt()), float((within / common).sqrt()))
 
     def warn(self) -> None:
-        """Warn where drawn networks cannot be expected to work: by what they do, or without a task by the spread."""
+        """Warn if sampled networks are not expected to work, by their performance, or without a task by the spread."""
         if self.kept is not None and self.kept < WORKING:
             warnings.warn(
                 "networks that are drawn from the normal distribution of aligned ones, at which the flow begins, "

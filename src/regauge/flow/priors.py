@@ -1,4 +1,4 @@
-"""Priors, at which flows begin: simple distributions of networks that no permutation of units changes."""
+"""Priors of flows: simple distributions over networks that no permutation of units changes."""
 
 import math
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ from regauge.flow.moments import Covariance, Moments
 
 @dataclass(frozen=True)
 class MatchedGaussian:
-    """Independent normal values with mean and deviation of the networks, equal for all that permutations exchange.
+    """Independent normal values with the networks' mean and deviation, pooled over values that permutations exchange.
 
-    On spheres it is the direction of normal values of mean zero with the networks' root mean squares (the angular
-    central Gaussian).
+    On spheres, the distribution is the direction of normal values with mean zero and the root mean squares of the
+    networks (the angular central Gaussian).
 
     Attributes:
         spread: Factor of the deviations.
@@ -31,7 +31,7 @@ class MatchedGaussian:
 
 @dataclass(frozen=True)
 class UniformSphere:
-    """Uniform on the spheres; as `MatchedGaussian` elsewhere.
+    """The uniform distribution on spheres; elsewhere the same as `MatchedGaussian`.
 
     Attributes:
         spread: Factor of the deviations.
@@ -46,7 +46,7 @@ class UniformSphere:
 
 @dataclass(frozen=True)
 class PlainGaussian:
-    """Independent normal values of one deviation; uniform on the spheres.
+    """Independent normal values with one common deviation; the uniform distribution on spheres.
 
     Attributes:
         deviation: The deviation of all values.
@@ -67,9 +67,9 @@ class PlainGaussian:
 
 @dataclass(frozen=True)
 class FullGaussian:
-    """Normal values with the mean and all covariances of aligned networks: a flow begins near its end.
+    """Normal values with the mean and all covariances of aligned networks, so that a flow begins near its end.
 
-    On spheres as `MatchedGaussian`.
+    On spheres, the distribution is the same as `MatchedGaussian`.
 
     Attributes:
         shrink: The share of independent values in the covariance, which few networks leave open.
@@ -98,14 +98,14 @@ PriorSettings = MatchedGaussian | UniformSphere | PlainGaussian | FullGaussian
 
 @dataclass(frozen=True, eq=False)
 class Prior:
-    """A normal distribution of Euclidean values, and directions of independent ones on spheres.
+    """A normal distribution of Euclidean values, and directions of independent normal values on spheres.
 
     Attributes:
         space: The space of the prior.
-        mean: The mean of each coordinate, `[values]`; those on spheres do not count.
-        deviation: The deviation of each coordinate, as above.
-        root: Root mean square of each coordinate on a sphere before it is normalized; only ratios count.
-        covariance: That of Euclidean coordinates in units of their deviations; None: they are independent.
+        mean: The mean of each coordinate, `[values]`; means on spheres are ignored.
+        deviation: The deviation of each coordinate, `[values]`; deviations on spheres are ignored.
+        root: Root mean square of each coordinate on a sphere before normalization; only ratios matter.
+        covariance: The covariance of the standardized Euclidean coordinates; None: they are independent.
     """
 
     space: Manifold
@@ -115,7 +115,7 @@ class Prior:
     covariance: Covariance | None = None
 
     def shake(self, noise: Float[Tensor, "models values"]) -> Float[Tensor, "models values"]:
-        """Standard normal values with the covariances of the Euclidean coordinates; zero on spheres."""
+        """Return standard normal values with the covariances of the Euclidean coordinates; zero on spheres."""
         start = self.space.flat_start
         flat = noise[:, start:]
         made = self.deviation[start:].to(flat) * (flat if self.covariance is None else self.covariance.shake(flat))
@@ -128,12 +128,12 @@ class Prior:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> Points:
-        """Draw points, on the CPU, so that all devices draw the same."""
+        """Sample points on the CPU, so that all devices give the same points."""
         noise = torch.randn(count, self.space.dim, generator=generator, dtype=torch.float64)
         return self.place(noise).to(device, dtype)
 
     def place(self, noise: Float[Tensor, "models values"]) -> Points:
-        """Return the points that standard normal values stand for."""
+        """Return the points that correspond to standard normal values."""
         start = self.space.flat_start
         straight = self.mean[start:] + self.shake(noise)[:, start:]
         return self.space.project(torch.cat([self.root[:start] * noise[:, :start], straight], dim=1))

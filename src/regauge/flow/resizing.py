@@ -1,4 +1,4 @@
-"""Correspondence of the values of networks with those of networks with other numbers of units."""
+"""Correspondence between the values of networks with different numbers of units."""
 
 from collections.abc import Sequence
 
@@ -13,13 +13,13 @@ from regauge.flow.value_orbits import unit_indices
 
 
 def find_places(before: Space, after: Space) -> Int[Tensor, " values"]:
-    """Return the coordinate of `before` that has the same meaning, for each coordinate of networks of other sizes.
+    """Return, for each coordinate of resized networks, a coordinate of `before` with the same meaning.
 
-    All coordinates that permutations exchange mean the same, so that one of the first two units of every group stands
-    for all.
+    All coordinates that permutations exchange have the same meaning. The first two units of every group therefore
+    represent all units.
 
     Raises:
-        ValueError: Something else than numbers of units differs.
+        ValueError: The networks differ in more than the numbers of units.
     """
     numbers = {name: torch.arange(start, start + count) for name, start, count in _pieces(before)}
     blank = torch.full((after.dim,), -1)
@@ -47,13 +47,13 @@ def find_places(before: Space, after: Space) -> Int[Tensor, " values"]:
 
 
 def _pieces(space: Space) -> list[tuple[str, int, int]]:
-    """Name, first flat place and number of the values of each tensor."""
+    """Yield the name, the first flat index and the number of values of each tensor."""
     counts = [torch.Size(space.symmetry.shapes[name]).numel() for name in space.names]
     return list(zip(space.names, np.cumsum([0, *counts]).tolist(), counts, strict=False))
 
 
 def _matches(before: Symmetry, after: Symmetry, name: str, axis: int) -> tuple[Tensor, Tensor]:
-    """Return indices of an axis, before and after, that mean the same: those of the first two units of each group."""
+    """Return corresponding indices of an axis before and after, for the first two units of each group."""
     pairs = [
         (first, second, min(2, one.size, other.size))
         for one, other in zip(before.groups, after.groups, strict=True)
@@ -81,6 +81,6 @@ def _matches(before: Symmetry, after: Symmetry, name: str, axis: int) -> tuple[T
 
 
 def _flat_index(index: Tensor, shape: Sequence[int]) -> Tensor:
-    """Multi-indices as places in a flat tensor."""
+    """Return multi-indices as indices of a flat tensor."""
     strides = torch.tensor([torch.Size(shape[k + 1 :]).numel() for k in range(len(shape))])
     return (index * strides).sum(1)

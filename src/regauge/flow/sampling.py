@@ -1,4 +1,4 @@
-"""Integration of a flow's velocity: from starts to networks and back, with noise, and with guidance by a loss."""
+"""Integration of a flow's velocity from starts to networks and back, with noise and guidance by a loss."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -33,11 +33,11 @@ def integrate(
 
     Args:
         space: The space of the points.
-        field: The velocity, tangent at points.
+        field: The velocity, a tangent vector at each point.
         x: The start.
-        steps: Their number.
-        solver: "euler" follows geodesics, so that one step with the velocity of a geodesic ends where it does; "heun"
-            (order 2, two evaluations a step); "runge_kutta" (order 4, four evaluations).
+        steps: The number of steps.
+        solver: "euler" follows geodesics, so that one step with the velocity of a geodesic ends at the end of the
+            geodesic; "heun" (order 2, two evaluations a step); "runge_kutta" (order 4, four evaluations).
         start: The first time.
         end: The last time; less than `start` to go back.
 
@@ -65,8 +65,7 @@ def integrate(
 
 
 def _at(space: Manifold, field: Field, x: Tensor, t: float) -> Tensor:
-    """Return the velocity at the nearest point of the space: a smooth field around it, so that orders of solvers
-    hold."""
+    """Return the velocity at the nearest point of the space, a smooth field, as the orders of solvers require."""
     near = space.project(x)
     return field(near, near.new_full((len(near),), t))
 
@@ -81,21 +80,21 @@ def diffuse(
     start: Prior,
     generator: torch.Generator,
 ) -> Points:
-    """Follow a velocity with noise that leaves the distributions of all times as they are, by Euler and Maruyama.
+    """Follow a velocity with noise that preserves the distribution at every time, by the Euler-Maruyama method.
 
-    For starts `x0 ~ N(m, s^2)` that are independent of the ends, the velocity gives the expected start
-    `x - t v` and with it the gradient of the log density, `-(x - t v - m) / ((1 - t) s^2)`. Noise of variance
-    `2 noise (1 - t) s^2` per time is compensated by half its variance times that gradient. Coordinates on spheres,
-    whose gradient the velocity does not give, have no noise of their own.
+    For starts `x0 ~ N(m, s^2)` that are independent of the ends, the velocity gives the expected start `x - t v` and
+    with it the gradient of the log density, `-(x - t v - m) / ((1 - t) s^2)`. Noise of variance `2 noise (1 - t) s^2`
+    per time is compensated by half its variance times that gradient. Coordinates on spheres get no noise, because the
+    velocity does not determine their gradient.
 
     Args:
         space: The space of the points.
         field: The velocity.
-        x: Starts.
-        steps: Their number.
+        x: The starts.
+        steps: The number of steps.
         noise: The strength of the noise; 0 is Euler's method.
         start: The distribution of the starts.
-        generator: Source of the noise.
+        generator: Random generator of the noise.
 
     References:
         Albergo et al. (2023), Stochastic interpolants, theorem 2.8.
@@ -113,20 +112,20 @@ def diffuse(
 
 
 def follow_thesis(predict_end: Field, x0: Points, *, steps: int, noise: float, generator: torch.Generator) -> Points:
-    """Move along `end - start` in place of `(end - x) / (1 - t)`, and shake after `LATE`: not the flow's equation.
+    """Follow `end - start` instead of the flow's velocity `(end - x) / (1 - t)`, and add noise after the time `LATE`.
 
-    What comes out is the average of the predicted ends over time, with noise whose variance grows with the number of
-    steps. Points leave the spheres.
+    This is not the flow's equation. The result is the average of the predicted ends over time, plus noise whose
+    variance grows with the number of steps. Points leave the spheres.
 
     Args:
         predict_end: Function from points and times to ends.
-        x0: Starts.
+        x0: The starts.
         steps: The number of steps of Euler's method.
-        noise: Deviation of what is added in each late step.
-        generator: Source of the noise.
+        noise: Standard deviation of the noise of each late step.
+        generator: Random generator of the noise.
 
     References:
-        Erdogan (2025), section 3.2.2, for the velocity; the noise is that of its stochastic sampling.
+        Erdogan (2025), section 3.2.2, for the velocity; the noise is from its stochastic sampling.
     """
     x = x0
     for k in range(steps):
@@ -139,10 +138,11 @@ def follow_thesis(predict_end: Field, x0: Points, *, steps: int, noise: float, g
 
 @dataclass(frozen=True)
 class Guidance:
-    """A loss that pulls a flow towards networks for which it is small.
+    """A loss that guides a flow towards networks with a small loss.
 
-    The gradient is taken at the predicted end of the way and projected to tangent vectors; over the whole way its
-    factors sum to `strength`, which compares with the number of gradient steps times their learning rate.
+    The gradient is computed at the predicted end of the path and projected to tangent vectors. Over the whole path, the
+    factors of the gradient sum to `strength`. This sum corresponds to the number of gradient steps times their learning
+    rate.
 
     Attributes:
         loss: Function from networks with a leading model axis to the loss of each, `[models]`.
@@ -159,7 +159,7 @@ class Guidance:
             raise ValueError(f"strength={self.strength} must be positive, and start={self.start} a time before 1")
 
     def pull(self, space: Manifold, ends: Points) -> Points:
-        """Minus the gradient of the loss at points, tangent."""
+        """Return the negative gradient of the loss at points, projected to tangent vectors."""
         at = ends.detach().requires_grad_()
         with torch.enable_grad():
             params: Params = space.leave(space.project(at))
@@ -167,7 +167,7 @@ class Guidance:
         return space.tangent(ends, -gradient)
 
     def field(self, space: Manifold, velocity: Field, predict_end: Field) -> Field:
-        """Return a velocity with guidance."""
+        """Return a velocity with guidance added."""
 
         def guided(x: Tensor, t: Tensor) -> Tensor:
             v = velocity(x, t)

@@ -24,11 +24,11 @@ LOG_NORM = "logarithm of the head's norm"
 
 @dataclass(frozen=True, eq=False)
 class Space(Manifold):
-    """The points of the networks of one architecture: coordinates on unit spheres first, then Euclidean ones.
+    """The space of the networks of one architecture, with coordinates on unit spheres first and Euclidean ones last.
 
-    Every floating-point value of a network is one coordinate, running statistics included, since functions depend on
-    them; structure, such as masks, and further names of a tied tensor are not. Values that are positive by nature
-    (variances) are logarithms.
+    Every floating-point value of a network is one coordinate, including running statistics, because functions depend on
+    them. Structure, such as masks, has no coordinates, and a tied tensor has coordinates only once. Variances and other
+    positive values are represented by their logarithms.
 
         x = space.enter(population)       # [models, values]
         space.leave(x)                    # networks that compute the same functions
@@ -37,12 +37,12 @@ class Space(Manifold):
         symmetry: The symmetry, with every size known.
         representation: The representation of networks as points.
         spheres: The coordinates that lie on spheres.
-        normed: The values that are brought to spheres as networks leave a flat space.
-        order: The flat place of every coordinate among all values of `names`, one tensor after the other.
-        names: Tensors whose values are coordinates; `LOG_NORM` is the last one, if it has such a coordinate.
-        positive: The tensors whose values are kept as logarithms.
-        constants: Tensors that are the same in all networks.
-        exchanged: For each coordinate the number of its class: some permutation exchanges those of one class.
+        normed: The values that are normalized to spheres when points of a flat space are converted to networks.
+        order: The flat index of every coordinate among all values of `names`, one tensor after the other.
+        names: Tensors whose values are coordinates; `LOG_NORM` is the last name, if the space has this coordinate.
+        positive: The tensors whose values are represented by logarithms.
+        constants: Tensors that are equal in all networks.
+        exchanged: The class index of each coordinate; permutations exchange the coordinates of one class.
         signed: Whether signs of the symmetry flip each coordinate.
     """
 
@@ -64,14 +64,14 @@ class Space(Manifold):
         """Return the space of the networks of a population.
 
         Args:
-            population: Some networks, with a leading model axis: they say which tensors there are, and which of these
-                are positive or no floating-point numbers.
+            population: Some networks, with a leading model axis. They determine which tensors exist, which tensors are
+                positive, and which ones have no floating-point values.
             symmetry: The symmetry of the networks.
             representation: The representation of networks as points.
 
         Raises:
-            KeyError: There is no parameter of the head's name.
-            ValueError: The networks do not fit the symmetry, or the head lies on spheres already.
+            KeyError: There is no parameter with the name of the head.
+            ValueError: The networks do not fit the symmetry, or the head already lies on spheres.
         """
         how = Representation() if representation is None else representation
         count_models(population)
@@ -152,16 +152,16 @@ class Space(Manifold):
 
     @cached_property
     def tensors(self) -> Int[Tensor, " values"]:
-        """The number in `names` of the tensor that each coordinate belongs to."""
+        """The index in `names` of the tensor of each coordinate."""
         counts = torch.tensor([torch.Size(self.symmetry.shapes[name]).numel() for name in self.names])
         return torch.repeat_interleave(torch.arange(len(self.names)), counts)[self.order]
 
     def enter(self, population: Mapping[str, Tensor], dtype: torch.dtype = torch.float32) -> Points:
-        """Return the points of networks; translations are taken out and scales brought to their canonical form first.
+        """Return the points of networks; first translations are removed and scales are made canonical.
 
         Raises:
-            ValueError: A unit has no incoming weights and therefore no place on its sphere. Or values are not positive
-                that were positive in the population. Or a network has another structure.
+            ValueError: A unit has no incoming weights, so it has no point on its sphere. Or values that were positive
+                in the population are not positive. Or a network has another structure.
         """
         for name in self.symmetry.structure:
             if name in self.constants and name in population:
@@ -200,7 +200,7 @@ class Space(Manifold):
         return self.project(x.to(dtype))
 
     def balance(self, params: Params) -> Params:
-        """Return networks at the points of smallest norm that scales and invertible matrices reach."""
+        """Return the networks of smallest norm that scales and invertible matrices reach."""
         return self.symmetry.act(balance(params, self.symmetry), params)
 
     def leave(self, x: Points) -> Params:
@@ -222,7 +222,7 @@ class Space(Manifold):
         return found
 
     def arrange(self, x: Points) -> Params:
-        """Return the coordinates as tensors of `names`, in the shapes that they have in networks."""
+        """Return the coordinates as tensors of `names`, in the shapes of the networks."""
         flat = torch.zeros_like(x).index_copy(1, self.order.to(x.device), x)
         pieces = torch.split(flat, [torch.Size(self.symmetry.shapes[name]).numel() for name in self.names], dim=1)
         return {
@@ -231,16 +231,16 @@ class Space(Manifold):
         }
 
     def collect(self, tensors: Mapping[str, Tensor]) -> Points:
-        """Coordinates from tensors; the inverse of `arrange`."""
+        """Return coordinates from tensors; the inverse of `arrange`."""
         flat = torch.cat([tensors[name].flatten(1) for name in self.names], dim=1)
         return flat[:, self.order.to(flat.device)]
 
 
 def _with_norm(symmetry: Symmetry) -> Symmetry:
-    """Return a symmetry that knows one more value, which nothing moves."""
+    """Return the symmetry with one more value, which no element moves."""
     return replace(symmetry, shapes={**symmetry.shapes, LOG_NORM: (1,)})
 
 
 def _along(factors: Float[Tensor, " models"], tensor: Tensor) -> Tensor:
-    """Return a number for each network, such that it broadcasts over a tensor's values."""
+    """Return one number for each network, in a shape that broadcasts over the values of a tensor."""
     return factors.reshape(-1, *([1] * (tensor.ndim - 1)))

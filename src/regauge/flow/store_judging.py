@@ -1,4 +1,4 @@
-"""Judgement on networks of a store that were drawn from a flow."""
+"""Judgement on networks of a store that were sampled from a flow."""
 
 import numpy as np
 import torch
@@ -27,15 +27,15 @@ def judge_store(
     most: int = MOST_JUDGED,
     generator: torch.Generator | None = None,
 ) -> Judgement:
-    """Judge networks of a store, see `judge`, by the networks that a flow was fitted to and those that it never read.
+    """Judge networks of a store against the networks that a flow was fitted to and held-out networks; see `judge`.
 
     Args:
-        flow: The flow, which tells the networks of the fit and their division.
-        samples: The networks that were drawn.
+        flow: The flow, whose facts determine the networks of the fit and their division.
+        samples: The sampled networks.
         stores: The stores that the flow was fitted to.
         evaluate: A task, or a function of parameters.
-        most: The most drawn networks, and held-out ones, that are compared.
-        generator: The source of chance; of seed 0 by default.
+        most: The largest number of sampled networks, and of held-out networks, that are compared.
+        generator: The random generator; by default one with seed 0.
 
     Raises:
         ValueError: The flow was fitted to other stores.

@@ -1,4 +1,4 @@
-"""Networks drawn from a flow into a store, and what their guidance does to them."""
+"""Sampling of networks from a flow into a store, and evaluation of guidance."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
@@ -46,25 +46,26 @@ def sample_store(
     about: Mapping[str, Any] | None = None,
     progress: Progress = no_progress,
 ) -> Store:
-    """Draw networks into a store; after an interruption, those that it still lacks.
+    """Sample networks into a store; after an interruption, sample only the missing networks.
 
     Args:
         path: The file of the flow, which was fitted to networks of a store.
         output: A folder.
         networks: The number of networks.
         steps: The number of steps of the solver.
-        solver: See `Flow.sample`; so are `noise`, `label`, `task` and `keep`. In a store the share is kept of each
-            256 networks, not of all.
+        solver: See `Flow.sample`, also for `noise`, `label`, `task` and `keep`. In a store, the share `keep` applies to
+            each 256 networks, not to all.
         noise: The amount of noise in each step.
         guide: Makes the guidance of each shard.
-        like: A store of networks of other widths, of which networks are drawn.
+        like: A store of networks of other widths; the sampled networks have the widths of this store.
         label: The class of the networks.
-        seed: The seed of all chance.
-        about: Further facts that the store keeps, by which it is known as one of the same call.
+        seed: The seed of all random numbers.
+        about: Further facts that are written to the store; an interrupted store is continued only if its facts are
+            equal.
 
     Raises:
         FileExistsError: The store holds other networks.
-        ValueError: The flow knows no architecture, or cannot draw such networks.
+        ValueError: The flow has no architecture, or cannot sample such networks.
     """
     flow = load_flow(path)
     architecture = require_architecture(flow)
@@ -119,19 +120,20 @@ def compare_guidance(
     label: Any = None,
     seed: int = 0,
 ) -> list[dict[str, Any]]:
-    """Return mean scores on a task: of guided networks, and of networks made without guidance or without a flow.
+    """Return mean scores on a task of guided networks, and of networks made without guidance or without a flow.
 
-    These are networks drawn without guidance, the same after as many steps of gradient descent on the loss of the
-    guidance, and random networks after as many steps.
+    The networks to compare with are sampled without guidance. Gradient descent on the loss of the guidance, with the
+    same number of steps, is also applied to these networks and to random networks.
 
     Args:
         flow: The flow.
-        guided: Networks that were drawn with guidance.
+        guided: Networks that were sampled with guidance.
         guide: Makes the guidance, whose loss is a `BatchLoss`.
         task: The task that judges.
-        steps: The number of steps of the solver, as `guided` were drawn; so are `label` and `seed`.
+        steps: The number of steps of the solver. Give the values of `steps`, `label` and `seed` with which `guided` was
+            sampled.
         label: The class of the networks.
-        seed: The seed of all chance.
+        seed: The seed of all random numbers.
 
     Returns:
         Rows with the kind of networks under "", and the mean of each score.
@@ -162,10 +164,10 @@ def compare_guidance(
 
 
 def draw_initial(store: Store, *, seed: int = 0, count: int = STARTS) -> Params:
-    """Draw networks as the training of a store's population began, for the argument `starts` of `fit`.
+    """Sample initial networks of a store's population, for the argument `starts` of `fit`.
 
     Raises:
-        ValueError: The store does not tell the initialization, or it is that of no independent networks.
+        ValueError: The store does not describe the initialization, or the networks were not initialized independently.
     """
     made = store.about.get("training", {}).get("initialization")
     if made is None:
@@ -184,7 +186,7 @@ def require_architecture(flow: Flow) -> Architecture:
     """Return the architecture of the networks of a flow.
 
     Raises:
-        ValueError: The flow was fitted to networks of no store.
+        ValueError: The flow was not fitted to networks of a store.
     """
     if flow.architecture is None:
         raise ValueError(
@@ -200,6 +202,6 @@ def _draw(
 
 
 def _shards_of(networks: int) -> Iterator[tuple[str, int, int]]:
-    """Yield the name, the first network and the number of networks of each shard."""
+    """Yield the name, the index of the first network and the number of networks of each shard."""
     for start in range(0, networks, NETWORKS_OF_SHARD):
         yield f"{start:08d}", start, min(NETWORKS_OF_SHARD, networks - start)

@@ -1,4 +1,4 @@
-"""The settings of the thesis of the method, as its text and its code have them, to compare with."""
+"""The settings of the thesis that introduced the method, from its text and its code, for comparisons."""
 
 from typing import Any, Literal
 
@@ -18,20 +18,20 @@ def thesis_config(
 ) -> FlowConfig:
     """Return the settings of the thesis: predicted ends, early times, plain losses, and a prior of deviation 0.1.
 
-    To sample as it did, say `flow.sample(..., solver="thesis")`.
+    To sample like the thesis, call `flow.sample(..., solver="thesis")`.
 
     Args:
-        kind: "euclidean" takes weights as they are; "geometric" brings the incoming weights of every hidden unit, and
-            the whole last layer, to unit spheres, and so forgets the norm of the last layer.
-        head: Name of the last layer's weight, for "geometric".
-        head_bias: Name of its bias, which is divided by the same norm.
+        kind: "euclidean" uses weights without changes. "geometric" normalizes the incoming weights of every hidden
+            unit, and the whole last layer, to unit spheres, so that the norm of the last layer is lost.
+        head: Name of the weight of the last layer, for "geometric".
+        head_bias: Name of the bias of the last layer, which is divided by the same norm.
         changes: Any settings that should differ, such as `seconds`, or a smaller `net`.
 
     Raises:
-        ValueError: There is no such kind, or it needs a head.
+        ValueError: There is no such kind, or the kind needs a head.
 
     References:
-        Erdogan (2025), sections 4.4, 6.1 and 6.3; the deviation and the rate are those of its code.
+        Erdogan (2025), sections 4.4, 6.1 and 6.3; the deviation and the learning rate are from its code.
     """
     if kind not in ("euclidean", "geometric") or (kind == "geometric") != (head is not None):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Distributions from which times are drawn while a flow is trained."""
+"""Distributions of the random times in the training of a flow."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,10 +10,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class UniformTime:
-    """Times between 0 and 1, all alike; spread evenly over a batch."""
+    """Uniformly random times between 0 and 1, spread evenly over a batch."""
 
     def draw(self, count: int, generator: torch.Generator) -> Float[Tensor, " models"]:
-        """Draw times."""
+        """Sample times."""
         places = torch.randperm(count, generator=generator) + torch.rand(count, generator=generator)
         return places / count
 
@@ -34,7 +34,7 @@ class BetaTime:
     b: float = 2.0
 
     def draw(self, count: int, generator: torch.Generator) -> Float[Tensor, " models"]:
-        """Draw times."""
+        """Sample times."""
         shapes = torch.tensor([self.a, self.b]).expand(count, 2)
         gamma = torch._standard_gamma(shapes, generator=generator)
         return gamma[:, 0] / gamma.sum(1)

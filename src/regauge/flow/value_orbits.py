@@ -19,10 +19,10 @@ DRAWS, FEW_DRAWS, MANY = 24, 6, 10**6
 
 
 def exchanged_values(symmetry: Symmetry, names: Sequence[str]) -> Int[Tensor, " values"]:
-    """Return a number for each value of some tensors, one after the other: equal where some permutation exchanges them.
+    """Return class indices of all values of some tensors; values that a permutation exchanges have equal indices.
 
-    Besides the cycle and the exchange of two units of every group, random permutations join what only independent
-    permutations of the copies of a group exchange.
+    The classes are joined by a cycle and an exchange of two units of every group. Random permutations join values that
+    only independent permutations of the copies of a group exchange.
     """
     shapes = {name: symmetry.shapes[name] for name in names}
     counts = [torch.Size(shape).numel() for shape in shapes.values()]
@@ -41,7 +41,7 @@ def exchanged_values(symmetry: Symmetry, names: Sequence[str]) -> Int[Tensor, " 
 
 
 def signed_values(symmetry: Symmetry, names: Sequence[str]) -> Bool[Tensor, " values"]:
-    """Return whether signs of the symmetry flip each value of some tensors, one after the other."""
+    """Return, for each value of some tensors, whether signs of the symmetry flip the value."""
     ones = {name: torch.ones(symmetry.shapes[name], dtype=torch.float64) for name in names}
     chance = torch.Generator().manual_seed(0)
     flipped = torch.zeros(sum(one.numel() for one in ones.values()), dtype=torch.bool)
@@ -52,7 +52,7 @@ def signed_values(symmetry: Symmetry, names: Sequence[str]) -> Bool[Tensor, " va
 
 
 def unit_indices(placement: Placement, units: int) -> Int[Tensor, "units indices"]:
-    """Return the indices on its axis that belong to each of the first units of a placement."""
+    """Return the indices, on the axis of a placement, of each of its first units."""
     offsets = torch.zeros(1, dtype=torch.int64)
     for count, stride in placement.repeats:
         offsets = (offsets.unsqueeze(1) + stride * torch.arange(count)).flatten()
@@ -80,7 +80,7 @@ def _permuted(symmetry: Symmetry, numbers: Params, draws: int) -> list[Params]:
 
 
 def _complete(symmetry: Symmetry, known: Params) -> Params:
-    """Return all tensors that the symmetry moves; zeros where nothing is known."""
+    """Return all tensors that the symmetry moves; missing tensors are zero."""
     blank = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in symmetry.shapes.items()}
     return {**blank, **known}
 

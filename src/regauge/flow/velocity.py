@@ -1,4 +1,4 @@
-"""The velocity of a flow: what normal distributions would have in closed form, and what a net adds."""
+"""The velocity of a flow: the closed form for normal distributions, plus the output of a net."""
 
 import math
 from dataclasses import dataclass
@@ -22,15 +22,15 @@ LATEST = 0.99
 class StraightLines:
     """The straight lines between two independent normal distributions of every coordinate.
 
-    Between `x0 ~ N(m0, s0^2)` and `x1 ~ N(m1, s1^2)` the point `x = (1 - t) x0 + t x1` is normal, and given x, velocity
-    and end are normal with means that are linear in x and deviations that are not.
+    Between `x0 ~ N(m0, s0^2)` and `x1 ~ N(m1, s1^2)`, the point `x = (1 - t) x0 + t x1` is normal. Given x, the
+    velocity and the end are also normal. Their means are linear in x, and their deviations do not depend on x.
     """
 
     start: tuple[Tensor, Tensor]
     end: tuple[Tensor, Tensor]
 
     def at(self, t: Float[Tensor, "models 1"]) -> tuple[Tensor, Tensor]:
-        """Return the mean and deviation of the points."""
+        """Return the mean and deviation of the points at a time."""
         (m0, s0), (m1, s1) = self.start, self.end
         return (1 - t) * m0 + t * m1, ((1 - t) * s0).hypot(t * s1)
 
@@ -57,14 +57,14 @@ class Velocity(nn.Module):
         space: The space of the points.
         prior: The prior of the starts.
         moments: The moments of the ends.
-        net: The net that is trained, from points that are standardized to their unit.
-        clock: Tells the net time and class.
-        predicts: "velocity", or "end": the ends are predicted, and the velocity is the rest of the way by the rest of
-            the time.
-        has_gaussian: Whether the net adds to what normal distributions would have in closed form.
+        net: The net that is trained; it maps standardized points to outputs in the unit of what it predicts.
+        clock: The module that encodes time and class for the net.
+        predicts: "velocity", or "end": the net predicts the end, and the velocity is the remaining path divided by the
+            remaining time.
+        has_gaussian: Whether the output of the net is added to the closed form for normal distributions.
 
     Attributes:
-        share: The share of what the net adds that is taken, a number. At zero the flow is that of normal distributions.
+        share: The factor of the net's output. At zero, the flow is the closed form for normal distributions.
     """
 
     tables: Tensor
@@ -96,7 +96,8 @@ class Velocity(nn.Module):
         return self.space.tangent(x, mean + spread * self._read(x, t, labels))
 
     def resize(self, space: Space, places: Int[Tensor, " values"]) -> None:
-        """Work in another space, whose coordinates have the statistics of these places of the present one."""
+        """Adapt to another space, whose coordinates take the statistics of the given coordinates of the present
+        space."""
         assert isinstance(self.net, OverNetworks)
         self.net.resize(space)
         self.space, self.tables = space, self.tables[:, places]
@@ -104,14 +105,14 @@ class Velocity(nn.Module):
     def predict_end(
         self, x: Points, t: Float[Tensor, " models"], labels: Int[Tensor, " models"] | None = None
     ) -> Points:
-        """The expected end of the flow from points at a time."""
+        """Return the expected end of the flow from points at a time."""
         if self.predicts == "velocity":
             return self.space.exp(x, (1 - t).unsqueeze(1) * self(x, t, labels))
         mean, spread = self._expect(x, t, is_end=True)
         return self.space.project(mean + spread * self._read(x, t, labels))
 
     def unit(self, t: Float[Tensor, " models"]) -> Float[Tensor, "models values"]:
-        """Return the deviation of velocities about those in closed form: what errors are divided by."""
+        """Return the deviation of velocities around the closed form, by which errors are divided."""
         line, start = self._line(), self.space.flat_start
         straight = line.velocity(line.at(t.unsqueeze(1))[0], t.unsqueeze(1))[1]
         root = self.tables[4, :start].expand(len(t), -1)
@@ -137,7 +138,7 @@ class Velocity(nn.Module):
         return mean, spread
 
     def standard(self, x: Points, t: Float[Tensor, " models"]) -> Points:
-        """Return points in units of what is expected at their times."""
+        """Return points standardized by the mean and deviation expected at their times."""
         start = self.space.flat_start
         mean, spread = self._line().at(t.unsqueeze(1))
         return torch.cat([x[:, :start] / self.tables[4, :start], (x[:, start:] - mean) / spread], dim=1)
