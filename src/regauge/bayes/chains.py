@@ -45,13 +45,13 @@ FEWEST = 4
 
 @dataclass(frozen=True, eq=False)
 class ChainDiagnosis:
-    """Convergence of Markov chains: as parameters, as parameters up to symmetry, and as functions.
+    """The convergence of Markov chains in their parameters, in their parameters up to symmetry, and as functions.
 
     Attributes:
         data: An ArviZ data set (`xarray.DataTree`) with the groups "posterior" (parameters as they are), "aligned"
-            (representatives in one universe) and, where a module was given, "predictions". Every variable has the
-            axes chain and draw first.
-        rhat: For each group and variable the rank-normalized split R-hat of each entry; NaN where it is constant.
+            (representatives in one universe) and, if a module was given, "predictions". The first axes of every
+            variable are chain and draw.
+        rhat: For each group and variable, the rank-normalized split R-hat of each entry; NaN if the entry is constant.
         ess_bulk: The bulk effective sample sizes, likewise.
         ess_tail: The tail effective sample sizes, likewise.
     """
@@ -62,7 +62,7 @@ class ChainDiagnosis:
     ess_tail: Mapping[str, Mapping[str, Floats]]
 
     def summary(self) -> list[dict[str, Any]]:
-        """Return one row for each group: entries, constants, and quantiles of R-hat and of the effective sample
+        """Return one row for each group: numbers of entries and constants, quantiles of R-hat and effective sample
         sizes."""
         rows = []
         for group, values in self.rhat.items():
@@ -90,7 +90,7 @@ class ChainDiagnosis:
 
     @property
     def verdict(self) -> str:
-        """Whether the chains agree, and as what, in a sentence."""
+        """A message that states whether the chains agree: in parameters, up to symmetry, or only as functions."""
         is_same, is_aligned = self.agrees("posterior"), self.agrees("aligned")
         if "predictions" in self.rhat and not self.agrees("predictions"):
             return (
@@ -111,8 +111,7 @@ class ChainDiagnosis:
         return "The chains differ in their parameters, aligned or not. Give a module and inputs to compare functions."
 
     def plot(self) -> "Figure":
-        """Plot the number of entries below each R-hat, and above each effective sample size, for each group of
-        entries."""
+        """Plot, for each group, the number of entries below each R-hat and above each effective sample size."""
         from regauge.report.chain_figures import chains_figure
 
         rhat, bulk = ({KINDS[kind]: _moving(one) for kind, one in some.items()} for some in (self.rhat, self.ess_bulk))
@@ -145,28 +144,28 @@ def diagnose(
 ) -> ChainDiagnosis:
     """Measure how well Markov chains mix: in their parameters, up to symmetry, and as functions.
 
-    Chains wander between copies of one mode, or stay in different ones. R-hat of parameters then says that they have
-    not converged, although they agree as functions. Here every draw is moved to its canonical form. All draws are then
-    aligned to their common mean (`MergeMany`), over the whole group, with translations zero or centered. What results
-    depends on the orbits of the draws only, up to rounding: the diagnosis is the same wherever on its orbit each draw
-    is.
+    Chains may move between symmetric copies of one mode, or stay in different copies. Then R-hat of parameters shows no
+    convergence, although the chains agree as functions. Here every draw is first moved to its canonical form. All draws
+    are then aligned to their common mean (`MergeMany`), over the whole group, with translations zero or centered. The
+    result depends only on the orbits of the draws, up to rounding. It does not depend on the position of a draw on its
+    orbit.
 
     ArviZ computes the rank-normalized split R-hat and the bulk and tail effective sample sizes of each entry, at about
-    0.6 milliseconds of CPU time. Buffers are left out. The data set serves all else that ArviZ does.
+    0.6 milliseconds of CPU time. Buffers are left out. The data set works with all other functions of ArviZ.
 
     Args:
         chains: For each chain its draws: a stack with one leading axis, a list of networks, or a `ParticlePosterior`.
-            All chains have the same number of draws, four at least.
+            All chains have the same number of draws, at least four.
         symmetry: The symmetry of the network.
         module: The module that runs the networks on `inputs`, in evaluation mode.
-        inputs: One batch of inputs, as for `Task`. Predictions are what the module returns for it.
-        outputs: The output that is diagnosed; the first tensor by default.
+        inputs: One batch of inputs, as for `Task`. Predictions are the outputs of the module for this batch.
+        outputs: The output of the module that is diagnosed; by default the first tensor.
 
     Raises:
         ImportError: ArviZ is missing.
         TypeError: One chain, or a Gaussian, was given in place of a list of chains.
-        ValueError: There is no chain, chains have different numbers of draws or fewer than four, networks do not fit
-            one another or the symmetry or are not finite, or only one of `module` and `inputs` is given.
+        ValueError: There is no chain, or chains have different numbers of draws or fewer than four. Or networks do not
+            fit one another or the symmetry, or are not finite. Or only one of `module` and `inputs` is given.
 
     References:
         Vehtari et al. (2021), Rank-normalization, folding, and localization: an improved R-hat.
@@ -208,7 +207,7 @@ def _stack(chain: Chain) -> Params:
 
 
 def _align(draws: Params, symmetry: Symmetry, chains: int) -> Params:
-    """Return all draws as representatives in one universe, which depends on their orbits only."""
+    """Return all draws as representatives in one universe, which depend only on the orbits of the draws."""
     canonical = canonicalize(draws, symmetry)
     names = symmetry.rotatable
     zero = zero_gains(symmetry, canonical, names)
@@ -234,7 +233,8 @@ def _predict(draws: Params, module: nn.Module, inputs: Any, outputs: Outputs) ->
 
 
 def _measure(arrays: Mapping[str, Mapping[str, Floats]]) -> ChainDiagnosis:
-    """The data set of arrays `[chain, draw, ...]`, and the numbers that ArviZ computes for each entry that moves."""
+    """Return the data set of arrays `[chain, draw, ...]`, and ArviZ's diagnostics of all entries that are not
+    constant."""
     try:
         arviz_base, arviz_stats = import_module("arviz_base"), import_module("arviz_stats")
     except ImportError as error:
@@ -264,10 +264,10 @@ def _measure(arrays: Mapping[str, Mapping[str, Floats]]) -> ChainDiagnosis:
 
 
 def _round(values: Floats, largest: float) -> Floats:
-    """Return values on a grid, on which medians are exact; a tensor that is rounding next to the largest value is zero.
+    """Round values to a grid, on which medians are exact; a tensor that consists of rounding errors becomes zero.
 
-    Ranks would otherwise depend on the last bits: entries that are equal up to rounding have no order, and of an even
-    number of draws two are equally far from the median, to which R-hat folds them.
+    Otherwise ranks would depend on the last bits, because entries that are equal up to rounding have no stable order.
+    If the number of draws is even, two draws are also equally far from the median around which R-hat folds the draws.
     """
     size = float(np.abs(values).max(initial=0.0))
     if size <= ZERO * largest:
@@ -278,12 +278,12 @@ def _round(values: Floats, largest: float) -> Floats:
 
 
 def _moving(values: Mapping[str, Floats]) -> Floats:
-    """Return the numbers of all entries that are not constant."""
+    """Return the indices of all entries that are not constant."""
     flat = np.concatenate([one.ravel() for one in values.values()])
     kept: Floats = flat[~np.isnan(flat)]
     return kept
 
 
 def _quantile(values: Floats, share: float) -> float:
-    """Return the smallest value that a share of all does not exceed; NaN where there are no values."""
+    """Return the smallest value that a given share of all values does not exceed; NaN if there are no values."""
     return float(np.quantile(values, share, method="higher")) if values.size else math.nan

@@ -1,4 +1,4 @@
-"""Posteriors moved along their orbits: one to another, many into one universe, many merged into one Gaussian."""
+"""Alignment of posteriors along their orbits: one to another, many in one universe, many merged into one Gaussian."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,14 +24,14 @@ AnyPosterior = TypeVar("AnyPosterior", bound=Posterior)
 
 @dataclass(frozen=True)
 class PosteriorAlignment(Generic[AnyPosterior]):
-    """The outcome of aligning one posterior to another, or many with one another.
+    """The result of the alignment of one posterior to another, or of many with one another.
 
     Attributes:
-        posteriors: All of them in the universe, the first one as it was; of two only the second one, moved. Each has
-            its predictive distribution.
-        before: `W2^2` between the moments of two posteriors, as they were given; of many the mean of their distances
+        posteriors: For many posteriors, all of them in the universe, with the first one unchanged. For two posteriors,
+            only the moved second one. The predictive distribution of each is unchanged.
+        before: `W2^2` between the moments of two given posteriors; for many posteriors, the mean of their distances
             from the barycenter. Buffers are not compared.
-        after: The value after they have moved.
+        after: The same value after the alignment.
         matching: The result of the alignment of the moments.
     """
 
@@ -42,12 +42,12 @@ class PosteriorAlignment(Generic[AnyPosterior]):
 
     @property
     def posterior(self) -> AnyPosterior:
-        """The second of two posteriors, moved."""
+        """The moved second posterior, if two posteriors were aligned."""
         return self.posteriors[-1]
 
     @property
     def element(self) -> Element:
-        """The element that moves the second of two posteriors; of many a batch."""
+        """The element that moves the second of two posteriors; for many posteriors, a batch of elements."""
         return self.matching.element
 
     @property
@@ -57,7 +57,7 @@ class PosteriorAlignment(Generic[AnyPosterior]):
 
     @property
     def report(self) -> str:
-        """Distances before and after, and the report of the alignment."""
+        """Return the distances before and after the alignment, and the report of the alignment."""
         before, after = self.before, self.after
         return (
             f"{'from the barycenter, ' if self.element.batch else ''}"
@@ -78,30 +78,31 @@ def align_posteriors(
     method: Method | None = None,
     generator: torch.Generator | None = None,
 ) -> PosteriorAlignment[AnyPosterior]:
-    """Move the second posterior along its orbit, as close to the first as the method gets.
+    """Move the second posterior along its orbit, as close to the first as the method can.
 
-    Moments are matched, and posteriors may be of different kinds. Kronecker factors count by the diagonal of their
-    product, low-rank Gaussians by the standard deviations of both parts together, particles by their means and
-    standard deviations. The whole posterior moves by one element: the samples of one chain lie in one copy of a mode,
-    and matching them one by one would find the identity at a higher price.
+    The method matches means and standard deviations, so the posteriors may be of different kinds. Kronecker factors
+    enter by the diagonal of their product, and low-rank Gaussians by the standard deviations of both parts together.
+    Particles enter by their means and standard deviations. One element moves the whole posterior, because the samples
+    of one chain lie in one copy of a mode. Matching the samples one by one would find the identity at a higher cost.
 
-    Translations of `symmetry` are left alone, as scales are unless the method balances them: a posterior is flat along
-    their coordinates under a flat prior only. Under another prior a translated posterior predicts the same, but its
-    divergence from the prior is another one; `push` translates, and `compare_with_prior` measures both.
+    Translations of `symmetry` are not applied, and scales are not applied unless the method balances them. The reason
+    is that a posterior is flat along these coordinates only under a flat prior. Under another prior, a translated
+    posterior makes the same predictions, but has another divergence from the prior. Use `push` to translate a
+    posterior, and `compare_with_prior` to measure both.
 
-    Between full covariances the cost is a quadratic assignment for each layer, of which this is the diagonal part.
-    `regauge.bayes.transport.distance` measures the whole.
+    For full covariances, the cost is a quadratic assignment for each layer, and this function uses only its diagonal
+    part. `regauge.bayes.transport.distance` measures the whole cost.
 
     Args:
         q_a: The posterior that stays.
-        q_b: The posterior that moves, unchanged itself.
+        q_b: The posterior that is moved; the argument itself is not changed.
         symmetry: The symmetry of both posteriors.
         method: The method that compares pairs of means and standard deviations; `GaussianMatching()` by default.
-        generator: Random generator, for methods that use chance.
+        generator: Random generator, for methods that use random numbers.
 
     Raises:
         KeyError: A parameter that the symmetry moves is missing.
-        ValueError: The posteriors are of different architectures, do not fit the symmetry or hold NaN or Inf.
+        ValueError: The posteriors have different architectures, do not fit the symmetry, or contain NaN or Inf.
 
     References:
         Rossi et al. (2023), equations 17 to 19 and algorithm 1.
@@ -122,20 +123,20 @@ def align_many_posteriors(
 ) -> PosteriorAlignment[AnyPosterior]:
     """Move posteriors along their orbits until none of them can come closer to the barycenter of the others.
 
-    As in `align_posteriors` moments are matched and whole posteriors move. The sum over pairs of `W2^2` between K
-    diagonal Gaussians is K times the sum of their distances from the barycenter, and a step of one posterior lowers
-    both.
+    As in `align_posteriors`, moments are matched and whole posteriors move. For K diagonal Gaussians, the sum of `W2^2`
+    over pairs is K times the sum of the distances from the barycenter. Each step of one posterior lowers both sums.
 
     Args:
         posteriors: One or more, of any kinds; the first one stays where it is.
         symmetry, generator: As for `align_posteriors`.
-        method: Compares pairs of means and standard deviations; `GaussianMatching()` by default, whose
-            method for many is `MergeMany`. `GaussianMatching(method=WeightMatching())` aligns all to the first
+        method: The method that compares pairs of means and standard deviations; by default `GaussianMatching()`, which
+            uses `MergeMany` for many posteriors. `GaussianMatching(method=WeightMatching())` aligns all to the first
             posterior.
 
     Raises:
         KeyError: A parameter that the symmetry moves is missing.
-        ValueError: There is no posterior, or they do not fit one another or the symmetry, or hold NaN or Inf.
+        ValueError: There is no posterior, or the posteriors do not fit one another or the symmetry, or contain NaN or
+            Inf.
 
     References:
         Rossi et al. (2023), equation 17, for two posteriors; Ainsworth et al. (2023), appendix A.10, for many
@@ -152,16 +153,18 @@ def align_many_posteriors(
 def barycenter(posteriors: Sequence[Posterior], weights: Sequence[float] | None = None) -> GaussianPosterior:
     """Return the diagonal Gaussian with the smallest weighted sum of squared Wasserstein distances to the moments.
 
-    Its mean is the weighted mean of the means, its standard deviation that of the standard deviations: not of the
-    variances, and with nothing added for how far the means are apart. Align the posteriors first
-    (`align_many_posteriors`): the barycenter of posteriors in different copies of a mode lies in none.
+    The mean of the barycenter is the weighted mean of the means. Its standard deviation is the weighted mean of the
+    standard deviations, not of the variances, and the distances between the means add nothing. Align the posteriors
+    first (`align_many_posteriors`), because the barycenter of posteriors in different copies of a mode lies in no mode.
 
     Args:
-        posteriors: One or more, of one architecture; posteriors that are no diagonal Gaussians enter by their moments.
-        weights: One for each, not negative, made to sum to one; equal by default. Buffers are averaged alike.
+        posteriors: One or more posteriors of one architecture; other kinds than diagonal Gaussians enter by their
+            moments.
+        weights: One nonnegative weight for each posterior, normalized to sum to one; by default all are equal. Buffers
+            are averaged with the same weights.
 
     Raises:
-        ValueError: There are no posteriors, they are of different architectures, or the weights do not fit.
+        ValueError: There are no posteriors, the posteriors have different architectures, or the weights do not fit.
 
     References:
         Agueh and Carlier (2011), Barycenters in the Wasserstein space, section 6.
@@ -176,7 +179,7 @@ def barycenter(posteriors: Sequence[Posterior], weights: Sequence[float] | None 
 
 @dataclass(frozen=True)
 class OneGaussian:
-    """Many networks or posteriors as one Gaussian, whose mean is the mean of what was aligned."""
+    """One Gaussian that merges many networks or posteriors; its mean is the mean of the aligned members."""
 
     posterior: GaussianPosterior
     alignment: ManyResult | PosteriorAlignment[Posterior]
@@ -194,29 +197,30 @@ def one_gaussian(
 ) -> OneGaussian:
     """Align all members with one another and merge them into one Gaussian.
 
-    Networks become the Gaussian with their mean and, times `spread`, their standard deviations (divided by their
-    number). Posteriors become their Wasserstein barycenter, with its standard deviations times `spread`: how far their
-    means are apart adds nothing.
+    Networks are merged into the Gaussian with their mean and their standard deviations (with the number of networks as
+    divisor), times `spread`. Posteriors are merged into their Wasserstein barycenter, with its standard deviations
+    times `spread`. The distances between the means of posteriors add nothing.
 
-    Independent members stay far apart in most directions even when aligned, and a Gaussian as wide as they are can be
-    worse than its mean alone: choose `spread` by the likelihood of held-out data. The mean itself loses variance, which
-    `repair` gives back: with it the loss of sixteen MLPs' mean on MNIST fell from 0.30 to 0.12 (members 0.09). Running
-    statistics of batch normalization are averaged, but the mean network has others: compute them again with
-    `reset_batchnorm` or `repair`.
+    Independent members stay far apart in most directions even after alignment, and a Gaussian of the same width can be
+    worse than its mean alone. Therefore choose `spread` by the likelihood of held-out data. Activations of the mean
+    network lose variance, which `repair` restores. With `repair`, the loss of the mean of sixteen MLPs on MNIST fell
+    from 0.30 to 0.12 (members 0.09). Running statistics of batch normalization are averaged, but these averages are
+    wrong for the mean network. Compute new statistics with `reset_batchnorm` or `repair`.
 
     Args:
-        members: Two networks or more, or one posterior or more.
-        symmetry: The symmetry of all of them.
+        members: At least two networks, or at least one posterior.
+        symmetry: The symmetry of all members.
         spread: Factor of the standard deviations, not negative.
         method: `MergeMany()` by default for networks, which matches each to the mean of the others;
             `GaussianMatching()` for posteriors. A method for pairs aligns all to the first member.
-        task: The task, for methods that use data, and for networks the choice between restarts by the loss of the mean.
-        generator: Random generator, for methods that use chance.
+        task: The task, for methods that use data. For networks, the loss of the mean on the task also selects among
+            restarts.
+        generator: Random generator, for methods that use random numbers.
 
     Raises:
         TypeError: Networks and posteriors are mixed, or the method does not take what is given.
-        ValueError: There is no member, or a single network, or they do not fit one another or the symmetry, or the
-            spread is negative or not finite.
+        ValueError: There is no member, or a single network. Or the members do not fit one another or the symmetry. Or
+            the spread is negative or not finite.
     """
     if not 0 <= spread < float("inf"):
         raise ValueError(f"spread is {spread}; it multiplies standard deviations, so it must not be negative")
@@ -245,7 +249,7 @@ def one_gaussian(
 
 
 def _common_moments(posteriors: Sequence[Posterior]) -> list[GaussianPosterior]:
-    """Their moments; what only some are uncertain of has standard deviation zero in the others."""
+    """Return the moments of posteriors; a tensor that is certain in a posterior gets standard deviation zero there."""
     moments = [posterior.moments() for posterior in posteriors]
     uncertain = {name: std for one in moments for name, std in one.std.items()}
     stds = [with_zeros(one.std, uncertain) for one in moments]
@@ -255,7 +259,7 @@ def _common_moments(posteriors: Sequence[Posterior]) -> list[GaussianPosterior]:
 def _push(
     posterior: AnyPosterior, moments: GaussianPosterior, symmetry: Symmetry, element: Element, moved: GaussianPosterior
 ) -> AnyPosterior:
-    """Return a posterior moved by an element; its moved moments where it is the same as its moments."""
+    """Return a posterior moved by an element; a posterior that equals its moments is replaced by the moved moments."""
     return cast(AnyPosterior, moved) if posterior is moments else posterior.push(symmetry, element)
 
 

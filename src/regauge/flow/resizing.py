@@ -47,7 +47,7 @@ def find_places(before: Space, after: Space) -> Int[Tensor, " values"]:
 
 
 def _pieces(space: Space) -> list[tuple[str, int, int]]:
-    """Yield the name, the first flat index and the number of values of each tensor."""
+    """Return the name, the first flat index and the number of values of each tensor."""
     counts = [torch.Size(space.symmetry.shapes[name]).numel() for name in space.names]
     return list(zip(space.names, np.cumsum([0, *counts]).tolist(), counts, strict=False))
 

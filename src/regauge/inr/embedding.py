@@ -1,4 +1,4 @@
-"""Embeddings of a population of INRs, learned so that the signal can be read from the code."""
+"""Embeddings of a population of INRs, trained such that a decoder can reconstruct the signal from the code."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,10 +25,10 @@ ENCODED_AT_ONCE = 16
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingConfig(DescentConfig):
-    """Settings of an embedding: AdamW with one cycle of the learning rate, in epochs over the networks.
+    """Settings of the training of an embedding: AdamW with a one-cycle learning rate, in epochs over the networks.
 
-    A batch is of networks, at least two: batch normalization needs other rows than one network's. The defaults are
-    those of De Luigi et al., for thousands of networks 512 wide.
+    A batch consists of at least two networks, because batch normalization needs rows of several networks. The defaults
+    are from De Luigi et al., for thousands of networks of width 512.
 
     Attributes:
         examples: Samples of a network that a step reads, drawn anew with replacement.
@@ -55,10 +55,10 @@ class EmbeddingConfig(DescentConfig):
 
 
 class CodeDecoder(nn.Module):
-    """`f(code, x)`: an MLP with ReLU that reads the code next to sines and cosines of the point.
+    """The decoder `f(code, x)`: a ReLU MLP that reads the code together with sines and cosines of the point.
 
-    The point comes as (x, sin(2^k x), cos(2^k x)) for k below `octaves`. The input comes again, through a layer of its
-    own, halfway.
+    The point is encoded as (x, sin(2^k x), cos(2^k x)) for k below `octaves`. A second input layer feeds the input
+    again into the middle of the MLP.
 
     References:
         De Luigi et al. (2023), section 3 and appendix: 2,165,249 parameters for points in space.
@@ -75,7 +75,8 @@ class CodeDecoder(nn.Module):
         self.last = nn.Linear(width, outputs)
 
     def forward(self, codes: Tensor, points: Tensor) -> Tensor:
-        """`[networks, code]` and `[networks, points, coordinates]` to `[networks, points, outputs]`."""
+        """Decode codes `[networks, code]` at points `[networks, points, coordinates]` to `[networks, points,
+        outputs]`."""
         angles = points.unsqueeze(-1) * 2.0 ** torch.arange(self.octaves, dtype=points.dtype, device=points.device)
         places = torch.cat([points, angles.sin().flatten(-2), angles.cos().flatten(-2)], -1)
         inputs = torch.cat([codes.unsqueeze(1).expand(-1, points.shape[1], -1), places], -1)
@@ -91,7 +92,7 @@ class CodeDecoder(nn.Module):
 
 @dataclass(frozen=True)
 class Embedding:
-    """A trained encoder and its decoder."""
+    """A trained encoder and decoder of INRs."""
 
     inr: Inr  # architecture of the networks
     encoder: RowEncoder
@@ -102,7 +103,7 @@ class Embedding:
         """Return the codes `[networks, code]` of a population, or `[code]` of one network.
 
         Raises:
-            ValueError: The networks have other sizes than the population that it was trained on.
+            ValueError: The networks have other sizes than the training population.
         """
         rows = weight_rows(params, "hidden")
         if rows.shape[-1] != self.encoder.columns:
@@ -115,7 +116,7 @@ class Embedding:
         return found.reshape(*rows.shape[:-2], -1)
 
     def distance(self, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor]) -> float:
-        """Return the Euclidean distance of two networks' codes.
+        """Return the Euclidean distance between the codes of two networks.
 
         References:
             Paper 003, section 3.3 and figure 3.4.
@@ -139,20 +140,20 @@ def train_embedding(
     progress: Progress = no_progress,
     on_step: OnStep | None = None,
 ) -> Embedding:
-    """Train an encoder and a decoder on fitted networks: the decoder must say from the code what the network says.
+    """Train an encoder and a decoder on fitted networks; from the code, the decoder must reproduce a network's outputs.
 
-    The encoder reads the layers between hidden ones only, and is no invariant of permutations: the paper's networks all
-    come from one start.
+    The encoder reads only the layers between hidden layers. It is not invariant under permutations, because all
+    networks of the paper have the same initialization.
 
     Args:
         params: The networks, `[networks, ...]`.
-        samples: Samples of each network's signal, the same number for all.
-        generator: Draws the initialization, the order of networks and which samples a step reads.
-            One with seed 0 by default.
+        samples: Samples of the signal of each network, the same number for all networks.
+        generator: Random generator of the initialization, of the order of networks and of the samples of a step; by
+            default one with seed 0.
         on_step: Called after each step with its number, loss and rate, as a `regauge.training.State`.
 
     Raises:
-        ValueError: Networks and samples do not fit, or a network holds NaN or Inf.
+        ValueError: Networks and samples do not fit, or a network contains NaN or Inf.
 
     References:
         De Luigi et al. (2023), section 3; paper 003, section 3.3.

@@ -34,7 +34,7 @@ LEAST = 64
 
 @dataclass(frozen=True)
 class Focal:
-    """Cross entropy that counts what is already right less: `-w (1 - p)^gamma log p`, with p of the true class.
+    """The focal loss: cross entropy with less weight on correct answers, `-w (1 - p)^gamma log p`, p of the true class.
 
     The weight w is alpha where the label is one and 1 - alpha where it is zero; labels are zero or one. With gamma = 0
     and alpha = 1/2 it is half the cross entropy; a larger gamma discounts right answers more.
@@ -58,12 +58,12 @@ class Focal:
 
 
 def bce(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Cross entropy of labels in [0, 1] and logits, at every point."""
+    """Return the cross entropy of labels in [0, 1] and logits, at every point."""
     return binary_cross_entropy_with_logits(outputs, labels, reduction="none")
 
 
 def mse(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Squared errors, at every point."""
+    """Return the squared errors at every point."""
     return mse_loss(outputs, labels, reduction="none")
 
 
@@ -92,8 +92,8 @@ def fit(
     """Minimize the loss of a network on samples of a signal.
 
     Args:
-        start: Initial parameters, unchanged; the result has their dtype.
-        generator: Draws the samples of each step; one with seed 0 by default.
+        start: Initial parameters, which are not changed; the result has their dtype.
+        generator: Random generator of the samples of each step; by default one with seed 0.
         on_step: Called after each step with its number, loss and rate, as a `regauge.training.State`.
 
     Raises:
@@ -131,8 +131,7 @@ def fit(
 
 
 def mean_loss(inr: Inr, params: Mapping[str, Tensor], samples: Samples, config: FitConfig | None = None) -> float:
-    """Return the loss of a network on samples; the least that any could have is `entropy_floor` of distances'
-    labels."""
+    """Return the mean loss of a network on samples; for distance labels, `entropy_floor` is its lower bound."""
     losses = loss_for(config or FitConfig(), inr)(
         evaluate(inr, params, samples.points), samples.labels.to(next(iter(params.values())))
     )
@@ -140,13 +139,14 @@ def mean_loss(inr: Inr, params: Mapping[str, Tensor], samples: Samples, config: 
 
 
 class Gradient:
-    """`f(params, (points, labels))` is the mean loss and its gradients, at about the cost of their matrix products.
+    """A function `f(params, (points, labels))` that returns the mean loss and its gradients, at the cost of matrix
+    products.
 
-    A batch is worked off in blocks of rows, each forward and at once backward, so that a block stays in the cache:
-    sines and cosines are computed once, in place, and nothing of the size of the batch is ever written. Gradients are
-    those of automatic differentiation, up to rounding, in the order of the parameters and in memory that the next call
-    overwrites. The parameters have the dtype and device of `like`; `loss` goes from outputs and labels `[n, out]` to
-    losses of that shape.
+    A batch is processed in blocks of rows, each block forward and then immediately backward, so that a block stays in
+    the cache. Sines and cosines are computed once, in place, and no array of the size of the batch is written. The
+    gradients equal those of automatic differentiation up to rounding, in the order of the parameters. The next call
+    overwrites the memory of the gradients. The parameters have the dtype and device of `like`; `loss` goes from outputs
+    and labels `[n, out]` to losses of that shape.
     """
 
     def __init__(self, inr: Inr, like: Tensor, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
@@ -197,7 +197,7 @@ class Gradient:
         return loss.detach()
 
     def _add(self, k: int, delta: Tensor, inputs: Tensor, factor: float) -> None:
-        """Add a block's share to the gradient of layer k."""
+        """Add the contribution of a block to the gradient of layer k."""
         weight, bias = self.gradients[f"layers.{k}.weight"], self.gradients[f"layers.{k}.bias"]
         add_matmul(weight, delta.t(), inputs, factor=factor)
         bias.addmv_(delta.t(), self.ones[: len(delta)], alpha=factor)
@@ -211,17 +211,18 @@ IMAGES = FitConfig(steps=1000, batch=None, optimizer=Adam(5e-4))
 
 
 def image_inr(height: int, width: int, channels: int = 1, *, units: int = 32, depth: int = 2) -> Inr:
-    """Return a SIREN of the size that populations of images have, 2-32-32-1 by default."""
+    """Return a SIREN of the usual size for populations of images, by default 2-32-32-1."""
     return Inr("siren", 2, channels, units, depth, "image", pixels=(height, width))
 
 
 def fit_images(
     images: Tensor, inr: Inr | None = None, config: FitConfig = IMAGES, *, bias: Bias = "torch", seed: int = 0
 ) -> Params:
-    """Return an INR for every image, trained in stacks: hundreds in a minute on one core.
+    """Fit one INR to every image, in stacks, at a rate of hundreds per minute on one core.
 
-    Every network has a start of its own, which depends on the seed and its number alone; it is that of `Inr.start`.
-    For more than fits in memory, and for several processes or machines, train a population (`regauge zoo train`).
+    Every network has its own initialization (`Inr.start`), which depends only on the seed and the index of the network.
+    If the networks do not fit in memory, or for several processes or machines, train a population (`regauge zoo
+    train`).
 
     Args:
         images: In [0, 1], `[images, channels, height, width]`.
@@ -232,7 +233,7 @@ def fit_images(
         Parameters in the dtype of the images, `[images, ...]`.
 
     Raises:
-        ValueError: The images do not fit the network, another loss is asked for, or a network diverges.
+        ValueError: The images do not fit the network, another loss is requested, or a network diverges.
     """
     if images.ndim != 4 or not len(images):
         raise ValueError(f"images are [images, channels, height, width], at least one, not {list(images.shape)}")
@@ -279,19 +280,20 @@ def fit_many(
     progress: Progress = no_progress,
     on_step: OnStep | None = None,
 ) -> list[Minimum]:
-    """`fit` for several signals at once, each on one thread; the results do not depend on the number of workers.
+    """Fit networks to several signals at once, each on one thread; the number of workers does not change the results.
 
-    Networks of shapes are large enough for one to fill a core: stacking them gains nothing.
+    One network of a shape is large enough to use a whole core, so stacking such networks is no faster.
 
     Args:
-        starts: Initial parameters of each network; the same ones may be given several times.
-        generators: Draw the samples of each network's steps.
-        workers: Number of networks that are fitted at the same time; the number of processors by default.
+        starts: Initial parameters of each network; several networks may have the same ones.
+        generators: Random generators of the samples of each network's steps.
+        workers: Number of networks that are fitted at the same time; by default the number of processors.
         progress: Shows the steps of all networks; it is called in the thread that fits each.
-        on_step: Called there after each step with its number, loss, rate and network, as a `regauge.training.State`.
+        on_step: Called in the same thread after each step with its number, loss, rate and network, as a
+            `regauge.training.State`.
 
     Returns:
-        In the order of the samples.
+        The fitted parameters, in the order of the samples.
 
     Raises:
         ValueError: There are not as many starts and generators as signals, or samples do not fit the network.
