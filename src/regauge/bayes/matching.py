@@ -57,7 +57,7 @@ class PosteriorAlignment(Generic[AnyPosterior]):
 
     @property
     def report(self) -> str:
-        """Return the distances before and after the alignment, and the report of the alignment."""
+        """The distances before and after the alignment, and the report of the alignment."""
         before, after = self.before, self.after
         return (
             f"{'from the barycenter, ' if self.element.batch else ''}"

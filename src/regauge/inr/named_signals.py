@@ -50,8 +50,8 @@ class GridSignal:
 class ShapeSignal:
     """A point cloud, or a mesh, in the unit ball.
 
-    Distances are to points (drawn from the surface of a mesh), or to the mesh; unless `to` says it, to points where
-    they have no sign, and to the mesh where they have one.
+    Distances are measured to points (sampled from the surface of a mesh), or to the mesh. If `to` is not given,
+    distances without a sign are to points, and distances with a sign are to the mesh.
     """
 
     vertices: Tensor  # or points, `[n, 3]`
@@ -62,7 +62,7 @@ class ShapeSignal:
         """Return the field that a network learns.
 
         Raises:
-            ValueError: Distances are to be to a mesh, or have a sign, and there are only points.
+            ValueError: Distances to a mesh, or distances with a sign, are requested, but there are only points.
         """
         is_to_mesh = self.to == "mesh" or (self.to is None and inr.signal != "unsigned")
         if self.faces is None:
@@ -85,12 +85,12 @@ def is_signal(text: str) -> bool:
 
 
 def read_signal(text: str) -> Signal:
-    """Return the signal of a name.
+    """Return the signal with a name.
 
     `spot` is one of the shapes of `regauge.data.shapes`, `chair:7` a grid of ModelNet10. Anything else is a file: an
     image; a mesh (`.ply`, `.obj`, `.stl`, or `.npz` with `vertices` and `faces`); points (`.ply`, `.xyz`, or `.npz`
-    with `points`). Shapes of files are moved and scaled into the unit ball, their centroid at the origin. The word
-    behind a colon says from what distances are measured: `spot:points` or `spot:mesh`.
+    with `points`). Shapes of files are moved and scaled into the unit ball, with the centroid at the origin. The word
+    after a colon determines to what distances are measured: `spot:points` or `spot:mesh`.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -119,12 +119,11 @@ def read_signal(text: str) -> Signal:
 
 
 def read_image(path: str | Path) -> Tensor:
-    """Return an image file as `[channels, height, width]` in [0, 1]: one channel if it is gray, else red, green and
-    blue.
+    """Return an image file as `[channels, height, width]` in [0, 1], with one channel (gray) or three (RGB).
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: It is no image.
+        ValueError: The file is not an image.
     """
     path = Path(path)
     if not path.is_file():
@@ -143,10 +142,10 @@ def read_image(path: str | Path) -> Tensor:
 
 
 def signal_samples(signal: Signal, inr: Inr, queries: Queries, *, generator: torch.Generator) -> Samples:
-    """Samples of any signal: all pixels, all cells, or queries of the field of a shape.
+    """Return samples of any signal: all pixels, all cells, or queries of the field of a shape.
 
     Raises:
-        ValueError: The network does not represent such a signal.
+        ValueError: The network does not represent this kind of signal.
     """
     match signal, inr.signal:
         case ImageSignal(), "image":
@@ -160,7 +159,7 @@ def signal_samples(signal: Signal, inr: Inr, queries: Queries, *, generator: tor
 
 
 def _split_tail(text: str) -> tuple[str, str]:
-    """Return a name, and what follows a colon if that is known."""
+    """Return a name, and the word after its colon if the word is known."""
     name, colon, tail = text.rpartition(":")
     return (name, tail) if colon and (tail in ("points", "mesh") or tail.isdecimal()) else (text, "")
 

@@ -1,4 +1,4 @@
-"""Orbits: copies of a network that compute the same, with noise if wanted, and how they are found again."""
+"""Orbits: copies of a network that compute the same function, with optional noise, and recovery of the copies."""
 
 import hashlib
 import math
@@ -29,13 +29,13 @@ RECOVERED = 1e-4
 
 @dataclass(frozen=True)
 class Orbit:
-    """Copies of a network.
+    """Copies of a network, moved by random elements of its symmetry.
 
     Attributes:
         params: The copies, a population `[count, ...]`.
         element: The elements that moved the copies, a batch: copy k is `act(element.item(k), original + noise)`.
-        parts: Parts of the symmetry that the elements were drawn from; None for all.
-        noise: Standard deviation of the noise, as a share of each tensor's own.
+        parts: Parts of the symmetry from which the elements were sampled; None: all parts.
+        noise: Standard deviation of the noise, as a share of the standard deviation of each tensor.
         reach: Largest shift, in half periods.
     """
 
@@ -49,8 +49,7 @@ class Orbit:
         return int(self.element.batch[0])
 
     def undo(self, symmetry: Symmetry) -> Params:
-        """Return the copies moved back: the original with nothing but each copy's noise, up to rounding, `[count,
-        ...]`."""
+        """Return the copies moved back by their elements: the original plus each copy's noise, up to rounding."""
         return symmetry.act(symmetry.inverse(self.element), self.params)
 
 
@@ -65,24 +64,24 @@ def orbit(
     noise: float = 0.0,
     reach: int = 1,
 ) -> Orbit:
-    """Move a network by random elements of its symmetry: without noise, every copy computes the same function.
+    """Move a network by random elements of its symmetry; without noise, every copy computes the same function.
 
-    Permutations and signs are uniform, factors lie in [1/2, 2], and shifts are uniform among the whole numbers of half
-    periods up to `reach`. Noise is normal and added before the network moves. It is therefore relative to the
-    original's tensors, even if factors and shifts change the size of the copy's. For permutations and signs the
-    distribution is that of noise which is added afterwards. A tensor that holds a single value gets none: it has no
-    standard deviation.
+    Permutations and signs are uniformly random, and factors lie in [1/2, 2]. Shifts are uniformly random among the
+    whole numbers of half periods up to `reach`. Normal noise is added before the network moves. The noise is therefore
+    relative to the tensors of the original, even if factors and shifts change the sizes in the copy. For permutations
+    and signs, noise that is added afterwards would have the same distribution. A tensor with a single value gets no
+    noise, because it has no standard deviation.
 
     Args:
-        params: One network, unchanged.
+        params: One network, which is not changed.
         parts: Some of "permutation", "sign", "scale", "shift", "linear", "translation" and "rotation"; all by
             default.
-        noise: Standard deviation of the noise, as a share of each tensor's own.
+        noise: Standard deviation of the noise, as a share of the standard deviation of each tensor.
         reach: Largest shift, in half periods of a sine.
 
     Raises:
         KeyError: A parameter that the symmetry moves is missing.
-        ValueError: Count, noise or reach make no sense, a part is unknown, or the network does not fit the symmetry.
+        ValueError: Count, noise or reach is out of range, a part is unknown, or the network does not fit the symmetry.
 
     References:
         Paper 002, section 5.1, whose orbits of sine networks are "permutation", "sign" or both.
@@ -121,19 +120,20 @@ def write_orbit(
     seed: int | None = None,
     about: Mapping[str, object] | None = None,
 ) -> Store:
-    """Return a store of the copies, with how they were made; the elements that moved them are not written.
+    """Write the copies to a store, with their settings but without the elements that moved them, and return the store.
 
-    Rows have the columns "id", "step" (zero), "noise", "reach" and "parts"; `store.about` has the seed if it is given.
+    Rows have the columns "id", "step" (zero), "noise", "reach" and "parts"; `store.about` contains the seed if it is
+    given.
 
     Args:
         folder: Folder of the new store, see `Store.create`.
         copies: The copies, written as one shard.
         seed: Seed from which the copies can be made again.
-        about: Anything else to remember, as plain JSON.
+        about: Further facts to store, as plain JSON.
 
     Raises:
         FileExistsError: The folder holds something else, or other copies.
-        ValueError: The copies are not of this architecture.
+        ValueError: The copies have another architecture.
     """
     parts = "all" if copies.parts is None else " ".join(copies.parts)
     settings = {"kind": "orbit", "count": len(copies), "parts": parts, "noise": copies.noise, "reach": copies.reach}
@@ -151,16 +151,16 @@ def write_orbit(
 
 @dataclass(frozen=True)
 class Recovery:
-    """The outcome of aligning the copies of a network with it.
+    """The result of the alignment of copies with their original network.
 
     Attributes:
         params: The aligned copies, `[count, ...]`.
-        errors: The deviation of the worst parameter of each from where it belongs, as a share of its tensor's largest,
-            float64 `[count]`. Where it belongs is the original with the copy's own noise, so that a copy with noise can
-            be recovered exactly too.
-        distances: Euclidean distance of each from the original, its noise included, float64 `[count]`.
-        curves: The loss on the line from the original to each; none without a task.
-        seconds: CPU time of the alignment of all.
+        errors: The largest deviation of a parameter of each copy from its target, as a share of the largest value of
+            its tensor, float64 `[count]`. The target is the original plus the noise of the copy, so that noisy copies
+            can also be recovered exactly.
+        distances: Euclidean distance of each aligned copy from the original, including the noise, float64 `[count]`.
+        curves: The loss on the line from the original to each aligned copy; none without a task.
+        seconds: CPU time of the alignment of all copies.
     """
 
     params: Params
@@ -171,17 +171,17 @@ class Recovery:
 
     @property
     def is_recovered(self) -> Tensor:
-        """Whether each copy is where it belongs, up to rounding, bool `[count]`."""
+        """Whether each copy equals its target up to rounding, bool `[count]`."""
         return self.errors <= RECOVERED
 
     @property
     def share(self) -> float:
-        """The share of them."""
+        """The share of copies that are recovered."""
         return float(self.is_recovered.double().mean())
 
     @property
     def max_error(self) -> float:
-        """The worst error of all copies."""
+        """The largest error of all copies."""
         return float(self.errors.max())
 
     def __str__(self) -> str:
@@ -205,17 +205,17 @@ def recovery(
     points: int = 25,
     generator: torch.Generator | None = None,
 ) -> Recovery:
-    """Align every copy with the original, and compare it with where it belongs.
+    """Align every copy with the original, and compare the result with its target.
 
-    With factors (ReLU) and noise the errors are as large as the noise even where every unit is found: matching gives a
-    copy the original's factors and does not estimate its own.
+    With factors (ReLU) and noise, the errors are as large as the noise even if every unit is matched correctly. The
+    reason is that matching uses the factors of the original and does not estimate those of the copy.
 
     Args:
-        symmetry: The symmetry that the copies were drawn from.
+        symmetry: The symmetry from which the elements of the copies were sampled.
         method: The method of alignment; None leaves the copies as they are.
-        within: The symmetry that the method may use: the whole one by default.
+        within: The symmetry that the method may use; by default the whole symmetry.
         task: Model, data and loss of the curves, and for methods that use one.
-        generator: Random generator, for methods that use chance.
+        generator: Random generator, for methods that use random numbers.
 
     Raises:
         ValueError: The copies do not fit the original or the symmetry, or there are fewer than three points.
@@ -254,7 +254,7 @@ def lines(params: Mapping[str, Tensor], copies: Mapping[str, Tensor], task: Task
 
 
 def _digest(params: Params) -> str:
-    """Digest of all values."""
+    """Return a hash of all values."""
     digest = hashlib.sha256()
     for name, tensor in sorted(params.items()):
         digest.update(name.encode())
@@ -271,7 +271,7 @@ def _draw_shifts(element: Element, reach: int, generator: torch.Generator) -> El
 
 
 def _add_noise(tensor: Tensor, count: int, noise: float, generator: torch.Generator) -> Tensor:
-    """Return `count` independently noised copies of the tensor."""
+    """Return `count` copies of the tensor with independent noise."""
     copies = tensor.detach().expand(count, *tensor.shape)
     if not noise or not tensor.is_floating_point():
         return copies.clone()

@@ -40,8 +40,9 @@ or of lying inside."""
 class Inr:
     """An implicit neural representation: an MLP from the coordinates of a point to the signal there.
 
-    Coordinates lie in [-1, 1]: (x, y, z) of a shape, (row, column) of an image. An image's outputs are its channels; a
-    shape's one output is a logit, see `DistanceLabels`. The default is the network of De Luigi et al.
+    Coordinates lie in [-1, 1]: (x, y, z) of a shape, (row, column) of an image. The outputs of an image are its
+    channels. The only output of a shape is a logit; see `DistanceLabels`. The default network is that of De Luigi et
+    al.
 
         >>> Inr().widths
         (3, 512, 512, 512, 512, 1)
@@ -60,7 +61,7 @@ class Inr:
         pixels: Height and width of an image, none for the others.
 
     Raises:
-        ValueError: These do not go together.
+        ValueError: The values do not fit one another.
 
     References:
         Sitzmann et al. (2020), section 3; De Luigi et al. (2023), section 3.
@@ -109,7 +110,7 @@ class Inr:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Inputs, hidden layers, outputs."""
+        """The widths of the inputs, the hidden layers and the outputs."""
         return (self.in_features, *[self.width] * self.depth, self.out_features)
 
     @property
@@ -118,7 +119,7 @@ class Inr:
         return self.signal in ("unsigned", "signed")
 
     def module(self, params: Mapping[str, Tensor] | None = None) -> nn.Module:
-        """Return the network; with these parameters and their dtype, or as torch's global generator makes it."""
+        """Return the module, with given parameters and their dtype, or initialized by torch's global generator."""
         network: nn.Module = Siren(**self._siren("torch")) if self.kind == "siren" else mlp(*self.widths)
         if params is not None:
             network = network.to(next(iter(params.values())).dtype)
@@ -126,20 +127,20 @@ class Inr:
         return network
 
     def start(self, generator: torch.Generator, *, bias: Bias = "torch", dtype: torch.dtype = torch.float32) -> Params:
-        """Initial parameters: the same weights for every kind of biases.
+        """Return initial parameters; the weights do not depend on the kind of biases.
 
-        Weights of a SIREN are uniform, with bound 1/n in the first layer (n: its inputs) and sqrt(6/n)/omega in all
-        others; those of a ReLU network with bound 1/sqrt(n), torch's own. Biases of bound 1/sqrt(n) spread over many
-        periods of the first layer's sines (`omega/sqrt(3)` = 17.3 rad for points in space), those of bound `siren` do
-        not: only the former give networks from different starts different phases.
+        Weights of a SIREN are uniformly random, with bound 1/n in the first layer (n: its inputs) and sqrt(6/n)/omega
+        in all others. Weights of a ReLU network have the bound 1/sqrt(n), as in torch. Biases with bound 1/sqrt(n)
+        spread over many periods of the first layer's sines (`omega/sqrt(3)` = 17.3 rad for points in space). Biases
+        with the bound `siren` do not. Only the former give networks from different initializations different phases.
 
         Args:
-            generator: Draws the values.
-            bias: Uniform with bound 1/sqrt(n), with that of the weights, or zero.
-            dtype: Dtype of the parameters; values are drawn in float32.
+            generator: Random generator of the values.
+            bias: Uniformly random with bound 1/sqrt(n), uniformly random with the bound of the weights, or zero.
+            dtype: Dtype of the parameters; values are sampled in float32.
 
         Raises:
-            ValueError: A ReLU network with the bound of a SIREN.
+            ValueError: The bound of a SIREN is requested for a ReLU network.
 
         References:
             Sitzmann et al. (2020), section 3.2 and theorem 1.8.
@@ -155,10 +156,10 @@ class Inr:
         return {name: tensor.detach().to(dtype) for name, tensor in params.items()}
 
     def architecture(self, *, bias: Bias = "torch") -> Architecture:
-        """Return the architecture for populations and stores, whose networks are initialized as by `start`.
+        """Return the architecture for populations and stores, which initializes networks like `start`.
 
         Raises:
-            ValueError: A ReLU network whose biases start differently from torch's.
+            ValueError: Another initialization of biases than that of torch is requested for a ReLU network.
         """
         name = f"{self.kind} {'-'.join(map(str, self.widths))}"
         if self.kind == "relu":
@@ -173,18 +174,18 @@ class Inr:
         return {**sizes, "depth": self.depth, "omega": self.omega, "bias": bias}
 
     def save(self, params: Mapping[str, Tensor], path: str | Path, *, overwrite: bool = False) -> Path:
-        """Write the parameters of a network with this description: `load_inr` reads both, bit for bit.
+        """Write the parameters of a network with this description; `load_inr` reads both exactly.
 
         Raises:
             FileExistsError: The file exists, and `overwrite` is false.
             FileNotFoundError: The folder of `path` does not exist.
-            ValueError: The parameters are not those of this architecture, or the name does not end in `.safetensors`.
+            ValueError: The parameters do not fit this architecture, or the name does not end in `.safetensors`.
         """
         named, header = match(params, blank(self), "this network"), {"kind": FORMAT, "inr": self.to_json()}
         return save(named, path, overwrite=overwrite, metadata=header)
 
     def to_json(self) -> str:
-        """Return the text form."""
+        """Return the description as text."""
         return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)})
 
     @classmethod
@@ -192,7 +193,7 @@ class Inr:
         """Read the text that `to_json` wrote.
 
         Raises:
-            ValueError: The text is no INR, or of another version.
+            ValueError: The text does not describe an INR, or has another version.
         """
         document: dict[str, Any] = read_versioned(text, FORMAT, VERSION)
         settings = {name: value for name, value in document.items() if name not in ("format", "version")}
@@ -206,16 +207,16 @@ class Inr:
 
 
 def save_inr(params: Mapping[str, Tensor], inr: Inr, path: str | Path, *, overwrite: bool = False) -> Path:
-    """Return the earlier name of `Inr.save`."""
+    """Call `Inr.save`; this is the earlier name of that method."""
     return inr.save(params, path, overwrite=overwrite)
 
 
 def load_inr(path: str | Path | Checkpoint) -> tuple[Params, Inr]:
-    """Read what `Inr.save` wrote.
+    """Read a file that `Inr.save` wrote.
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: The file is damaged, does not say what INR it is, or holds another network than it says.
+        ValueError: The file is damaged, does not describe an INR, or contains another network than it describes.
     """
     with Checkpoint.open(path) as checkpoint:
         inr = read_inr(checkpoint)
@@ -229,11 +230,11 @@ def load_inr(path: str | Path | Checkpoint) -> tuple[Params, Inr]:
 
 
 def read_inr(path: str | Path | Checkpoint) -> Inr:
-    """Read the description of the INR in a file; only its header is read.
+    """Read the description of the INR in a file; only the header of the file is read.
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: The file is damaged, or does not say what INR it is.
+        ValueError: The file is damaged, or does not describe an INR.
     """
     checkpoint = Checkpoint.open(path)
     header = checkpoint.header

@@ -1,4 +1,4 @@
-"""Fit of a network to a signal that a text names, from a random, a shared or an earlier start."""
+"""Fit of a network to a named signal, from a random, a shared or an earlier initialization."""
 
 import math
 from dataclasses import dataclass
@@ -30,7 +30,8 @@ class SignalFit:
         inr: The network.
         loss: The mean loss on all samples.
         samples: The number of samples.
-        floor: The part of the loss that is in the labels; None of networks that represent no distance.
+        floor: The part of the loss that is the entropy of the labels; None if the network does not represent a
+            distance.
     """
 
     params: Params
@@ -65,12 +66,12 @@ def fit_signal(
         signal: What a network of a shape represents; by default "unsigned", of a grid of cells "occupancy".
         start: "random", "shared" (the initialization that all networks of inr2vec share), or the path of a fit.
         bias: Initialization of biases, of a random start.
-        generator: The source of all chance; of seed 0 by default.
-        progress: Shows the course.
+        generator: The random generator; by default one with seed 0.
+        progress: Shows the progress of the fit.
         on_step: Called after each step with its number, loss and rate, as a `regauge.training.State`.
 
     Raises:
-        ValueError: The start is another network, the signal is no such one, or the fit diverged.
+        ValueError: The start is another network, the signal does not fit the network, or the fit diverged.
     """
     config, generator = config or FitConfig(), generator or torch.Generator().manual_seed(0)
     known = read_signal(target)
@@ -105,7 +106,7 @@ def _network(
 
 
 def _start(start: str, inr: Inr) -> Params:
-    """Return the parameters of a shared or an earlier start, of a network like the one that is fitted."""
+    """Return the parameters of a shared or earlier initialization, for a network with the same description."""
     params, there = (shared_start(), Inr()) if start == "shared" else load_inr(start)
     if (there.kind, there.widths, there.omega) != (inr.kind, inr.widths, inr.omega):
         raise ValueError(
