@@ -34,8 +34,8 @@ class Score:
         average_accuracy: The accuracy of that average.
         distance: Median distance to the nearest training network, divided by the same distance of held-out networks:
             about 1 for new networks, 0 for copies.
-        copied: Share of the networks that are copies of a training network: their distance is below that of 95% of the
-            held-out networks, and below 0.8 of the median distance of held-out networks.
+        copied: Share of the networks that are copies of a training network. The distance of a copy is below that of 95%
+            of the held-out networks, and below 0.8 of their median distance.
         sources: Number of different training networks that are the nearest training network of some network.
         repeated: Share of the networks that are copies of another network of their kind, by the bounds of `copied` with
             0.5 in place of 0.8.

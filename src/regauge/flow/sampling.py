@@ -37,7 +37,7 @@ def integrate(
         x: The start.
         steps: The number of steps.
         solver: "euler" follows geodesics, so that one step with the velocity of a geodesic ends at the end of the
-            geodesic; "heun" (order 2, two evaluations a step); "runge_kutta" (order 4, four evaluations).
+            geodesic. Others are "heun" (order 2, two evaluations a step) and "runge_kutta" (order 4, four evaluations).
         start: The first time.
         end: The last time; less than `start` to go back.
 

@@ -20,8 +20,8 @@ class Trained:
     """The record of a training.
 
     Attributes:
-        history: One row for each epoch: its number, the steps so far, the mean training loss, the learning rate at the
-            end of the epoch, the seconds so far, and the facts of the validation.
+        history: One row for each epoch: its number, the steps so far, the mean training loss, the final learning rate,
+            the seconds so far, and the facts of the validation.
         best: The epoch whose weights were kept, as in `history`.
         ended: Why the training ended: "epochs", "patience" or "seconds".
     """

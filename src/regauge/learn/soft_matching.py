@@ -23,7 +23,7 @@ class Logits:
     Attributes:
         pairs: `[pair, *blocks, *source blocks, n, n]`: logits of pairs of units, from the vectors that no sign changes.
         signs: For each family of signs, a term that is added if the sign of the pair is one, and subtracted if it is
-            minus one; None if the vectors contain no information about signs.
+            minus one. None if the vectors contain no information about signs.
     """
 
     pairs: Tensor
