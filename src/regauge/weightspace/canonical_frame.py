@@ -1,4 +1,4 @@
-"""Scales, signs and half periods are brought to a canonical form before a network is read, and put back afterwards."""
+"""Canonical forms of scales, signs and half periods, taken before a network is read and undone afterwards."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -24,8 +24,9 @@ class CanonicalFrame:
         symmetry: The symmetry of the networks.
         plan: The steps that are taken.
         parts: The parts that are fixed: some of "sign", "scale", "shift" and "linear".
-        open: The fixed parts that no values determine for some group, so that networks of one orbit can differ in them.
-        is_weighed: Whether a unit that is split in two has the canonical form of one.
+        open: The fixed parts that the values do not determine for some group. Networks of one orbit can differ in these
+            parts.
+        is_weighed: Whether a unit that is split in two has the same canonical form as the single unit.
     """
 
     symmetry: Symmetry
@@ -36,7 +37,7 @@ class CanonicalFrame:
 
     @classmethod
     def of(cls, layout: Layout, parts: tuple[str, ...], left: tuple[str, ...] = ()) -> "CanonicalFrame":
-        """Return the frame that fixes some parts, in as few steps as possible, and leaves others to the layers."""
+        """Return the frame that fixes some parts in as few steps as possible; the layers handle the other parts."""
         found = plan(layout.symmetry)
         touched = {*layout.contracted}
         needed = [step for step in found.steps if step.group not in touched]
@@ -54,27 +55,29 @@ class CanonicalFrame:
         return cls(layout.symmetry, replace(found, steps=kept), parts, frozenset(still_open), layout.is_weighed)
 
     def __call__(self, params: Mapping[str, Tensor]) -> Element | None:
-        """The element that brings each network of a population to its canonical form; None if nothing is to do."""
+        """Return the element that brings each network of a population to its canonical form, or None if no part is
+        fixed.
+        """
         if not self.plan.steps:
             return None
         with torch.no_grad():
             return carry_out(self.plan, self.symmetry, params, self.parts, power=1 if self.is_weighed else 2)
 
     def undo(self, element: Element | None, change: Params) -> Params:
-        """Return a change of canonical networks as the change of the networks as they were."""
+        """Map a change of the canonical networks to the corresponding change of the original networks."""
         if element is None:
             return change
         return self.without_shifts.act(self.symmetry.inverse(element), change)
 
     @cached_property
     def without_shifts(self) -> Symmetry:
-        """The symmetry for changes of networks: constants that are added to a network cancel in a difference."""
+        """Return the symmetry that acts on changes of networks: constants that a symmetry adds cancel in a difference."""
         groups = tuple(group.without("shift") for group in self.symmetry.groups)
         return replace(self.symmetry.on_sums, groups=groups)
 
 
 def _sees_signs(step: Step) -> bool:
-    """Return whether a step chooses by sums over values that signs of other groups change."""
+    """Return whether a step chooses by sums over values whose signs other groups change."""
     if isinstance(step, ShiftStep):
         places: tuple[GroupSite, ...] = (step.place,)
     elif isinstance(step, SignStep):

@@ -32,17 +32,18 @@ class MLPDecoder:
             raise ValueError(f"widths={self.widths} must be positive")
 
     def build(self, symmetry: Symmetry, inputs: int, generator: torch.Generator | None = None) -> "Decoder":
-        """Return a decoder of vectors of some length."""
+        """Return a decoder for vectors of a given length."""
         return Decoder(symmetry, inputs=inputs, widths=self.widths, generator=generator)
 
 
 class Decoder(nn.Module):
     """An MLP from vectors to networks of one architecture: `[models, inputs]` to parameters with a model axis.
 
-    It makes one network for each vector, some point of the orbit that training is free to choose: behind an invariant
-    reader this is an autoencoder of orbits, to be trained by what the networks compute. Each tensor is made in units of
-    its own size, which `standardize` takes from networks. `begin_at` has all vectors begin near one network, whose
-    units differ. Buffers and what has no influence are not made: `like` gives them.
+    The decoder makes one network for each vector. Training is free to choose any point of the orbit of that network.
+    Together with an invariant reader, the decoder is an autoencoder of orbits, trained by comparing the functions of
+    the networks. Each tensor is multiplied by its typical size, which `standardize` measures on networks. `begin_at`
+    makes the decoder start with all vectors near one network whose units differ. Buffers and parameters without
+    influence are not made; they are copied from `like`.
 
     Args:
         symmetry: The symmetry of the networks, with every size known.
@@ -78,13 +79,15 @@ class Decoder(nn.Module):
 
     @torch.no_grad()
     def standardize(self, population: Mapping[str, Tensor]) -> None:
-        """Take the root mean square of each tensor from some networks."""
+        """Set the size of each tensor to its root mean square over some networks."""
         sizes = [float(population[name].double().square().mean().sqrt()) or 1.0 for name in self.shapes]
         self.sizes.copy_(torch.tensor(sizes))
 
     @torch.no_grad()
     def begin_at(self, network: Mapping[str, Tensor]) -> None:
-        """Have every vector decoded to one network, but for changes of `SHARE` of each tensor's size."""
+        """Initialize the decoder so that every vector gives one network, up to changes of `SHARE` of each tensor's
+        size.
+        """
         last = self.layers[-1]
         assert isinstance(last, Dense)
         assert last.bias is not None
@@ -95,7 +98,9 @@ class Decoder(nn.Module):
         last.bias.copy_(torch.cat(flat))
 
     def forward(self, codes: Float[Tensor, "models inputs"], like: Mapping[str, Tensor] | None = None) -> Params:
-        """Return the networks of vectors; tensors of `like` that are not made (one network's) are repeated for each."""
+        """Return the networks of vectors; tensors that are not made are copied from the one network `like` for each
+        vector.
+        """
         if codes.ndim != 2 or codes.shape[1] != self.inputs:
             raise ValueError(
                 f"the vectors have shape {tuple(codes.shape)}, but this decoder takes [models, {self.inputs}]; give "
@@ -113,7 +118,7 @@ class Decoder(nn.Module):
 
 
 def complete(made: Params, tied: tuple[tuple[str, ...], ...], like: Mapping[str, Tensor], count: int) -> Params:
-    """Return networks with their tied tensors under all names, and with what is not made."""
+    """Add tied tensors under all their names, and the tensors that the decoder does not make."""
     result = dict(made)
     for names in tied:
         known = next((made[name] for name in names if name in made), None)

@@ -1,8 +1,8 @@
 """Decoders from vectors to networks: each a small frozen dataclass whose `build` makes a torch module.
 
-A built decoder maps `[models, inputs]` to parameters with a model axis, of one architecture. `standardize` takes the
-sizes of tensors from some networks, and `begin_at` has it begin at one network. To add one: write a file with the
-dataclass and the module, and name it in `DECODERS`.
+A built decoder maps `[models, inputs]` to parameters of one architecture with a model axis. `standardize` measures the
+sizes of tensors on some networks, and `begin_at` initializes the decoder at one network. To add a decoder, write a file
+with the dataclass and the module, and add the dataclass to `DECODERS`.
 """
 
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ def decoder_of(made: Mapping[str, Any]) -> DecoderSettings:
     """Return the settings that `describe_decoder` wrote.
 
     Raises:
-        KeyError, TypeError, ValueError: They are those of no decoder.
+        KeyError, TypeError, ValueError: The settings do not describe a decoder.
     """
     own = {name: value for name, value in made.items() if name != "layer"}
     settings: DecoderSettings = made_of(own, DECODERS)

@@ -26,22 +26,22 @@ SMALLEST = 1e-12
 
 @dataclass(frozen=True)
 class Scalars:
-    """Values as they are, standardized."""
+    """The standardized values, without further functions."""
 
     is_centered: ClassVar[bool] = True
 
     def encode(self, values: Tensor, frequencies: Tensor | None) -> Tensor:
-        """`[..., channels]` as it is."""
+        """Return `[..., channels]` unchanged."""
         return values
 
     def count(self) -> int:
-        """Return numbers for each value."""
+        """Return the number of features for each value."""
         return 1
 
 
 @dataclass(frozen=True)
 class Fourier:
-    """Each value with sines and cosines of random multiples of it, which tell close values apart.
+    """Each value together with sines and cosines of its random multiples, which separate close values.
 
     Attributes:
         frequencies: Number of multiples.
@@ -67,19 +67,21 @@ class Fourier:
         return torch.cat([values.unsqueeze(-1), phases.sin(), phases.cos()], -1).flatten(-2)
 
     def count(self) -> int:
-        """Return numbers for each value."""
+        """Return the number of features for each value."""
         return 1 + 2 * self.frequencies
 
 
 @dataclass(frozen=True)
 class Logarithms:
-    """`sign(v) log(1 + |v|)`, and the same of a multiple: networks may differ by orders of magnitude.
+    """`sign(v) log(1 + |v|)`, and the same function of a multiple of `v`, for values that differ by orders of
+    magnitude.
 
-    Such networks come from different settings, and more so from canonical scales, where one tensor holds the size of
-    all. Values are not centered, and divided by the median of the networks' root mean squares.
+    Values differ this much between networks that were trained with different settings. They differ even more after
+    canonicalization of scales, which moves the sizes of all tensors into one tensor. Values are not centered. They are
+    divided by the median of the networks' root mean squares.
 
     Attributes:
-        factor: The multiple, which tells small values apart.
+        factor: The factor of the multiple, which separates small values.
     """
 
     factor: float = 30.0
@@ -97,7 +99,7 @@ class Logarithms:
         return torch.stack(found, -1).flatten(-2)
 
     def count(self) -> int:
-        """Return numbers for each value."""
+        """Return the number of features for each value."""
         return 2
 
 
@@ -108,21 +110,22 @@ VALUES: dict[str, type[Values]] = {"scalars": Scalars, "fourier": Fourier, "loga
 
 
 class Encoder(nn.Module):
-    """Block values to features, with maps of its own for every block.
+    """A map from block values to features, with separate parameters for every block.
 
-    Values are standardized by one mean and deviation for each block, which `standardize` sets. What no group moves
-    (pixels, classes, kernel positions) are inputs of these maps, so that weights tell positions apart. Units that are
-    known by their positions get a learned vector each, and so does a unit's weight to itself. Where signs still act on
-    values, those are read twice: by their sizes, and as they are, without biases, for features that signs change. The
-    same holds for scales, which leave the direction of the channels. Where half periods still act, values that are
-    added to an angle turn it by at most one radian for each of its own, times its frequency, and features are sine and
-    cosine of the sum; the sine of twice the angle is what may be added to it.
+    Values are standardized by one mean and one deviation for each block, which `standardize` sets. Axes that no group
+    permutes (pixels, classes, kernel positions) are input channels of these maps, so that the maps distinguish
+    positions. Every unit with a fixed position gets a learned vector, and so does the weight of a unit to itself. If
+    signs still act on values, the encoder reads these values twice. It reads their sizes for features that no sign
+    changes. It reads the values themselves, without biases, for features that signs change. The same holds for scales,
+    which do not change the direction of the channels. If half periods still act, features are the sine and cosine of an
+    angle plus a correction. The correction is at most one radian times the frequency for each value, and is made of the
+    sine of twice the angle.
 
     Args:
         has_pairs: Whether blocks with two ends or more get vectors.
-        channels: The number of further functions that are made of each of their values.
-        multiplied: Names of the blocks by whose values layers multiply where signs change these.
-        reads_moments: Whether the vectors of networks begin with the moments of all blocks, too.
+        channels: The number of further functions of each value between units.
+        multiplied: Names of the blocks whose values signs change and by which layers multiply.
+        reads_moments: Whether the vectors of networks also begin with the moments of all blocks.
     """
 
     mean: Tensor
@@ -218,7 +221,7 @@ class Encoder(nn.Module):
 
     @torch.no_grad()
     def standardize(self, values: Mapping[str, Tensor], layout: Layout) -> None:
-        """Take mean and deviation of every block over networks and positions."""
+        """Set the mean and deviation of every block to those over networks and positions."""
         for k, block in enumerate(layout.blocks):
             found = self._even(k, values[block.name].double())
             if not found.numel():
@@ -286,8 +289,9 @@ class Encoder(nn.Module):
         )
 
     def _even(self, k: int, found: Tensor) -> Tensor:
-        """Return the part of a block's values that signs and scales do not change: sizes, of directions where scales
-        act."""
+        """Return the part of a block's values that signs and scales do not change: absolute values, of directions if
+        scales act.
+        """
         if self.is_scaled[k]:
             norm = torch.linalg.vector_norm(found, dim=-1, keepdim=True).clamp_min(torch.finfo(found.dtype).tiny)
             found = found / norm * math.sqrt(found.shape[-1])

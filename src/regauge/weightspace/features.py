@@ -14,14 +14,15 @@ from regauge.weightspace.shares import Shares, average
 
 @dataclass(frozen=True)
 class Odd:
-    """Vectors that signs multiply as they do the values of networks, by their characters.
+    """Feature vectors that signs multiply in the same way as they multiply values of networks, given by characters.
 
     Attributes:
-        units: For each set of units and each character that values of its units have, `[models, *sizes, width]`.
+        units: For each set of units and each character of values of these units, `[models, *sizes, width]`.
         pairs: For each block with two ends or more whose values signs change, `[models, *labels, width]`.
-        values: The values of each such block as they are, `[models, *labels, channels]`, and their root mean square;
-            where layers multiply by them. No layer changes them.
-        given: The part of `units` from their own values, without sines and cosines of angles; no layer changes it.
+        values: The unchanged values of each such block, `[models, *labels, channels]`, and their root mean square, if
+            layers multiply by these values. No layer changes them.
+        given: The part of `units` that comes from the units' own values, without sines and cosines of angles; no layer
+            changes this part.
         waves: Sine and cosine of the angle of each unit, for each set whose units have one: `[models, *sizes, 1]`.
     """
 
@@ -40,10 +41,11 @@ class Features:
         units: For each set of units, `[models, *sizes, width]`.
         pairs: For each block with two ends or more, `[models, *labels, width]`.
         network: `[models, width]`.
-        values: For each such block a few functions of its values, `[models, *labels, functions]`, where layers multiply
-            by these; no layer changes them.
-        odd: The features that signs change, unless a canonical form has fixed signs; nothing changes the others.
-        shares: Shares of units in means; units of groups without shares count alike.
+        values: For each such block a few functions of its values, `[models, *labels, functions]`, if layers multiply by
+            these functions. No layer changes them.
+        odd: The features that signs change, or None if a canonical form has fixed signs. No sign changes the other
+            features.
+        shares: Shares of units in means; units of groups without shares have equal weight.
     """
 
     units: dict[str, Float[Tensor, "models *sizes width"]]
@@ -56,7 +58,7 @@ class Features:
     def change(
         self, units: dict[str, Tensor], pairs: dict[str, Tensor], network: Tensor, odd: Odd | None = None
     ) -> "Features":
-        """New vectors of the same networks."""
+        """Return new vectors of the same networks."""
         return replace(self, units=units, pairs=pairs, network=network, odd=self.odd if odd is None else odd)
 
 
@@ -69,7 +71,7 @@ class Read:
         layout: The layout of the networks.
         number: The index of the layout among those that the net has parameters for.
         params: The canonical networks.
-        sizes: Root mean square of each of their tensors, over the networks that the net was standardized by.
+        sizes: Root mean square of each tensor over the networks on which the net was standardized.
     """
 
     features: Features
@@ -83,13 +85,13 @@ def turn(
     wave: tuple[Float[Tensor, "models *sizes 1"], Float[Tensor, "models *sizes 1"]],
     by: Float[Tensor, "models *sizes width"],
 ) -> tuple[Float[Tensor, "models *sizes width"], Float[Tensor, "models *sizes width"]]:
-    """Sine and cosine of angles that something is added to, from those of the angles."""
+    """Return the sine and cosine of a sum of angles, from the sines and cosines of the first angles."""
     (sine, cosine), along, across = wave, by.cos(), by.sin()
     return sine * along + cosine * across, cosine * along - sine * across
 
 
 def spread(units: Float[Tensor, "models *sizes width"], end: End, block: Block) -> Float[Tensor, "models *ones width"]:
-    """Return vectors of units at the axes of a block, with length one along those that do not tell the units apart."""
+    """Return vectors of units along the axes of a block, with length one along axes that do not index these units."""
     order = sorted(range(len(end.axes)), key=lambda k: end.axes[k])
     shape = [1] * len(block.sizes)
     for axis in end.axes:
@@ -100,12 +102,12 @@ def spread(units: Float[Tensor, "models *sizes width"], end: End, block: Block) 
 
 
 def others(end: End, block: Block) -> tuple[int, ...]:
-    """Return the axes of a block, counted with the model axis, over which a unit of one end sees several values."""
+    """Return the axes of a block, counted with the model axis, over which one unit at an end has several values."""
     return tuple(1 + axis for axis in range(len(block.sizes)) if axis not in end.axes)
 
 
 def order_as(units: Float[Tensor, "models *sizes width"], end: End) -> Float[Tensor, "models *sizes width"]:
-    """Return vectors whose axes are an end's in the order of the block, brought to the order of the set."""
+    """Reorder the axes of vectors from their order in the block to their order in the set of units."""
     order = sorted(end.axes)
     place = [order.index(axis) for axis in end.axes]
     if place == list(range(len(place))):
@@ -116,18 +118,17 @@ def order_as(units: Float[Tensor, "models *sizes width"], end: End) -> Float[Ten
 def at_units(
     network: Float[Tensor, "models width"], units: Float[Tensor, "models *sizes _"]
 ) -> Float[Tensor, "models *ones width"]:
-    """Return vectors of networks, such that they broadcast over units."""
+    """Return vectors of networks, reshaped so that they broadcast over units."""
     return network.reshape(len(network), *([1] * (units.ndim - 2)), -1)
 
 
 def from_nested(
     name: str, units: Mapping[str, Tensor], layout: Layout, shares: Shares
 ) -> Iterator[tuple[bool, Tensor]]:
-    """Yield vectors that units of a set receive from the units that they are repeated within, and means of those
-    within them.
+    """Yield, for a set of units, the vectors of the units that contain them and the means over the units inside them.
 
     Yields:
-        Whether the others are outer ones, and their vectors, which broadcast over the units of the set.
+        Whether the other units are the outer ones, and the vectors of these units, which broadcast over the set.
     """
     own = layout.units[name].axes
     for other, x in units.items():

@@ -1,4 +1,4 @@
-"""A network that reads the weights of a network and makes new ones."""
+"""A hypernetwork that reads the weights of one network and makes the weights of another network."""
 
 import math
 from collections.abc import Mapping
@@ -22,8 +22,9 @@ class RowDecoder(nn.Module):
 
         row_r = size V tanh(A code + E e_r + c) + d_r
 
-    The products begin with root mean square `size`, nearly uncorrelated between rows, and have at most rank `hidden`.
-    It is one linear layer from the code to all numbers, with its bias, whose matrix is made by a smaller network.
+    At initialization the products have root mean square `size` and are nearly uncorrelated between rows. Their rank is
+    at most `hidden`. The decoder is equivalent to one linear layer with bias from the code to all entries, whose matrix
+    a smaller network makes.
 
     References:
         Ha et al. (2017), section 3.1: weights from learned embeddings of their place.
@@ -58,16 +59,18 @@ class RowDecoder(nn.Module):
 class HyperNetwork(nn.Module):
     """A hypernetwork from the weights of an MLP to those of another one of the same sizes.
 
-    The encoder of inr2vec reads one row (w, b) for every unit. The decoder begins as a network of its own: its biases
-    are uniform with the root mean square of each tensor of the network that sizes are taken from, and the rest is
-    `SHARE` of the weights between hidden units. (Steps of one learning rate then move all tensors alike, as when they
-    are trained themselves; outputs in the units of each tensor made phases of the first sines jump, and did not train.)
-    The decoder of paper 003 is not specified; one linear layer from its code of 1024 to its 790,529 weights would have
-    810 million. This one has 5,159,489 parameters for the networks of the paper, 3,156,480 of them in the encoder.
+    The encoder of inr2vec reads one row (w, b) for every unit. At initialization the decoder gives a network that does
+    not depend on the code. Its biases are uniformly random, with the root mean square of each tensor of `like`. The
+    part that depends on the code has `SHARE` of the size of the weights between hidden units. Steps of one learning
+    rate then change all tensors by similar amounts, as in ordinary training. Outputs scaled to the size of each tensor
+    did not train, because the phases of the first sines jumped. The decoder of paper 003 is not specified; one linear
+    layer from its code of 1024 to its 790,529 weights would have 810 million. This hypernetwork has 5,159,489
+    parameters for the networks of the paper. The encoder has 3,156,480 of these.
 
     Args:
-        like: An MLP with hidden layers of one width: sizes of rows and of numbers.
-        is_residual: Whether the output is added to the input, and begins as zero; biases too. The paper's is not.
+        like: An MLP whose hidden layers have one width. It determines the sizes of rows and the scales of values.
+        is_residual: Whether the output, which is zero at initialization, is added to the input. The hypernetwork of the
+            paper is not residual.
         embedding: Length of the decoder's embeddings.
 
     References:
@@ -105,7 +108,7 @@ class HyperNetwork(nn.Module):
         self.decoder.bias.data.copy_(weight_rows(drawn, "all"))
 
     def forward(self, params: Mapping[str, Tensor]) -> Params:
-        """Encode one network and decode another one from it."""
+        """Encode one network and decode another network from the code."""
         rows = weight_rows(params, "all")
         made = self.decoder(self.encoder(rows.unsqueeze(0)).squeeze(0))
         result: Params = {}

@@ -1,6 +1,6 @@
 """Heads, which read the features of networks: each a small frozen dataclass whose `build` makes a torch module.
 
-A built head takes a `Read`. To add one: write a file with the dataclass and the module, and name it in
+A built head takes a `Read`. To add a head, write a file with the dataclass and the module, and add the dataclass to
 `HEADS`.
 """
 

@@ -1,4 +1,4 @@
-"""A change of every parameter, which moves along orbits as the parameters do."""
+"""The equivariant head: a change of every parameter that transforms under symmetries as the parameters do."""
 
 import math
 from collections.abc import Sequence
@@ -25,17 +25,17 @@ RANK = 4
 
 @dataclass(frozen=True)
 class Equivariant:
-    """Features to a change of every parameter, at first of `scale` times each tensor's own size.
+    """A map from features to a change of every parameter, initially of `scale` times the size of each tensor.
 
-    Values of pairs of units follow from the features of the pair, values of units from those of the unit. Along an axis
-    on which matrices act, a change is made of the values there: `a_i v_i` plus, for a few directions, `b_i` times the
-    mean of `c_j v_j` over all `v_j` that the same matrix multiplies. The numbers `a`, `b` and `c` come from features.
-    The change therefore moves as the values do, for every matrix. Where signs still act on values, changes are made of
-    features that these signs change, and of the values themselves (of the sine of twice an angle). Buffers do not
-    change.
+    The change of a value between two units is computed from the features of the pair, and the change of a value of one
+    unit from the features of the unit. Along an axis on which matrices act, the change is a combination of the values
+    along this axis: `a_i v_i` plus, for a few directions, `b_i` times the mean of `c_j v_j` over all `v_j` that the
+    same matrix multiplies. The numbers `a`, `b` and `c` come from features. Every matrix therefore transforms the
+    change as it transforms the values. If signs still act on values, the change is computed from features that these
+    signs change, and from the values themselves (from the sine of twice the angle for angles). Buffers do not change.
 
     Attributes:
-        scale: Size of the changes at first; every tensor has a learned one of its own.
+        scale: Initial size of the changes; every tensor has a separate learned size.
         changes: Number of parallel changes. With more than one, tensors have an axis for them after the model axis:
             the outputs of the changed networks are to be averaged, not their weights.
 
@@ -51,8 +51,9 @@ class Equivariant:
             raise ValueError(f"scale={self.scale} and changes={self.changes} must be positive")
 
     def reads(self, layouts: Sequence[Layout], *, has_pairs: bool) -> frozenset[str]:
-        """Return names of the features of the last layer that are read; `has_pairs`: whether layers keep features of
-        pairs."""
+        """Return the names of the features that the head reads from the last layer; `has_pairs`: whether layers keep
+        features of pairs.
+        """
         pairs = {block.name for layout in layouts for block in layout.pair_blocks}
         is_read = any(written.block.name not in pairs for layout in layouts for written in layout.writer.written)
         odd = ("odd",) if any(layout.unit_signs[name] for layout in layouts for name in layout.units) else ()
@@ -197,18 +198,18 @@ class _Change:
         return change * self.values.unsqueeze(-2)
 
     def share_out(self, change: Tensor) -> Tensor:
-        """Multiply a change by the shares of the units that values read, so that copies of a unit divide it."""
+        """Multiply a change by the shares of the units that a value reads, so that copies of a unit divide the change."""
         if self.weights is None:
             return change
         return change * self.weights.reshape(*self.weights.shape, *([1] * (change.ndim - self.weights.ndim)))
 
     def turn(self, dense: nn.Module, changes: int) -> Tensor:
-        """Return the change that is made of features which signs change: `[models, *units, changes, values]`."""
+        """Return the change that is computed from features which signs change: `[models, *units, changes, values]`."""
         change: Tensor = dense(self.odd).unflatten(-1, (changes, -1))
         return change
 
     def gather(self, mixer: nn.Module, changes: int) -> Tensor:
-        """Return the mean of what the matrix acts on, times numbers from features, in `RANK` ways."""
+        """Return `RANK` means of the values that the matrix acts on, each weighted by coefficients from features."""
         assert self.values is not None
         mixed = (
             mixer(self.features if self.odd is None else self.odd).unflatten(-1, (2, RANK, changes, -1)).unsqueeze(-5)
@@ -223,7 +224,7 @@ class _Change:
         return self.written.pool(product)
 
     def scatter(self, pooled: Tensor) -> Tensor:
-        """Return the opposite of `gather`, for the sum of what all tensors gathered."""
+        """Return the transpose of `gather`, applied to the sum of the results of all tensors."""
         assert self.out is not None
         return (self.out * self.written.unpool(pooled)).sum(-3)
 

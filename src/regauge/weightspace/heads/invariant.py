@@ -1,4 +1,4 @@
-"""Numbers for each network that do not change along its orbit."""
+"""The invariant head: outputs for each network that no symmetry changes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ VARIANCE = 1e-6
 
 @dataclass(frozen=True)
 class Invariant:
-    """Numbers from the mean and largest features of every set of units and block of pairs, and from the features of the
-    network.
+    """Outputs from the mean and maximum features of every set of units and block of pairs, and from the network's
+    features.
 
-    Where units count by shares, root mean squares take the place of the largest.
+    If units are weighted by shares, root mean squares replace the maxima.
 
-    Sets and blocks have maps of their own, whose results are added up; then follows an MLP.
+    Each set and each block has a separate map. An MLP reads the sum of the results.
 
     Attributes:
         outputs: The number of outputs for each network.
@@ -44,8 +44,9 @@ class Invariant:
             )
 
     def reads(self, layouts: Sequence[Layout], *, has_pairs: bool) -> frozenset[str]:
-        """Return names of the features of the last layer that are read; `has_pairs`: whether layers keep features of
-        pairs."""
+        """Return the names of the features that the head reads from the last layer; `has_pairs`: whether layers keep
+        features of pairs.
+        """
         units = frozenset({"units", "positions", "network"})
         return units | {"pairs", "unwritten"} if has_pairs else units
 
@@ -79,8 +80,9 @@ class _Pool(nn.Module):
 
 
 def _pool(x: Tensor, grid: Grid, layout: Layout, shares: Shares) -> tuple[Tensor, Tensor]:
-    """Return the mean and the largest; where units count by shares, which maxima do not see, the root mean square
-    instead."""
+    """Return the mean and the maximum; if units are weighted by shares, return the root mean square instead of the
+    maximum.
+    """
     axes = range(1, x.ndim - 1)
     if not layout.is_weighed:
         return x.mean([*axes]), x.flatten(1, -2).amax(1)

@@ -1,4 +1,4 @@
-"""Vectors for every unit, which move with it: what units are matched by."""
+"""The head for matching units: vectors for every unit, permuted together with the units."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from regauge.weightspace.layout.compile import Layout
 class UnitFeatures:
     """One linear map from the features of units to vectors, shared by all sets.
 
-    The result has, for each group that is permuted, `[models, (bases ...,) size, width]`.
+    For each group that is permuted, the result has an entry `[models, (bases ...,) size, width]`.
 
     Attributes:
         width: Length of the vectors.
@@ -29,7 +29,7 @@ class UnitFeatures:
             raise ValueError(f"width={self.width}; vectors have at least one number")
 
     def reads(self, layouts: Sequence[Layout], *, has_pairs: bool) -> frozenset[str]:
-        """Return names of the features of the last layer that are read: those of units."""
+        """Return the names of the features that the head reads from the last layer: only features of units."""
         return frozenset({"units"})
 
     def build(
@@ -56,5 +56,5 @@ class VectorHead(nn.Module):
         return self.read(read.features, read.layout)
 
     def read(self, features: Features, layout: Layout) -> dict[str, Tensor]:
-        """Return the vectors, from the features of the last layer."""
+        """Return the vectors of units from the features of the last layer."""
         return {name: self.last(x) for name, x in features.units.items() if layout.units[name].is_permuted}

@@ -1,16 +1,17 @@
 """Layers of networks over networks: each a small frozen dataclass of settings whose `build` makes a torch module.
 
-A built layer takes and gives `Features`, and the layout that they are of:
+A built layer takes `Features` and their layout, and returns new `Features`:
 
     layer = MessagePassing().build(Plan(layouts, width, reads=frozenset({"units", "network"}), generator=generator))
     features = layer(features, layout)
 
-`Plan.reads` says which of its outputs the next layer or the head reads, so that a last layer makes nothing in vain:
-"units", "pairs" and "network", where "units" leaves out sets whose units are not permuted ("positions"), and "pairs"
-leaves out the blocks of `layout.unwritten` ("unwritten").
+`Plan.reads` lists the outputs that the next layer or the head reads, so that the last layer computes no unused outputs.
+The names are "units", "pairs" and "network". "units" excludes sets whose units are not permuted ("positions"), and
+"pairs" excludes the blocks of `layout.unwritten` ("unwritten").
 
-To add one: write a file with the dataclass, a `Layer`, and the module, and name it in `LAYERS`; the battery of laws in
-`tests/test_weightspace.py` runs over that table. `Layer.traits` says what a net is built around.
+To add a layer, write a file with the dataclass, a `Layer`, and the module, and add the dataclass to `LAYERS`. The tests
+of invariance in `tests/test_weightspace.py` cover all layers of that table. `Layer.traits` describes the properties of
+a layer that determine how the net is built.
 """
 
 from regauge.weightspace.layers.dws import DWS

@@ -1,4 +1,4 @@
-"""The linear maps and norms that all layers are built of."""
+"""Linear maps and norms that all layers use."""
 
 import math
 
@@ -9,12 +9,12 @@ from regauge.core import products
 
 
 class Dense(nn.Module):
-    """`x W' + b` with weights from a generator: outputs begin with `gain` times the root mean square of the inputs.
+    """`x W' + b` with weights from a generator: initial outputs have `gain` times the root mean square of the inputs.
 
     Args:
         inputs: Length of the inputs.
         outputs: Length of the outputs.
-        is_biased: Whether there is a bias; it begins at zero.
+        is_biased: Whether there is a bias, which is initially zero.
         gain: The factor of the root mean square.
         generator: Source of the weights.
     """
@@ -38,7 +38,7 @@ class Dense(nn.Module):
 
 
 class Norm(nn.LayerNorm):
-    """Layer normalization of one vector: the vectors of other units, pairs and networks do not count."""
+    """Layer normalization of each vector, independent of the vectors of other units, pairs and networks."""
 
     def __init__(self, width: int) -> None:
         super().__init__(width)
@@ -65,7 +65,7 @@ class ScaledNorm(nn.Module):
 
 
 class Invariants(nn.Module):
-    """`(A u) * (B u)`: all that is left of a vector without its sign, for enough rows."""
+    """`(A u) * (B u)`: with enough rows, this product determines the vector up to its sign."""
 
     def __init__(self, width: int, outputs: int, generator: torch.Generator | None) -> None:
         super().__init__()

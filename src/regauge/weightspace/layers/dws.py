@@ -1,4 +1,4 @@
-"""Deep weight space networks: maps between all tensors in which the units of a set hear from each other."""
+"""Deep weight space networks: maps between all tensors, with communication between the units of each set."""
 
 from dataclasses import dataclass
 
@@ -13,20 +13,21 @@ from regauge.weightspace.layers.reading import Pooling
 class DWS(Layer):
     """The layers of deep weight space networks, for any layout.
 
-    Every tensor is pooled once over the axes that others lack. The pooled features at the units of a set are mapped at
-    once to all tensors that have these units. A layer of the paper has a map of its own for each pair of tensors, which
-    are four times the square of the number of layers. With `sets="mean"` and `pooling="mean"` these are the linear maps
-    that the paper derives; with the defaults of its code, as here, sets are read by attention and pooling takes maxima.
-    Around the map stand layer normalization, SiLU, and a residual connection. Inputs and classes are projected once by
-    the encoder.
+    Every tensor is pooled once over the axes that other tensors lack. One map takes the pooled features at the units of
+    a set to all tensors that have these units. A layer of the paper has a separate map for each pair of tensors. The
+    number of pairs is four times the square of the number of layers. With `sets="mean"` and `pooling="mean"` these are
+    the linear maps that the paper derives; with the defaults of the paper's code, which are also the defaults here,
+    sets are read by attention and pooling takes maxima. The map is combined with layer normalization, SiLU and a
+    residual connection. The encoder projects inputs and classes once.
 
     Attributes:
-        sets: `"attention"` among the units of a set, besides the linear map, or `"mean"`: by what is pooled alone.
+        sets: `"attention"` adds attention among the units of a set to the linear map; `"mean"` uses pooled features
+            alone.
         pooling: `"max"` or `"mean"`.
         heads: The number of heads of the attention; they divide the width.
-        is_diagonal: Whether tensors read only those with common units, as in Deep-Align: cost and parameters then grow
-            with the number of layers and not with its square. What is pooled over all units of a tensor is read by that
-            tensor alone, while there its neighbors read it, too.
+        is_diagonal: Whether tensors read only tensors with common units, as in Deep-Align. Cost and parameters then
+            grow with the number of layers and not with its square. Features pooled over all units of a tensor are read
+            by that tensor alone; in Deep-Align its neighbors read them as well.
 
     References:
         Navon et al. (2023), "Equivariant architectures for learning in deep weight spaces", theorem 4.1 and section 5;
@@ -48,7 +49,7 @@ class DWS(Layer):
 
     @property
     def traits(self) -> Traits:
-        """Maxima see units that count for nothing."""
+        """Return the traits; units are not weighted, because maxima also depend on units of weight zero."""
         return Traits(is_shared=False, weighs_units=self.pooling == "mean")
 
     def build(self, plan: LayerPlan) -> nn.Module:

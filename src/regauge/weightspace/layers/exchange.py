@@ -1,4 +1,4 @@
-"""Maps between all features of a network that respect its permutations, with parameters for each tensor."""
+"""Permutation equivariant maps between all features of a network, with separate parameters for each tensor."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -29,9 +29,9 @@ class Exchange:
 
     Attributes:
         pooling: The pooling over axes that a hub does not have.
-        sets: Whether the units of a set hear from each other by what is pooled, or by attention as well.
+        sets: Whether the units of a set exchange features by pooling alone, or by attention as well.
         heads: The number of heads of the attention.
-        is_local: Whether features hear only from those that have units in common with them.
+        is_local: Whether features read only features of tensors that have units in common with them.
     """
 
     pooling: Pooling = "mean"
@@ -43,9 +43,9 @@ class Exchange:
 class ExchangeLayer(nn.Module):
     """`x + L(silu(norm(x)))` for the features of everything, where `L` is one map at each hub.
 
-    Every feature is pooled once for each way in which it meets a hub, the results are put side by side and mapped at
-    once to what goes out to all. Sums begin with the size of what they sum: entries have a variance of one over the
-    number of features that an output hears from at all hubs together.
+    Every feature is pooled once for each link to a hub. The results at a hub are concatenated, and one map computes the
+    outputs for all features that the hub writes. The entries of the map have a variance of one over the number of
+    features that an output reads at all hubs together. Initial sums therefore have the size of their terms.
     """
 
     def __init__(self, settings: Exchange, plan: LayerPlan) -> None:

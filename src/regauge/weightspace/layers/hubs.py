@@ -1,4 +1,4 @@
-"""Hubs, at which tensors of a network exchange features: the units, and combinations of units, that they share."""
+"""Hubs, at which tensors of a network exchange features: the units, and combinations of units, that tensors share."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,12 +19,12 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True)
 class HubLink:
-    """One way in which features are read at a hub, or written from it.
+    """A link by which features are read at a hub, or written from the hub.
 
     Attributes:
         key: Block or set of units that has the features.
-        axes: The hub's axis that each of their axes runs along with, or `POOLED`. Two axes that run along with
-            the same one are the diagonal: where both ends are one unit.
+        axes: For each axis of the features the axis of the hub that it corresponds to, or `POOLED`. Two axes that
+            correspond to one axis of the hub select the diagonal, where both ends are the same unit.
     """
 
     key: Key
@@ -36,8 +36,8 @@ class Hub:
     """Units, or combinations of units, at which features meet.
 
     Attributes:
-        grid: Its axes; none where everything is pooled.
-        is_set: Whether it is one set of units, on which set layers work.
+        grid: The axes of the hub; none if everything is pooled.
+        is_set: Whether the hub is one set of units, on which set layers work.
         reads: The links whose features arrive.
         writes: The links to which features go out.
     """
@@ -55,9 +55,10 @@ def find_hubs(layout: Layout, targets: frozenset[str], *, is_local: bool) -> tup
 
     Args:
         layout: The layout of the networks.
-        targets: The features that are written, in the words of `weightspace.layers`.
-        is_local: Whether features hear only from those that have units in common with them. Then the pooled features of
-            a block go to itself alone, and those of the network exchange with those of units.
+        targets: The features that are written, by their names in `weightspace.layers`.
+        is_local: Whether features read only features of tensors that have units in common with them. The pooled
+            features of a block are then written to this block alone, and features of the network are exchanged with
+            features of units.
     """
     grids: dict[Key, Grid] = {("units", name): grid for name, grid in layout.grids.items()}
     sets = tuple(grids.values())
@@ -135,7 +136,7 @@ def _is_first(axes: tuple[int, ...], found: list[tuple[int, ...]], turns: list[t
 
 
 def count_fans(hubs: tuple[Hub, ...]) -> dict[Key, int]:
-    """Return the number of features over which each written feature is a sum."""
+    """Return, for each written feature, the number of features that it sums over."""
     fans: dict[Key, int] = {}
     for hub in hubs:
         for link in hub.writes:

@@ -1,4 +1,4 @@
-"""Message passing: units hear from units through the weights between them."""
+"""Message passing: units receive messages from other units through the weights between them."""
 
 import math
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ VARIANCE = 1e-6
 
 @dataclass(frozen=True)
 class MessagePassing(Layer):
-    """Messages through weights, multiplied by the features of the unit that they come from.
+    """Messages from weights, multiplied by the features of the sending unit.
 
     For every block with features `e` between units `x` and `y`:
 
@@ -51,7 +51,7 @@ class MessagePassing(Layer):
 
     @property
     def traits(self) -> Traits:
-        """Only means weigh units; sums and maxima count copies."""
+        """Return the traits; only means can weight units, because sums and maxima depend on the number of copies."""
         return Traits(weighs_units=self.aggregation == "mean")
 
     def build(self, plan: LayerPlan) -> nn.Module:
