@@ -1,4 +1,4 @@
-"""Random changes of images that leave their class as it is."""
+"""Random changes of images that do not change their class."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,8 @@ from torch import Tensor
 class Augmentation:
     """Shift every image by a random number of whole pixels in each direction, and mirror half of them.
 
-    What is shifted out of an image is lost, and what enters it is zero: this is the random crop of a padded image.
+    Pixels that are shifted out of an image are lost, and pixels that are shifted in are zero. This equals a random crop
+    of a padded image.
 
     Attributes:
         shift: Pixels at most, up, down, left or right.
@@ -28,14 +29,14 @@ class Augmentation:
         return f"shifted by up to {self.shift} pixel(s)" + (" and mirrored" if self.mirrors else "")
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """Change each image by itself.
+        """Change each image independently.
 
         Args:
             images: `[n, channels, height, width]`.
             generator: Draws shifts and mirrors.
 
         Returns:
-            As many images of the same size, with the channels last in memory, which convolutions are faster with.
+            The changed images, with channels last in memory, because convolutions are faster in this layout.
 
         Raises:
             ValueError: The tensor does not hold images.

@@ -1,4 +1,4 @@
-"""Classifiers: drawing them, training them, and cutting their examples into batches."""
+"""Initialization and training of classifiers, and batches of their examples."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -35,10 +35,10 @@ class ClassifierConfig(DescentConfig):
 
 
 def initialize(module: nn.Module, generator: torch.Generator | None = None) -> Params:
-    """Draw linear and convolutional layers anew, as torch does but from `generator`.
+    """Sample linear and convolutional layers as torch does, but from `generator`.
 
-    Weights and biases are uniform with bound 1/sqrt(fan in). Normalizations start as they are made: weights and running
-    variances one, everything else zero.
+    Weights and biases are uniformly random with bound 1/sqrt(fan in). Normalizations keep their default start: weights
+    and running variances are one, and all other tensors are zero.
 
     Returns:
         New parameters; the module keeps its own.
@@ -85,15 +85,15 @@ def train(
     """Minimize the cross entropy.
 
     Args:
-        module: Runs the parameters; its own are not used.
+        module: The module that is called with the parameters; its own parameters are not used.
         params: Parameters and buffers at the start.
         inputs: `[n, ...]`.
         labels: Classes, `[n]`; for sequences `[n, ...]`, one for each output.
         training: Epochs, batch size, optimizer, schedule.
-        generator: Draws the order of the examples, and their changes; one with seed 0 by default.
+        generator: Source of the random order and random changes of examples; seed 0 by default.
         augmentation: Changes the images of every batch at random; none by default.
-        state: A `.safetensors` file in which a training of minutes is kept while it runs. If it exists, the training
-            continues from it, and ends with the bits of one that was not interrupted.
+        state: A `.safetensors` file in which the state of a long training is saved. If the file exists, the training
+            continues from it, and ends with the same bits as an uninterrupted training.
         progress: Shows the steps, with the loss of each batch in nats.
         on_step: Called after each step with its number, loss and rate, as a `regauge.training.State`.
 
@@ -101,7 +101,7 @@ def train(
         Trained parameters.
 
     Raises:
-        ValueError: The loss becomes NaN or Inf, or the file is no state of this training.
+        ValueError: The loss becomes NaN or Inf, or the file does not hold a state of this training.
     """
     generator = given_or_seed(generator)
     learned = {name: params[name] for name, _ in module.named_parameters()}

@@ -29,7 +29,7 @@ class PadShortcut(nn.Module):
 class BasicBlock(nn.Module):
     """Two 3 x 3 convolutions and a shortcut: `act(norm2(conv2(act(norm1(conv1(x))))) + shortcut(x))`.
 
-    With filter response normalization, whose activation belongs to it, nothing follows the sum.
+    With filter response normalization, which has its own activation, no activation follows the sum.
     """
 
     def __init__(
@@ -59,8 +59,8 @@ class BasicBlock(nn.Module):
 class ResNet(nn.Module):
     """A stem, stages of blocks, the mean over positions and a linear classifier.
 
-    The channels are those of the stem and of each stage. A block is made from its channels, in and out, and its stride:
-    all stages but the first halve the height and the width.
+    The channels are the widths of the stem and of each stage. A block is built from its input channels, output channels
+    and stride. All stages except the first halve the height and the width.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ def resnet20(
     """Return the CIFAR ResNet with 6 * blocks + 2 layers: 16, 32 and 64 channels times `width`.
 
     A normalization in `groups` groups follows every convolution, and each of the three stages has `blocks` blocks; 3
-    make ResNet20. What joins two stages is a shortcut: "A" pads with zero channels, "B" is a 1 x 1 convolution.
+    make ResNet20. A shortcut joins two stages: "A" pads with zero channels, "B" is a 1 x 1 convolution.
 
     References:
         He et al. (2016), section 4.2.

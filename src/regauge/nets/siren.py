@@ -1,4 +1,4 @@
-"""Sinusoidal representation networks: networks that are signals."""
+"""Sinusoidal representation networks, which represent signals."""
 
 import itertools
 import math
@@ -16,10 +16,11 @@ Bias = Literal["siren", "torch", "zero"]
 class Siren(nn.Module):
     """`x -> W_k sin(omega (W_{k-1} ... sin(omega (W_0 x + b_0)) ...)) + b_k`, with `depth` hidden layers.
 
-    Half a period of a unit's bias is `pi / omega`. Weights do not depend on how biases start.
+    Half a period of a unit's bias is `pi / omega`. Initial weights do not depend on the initialization of biases.
 
     References:
-        Sitzmann et al. (2020), sections 3.1 and 3.2; their program leaves biases as torch draws them (`torch`).
+        Sitzmann et al. (2020), sections 3.1 and 3.2; their code keeps torch's default initialization of biases
+        (`torch`).
     """
 
     def __init__(
@@ -55,9 +56,10 @@ class Siren(nn.Module):
 
 
 def plain_population(module: Siren, count: int, *, generator: torch.Generator) -> Params:
-    """Initial parameters of many networks, as the data sets of sine networks that metanetworks read were made.
+    """Return initial parameters of many networks, as in the published data sets of sine networks for metanetworks.
 
-    Every layer's weights are uniform with bound sqrt(6 / fan in) / omega, the first layer's too, and biases are zero.
+    The weights of every layer, including the first, are uniformly random with bound sqrt(6 / fan in) / omega. Biases
+    are zero.
 
     Returns:
         New parameters with a leading model axis; the module keeps its own.

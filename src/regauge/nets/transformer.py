@@ -14,9 +14,9 @@ from regauge.core.params import Params
 class Attention(nn.Module):
     """Multi-head attention of tokens `[batch, token, width]` to themselves, or to a context of `context` features.
 
-    Each query head has `width / heads` dimensions, and each key-value head serves `heads / kv_heads` query heads. A
-    causal token sees only itself and those before it; rotary queries and keys are turned by angles that grow with their
-    position.
+    Each query head has `width / heads` dimensions, and each key-value head serves `heads / kv_heads` query heads. With
+    a causal mask, each token attends only to itself and to earlier tokens; rotary queries and keys are turned by angles
+    that grow with their position.
 
     References:
         Vaswani et al. (2017), section 3.2; Su et al. (2021), RoFormer, section 3.2; Ainslie et al. (2023), GQA.
@@ -217,11 +217,11 @@ class ViT(nn.Module):
 
 
 def initialize_transformer(module: GPT | Llama | ViT, generator: torch.Generator | None = None) -> Params:
-    """Draw a transformer anew.
+    """Sample the initial parameters of a transformer.
 
-    Weights are normal with standard deviation 1/sqrt(fan in), those that write to the stream smaller by the square
-    root of the number of writers; embeddings and positions are normal with standard deviation 0.1; biases are zero
-    and gains one.
+    Weights are normal with standard deviation 1/sqrt(fan in). Weights that write to the stream are divided by the
+    square root of the number of such layers. Further, embeddings and positions are normal with standard deviation 0.1;
+    biases are zero and gains one.
 
     Returns:
         New parameters; the module keeps its own.

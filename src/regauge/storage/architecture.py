@@ -23,7 +23,7 @@ MOVED = {"regauge.nets.residual_mlp:ResidualMLP": "regauge.nets.mlp:ResidualMLP"
 
 @dataclass(frozen=True)
 class Architecture:
-    """The module of a population, from text alone, and the tensors of each network.
+    """The module of a population, described by text, and the tensors of each network.
 
     `module()` calls the factory with the settings. A setting is a JSON value; `{"import": "torch:tanh"}` stands for the
     object of that name, and the list of a variadic parameter (`*widths`) is given under its name:
@@ -34,16 +34,16 @@ class Architecture:
         >>> Architecture.from_json(small.to_json()) == small
         True
 
-    The factory is imported and called to build a module, never to read the text form: call `module()` of an
-    architecture that somebody else wrote only if you trust what it names.
+    The factory is imported and called only to build a module, never to read the text form. Call `module()` of an
+    architecture from somebody else only if you trust the factory that it names.
 
     Attributes:
         name: The name in words.
         factory: `package.module:name` of a function or class that returns a `torch.nn.Module`; None for networks that
             came without one, whose tensors are known and whose module is not.
         settings: Arguments of the factory by name.
-        layout: The tensors of one network in the order of its state dictionary, buffers included; found out by
-            building the module without values if left out.
+        layout: The tensors of one network in the order of its state dictionary, buffers included; by default, found by
+            building the module without values.
 
     Raises:
         ValueError: The factory's name or a setting is malformed, it cannot be imported or called, it returns no

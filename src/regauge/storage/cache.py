@@ -1,7 +1,7 @@
-"""The user's cache: texts by what they were computed from, which can all be computed again.
+"""The user's cache of computed texts, stored by a key of their inputs; every text can be recomputed.
 
-An entry is a file of its own. Its first line is the SHA-256 of the rest, so that a damaged one is known; it appears
-whole or not at all, so that processes can share the folder. What cannot be read or written is passed over.
+Each entry is one file. Its first line is the SHA-256 of the rest, so that damage is detected. The file is written
+atomically, so that processes can share the folder. Entries that cannot be read or written are skipped.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ def cache_folder() -> Path:
 
 
 def recall(kind: str, origin: Any) -> str | None:
-    """Return the text that was kept for an origin, anything that JSON can hold; None if there is none that is whole."""
+    """Return the text that was kept for an origin, which is any JSON value; None if there is no undamaged entry."""
     with suppress(OSError, UnicodeDecodeError):
         checksum, _, text = _place(kind, origin).read_text(encoding="utf-8").partition("\n")
         if checksum == _sha256(text):
@@ -46,7 +46,7 @@ def recall(kind: str, origin: Any) -> str | None:
 
 
 def keep(kind: str, origin: Any, text: str) -> None:
-    """Keep a text for an origin, and remove the oldest entries of its kind where they become too many."""
+    """Keep a text for an origin, and remove the oldest entries of its kind if there are too many."""
     place = _place(kind, origin)
     with suppress(OSError):
         place.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Networks of one or several architectures as one: numbered one population after the other."""
+"""Collections of networks of one or several architectures, indexed consecutively through all populations."""
 
 import json
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -47,22 +47,22 @@ def _parse_conditions(texts: Iterable[str]) -> dict[str, Any]:
 
 
 class Collection:
-    """Stores and populations, one or several, whose networks are numbered one member after the other.
+    """One or several stores and populations, whose networks have consecutive indices through all members.
 
     Members with the same tensors and the same symmetry have one layout; networks of one layout can be stacked.
 
     Args:
         networks: A store or a population, or several.
-        symmetry: The symmetry of all of them, or one for each; that of each store by default.
+        symmetry: One symmetry for all members, or one for each member; by default the symmetry recorded in each store.
 
     Attributes:
         members: The stores and populations.
         symmetries: The symmetry of each member; None where it is not known.
-        layouts: The number of each member's layout, counted from 0 in the order of their first members.
-        starts: The number of the first network of each member, and of the end.
+        layouts: The index of each member's layout. Layouts are counted from 0 in the order of their first members.
+        starts: The index of the first network of each member, and the total number of networks as the last entry.
 
     Raises:
-        ValueError: There are no members, or symmetries are not one for each.
+        ValueError: There are no members, or the number of symmetries differs from the number of members.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Collection:
 
     @cached_property
     def key(self) -> str:
-        """A text that other networks do not have; of populations in memory every value is read."""
+        """A text that identifies these networks; every value of populations in memory is read for it."""
         digest = blake2b(digest_size=16)
         for one, count in zip(self.members, np.diff(self.starts).tolist(), strict=True):
             digest.update(f"{one.key if isinstance(one, Store) else [*tensors_of(one)]} {count}\n".encode())
@@ -131,16 +131,17 @@ class Collection:
         raise ValueError("the symmetry of a population in memory is not known; give `symmetry`")
 
     def choose(self, indices: Iterable[int] | slice | Array | None, checkpoints: Kept) -> Indices:
-        """Return numbers of the networks: those of `indices`, or else the networks that stand for each run of a store.
+        """Return the indices of the chosen networks: `indices` if given, or else the checkpoints that represent each
+        run.
 
         Args:
             indices: As for `resolve`.
-            checkpoints: "last": the last checkpoint of each run that was not discarded; "all": all of them. Of a
-                population in memory all networks are taken.
+            checkpoints: "last": the last checkpoint of each run that was not discarded; "all": all checkpoints. All
+                networks of a population in memory are chosen.
 
         Raises:
-            IndexError: There is no network of some number.
-            ValueError: `checkpoints` is neither.
+            IndexError: An index is out of range.
+            ValueError: `checkpoints` is neither "last" nor "all".
         """
         if checkpoints not in get_args(Kept):
             raise ValueError(f"checkpoints={checkpoints!r}: give 'last', the last one of each run of a store, or 'all'")
@@ -153,11 +154,11 @@ class Collection:
         return np.concatenate(pieces)
 
     def find(self, conditions: Mapping[str, Any] | Iterable[str], checkpoints: Kept = "last") -> Indices:
-        """Return numbers of the networks of stores that meet conditions.
+        """Return the indices of the networks in the stores that satisfy the conditions.
 
         Args:
             conditions: Columns with their values, see `Rows.where`, or texts such as "step=86".
-            checkpoints: "last": the last one of these of each run; "all": all of them.
+            checkpoints: "last": the last matching checkpoint of each run; "all": all matching checkpoints.
 
         Raises:
             KeyError: A store has no such column.
@@ -171,28 +172,28 @@ class Collection:
         return np.concatenate(pieces)
 
     def resolve(self, indices: Iterable[int] | slice | Array | None) -> Indices:
-        """Return numbers of networks from numbers, a slice or a mask; all by default.
+        """Return the indices of networks from indices, a slice or a mask; all networks by default.
 
         Raises:
-            IndexError: There is no network of some number.
+            IndexError: An index is out of range.
         """
         what = "the store" if isinstance(self.members[0], Store) else "the population"
         return resolve(slice(None) if indices is None else indices, len(self), self._what(what))
 
     def locate(self, numbers: Indices) -> tuple[Indices, Indices]:
-        """Return the member of each network, and its number there, `[networks]` both."""
+        """Return the member that holds each network, and the index of the network in this member, `[networks]` both."""
         member = np.searchsorted(self.starts, numbers, side="right") - 1
         return member, numbers - self.starts[member]
 
     def layout_of(self, numbers: Indices) -> Indices:
-        """Return the number of each network's layout, `[networks]`."""
+        """Return the index of each network's layout, `[networks]`."""
         return np.asarray(self.layouts, np.int64)[self.locate(numbers)[0]]
 
     def read(self, numbers: Indices) -> Params:
         """Return some networks of one layout, stacked in their order.
 
         Raises:
-            ValueError: They are of several layouts.
+            ValueError: The networks have several layouts.
         """
         if len(self.members) == 1:
             return _read(self.members[0], numbers)
@@ -211,7 +212,7 @@ class Collection:
 
         Raises:
             KeyError: A store has no such column.
-            ValueError: A member is no store, or the columns are of kinds that cannot be joined.
+            ValueError: A member is no store, or the types of the columns cannot be joined.
         """
         columns = []
         for one in self.members:

@@ -1,4 +1,4 @@
-"""Networks in shuffled batches: what networks that read networks are trained on."""
+"""A loader of shuffled batches of networks, for training networks that read networks."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,13 +31,13 @@ FEWEST = 8
 
 
 class Batch(NamedTuple):
-    """Some networks of an epoch, all of one layout.
+    """A batch of networks of one layout.
 
     Attributes:
-        indices: Their numbers, `[networks]`: in the store or the population, or counted through several of them.
-        params: Their parameters, stacked.
-        layout: The number of their layout; see `Collection`.
-        state: The position of the loader behind this batch, for `load_state_dict`.
+        indices: The indices of the networks, `[networks]`, in the store or population, or in the collection of several.
+        params: The stacked parameters of the networks.
+        layout: The index of the layout; see `Collection`.
+        state: The position of the loader after this batch, for `load_state_dict`.
     """
 
     indices: NDArray[np.int64]
@@ -54,37 +54,39 @@ class Loader(IterableDataset[Batch]):
             for batch in loader:
                 train_on(batch.params, store.rows["accuracy"][batch.indices])
 
-    Of several stores, of one or several architectures, each batch has networks of one layout, and never padding; those
-    of all layouts come in random order. `collection.locate(batch.indices)` says which networks of which store they are.
+    The loader also reads several stores, of one or several architectures. Each batch has networks of one layout, so
+    that no padding is needed. Batches of all layouts come in random order. `collection.locate(batch.indices)` returns
+    the store of each network and the index of the network in this store.
 
-    An iteration gives the rest of the present epoch; the next one gives the next epoch, and `stream()` never ends. What
-    batch k of epoch e holds follows from the generator, e and k alone. So two loaders with equal generators give equal
-    batches; one that is given a state of another one continues it (`state_dict`, `batch.state`, `load_state_dict`);
-    and processes that take one share each (`rank`, `world`) give together what a single loader gives.
+    An iteration yields the rest of the current epoch, and the next iteration yields the next epoch. `stream()` never
+    ends. The generator, e and k alone determine batch k of epoch e. Two loaders with equal generators therefore yield
+    equal batches. A loader that loads the state of another loader continues at its position (`state_dict`,
+    `batch.state`, `load_state_dict`). If each process takes one share (`rank`, `world`), the processes together yield
+    the batches of a single loader.
 
-    It is a data set of torch, too: the workers of `torch.utils.data.DataLoader(loader, batch_size=None, num_workers=n)`
-    share the batches, and the order is that of a loader without workers. They work on copies. Say
-    with `set_epoch` which epoch comes next (unless they are persistent). `batch.state` says where they are. The numbers
-    of the networks arrive as tensors.
+    The loader is also a data set of torch. The workers of `torch.utils.data.DataLoader(loader, batch_size=None,
+    num_workers=n)` share the batches, and the order is that of a loader without workers. The workers use copies of the
+    loader, so choose the next epoch with `set_epoch` (unless the workers are persistent). `batch.state` holds their
+    position. The indices of the networks arrive as tensors.
 
     Args:
-        networks: A store, or parameters with a leading model axis, or several. A store keeps the networks that it lists
-            now.
+        networks: A store, or parameters with a leading model axis, or several. Networks that are added to a store later
+            are not read.
         batch: Networks of a batch; the last batch of an epoch, of each layout, may have fewer.
-        indices: Numbers of the networks to take, such as `store.split()["train"]`, or a mask; all by default.
+        indices: Indices of the networks to read, such as `store.split()["train"]`, or a mask; all by default.
         augment: Parts of the random element that moves each network: some of "permutation", "sign", "scale", "shift",
-            "linear", "translation" and "rotation". The networks still compute the same functions. The elements of a
-            batch are independent of one another; where batches are large and networks are small, up to 8 batches that
-            follow one another have the same ones, since drawing them costs as much as moving several batches.
+            "linear", "translation" and "rotation". The networks still compute the same functions. The elements within a
+            batch are independent. If batches are large and networks are small, up to 8 consecutive batches share their
+            elements, because sampling elements costs as much as moving several batches.
         symmetry: The symmetry of the networks, or of each store and population, for `augment`; those of the stores
             by default.
-        statistics: Statistics by which the networks are standardized after they were moved, for each layout; see
+        statistics: Statistics for each layout, by which networks are standardized after they are moved; see
             `Statistics.of`.
-        is_last_dropped: Whether last batches with fewer networks are left out.
-        rank: The share of the batches that this process takes: those whose number is `rank` modulo `world`.
+        is_last_dropped: Whether last batches with fewer networks are skipped.
+        rank: The share of this process: the batches whose index is `rank` modulo `world`.
         world: Number of processes that share the batches.
-        prefetch: Batches that a thread prepares meanwhile; none by default.
-        generator: The source of chance, from which one number is drawn.
+        prefetch: Number of batches that a thread prepares in advance; none by default.
+        generator: The source of randomness, from which one number is drawn.
 
     Raises:
         IndexError: There is no network of some number.
@@ -138,11 +140,11 @@ class Loader(IterableDataset[Batch]):
         self._digest = digest.hexdigest()
 
     def __len__(self) -> int:
-        """Number of batches of an epoch, those of all shares."""
+        """Return the number of batches of an epoch in all shares together."""
         return sum(self._count_batches(len(own)) for own in self._by_layout.values())
 
     def __iter__(self) -> Iterator[Batch]:
-        """The batches of the present epoch that are left."""
+        """Yield the remaining batches of the current epoch."""
         for batch in self._prepare(self._share()):
             # Before the batch is given, so that a state that is saved then does not repeat it.
             self.number = batch.state["number"] or len(self)
@@ -150,12 +152,14 @@ class Loader(IterableDataset[Batch]):
         self.epoch, self.number = self.epoch + 1, 0
 
     def stream(self) -> Iterator[Batch]:
-        """Yield batches of this epoch, the next one, and so on without end."""
+        """Yield the batches of the current epoch and of all later epochs, without end."""
         while True:
             yield from self
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch from its first batch, as copies in the workers of a `DataLoader` need to be told."""
+        """Begin an epoch at its first batch; needed because copies in the workers of a `DataLoader` do not know the
+        epoch.
+        """
         self.epoch, self.number = epoch, 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -165,10 +169,10 @@ class Loader(IterableDataset[Batch]):
         return {"seed": self.seed, "epoch": epoch, "number": number, "networks": self._digest}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where another loader of the same networks and settings was.
+        """Continue at the position of another loader with the same networks and settings.
 
         Raises:
-            ValueError: The other one had other networks or batches of another size.
+            ValueError: The other loader had other networks or another batch size.
         """
         if state["networks"] != self._digest:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Networks at a path: those of a store, or a checkpoint as a population of one."""
+"""Networks at a path: the networks of a store, or a checkpoint as a population of one network."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,9 +20,9 @@ class NamedNetworks:
 
     Attributes:
         networks: A store whose networks are all read, or parameters with a leading model axis.
-        rows: A table of the networks: their path, and their id and step in a store.
+        rows: A table of the networks with their path, and with their id and step if they are in a store.
         store: The store of the networks; None for a checkpoint.
-        numbers: The numbers of the networks in the store.
+        numbers: The indices of the networks in the store.
     """
 
     networks: Store | Params
@@ -32,7 +32,7 @@ class NamedNetworks:
 
     @property
     def known(self) -> list[dict[str, Any]]:
-        """The rows of the networks in the store, without whether they are finite."""
+        """The rows of the networks in the store, without the column "is_finite"."""
         found = [] if self.store is None else self.store.rows.dicts(self.numbers)
         return [{name: value for name, value in row.items() if name != "is_finite"} for row in found]
 
@@ -42,10 +42,10 @@ def read_networks(path: str | Path, checkpoints: Kept = "last") -> NamedNetworks
 
     Args:
         path: The path.
-        checkpoints: "last": the last checkpoint of each run of a store that was not discarded; "all": all of them.
+        checkpoints: "last": the last checkpoint of each run of a store that was not discarded; "all": all checkpoints.
 
     Raises:
-        FileNotFoundError: There is nothing.
+        FileNotFoundError: There is no file or folder at the path.
         ValueError: The store has no networks, or all of them were discarded.
     """
     path = Path(path)

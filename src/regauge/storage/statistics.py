@@ -1,4 +1,4 @@
-"""Statistics by which populations are standardized: one pair of numbers for each tensor, computed once."""
+"""Statistics for standardizing populations: one mean and one deviation for each tensor."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -25,13 +25,12 @@ BLOCK_BYTES = 64 * 2**20
 class Statistics:
     """Mean and standard deviation of the values of each tensor, over all networks and positions.
 
-    One number for a tensor rather than one for each of its values, because a permutation exchanges the positions. Where
-    signs are flipped at random, a mean other than zero has no meaning: take the statistics with
-    `is_centered=False`.
+    All positions of a tensor share one mean and one deviation, because permutations exchange the positions. If signs
+    are flipped at random, a mean other than zero has no meaning: compute the statistics with `is_centered=False`.
 
     Attributes:
         mean: By the name of the tensor; floating-point tensors only.
-        std: The standard deviation, likewise; one where all values are equal.
+        std: The standard deviation by the name of the tensor; one if all values are equal.
     """
 
     mean: Mapping[str, float]
@@ -45,15 +44,15 @@ class Statistics:
         *,
         is_centered: bool = True,
     ) -> "Statistics":
-        """Return the statistics of networks, in float64; a store is read in blocks.
+        """Return the statistics of networks in float64; a store is read in blocks.
 
         Statistics of a store are kept in the user's cache, by the store's key and the networks that are read: shards
         never change.
 
         Args:
             networks: A store or a population, or several of one layout.
-            indices: Numbers of the networks to take; all by default.
-            is_centered: Whether means are subtracted; else they are zero, and deviations are root mean squares.
+            indices: Indices of the networks to read; all by default.
+            is_centered: Whether means are subtracted. Otherwise means are zero, and deviations are root mean squares.
 
         Raises:
             ValueError: There are no networks, they are of several layouts, or a value is not finite.
@@ -87,11 +86,11 @@ class Statistics:
         return found
 
     def standardize(self, params: Mapping[str, Tensor]) -> Params:
-        """Return values less their mean, divided by their deviation."""
+        """Subtract the mean from values, and divide them by the deviation."""
         return {n: (t - self.mean[n]) / self.std[n] if n in self.std else t for n, t in params.items()}
 
     def restore(self, params: Mapping[str, Tensor]) -> Params:
-        """Return the opposite of `standardize`."""
+        """Return the inverse of `standardize`."""
         return {n: t * self.std[n] + self.mean[n] if n in self.std else t for n, t in params.items()}
 
 

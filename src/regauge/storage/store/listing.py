@@ -1,4 +1,4 @@
-"""The shards that a reader has listed: which networks are in which, and under which numbers."""
+"""The shards that a reader has listed, and the indices of the networks in each shard."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Listing:
-    """Shards in the order of the networks' numbers, and a function from a shard to its bytes."""
+    """Shards in the order of the networks' indices, and a function from a shard to its bytes."""
 
     shards: tuple[Shard, ...]
     map: Callable[[Shard], Array]
@@ -37,12 +37,12 @@ class Listing:
 
     @cached_property
     def starts(self) -> Indices:
-        """The number of the first network of each shard, and of the end."""
+        """The index of the first network of each shard, and the total number of networks as the last entry."""
         return np.concatenate([[0], np.cumsum([shard.count for shard in self.shards], dtype=np.int64)])
 
     @cached_property
     def rows(self) -> Rows:
-        """A row of facts about each network."""
+        """A row of metadata for each network."""
         names = dict.fromkeys([*ALWAYS, *(name for shard in self.shards for name in shard.columns)])
         return Rows(len(self), names, self._load)
 
@@ -50,7 +50,7 @@ class Listing:
         return int(self.starts[-1])
 
     def locate(self, numbers: Indices) -> tuple[Indices, Indices]:
-        """Index of the shard and row in it of each network, `[networks]` both."""
+        """Return the index of the shard of each network and the row in this shard, `[networks]` both."""
         shard = np.searchsorted(self.starts, numbers, side="right") - 1
         return shard, numbers - self.starts[shard]
 
@@ -60,7 +60,7 @@ class Listing:
         return [Place(self.shards[k].path.stem, row) for k, row in zip(shards.tolist(), rows.tolist(), strict=True)]
 
     def numbers(self, places: Iterable[Place]) -> Indices:
-        """Return the numbers of the networks in some places; KeyError where a shard is not listed."""
+        """Return the indices of the networks in some places; KeyError if a shard is not listed."""
         first = {shard.path.stem: int(start) for shard, start in zip(self.shards, self.starts[:-1], strict=True)}
         return np.array([first[shard] + row for shard, row in places], np.int64)
 
@@ -96,10 +96,10 @@ class Listing:
 
 
 def resolve(indices: Iterable[int] | slice | Array, count: int, what: str = "the store") -> Indices:
-    """Numbers of networks, `[networks]`, from numbers, a slice, or a mask with a truth value for each of `count`.
+    """Return the indices of networks, `[networks]`, from indices, a slice, or a boolean mask of length `count`.
 
     Raises:
-        IndexError: There is no network of that number, a number is not an integer, or a mask is of another length.
+        IndexError: An index is out of range or not an integer, or a mask has another length.
     """
     if isinstance(indices, slice):
         indices = range(*indices.indices(count))

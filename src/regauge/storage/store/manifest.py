@@ -1,4 +1,4 @@
-"""The manifest of a store, `store.json`: written before the first shard; only what is told about it may change."""
+"""The manifest of a store, `store.json`, written before the first shard; only its entry `about` may change."""
 
 import json
 import os
@@ -57,7 +57,7 @@ class Manifest:
             raise ValueError(f"{str(path)!r} does not describe a store ({error}); restore it from a copy") from error
 
     def write(self, folder: Path) -> None:
-        """Make a folder a store, unless it is one with the same manifest but for its key."""
+        """Make a folder a store, unless it is already a store whose manifest differs at most in the key."""
         path = folder / MANIFEST
         if path.exists():
             self._require_same(folder)
@@ -72,7 +72,7 @@ class Manifest:
             self._require_same(folder)
 
     def tell(self, folder: Path, about: Mapping[str, Any]) -> None:
-        """Replace what is told about the store in a folder, as a whole."""
+        """Replace the entry `about` of the store in a folder."""
         save_text(replace(self, about=about)._to_json(), folder / MANIFEST)
 
     def _to_json(self) -> str:

@@ -1,4 +1,4 @@
-"""Stores on object storage: fsspec copies them to the cache, shard by shard; what is there is not copied again."""
+"""Stores on object storage: fsspec copies them to the cache shard by shard, and existing copies are reused."""
 
 import hashlib
 import os
@@ -36,10 +36,10 @@ def url_of(folder: str | Path) -> str | None:
 
 
 def copy_store(url: str, progress: Progress = no_progress) -> Path:
-    """Copy what is missing of a store at a URL to the cache.
+    """Copy the missing files of a store at a URL to the cache.
 
-    Shards never change, so that only new ones are copied; each appears whole or not at all. A copy of another store,
-    which was at the URL before, is removed.
+    Shards never change, so only new shards are copied, each atomically. If another store was at the URL before, its
+    copy is removed.
 
     Args:
         url: The URL of the store's folder, such as "s3://bucket/mlps"; any protocol of fsspec.

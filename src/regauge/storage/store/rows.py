@@ -1,4 +1,4 @@
-"""The table of what is known about networks: queried by columns, which are read when they are asked for."""
+"""The table of metadata of networks, queried by columns, which are read on demand."""
 
 import hashlib
 import math
@@ -18,7 +18,7 @@ STANDARD = {"train": 0.8, "validation": 0.1, "test": 0.1}
 class Rows:
     """A table with one row for every network of a store, in the order of the store.
 
-    Columns are read from the disk when they are first asked for and kept as arrays; no weights are read.
+    Columns are read from the disk at the first access and kept as arrays. No weights are read.
 
         rows["accuracy"]                                   # an array; masked where a network has no such value
         rows.where(step=86, activation=["relu", "tanh"])   # numbers of the networks, for `store.read`
@@ -38,7 +38,7 @@ class Rows:
         return decode(self.column(name))
 
     def column(self, name: str) -> Column:
-        """Return one column as it is kept; KeyError where there is none of that name."""
+        """Return one column as it is stored; KeyError if there is no column of that name."""
         if name not in self._columns:
             if name not in self.names:
                 raise KeyError(f"the networks have no column {name!r}; there are {list(self.names)}")
@@ -46,11 +46,11 @@ class Rows:
         return self._columns[name]
 
     def where(self, **conditions: Any) -> Indices:
-        """Return the numbers of the rows that meet all conditions, in increasing order.
+        """Return the indices of the rows that satisfy all conditions, in increasing order.
 
         Args:
             conditions: For each column a value, a collection of values (any of them), or a function from the array of
-                values to an array of booleans. A row without a value meets none but `None`.
+                values to an array of booleans. A row without a value satisfies only the condition `None`.
 
         Raises:
             KeyError: There is no column of that name.
@@ -61,11 +61,10 @@ class Rows:
         return np.flatnonzero(chosen)
 
     def final(self, among: Array | None = None) -> Indices:
-        """Return the numbers of the rows with the last checkpoint of each trajectory that was not discarded,
-        increasing.
+        """Return the indices, in increasing order, of the last checkpoints of all trajectories that were not discarded.
 
         Args:
-            among: Numbers of the rows that are looked at; all by default.
+            among: Indices of the rows to search; all by default.
         """
         rows = np.arange(len(self)) if among is None else np.unique(among)
         ids, steps = (self.column(name).values[rows] for name in ("id", "step"))
@@ -75,7 +74,7 @@ class Rows:
         return np.setdiff1d(rows[order[last]], given_up)
 
     def dicts(self, indices: Iterable[int] | None = None) -> list[dict[str, Any]]:
-        """Return some rows as dictionaries of plain values; what a row does not have is left out."""
+        """Return some rows as dictionaries of plain values, without the columns for which a row has no value."""
         chosen = np.arange(len(self)) if indices is None else np.asarray(list(indices), np.int64)
         columns = {name: decode(self.column(name), chosen).tolist() for name in self.names}
         return [
@@ -83,15 +82,15 @@ class Rows:
         ]
 
     def summary(self) -> Mapping[str, str]:
-        """Return the range or the distinct values of each column, in words."""
+        """Return a text with the range or the distinct values of each column."""
         return {name: _words(self.column(name), len(self)) for name in self.names}
 
 
 def split(ids: Array, fractions: Mapping[str, float] | None = None, *, salt: str = "") -> dict[str, Indices]:
-    """Return numbers of the rows of each part, from the trajectory of each row; see `Store.split`.
+    """Return the indices of the rows of each part, from the trajectory of each row; see `Store.split`.
 
-    A trajectory falls on a number in [0, 1) by the mixing function of SplitMix64, applied to its id plus a hash of the
-    salt, and the parts divide [0, 1) in their order.
+    The mixing function of SplitMix64, applied to the id of a trajectory plus a hash of the salt, maps the trajectory to
+    a number in [0, 1). The parts are consecutive intervals of [0, 1).
 
     References:
         Steele, Lea and Flood (2014), Fast splittable pseudorandom number generators, figure 17.

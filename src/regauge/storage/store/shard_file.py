@@ -1,7 +1,7 @@
 """One shard: a safetensors file with the weights and the rows of some networks, written once.
 
 The layout of the file is specified in docs/store.md. Its header is read without mapping the file, so that opening
-thousands of shards takes little; any other program reads a shard as the safetensors file that it is.
+thousands of shards is fast. Other programs can read a shard as an ordinary safetensors file.
 """
 
 import hashlib
@@ -41,7 +41,8 @@ BLANK = "0" * 64
 class Shard:
     """The header of a shard: kind and constant value or distinct values of each column, and places of its tensors.
 
-    Two are equal only if they are one object. `start` is the first byte behind the header, `size` the whole file.
+    Two shards are equal only if they are the same object. `start` is the first byte after the header, and `size` is the
+    size of the whole file.
     """
 
     path: Path
@@ -87,7 +88,7 @@ class Shard:
         return self
 
     def map(self) -> Array:
-        """The bytes of the file, read when they are looked at, if it is still the file that was opened."""
+        """The bytes of the file, mapped lazily, if the file is still the one that was opened."""
         if not self.path.exists():
             raise FileNotFoundError(
                 f"the shard {str(self.path)!r} is gone; shards are never deleted while they are read"
@@ -147,7 +148,7 @@ def list_shards(folder: Path) -> list[Path]:
 
 
 def write(path: Path, weights: Mapping[str, Tensor], columns: Mapping[str, Column], count: int) -> Path:
-    """Write a shard of rows of values `[networks, values]`, and what is known of each, whole and only if it is new."""
+    """Write a new shard of values `[networks, values]` and their metadata, atomically."""
     tensors = dict(weights)
     described = {name: describe(column) for name, column in columns.items()}
     for name, column in columns.items():
@@ -170,9 +171,9 @@ def write(path: Path, weights: Mapping[str, Tensor], columns: Mapping[str, Colum
 
 @dataclass(frozen=True)
 class Verification:
-    """Numbers of whole shards and of the networks in them, and the damage of each other shard, in a sentence.
+    """The numbers of intact shards and of their networks, and a message for each damaged shard.
 
-    Leftovers are files that writers did not complete. They do no harm; delete them when no process writes.
+    Leftovers are files that writers did not complete. They are harmless; delete them when no process writes.
     """
 
     shards: int
@@ -187,10 +188,11 @@ class Verification:
 
 
 def verify(folder: str | Path, *, progress: Progress = no_progress) -> Verification:
-    """Read every shard of the store in a folder and compare the checksums; a damaged one does not stop it.
+    """Read every shard of the store in a folder and compare the checksums; verification continues after a damaged
+    shard.
 
     Raises:
-        FileNotFoundError: There is no store.
+        FileNotFoundError: There is no store in the folder.
     """
     folder = require_manifest(Path(folder)).parent
     paths = list_shards(folder)

@@ -1,4 +1,4 @@
-"""A store: a folder of immutable shards with the networks of one architecture, and what is known about each."""
+"""A store: a folder of immutable shards with the networks of one architecture and metadata of each network."""
 
 import os
 import uuid
@@ -32,19 +32,19 @@ MAPPED_SHARDS = 4096
 
 
 class Store:
-    """Networks of one architecture on the disk, and what is known about each.
+    """A store: networks of one architecture on the disk, with metadata of each network.
 
-    Open one with `Store.create` or `Store.open`. The networks are numbered in the order of the shards' names; a store
-    that is refreshed while others write keeps its numbers and adds the new networks at the end. Reading is safe in
-    many threads and processes at once, with any number of writers.
+    Open a store with `Store.create` or `Store.open`. The indices of networks follow the order of the shards' names. If
+    a reader refreshes while others write, existing indices stay and new networks are added at the end. Reading is safe
+    in many threads and processes at once, with any number of writers.
 
     Attributes:
-        folder: Its folder.
-        architecture: The architecture of all its networks.
+        folder: The folder of the store.
+        architecture: The architecture of all networks.
         symmetry: The symmetry of the architecture, if it is known.
-        storage: Name of the dtype in which floating-point values are kept; None for that of the architecture.
+        storage: Name of the dtype in which floating-point values are stored; None for the dtype of the architecture.
         about: Plain JSON that was given when the store was created, such as the settings of the training.
-        key: A text that no other store has, and that it keeps wherever it is moved.
+        key: A unique text that identifies the store, also after the store is moved.
 
     References:
         docs/store.md specifies the files.
@@ -74,15 +74,15 @@ class Store:
         storage: str | None = None,
         about: Mapping[str, Any] | None = None,
     ) -> "Store":
-        """Return a new store, or the one that is there already if it was created with the same arguments.
+        """Return a new store, or the existing store if it was created with the same arguments.
 
         Args:
             folder: The folder of the store, which is made if it does not exist.
             architecture: The architecture of all networks.
             symmetry: The symmetry of the architecture.
-            storage: "float16" or "bfloat16" keeps floating-point values in half the bytes, rounded; as they are by
-                default.
-            about: Anything else to keep, as plain JSON.
+            storage: "float16" or "bfloat16" stores floating-point values rounded to 16 bits; by default they are not
+                rounded.
+            about: Any other information to store, as plain JSON.
 
         Raises:
             FileExistsError: The folder holds another store, or other files.
@@ -100,13 +100,13 @@ class Store:
         """Return the store in a folder.
 
         Args:
-            folder: Its folder, or the URL of one on object storage, such as "s3://bucket/mlps": any protocol of fsspec.
-                Shards that are not there yet are copied to the cache; such a store can be read alone.
+            folder: The folder, or the URL of a folder on object storage, such as "s3://bucket/mlps"; any protocol of
+                fsspec works. Missing shards are copied to the cache. A store at a URL is read-only.
             progress: Shows the copying.
 
         Raises:
-            FileNotFoundError: There is none.
-            ValueError: It, or one of its shards, is damaged or of another version; or the URL cannot be opened.
+            FileNotFoundError: There is no store.
+            ValueError: The store or a shard is damaged or of another version, or the URL cannot be opened.
             OSError: The object storage cannot be reached.
         """
         url = url_of(folder)
@@ -117,7 +117,7 @@ class Store:
 
     @classmethod
     def find(cls, folder: str | Path) -> "Store | None":
-        """Return the store in a folder, or None without one."""
+        """Return the store in a folder, or None if there is no store."""
         if url_of(folder) is None:
             return cls.open(folder) if (Path(folder) / MANIFEST).exists() else None
         try:
@@ -126,7 +126,7 @@ class Store:
             return None
 
     def tell(self, about: Mapping[str, Any]) -> None:
-        """Replace `about`, for readers that open the store from now on.
+        """Replace `about`; readers that open the store later read the new value.
 
         Raises:
             ValueError: `about` is not plain JSON.
@@ -146,12 +146,12 @@ class Store:
 
     @property
     def rows(self) -> Rows:
-        """A row of facts about each network."""
+        """A row of metadata for each network."""
         return self._now.rows
 
     @property
     def shards(self) -> tuple[Shard, ...]:
-        """The shards in the order of the networks' numbers."""
+        """The shards in the order of the networks' indices."""
         return self._now.shards
 
     @property
@@ -160,14 +160,14 @@ class Store:
         return brief(self.about)
 
     def count_runs(self) -> int:
-        """Return the number of networks of whose training checkpoints are stored."""
+        """Return the number of training runs that have checkpoints in the store."""
         return len(np.unique(self.rows.column("id").values)) if len(self) else 0
 
     def require_symmetry(self) -> Symmetry:
         """Return the symmetry of the architecture.
 
         Raises:
-            ValueError: It is not known.
+            ValueError: The symmetry is not known.
         """
         if self.symmetry is None:
             raise ValueError(
@@ -181,7 +181,7 @@ class Store:
         return verify(self.folder)
 
     def refresh(self) -> int:
-        """Take in the shards that were written since, at the end; returns how many networks they hold.
+        """Add the shards that were written since the last refresh, and return the number of new networks.
 
         Raises:
             ValueError: A new shard is damaged or of another architecture.
@@ -198,10 +198,10 @@ class Store:
     def append(
         self, params: Mapping[str, Tensor], rows: Sequence[Mapping[str, Any]], *, name: str | None = None
     ) -> Path:
-        """Write networks as one new shard, whole or not at all.
+        """Write networks atomically as one new shard.
 
-        When this returns, the shard is on the disk, for this reader after `refresh()` and for every new one; a process
-        killed before leaves nothing that a reader sees.
+        When this method returns, the shard is on the disk. New readers see it at once, and this reader sees it after
+        `refresh()`. If the process is killed earlier, no reader sees a partial shard.
 
         Args:
             params: The networks, with one leading model axis on every tensor.
@@ -233,7 +233,7 @@ class Store:
         return self.path_of(name).exists()
 
     def part(self, names: Iterable[str]) -> "Store":
-        """Return the networks of some shards alone, numbered from 0 in this order; no other shard is looked at.
+        """Return a store of some shards only, with indices from 0 in this order; no other shard is read.
 
         Raises:
             FileNotFoundError: There is no shard of that name.
@@ -244,11 +244,11 @@ class Store:
         return part
 
     def places(self, indices: Iterable[int] | Array) -> list[Place]:
-        """Return the places of some networks, which never change, while their numbers may differ between readers."""
+        """Return the places of some networks; places never change, while indices may differ between readers."""
         return self._now.places(resolve(indices, len(self)))
 
     def numbers(self, places: Iterable[Place]) -> Indices:
-        """Return the numbers that networks have here; the opposite of `places`.
+        """Return the indices of networks in this reader; the inverse of `places`.
 
         Raises:
             KeyError: This reader has not listed the shard of one of them.
@@ -256,7 +256,7 @@ class Store:
         return self._now.numbers(places)
 
     def path_of(self, name: str) -> Path:
-        """Return the file of the shard of that name, whether or not it is there.
+        """Return the path of the shard of that name, whether or not the file exists.
 
         Raises:
             ValueError: The name is not usable in a file's name.
@@ -264,23 +264,24 @@ class Store:
         return shard_file.path_of(self.folder, name)
 
     def read(self, indices: Iterable[int] | slice | Array, *, out: Params | None = None) -> Params:
-        """Return some networks, stacked in the order of their numbers in `indices`.
+        """Return some networks, stacked in the order of `indices`.
 
-        The shards are mapped into memory: the system reads the pages of these networks and nothing else.
+        The shards are mapped into memory: the system reads only the pages of these networks.
 
         Args:
-            indices: Numbers from 0 to `len(self) - 1`, in any order and repeated if wanted; a slice; or a mask with a
-                truth value for every network.
-            out: The result of an earlier call for as many networks that is no longer needed: its memory is used again,
-                which takes half the time where a batch has tens of megabytes. Values must be stored as they are.
+            indices: Indices from 0 to `len(self) - 1`, in any order and with repetitions; a slice; or a boolean mask
+                with one entry for every network.
+            out: The result of an earlier call for the same number of networks, whose memory is overwritten. Reuse
+                halves the time for batches of tens of megabytes. Values must be stored in the dtype of the
+                architecture.
 
         Returns:
             Parameters and buffers with a leading model axis and the dtypes of the architecture. Tensors of one dtype
             are views of one block of memory.
 
         Raises:
-            IndexError: There is no network of that number, a number is not an integer, or a mask is of another length.
-            ValueError: `out` is of another number of networks, or values are not stored as they are.
+            IndexError: An index is out of range or not an integer, or a mask has another length.
+            ValueError: `out` has another number of networks, or values are not stored in the dtype of the architecture.
         """
         listing = self._now
         wanted = resolve(indices, len(listing))
@@ -294,13 +295,13 @@ class Store:
         return {spec.name: params[spec.name] for spec in self.architecture.layout}
 
     def split(self, fractions: Mapping[str, float] | None = None, *, salt: str = "") -> dict[str, Indices]:
-        """Return numbers of the networks of each part: a fixed function of salt and trajectory, never of the
+        """Return the indices of the networks of each part, which depends on salt and trajectory but not on the
         checkpoint.
 
         Args:
             fractions: Expected shares of the trajectories by name; 80% "train", 10% "validation" and 10% "test"
                 by default.
-            salt: Another salt gives another split.
+            salt: A text that determines the split.
 
         Raises:
             ValueError: The fractions do not add up to one.
