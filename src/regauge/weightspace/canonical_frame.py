@@ -71,7 +71,7 @@ class CanonicalFrame:
 
     @cached_property
     def without_shifts(self) -> Symmetry:
-        """The symmetry that acts on changes of networks: constants that are added to a network cancel in a difference."""
+        """The symmetry that acts on changes of networks: constants added to a network cancel in a difference."""
         groups = tuple(group.without("shift") for group in self.symmetry.groups)
         return replace(self.symmetry.on_sums, groups=groups)
 

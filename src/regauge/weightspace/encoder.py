@@ -118,8 +118,9 @@ class Encoder(nn.Module):
     signs still act on values, the encoder reads these values twice. It reads their sizes for features that no sign
     changes. It reads the values themselves, without biases, for features that signs change. The same holds for scales,
     which do not change the direction of the channels. If half periods still act, features are the sine and cosine of an
-    angle plus a correction. The correction is at most one radian times the frequency for each value, and is made of the
-    sine of twice the angle.
+    angle plus a linear map of the values that add to this angle. The initial coefficients of this map are at most one
+    radian for each value, times the frequency. A learned multiple of the sine of twice the angle joins the features
+    that add to the angle.
 
     Args:
         has_pairs: Whether blocks with two ends or more get vectors.

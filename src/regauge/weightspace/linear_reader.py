@@ -1,4 +1,4 @@
-"""A linear answer to statistics of canonical networks, from which a net that reads their weights begins."""
+"""A linear regression on statistics of canonical networks, which a net over weights can add to its output."""
 
 from collections.abc import Mapping
 
@@ -23,7 +23,7 @@ FURTHEST = 5.0
 class LinearReader(nn.Module):
     """Linear map of standardized statistics of all blocks of values, and of the logarithms of their sizes.
 
-    It has no parameters, and is fitted once: its weights are buffers. All zero, it answers zero.
+    The map is fitted once. Its weights are buffers, not parameters. They are initially zero, and so is the output.
     """
 
     soft: Tensor
@@ -67,9 +67,9 @@ class LinearReader(nn.Module):
 
 
 def statistics_of(values: Mapping[str, Tensor]) -> Tensor:
-    """Return mean, standard deviation and five quantiles of the values of every block, `[models, 7 * blocks]`.
+    """Return the mean, standard deviation and five quantiles of the values of every block, `[models, 7 * blocks]`.
 
-    They do not depend on the order of values, nor on the number of units as such.
+    The statistics do not depend on the order of values, and do not explicitly depend on the number of units.
 
     References:
         Unterthiner et al. (2020), section 4.

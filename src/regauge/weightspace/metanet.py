@@ -78,7 +78,7 @@ class Settings:
 
     @property
     def answers(self) -> int | None:
-        """The number of outputs that probes are read for, too; None where the head has no such number."""
+        """The number of outputs that are also read from probes; None if the head has no such number."""
         return self.head.outputs if isinstance(self.head, Invariant) else None
 
 
@@ -89,42 +89,44 @@ class Metanet(nn.Module):
         net.standardize(population)
         net(population)                       # [models, 10], the same for all networks of an orbit
 
-    Permutations are respected by the layers. Products over the axes of invertible matrices (queries with keys) take the
-    place of their factors. Scales, signs, half periods, and rotations that no products of moderate size describe, are
-    brought to a canonical form first, except for the parts that layers respect (`ScaleGMN`: signs; `Propagation`: signs
-    and half periods). With an `Equivariant` head the changes are brought back. A canonical form jumps where a sum that
-    decides a sign is zero. Of networks with translations representatives are read (`Symmetry.split`), of which buffers
-    are a part: populations have them, too.
+    The layers are equivariant to permutations. Products over the axes of invertible matrices (queries with keys)
+    replace their factors. The net first canonicalizes scales, signs, half periods, and rotations that no products of
+    moderate size describe. Parts that layers respect are not canonicalized (`ScaleGMN`: signs; `Propagation`: signs and
+    half periods). With an `Equivariant` head the net maps the changes back to the original networks. A canonical form
+    is discontinuous at networks for which the sum that decides a sign is zero. If the symmetry has translations, the
+    net reads representatives (`Symmetry.split`). Representatives include buffers, so populations must have buffers.
 
     Args:
-        symmetry: Symmetry of the networks, with every size known; or those of several architectures, which then share
-            everything that belongs to no single tensor.
+        symmetry: Symmetry of the networks, with every size known; or the symmetries of several architectures.
+            Architectures share all parameters that do not belong to single tensors.
         layer: Settings of the layers, one of `LAYERS`.
         head: The head: `Invariant`, `Equivariant` or `UnitFeatures`.
         width: Length of the vectors of units, pairs and networks.
-        depth: Number of layers; 0 for a net that reads nothing but what networks compute at `probes`.
+        depth: Number of layers; 0 for a net that reads only the outputs of networks at `probes`.
         values: The encoding of single values.
         parts: Respected parts of the symmetry: some of "permutation", "sign", "scale", "shift", "linear" and
-            "translation", always with "permutation"; all by default. `net.parts` lists those that hold; rotations
-            behind gains ("rotation") are none of them.
-        readers: Axes (parameter, axis) along which parameters sum over units, such as `find_readers` finds. Where they
-            are given, a unit that is split in two, its outgoing weights divided among the copies, counts as one: units
-            count by shares of what is read of them; see `weightspace.shares`. Translations are not respected then.
-        probes: Inputs that the networks are run on, whose activations and outputs are features, too; for several
-            architectures those of each, in the order of the symmetries. With an `Invariant` head the outputs are also
-            read by a net of their own; the mean of both is what comes out.
-        reads_moments: Whether the net begins with the moments of every tensor of the canonical networks, too, as plain
-            statistics do (logarithm of the size, mean, extremes). No part of the symmetry changes them; units that are
-            doubled do.
-        conditions: The number of conditions of each network, such as a time or a class, that the net takes next to the
-            weights; functions of them scale and shift vectors before every layer.
-        is_linear: Whether a `LinearReader` of statistics of canonical networks answers, too, with an `Invariant` head.
-            It is fitted apart, and the buffer `linear_share` is its weight in what comes out, zero until it is set.
+            "translation", always with "permutation"; all by default. `net.parts` lists the parts that the net respects.
+            Rotations after gains ("rotation") are never among them.
+        readers: Axes (parameter, axis) along which parameters sum over units, as `find_readers` returns them. If
+            `readers` is given, units are weighted by shares of their outgoing weights; see `weightspace.shares`. A unit
+            that is split in two, with its outgoing weights divided among the copies, then counts as one unit.
+            Translations are not respected in this case.
+        probes: Inputs on which the networks are run. Activations and outputs at these inputs become additional
+            features. For several architectures, give the probes of each, in the order of the symmetries. With an
+            `Invariant` head, a second net reads the outputs, and the result is the mean of both nets.
+        reads_moments: Whether the net also reads the moments of every tensor of the canonical networks (logarithm of
+            the size, mean, extremes). No part of the symmetry changes the moments, but splitting a unit does.
+        conditions: The number of conditions of each network, such as a time or a class, which the net reads in addition
+            to the weights. Functions of the conditions scale and shift features before every layer.
+        is_linear: Whether a `LinearReader` of statistics of canonical networks contributes to the output, with an
+            `Invariant` head. It is fitted separately. The buffer `linear_share` is its weight in the output, and is
+            zero until it is set.
         generator: Source of the initial weights.
 
     Raises:
         ValueError: A part is unknown, a size makes no sense, or layers have parameters for single tensors and there are
-            several architectures; or probes are not one for each architecture, or their module is of another one.
+            several architectures. Or the number of probes differs from the number of architectures, or the module of a
+            probe has another architecture.
     """
 
     share: Tensor
@@ -225,12 +227,12 @@ class Metanet(nn.Module):
         return self._readers[0].layout
 
     def save(self, path: str | Path, *, about: Mapping[str, Any] | None = None, overwrite: bool = False) -> Path:
-        """Write the net to a `.safetensors` file, whole or not at all, with everything that makes it in the header.
+        """Write the net atomically to a `.safetensors` file, whose header has all settings for rebuilding the net.
 
         Args:
-            path: Ends in `.safetensors`, in a folder that exists. Architectures that the net was adapted to are not
-                written: adapt it again.
-            about: Further facts, as JSON: what it was trained for.
+            path: Ends in `.safetensors`, in a folder that exists. Architectures to which the net was adapted are not
+                written; call `adapt` again after loading.
+            about: Further information as JSON, such as the purpose of the training.
             overwrite: Whether a file of that name may be replaced.
 
         Raises:
@@ -244,7 +246,7 @@ class Metanet(nn.Module):
         return save(self.state_dict(), path, overwrite=overwrite, metadata=header)
 
     def describe(self) -> dict[str, Any]:
-        """Everything that makes the net but its tensors, as JSON.
+        """Return all settings of the net as JSON, without its tensors.
 
         Raises:
             ValueError: A function chooses the outputs of probes.
@@ -271,19 +273,19 @@ class Metanet(nn.Module):
         return any(reader.fits(population, symmetry) for reader in self._readers)
 
     def adapt(self, symmetry: Symmetry, module: nn.Module | None = None) -> None:
-        """Read networks with other numbers of units, too, with the parameters that there are.
+        """Let the net also read networks with other numbers of units, with the same parameters.
 
-        Maps belong to roles of tensors and never to sizes, in every layer. All sizes that come from sets of units may
-        therefore differ: widths, heads, experts, those of matrices whose products are read. Fixed axes (inputs,
-        classes, kernels) are inputs of maps, and must be as long as they were. The statistics of `standardize` stay.
+        The maps in every layer depend on the roles of tensors but not on their sizes. All sizes of sets of units may
+        therefore differ: widths, heads, experts, and sizes of matrices whose products are read. Fixed axes (inputs,
+        classes, kernels) are inputs of maps, and must keep their length. The statistics of `standardize` stay.
 
         Args:
             symmetry: The symmetry of the other networks.
-            module: Their architecture, for nets with probes.
+            module: The module of the other networks, for nets with probes.
 
         Raises:
-            ValueError: The networks differ from those that the net was made for in more than the numbers of units, or
-                the module is missing.
+            ValueError: The networks differ in more than the numbers of units from the networks that the net was made
+                for, or the module is missing.
         """
         for reader in self._readers:
             made = self._reader(symmetry, 0, reader.layout.contracted)
@@ -298,13 +300,13 @@ class Metanet(nn.Module):
 
     @torch.no_grad()
     def standardize(self, population: Mapping[str, Tensor], symmetry: Symmetry | None = None) -> None:
-        """Take the statistics by which values are standardized from some networks of one architecture.
+        """Compute the statistics for standardizing values from some networks of one architecture.
 
-        One mean and deviation for each block of values, and one root mean square for each tensor: single numbers, since
-        permutations exchange positions. `symmetry` is as for `forward`.
+        Each block of values has one mean and one deviation, and each tensor has one root mean square. All positions
+        share these numbers because permutations exchange positions. `symmetry` is as for `forward`.
 
         Raises:
-            ValueError: The networks are of an architecture that this net does not read.
+            ValueError: The net does not read the architecture of these networks.
         """
         reader = self._find(population, symmetry)
         require_finite({name: population[name] for name in reader.layout.parameters}, "the population")
@@ -325,19 +327,20 @@ class Metanet(nn.Module):
     ) -> Any:
         """Return the output of the head for each network of a population of one architecture.
 
-        With probes and an `Invariant` head, this is the mean of `read_weights` and `read_probes`, in which the buffer
-        `share` is the weight of the second: one half until it is set, and one at depth 0. With `is_linear` it is the
-        mean of that and `read_linear`, in which `linear_share` is the weight of the second.
+        With probes and an `Invariant` head, the output is the weighted mean of `read_weights` and `read_probes`. The
+        buffer `share` is the weight of `read_probes`: one half until it is set, and one at depth 0. With `is_linear`,
+        the output is the weighted mean of this result and `read_linear`, and `linear_share` is the weight of
+        `read_linear`.
 
         Args:
             population: Networks with a leading model axis.
-            conditions: Numbers about each network, `[models, conditions]`.
-            symmetry: Symmetry of the networks, where the net reads several architectures with the same tensors, such
-                as two networks of one shape with other functions between their layers.
+            conditions: The conditions of each network, `[models, conditions]`.
+            symmetry: Symmetry of the networks, needed if the net reads several architectures with the same tensors,
+                such as networks of the same shape with different activations.
 
         Raises:
-            ValueError: The networks are of an architecture that this net does not read, or of more than one; or
-                conditions are missing or not as many as the net was made for.
+            ValueError: The net does not read the architecture of these networks, or the networks have several
+                architectures; or conditions are missing or have the wrong length.
         """
         if self.head is None:
             made = self.read_probes(population, symmetry=symmetry)
@@ -355,7 +358,7 @@ class Metanet(nn.Module):
         """Return the output of the head from weights; see `forward`.
 
         Raises:
-            ValueError: The networks are of an architecture that this net does not read, or it has no layers.
+            ValueError: The net does not read the architecture of these networks, or has no layers.
         """
         if self.head is None:
             raise ValueError("a net of depth 0 reads outputs at probes alone; give it a depth of at least 1")
@@ -374,7 +377,7 @@ class Metanet(nn.Module):
         return _join([self._read(reader, select(population, p), c) for p, c in zip(parts, told, strict=True)])
 
     def read_probes(self, population: Mapping[str, Tensor], *, symmetry: Symmetry | None = None) -> Tensor:
-        """Read the outputs of networks at probes, whatever their weights are.
+        """Return the output that is read from outputs of networks at probes only.
 
         Raises:
             ValueError: The net has no probes or no `Invariant` head, or the networks are of another architecture.
@@ -387,7 +390,7 @@ class Metanet(nn.Module):
         return encoder.answer(population, reader.probed)  # the same for all networks of an orbit
 
     def linear_reader(self, number: int) -> LinearReader:
-        """Return the linear reader of an architecture, by its number; see `is_linear`."""
+        """Return the linear reader of an architecture, by the index of the architecture; see `is_linear`."""
         found = self.linear[number]
         assert isinstance(found, LinearReader)
         return found
@@ -396,15 +399,15 @@ class Metanet(nn.Module):
         """Return the statistics of canonical networks that linear readers read, `[models, statistics]`.
 
         Raises:
-            ValueError: The networks are of an architecture that this net does not read, or it has no linear reader.
+            ValueError: The net does not read the architecture of these networks, or has no linear reader.
         """
         return statistics_of(self._plain_values(self._find(population, symmetry), population))
 
     def read_linear(self, population: Mapping[str, Tensor], *, symmetry: Symmetry | None = None) -> Tensor:
-        """Return the answer of the linear reader of statistics.
+        """Return the output of the linear reader of statistics.
 
         Raises:
-            ValueError: The networks are of an architecture that this net does not read, or it has no linear reader.
+            ValueError: The net does not read the architecture of these networks, or has no linear reader.
         """
         reader = self._find(population, symmetry)
         values = self._plain_values(reader, population)
@@ -438,14 +441,13 @@ class Metanet(nn.Module):
         return reader.complete(population, made, element, head.changes) if isinstance(head, Equivariant) else made
 
     def canonical_features(self, population: Mapping[str, Tensor]) -> tuple[Features, Element | None]:
-        """Return the features of networks after all layers, and the elements that brought them to canonical forms
-        before.
+        """Return the features of networks after all layers, and the elements that canonicalized the networks.
 
-        Features that signs change are those of the canonical forms. None stands for the identity; translations are left
-        out of the elements.
+        Features that signs change belong to the canonical networks. None is the identity. The elements do not include
+        translations.
 
         Raises:
-            ValueError: The networks are of an architecture that this net does not read.
+            ValueError: The net does not read the architecture of these networks.
         """
         reader = self._find(population)
         canonical, element = reader.canonicalize(population)
@@ -455,7 +457,7 @@ class Metanet(nn.Module):
         """Return the layout by which the networks of a population are read.
 
         Raises:
-            ValueError: The networks are of an architecture that this net does not read.
+            ValueError: The net does not read the architecture of these networks.
         """
         return self._find(population).layout
 
@@ -465,7 +467,7 @@ class Metanet(nn.Module):
         """Return the features of networks after some layers, all by default.
 
         Raises:
-            ValueError: The networks are of an architecture that this net does not read, or it has no layers.
+            ValueError: The net does not read the architecture of these networks, or has no layers.
         """
         if self.head is None:
             raise ValueError("a net of depth 0 reads outputs at probes alone; give it a depth of at least 1")

@@ -26,19 +26,19 @@ def load_net(
     module: nn.Module | Sequence[nn.Module] | None = None,
     make_module: Callable[[], nn.Module] | None = None,
 ) -> tuple[Metanet, dict[str, Any]]:
-    """Return the net in a file, in evaluation mode, and what else is known about it.
+    """Return the net in a file, in evaluation mode, and the further information that was saved with it.
 
     Args:
         path: The file.
-        module: The architecture that a net with probes runs, whose own parameters are not used; those of all, in the
-            order of its symmetries, for a net of several.
-        make_module: Makes the module if the net has probes, in place of `module`.
+        module: The module that a net with probes runs; its own parameters are not used. For a net of several
+            architectures, give all modules in the order of the symmetries.
+        make_module: A function that makes the module if the net has probes, used instead of `module`.
 
     Raises:
         FileNotFoundError: There is no such file.
         KeyError: The module is of another architecture.
-        ValueError: The file is damaged, no net, or of another version; or the module is missing, given for a net
-            without probes, or of another architecture.
+        ValueError: The file is damaged, holds no net, or has another version. Or the module is missing, is given for a
+            net without probes, or has another architecture.
     """
     header, tensors = read_described(path, kind=KIND, version=VERSION, name="net over networks", writer="regauge learn")
     try:
@@ -69,10 +69,10 @@ def load_net(
 
 
 def make_net(made: Mapping[str, Any], tensors: Mapping[str, Tensor], modules: Sequence[nn.Module] = ()) -> Metanet:
-    """Return the net that `Metanet.describe` described, with these tensors.
+    """Return a net from the settings of `Metanet.describe` and its tensors.
 
     Raises:
-        KeyError, TypeError, ValueError, RuntimeError: The description or the tensors are those of no net.
+        KeyError, TypeError, ValueError, RuntimeError: The settings or the tensors do not describe a net.
     """
     symmetries = tuple(Symmetry.from_json(json.dumps(symmetry)) for symmetry in made["symmetries"])
     written = made.get("probes", [])

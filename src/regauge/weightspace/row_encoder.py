@@ -1,4 +1,4 @@
-"""The encoder of inr2vec: every row of a matrix of weights by itself, then the maximum over rows."""
+"""The encoder of inr2vec: it maps every row of a matrix of weights separately, and takes the maximum over rows."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -12,9 +12,10 @@ Layers = Literal["hidden", "all"]
 class RowEncoder(nn.Module):
     """Rows `[networks, rows, columns]` to codes `[networks, code]`.
 
-    Four layers act on every row alone (512, 512, 1024 and 1024 units, batch normalization over the rows of all
-    networks, ReLU), then one linear layer, then the maximum over rows. Rows may come in any order, so the order of the
-    units of *one* layer does not matter, but columns may not: the code is not invariant to permutations.
+    Four layers act on every row separately (512, 512, 1024 and 1024 units, batch normalization over the rows of all
+    networks, ReLU). One linear layer and the maximum over rows follow. The code does not depend on the order of rows,
+    so the order of the units of *one* layer does not matter. It depends on the order of columns, so it is not invariant
+    to permutations.
 
     Args:
         widths: Units of the four layers.
@@ -46,7 +47,7 @@ class RowEncoder(nn.Module):
 
 
 def linear_layers(params: Mapping[str, Tensor]) -> list[tuple[str, str]]:
-    """Return names of weight and bias of every layer of an MLP, in order.
+    """Return the names of the weight and bias of every layer of an MLP, in order.
 
     Raises:
         ValueError: The parameters are not those of linear layers with biases, or hidden layers differ in width.
@@ -67,7 +68,7 @@ def linear_layers(params: Mapping[str, Tensor]) -> list[tuple[str, str]]:
 
 
 def weight_rows(params: Mapping[str, Tensor], layers: Layers) -> Tensor:
-    """Return the matrix of a network, or of each of a population, that the encoder reads.
+    """Return the matrix that the encoder reads, of one network or of each network of a population.
 
     With `hidden`, as inr2vec: W and then b of every layer between two hidden ones, below one another, `[..., (L - 2)
     (H + 1), H]` for L linear layers. With `all`, as hyper-matching: one row (w, b) for every unit of every layer, the

@@ -1,8 +1,9 @@
-"""Shares by which units count, so that a unit that is split in two counts as one.
+"""Shares that weight units, so that a unit that is split in two counts as one unit.
 
-Two copies of a unit whose outgoing weights add up to those that it had compute what it did. Where every unit has a
-share of its set that goes along with its outgoing weights, where these are divided by it, and where all means weigh
-units by their shares, copies look like the unit in everything but their shares, which add up to that of the unit.
+If the outgoing weights of two copies of a unit add up to those of the unit, the network computes the same function.
+Every unit gets a share that is proportional to its outgoing weights. The net divides outgoing weights by the shares,
+and weights units by their shares in all means. The features of the copies then equal the features of the unit, and the
+shares of the copies add up to the share of the unit.
 """
 
 import math
@@ -27,10 +28,10 @@ LOGARITHM_FLOOR = 1e-30
 
 @check_arguments
 def find_readers(symmetry: Symmetry | Sequence[Symmetry]) -> frozenset[Axis]:
-    """Return the axes (parameter, axis) along which parameters sum over units, as discovery saw them.
+    """Return the axes (parameter, axis) along which parameters sum over units, as recorded by discovery.
 
-    For a symmetry without readers, those of torch's layers: axis 1 of weights (out, in, ...), axis 0 of transposed
-    convolutions, none of vectors and embeddings.
+    For a symmetry without readers, return the axes of torch's layers: axis 1 of weights (out, in, ...), axis 0 of
+    transposed convolutions, none of vectors and embeddings.
 
     Args:
         symmetry: The symmetry of the networks, or of those of several architectures.
@@ -52,7 +53,7 @@ def find_readers(symmetry: Symmetry | Sequence[Symmetry]) -> frozenset[Axis]:
 
 
 def find_shares(values: Mapping[str, Tensor], layout: Layout) -> dict[str, Tensor]:
-    """Return the shares of all units that something reads, from the values of blocks.
+    """Return the shares of all units with outgoing weights, from the values of blocks.
 
     The outgoing weights of a unit count by their largest size along axes of units that they give values to, where
     copies change nothing, and by the sum along axes of units that they read. A set of which nothing is read has none.

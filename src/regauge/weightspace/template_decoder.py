@@ -21,10 +21,10 @@ from regauge.weightspace.shares import find_readers
 
 @dataclass(frozen=True)
 class TemplateDecoder:
-    """A learned template network, and a net over networks that changes it as the vector says.
+    """A learned template network, and a net over networks that changes the template, conditioned on the vector.
 
-    Units hear from each other through the template's weights, and every weight is made from the features of the units
-    that it connects. But for the template itself, the number of parameters does not grow with the networks' widths.
+    Units exchange messages through the template's weights. Every weight is computed from the features of the units that
+    it connects. Except for the template itself, the number of parameters does not grow with the networks' widths.
 
     Attributes:
         layer: Settings of the layers; see `regauge.weightspace.LAYERS`.
@@ -44,7 +44,7 @@ class TemplateDecoder:
             raise ValueError(f"width={self.width} and depth={self.depth} must be positive")
 
     def build(self, symmetry: Symmetry, inputs: int, generator: torch.Generator | None = None) -> "Template":
-        """Return a decoder of vectors of some length."""
+        """Return a decoder for vectors of a given length."""
         return Template(symmetry, self, inputs, generator)
 
 
@@ -74,28 +74,29 @@ class Template(nn.Module):
         )
 
     def standardize(self, population: Mapping[str, Tensor]) -> None:
-        """Take the sizes of tensors from some networks."""
+        """Set the sizes of tensors to their sizes in some networks."""
         self.net.standardize(population)
 
     @torch.no_grad()
     def begin_at(self, network: Mapping[str, Tensor]) -> None:
-        """Take a network as the template."""
+        """Set the template to a network."""
         for name, tensor in zip(self.read, self.template, strict=True):
             tensor.copy_(network[name])
 
     def widened(self, symmetry: Symmetry) -> "Template":
-        """Return a decoder to wider networks of the same architecture, which compute what those of this decoder do.
+        """Return a decoder to wider networks of the same architecture, which compute the same functions.
 
-        Every unit of the template becomes several, in order and about equally many, whose outgoing weights add up to
-        what it had. The net counts these as one, so that each decoded network is the one of this decoder with units
-        split. The parameters of the net are the same; training the new decoder further uses the units that there are.
+        Every unit of the template is split into several copies, about equally many for each unit. The outgoing weights
+        of the copies add up to those of the unit. The net counts the copies as one unit, so each decoded network is the
+        network of this decoder with split units. The parameters of the net stay the same. Further training of the new
+        decoder can use all units.
 
         Args:
             symmetry: The symmetry of the wider networks, with every size known.
 
         Raises:
-            ValueError: The decoder was made without `widening`, a group is smaller than here or nested, or the networks
-                differ in more than numbers of units.
+            ValueError: The decoder was made without `widening`, a group is nested or smaller than in this decoder, or
+                the networks differ in more than numbers of units.
         """
         if not self.net.settings.readers:
             raise ValueError("this decoder counts units that are split; make one with TemplateDecoder(widening=True)")

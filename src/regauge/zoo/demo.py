@@ -1,4 +1,6 @@
-"""The demo: small networks trained on handwritten digits, aligned, compared on lines, and merged."""
+"""The demo, which trains small networks on handwritten digits, aligns them, evaluates lines between them, and merges
+them.
+"""
 
 import copy
 import os
@@ -163,8 +165,8 @@ def run_demo(
     """Train small networks on handwritten digits, align and merge them, and write them to a folder.
 
     Args:
-        folder: For the checkpoints, alignments and symmetries; files of an earlier demo are replaced.
-        data: Digits of scikit-learn, or MNIST, which "auto" takes where it is in the folder of data sets.
+        folder: Folder of the checkpoints, alignments and symmetries; files of an earlier demo are replaced.
+        data: Digits of scikit-learn, or MNIST. "auto" uses MNIST if it is in the folder of data sets.
         seed: Seed of the first network; the others have the next seeds.
         quick: Whether narrow networks are trained for a few steps.
         progress: Shows each training and each study.
@@ -195,7 +197,7 @@ def run_demo(
 def cases(data: ImageData, *, is_quick: bool) -> tuple[Case, ...]:
     """Return the two architectures, trained in a way that suits the size of the data.
 
-    Wide enough that aligned networks are connected, narrow enough that others are not.
+    The networks are wide enough that aligned networks are connected, and narrow enough that unaligned networks are not.
     """
     size = data.train_images.shape[-1]
     is_small = len(data.train_labels) < 10_000

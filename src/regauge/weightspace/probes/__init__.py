@@ -1,5 +1,5 @@
-"""Learned inputs that networks are run on: their activations become features of units, their outputs of networks.
+"""Learned inputs on which networks are run: activations become features of units, outputs features of networks.
 
 `readings` finds which intermediate values belong to which sets of units, `probed` runs networks, `probes` learns, and
-`outputs` reads what networks compute at them.
+`output_reader` reads the outputs of networks at probes.
 """

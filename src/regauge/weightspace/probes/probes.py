@@ -26,37 +26,38 @@ PLAIN = (bool, int, float, str, type(None))
 class Probes:
     """Inputs that a net learns and runs the networks on, with gradients through them.
 
-    Their activations, averaged over what is no unit and no probe (pixels, tokens), become features of units; their
-    outputs become features of the network. For any module, discovery finds which activations belong to which units, and
-    a random element confirms it. Activations that belong to no unit, as those inside of recurrent operators, are not
-    used. Networks are run in their canonical form, in the dtype of the module, and so scales are as canonical as they
-    are in the weights; activations that signs change are features that signs change, where layers know these.
+    Activations at the probes, averaged over all axes except units and probes (pixels, tokens), become features of
+    units. Outputs become features of the network. For any module, discovery finds which activations belong to which
+    units, and a random element confirms it. Activations that belong to no unit, such as activations inside recurrent
+    operators, are not used. Networks are run in their canonical form, in the dtype of the module. If layers have
+    features that signs change, activations that signs change are such features.
 
-    Floating-point inputs are learned. They begin as examples, drawn at random; with fewer examples than probes, as
-    normal numbers with their mean and deviation. Others (tokens, masks) stay examples. Arguments whose first axis is
-    not as long as that of the first tensor are taken as they are.
+    Floating-point inputs are learned. They are initialized with random examples. If there are fewer examples than
+    probes, they are sampled from a normal distribution with the mean and deviation of the examples. Other inputs
+    (tokens, masks) stay examples. Arguments whose first axis has another length than the first axis of the first tensor
+    are not changed.
 
-    With an `Invariant` head, an MLP of its own reads the outputs at all probes, too; see `Metanet.read_probes`. Probes
-    may lie on a sheet (`inputs=(16, 16)`), which begins as 256 examples in their order, such as the pixels of an image;
-    convolutions along the sheet then come before the MLP.
+    With an `Invariant` head, a separate MLP reads the outputs at all probes; see `Metanet.read_probes`. Probes may lie
+    on a grid (`inputs=(16, 16)`), which is initialized with 256 examples in their order, such as the pixels of an
+    image. The MLP then follows convolutions along the grid.
 
-    A module that computes in single precision inside, as language models do, makes the features exact to single
-    precision only.
+    If the module computes internally in single precision, as language models do, the features are exact only to single
+    precision.
 
     Attributes:
         module: The architecture. Its own parameters are not used.
         examples: Positional arguments of the module, as for `discover`: a batch, the examples along the first axis.
         kwargs: Keyword arguments.
-        inputs: Number of probes, or the lengths of the two or three axes of a sheet on which they lie.
-        outputs: The outputs that count, as they were given to `discover`.
+        inputs: Number of probes, or the lengths of the two or three axes of a grid of probes.
+        outputs: The outputs that are used, as for `discover`.
         constant: Names of arguments (numbers of positional ones) that have no row for each example, although their
             first axis is as long.
         hidden: Width of the MLP on the outputs.
         dropout: Share of its hidden units that are dropped in training.
 
     References:
-        Kofinas et al. (2024), section 3.3, for the features of units; Kahana et al. (2025) for nets that read nothing
-        but outputs.
+        Kofinas et al. (2024), section 3.3, for the features of units; Kahana et al. (2025) for nets that read only
+        outputs.
     """
 
     module: nn.Module

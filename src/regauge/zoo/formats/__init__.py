@@ -1,8 +1,8 @@
-"""Import and export: public zoos in, and files that other programs read out.
+"""Import of public zoos, and export to files that other programs read.
 
-An importer is a function of a path, and of those options of `regauge zoo import` that it takes, by their names:
-`template`, `beside`, `architecture`, `inputs`, `activation` and `dataset`. It returns a `Source`. Other packages add
-importers by the entry point `regauge.formats`.
+An importer is a function of a path and of some options of `regauge zoo import`, passed by name: `template`, `beside`,
+`architecture`, `inputs`, `activation` and `dataset`. It returns a `Source`. Other packages add importers through the
+entry point `regauge.formats`.
 """
 
 from regauge.names import attach

@@ -1,4 +1,4 @@
-"""Stores as files that other programs read."""
+"""Export of stores to files that other programs read."""
 
 import gzip
 import io
@@ -89,13 +89,13 @@ def export_dwsnets(
 ) -> None:
     """Write folders of DWSNets: `networks_{split}_{label}_{number}/checkpoints/model_final.pth`, and `splits.json`.
 
-    Layers are numbered one by one for sine networks and by twos for those with ReLU. Whoever reads a sine network adds
-    1/2 to its output, so that 1/2 is taken from the last bias of one that does not add it: the function stays the same.
-    The label is the column "label", and the split the column "split"; where there is none, the store's own split.
+    Layers are numbered one by one for sine networks and by twos for those with ReLU. Programs that read these sine
+    networks add 1/2 to the output. If a network does not add 1/2 itself, 1/2 is therefore subtracted from its last
+    bias, so that its function stays the same. The label is the column "label", and the split is the column "split" or,
+    without such a column, the split of the store.
 
     Raises:
-        ValueError: The networks are no chains of linear layers, have neither ReLU nor sines of frequency 30 between
-            them, or have no labels.
+        ValueError: The networks are not chains of linear layers with ReLU or sines of frequency 30, or have no labels.
     """
     links, stride, shift = _chain(store.architecture)
     last = links[-1].bias

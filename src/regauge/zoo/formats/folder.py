@@ -1,9 +1,9 @@
-"""A folder, or a zip file, with one checkpoint for each network, whose name says which network it is.
+"""Importers of a folder or zip file with one checkpoint for each network, identified by the file name.
 
 Two published layouts are known by name, with checkpoints of `seq`, a chain of linear layers. DWSNets' sine networks are
 folders `..._{split}_{label}_{number}/checkpoints/model_final.pth`; Deep-Align's are zip files of state dictionaries
-with an extra entry "label". A chain whose layers are numbered one by one has its sine inside of each layer; one with
-every second number has a ReLU between them.
+with an extra entry "label". If the layers of a chain have consecutive numbers, each layer includes its sine. If the
+layers have every second number, ReLUs are between them.
 """
 
 import re
@@ -39,23 +39,25 @@ def read_folder(
     inputs: tuple[Any, ...] | None = None,
     beside: Sequence[str] = (),
 ) -> Source:
-    """Checkpoints whose names fit a template, such as "{id}/step{step}.pt" or "lr{lr}/seed{seed}/**.safetensors".
+    """Return the checkpoints whose names match a template, such as "{id}/step{step}.pt" or
+    "lr{lr}/seed{seed}/**.safetensors".
 
-    What stands in braces is a part of a name, without a slash, and becomes a column: of integers or numbers if all its
-    values are. "id" is the trajectory and "step" the checkpoint on it; without an integer id, all checkpoints that
-    differ in their step only form a trajectory, and these are numbered. No two checkpoints may have the same id and
-    step. `*` stands for anything within a name and `**` for anything at all. The column "file" has the whole name. A
-    file that `export` wrote has all its columns in its header; what the name says comes first.
+    A field in braces matches a part of a name without a slash and becomes a column. The column has integers or numbers
+    if all values are such. "id" is the trajectory and "step" is the checkpoint on the trajectory. Without an integer
+    id, all checkpoints that differ only in their step form a trajectory, and trajectories are numbered. No two
+    checkpoints may have the same id and step. `*` matches any characters except slashes, and `**` matches any
+    characters. The column "file" has the whole name. A file that `export` wrote has all its columns in its header;
+    values in the file name take precedence.
 
     Args:
         path: Folder or zip file.
-        template: The pattern of the names below it.
-        architecture: The architecture of all networks; known by its tensors only by default.
+        template: The pattern of the names below the folder.
+        architecture: The architecture of all networks; by default only its tensors are known.
         inputs: Example inputs of its module.
-        beside: Entries of the checkpoints that are no parameters, such as "label"; they become columns.
+        beside: Entries of the checkpoints that are not parameters, such as "label"; they become columns.
 
     Raises:
-        FileNotFoundError: There is no such folder, or no name fits.
+        FileNotFoundError: There is no such folder, or no name matches.
         ValueError: The template is malformed or gives two checkpoints the same id and step, or `beside` lists an entry
             that names a network.
     """
@@ -133,11 +135,11 @@ def _reader(values: list[str]) -> type:
 
 
 def read_dwsnets(path: str | Path) -> Source:
-    """DWSNets' sine networks in a folder or zip file, with split and label from the names of their folders.
+    """Return DWSNets' sine networks in a folder or zip file, with split and label from the names of their folders.
 
     Raises:
         FileNotFoundError: There are no such files.
-        ValueError: They hold something else.
+        ValueError: The files do not hold such networks.
 
     References:
         Navon et al. (2023), Equivariant architectures for learning in deep weight spaces, section 6.
@@ -146,11 +148,11 @@ def read_dwsnets(path: str | Path) -> Source:
 
 
 def read_deep_align(path: str | Path) -> Source:
-    """Deep-Align's networks in a zip file or folder, with the label that lies in each file.
+    """Return Deep-Align's networks in a zip file or folder, with the label that is stored in each file.
 
     Raises:
         FileNotFoundError: There are no such files.
-        ValueError: They hold something else than chains of linear layers; `read_folder` reads those with a model.
+        ValueError: The networks are not chains of linear layers; use `read_folder` with a model for other networks.
 
     References:
         Navon et al. (2024), Equivariant deep weight space alignment, section 6.
@@ -159,7 +161,7 @@ def read_deep_align(path: str | Path) -> Source:
 
 
 def chain_architecture(params: Mapping[str, Tensor], label: str) -> tuple[Architecture, dict[str, str]]:
-    """Return the module of a chain `seq`, and its name for each tensor; other networks are refused."""
+    """Return the module of a chain `seq`, and its name for each tensor; raise an error for other networks."""
     numbers = sorted({int(number) for name in params for number in re.findall(r"^seq\.(\d{1,9})\.", name)})
     wanted = [f"seq.{k}.{kind}" for k in numbers for kind in ("weight", "bias")]
     step = numbers[1] - numbers[0] if len(numbers) > 1 else 0

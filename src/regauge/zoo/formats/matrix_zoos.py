@@ -46,7 +46,7 @@ class Variable:
 
     @property
     def order(self) -> tuple[int, ...]:
-        """Its axes in PyTorch's order, behind the axis of the networks."""
+        """The axes in PyTorch's order, after the axis of the networks."""
         if not self.name.endswith("kernel:0"):
             return tuple(range(len(self.shape)))
         return (len(self.shape) - 1, len(self.shape) - 2, *range(len(self.shape) - 2))
@@ -56,7 +56,8 @@ def read_small_cnn_zoo(path: str | Path, *, activation: str | None = None) -> So
     """Return the zoo in an unpacked folder: trajectories by "modeldir", steps in epochs, settings under "config."
     names.
 
-    The activation is part of the architecture; it must be given where there are several, and chooses the networks.
+    The activation is part of the architecture. If the zoo has several activations, give the activation of the networks
+    to read.
 
     Raises:
         FileNotFoundError: A file is missing.
@@ -110,7 +111,7 @@ def read_small_cnn_zoo(path: str | Path, *, activation: str | None = None) -> So
 
 
 def read_layout(path: Path) -> list[Variable]:
-    """Return the variables in the order of their columns, of which none is left out."""
+    """Return the variables in the order of their columns, which cover all columns without gaps."""
     variables = []
     try:
         with open(path, newline="", encoding="utf-8") as file:
@@ -138,11 +139,12 @@ def read_layout(path: Path) -> list[Variable]:
 
 
 def read_metrics(path: Path, count: int) -> list[dict[str, Any]]:
-    """Return rows with an integer "id" for each trajectory and "step"; numbers as such, empty cells left out.
+    """Return rows with an integer "id" for each trajectory and "step"; numeric cells become numbers, and empty cells
+    are skipped.
 
     Args:
         path: The file.
-        count: The number of networks: after one row more, the rest is not read.
+        count: The number of networks; at most one more row is read.
     """
     try:
         text = io.StringIO(read_gzip(path).decode(), newline="")
@@ -225,7 +227,7 @@ def read_hdf5(
 
     Args:
         path: The file.
-        architecture: The architecture of all networks, which the file does not say.
+        architecture: The architecture of all networks, which the file does not record.
         dataset: Name of the data set `[networks, values]`.
         inputs: Example inputs of the module.
 

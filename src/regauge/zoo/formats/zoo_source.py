@@ -1,4 +1,4 @@
-"""Checkpoints in a folder or zip file, the outcome of an importer, and its way into a store."""
+"""The source that an importer returns, with its files, and the import of a source into a store."""
 
 import hashlib
 import io
@@ -46,10 +46,10 @@ BLOCK_BYTES = 64 * 2**20
 
 
 class Tree:
-    """The files below a folder, or in a zip file, without hidden ones and those that macOS adds to zip files.
+    """The files in a folder or zip file, without hidden files and without files that macOS adds to zip files.
 
     Raises:
-        FileNotFoundError: There is neither.
+        FileNotFoundError: There is no such folder or file.
         ValueError: The file is no zip file, or holds two files of one name.
     """
 
@@ -89,10 +89,10 @@ class Tree:
             raise ValueError(f"{name!r} in {str(self.path)!r} is damaged ({error}); fetch it again") from error
 
     def checkpoint(self, name: str, beside: Collection[str] = ()) -> tuple[Params, dict[str, Any]]:
-        """Return a state dictionary, and what else the file says: some entries, and the row that `export` wrote.
+        """Return a state dictionary and further values in the file: some entries, and the row that `export` wrote.
 
-        What does not end in `.safetensors` is read as a torch file, with `weights_only=True`. Entries that are no
-        parameters, such as "label", are named by `beside`, whether or not they are there.
+        A file that does not end in `.safetensors` is read as a torch file, with `weights_only=True`. `beside` lists
+        entries that are not parameters, such as "label"; entries may be missing.
         """
         label = str(self.path / name)
         if name.endswith(".safetensors"):
@@ -136,15 +136,15 @@ class Imported(NamedTuple):
 
 @dataclass(frozen=True)
 class Source:
-    """A population that comes from somewhere else.
+    """A population from outside of regauge.
 
     Attributes:
         path: The folder or file that it is read from.
         architecture: The architecture of all networks.
-        rows: Known values of each network before it is read, "id" and "step" at least.
-        read: A function from increasing numbers in `rows` to networks.
+        rows: The values of each network that are known before it is read, at least "id" and "step".
+        read: A function from increasing indices in `rows` to networks.
         inputs: Example inputs of the module, with which its symmetry is found; None if they are not known.
-        about: Facts about the whole, as plain JSON.
+        about: Information about the whole population, as plain JSON.
         named_by: The column with the source's own name of a network or of its trajectory, if it has any.
 
     Raises:
@@ -185,8 +185,9 @@ class Source:
     ) -> "Source":
         """Return a population with a file for each network, which the column "file" names.
 
-        Entries of a file that are listed in `beside` are no parameters, and `convert` makes those of the architecture
-        from the others and the name of the file. Reading raises ValueError where a network has other tensors.
+        Entries of a file that are listed in `beside` are not parameters. `convert` makes the parameters of the
+        architecture from the other entries and the name of the file. Reading raises ValueError if a network has other
+        tensors.
         """
         layout = {spec.name: spec for spec in architecture.layout}
 
@@ -218,22 +219,22 @@ def import_zoo(
     storage: str | None = None,
     progress: Progress = no_progress,
 ) -> Store:
-    """Write a population into a store; a second call reads what is missing: the rest, or what the source gained since.
+    """Write a population into a store; a second call reads only networks that are not in the store.
 
     Networks whose id and step are in the store are not read again. A network with NaN or Inf is kept and marked in
     the column "is_finite".
 
     Args:
-        source: The outcome of an importer.
+        source: The source that an importer returned.
         folder: Folder of the store.
-        symmetry: The symmetry of the architecture; it is discovered by default, where the architecture has a module
-            and example inputs.
+        symmetry: The symmetry of the architecture; by default it is discovered if the architecture has a module and
+            example inputs.
         storage: The dtype of `Store.create`.
         progress: Shows how many networks are imported now.
 
     Raises:
         FileExistsError: The folder holds the networks of another source, another store, or other files.
-        ValueError: A network does not fit the others, or the source has other names for what is in the store.
+        ValueError: A network does not fit the others, or the source has other names for networks in the store.
     """
     about = {**source.about, "path": os.path.abspath(source.path)}
     known = Store.find(folder)

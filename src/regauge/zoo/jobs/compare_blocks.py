@@ -76,7 +76,7 @@ class CompareBlocks:
         return self.networks[k * self.size : (k + 1) * self.size]
 
     def _read(self, k: int) -> Params:
-        """Return the networks of a block; only their shards are looked at."""
+        """Return the networks of a block; only their shards are read."""
         places = self._block(k)
         part = Store.open(self.store).part(dict.fromkeys(place.shard for place in places))
         return part.read(part.numbers(places))
@@ -97,13 +97,13 @@ def plan_comparison(
     """Return the jobs of a matrix, new or as an interrupted run left them.
 
     Args:
-        store: The store, or its folder. Numbers are those of the reader that is given.
+        store: The store, or its folder. Indices refer to this reader.
         folder: Folder of the parts, which is made if it does not exist.
-        indices: Numbers of the networks, in the order of the rows and columns.
+        indices: Indices of the networks, in the order of the rows and columns.
         compare: The comparison of two blocks: a function of a module, or a picklable object.
-        size: Networks of a block.
-        what: Text that tells this matrix from others, such as a digest of all settings: parts of another matrix are
-            refused. The name of the function, or the `repr` of the object, by default.
+        size: Number of networks in a block.
+        what: Text that identifies this matrix, such as a digest of all settings. A folder with parts of another matrix
+            is refused. By default, the name of the function or the `repr` of the object.
 
     Raises:
         FileExistsError: The folder holds the parts of another matrix.

@@ -1,7 +1,7 @@
-"""Run jobs that leave files: each is done once, wherever it runs, and a second run does only what is missing.
+"""A driver of jobs that write files: every job is done once on any executor, and a second run does only missing jobs.
 
-A job is a pure function of its key that writes one file under its final name when it is complete. So the files are the
-whole state: nothing has to be locked or remembered, and a driver that crashed is started again with the same arguments.
+A job is a pure function of its key that writes one file under its final name when it is complete. The files are
+therefore the whole state, and no locks are needed. After a crash, start the driver again with the same arguments.
 """
 
 import os
@@ -34,7 +34,7 @@ class Job(Protocol[K]):
 
 
 class JobsError(RuntimeError):
-    """Jobs are missing after all that was tried; what is done stays done."""
+    """An error: some jobs are not done after all attempts. Finished jobs keep their files."""
 
 
 class Share(NamedTuple):
@@ -59,15 +59,15 @@ def run_jobs(
 
     Args:
         job: The jobs.
-        executor: Where; one after the other in this process by default. If its pool breaks because a worker died,
-            another one is opened for what is missing then.
+        executor: The executor of the jobs; by default, jobs run one after the other in this process. If its pool breaks
+            because a worker died, another pool is opened for the missing jobs.
         share: The part of all jobs that this process takes.
-        rounds: How many pools may break one after the other before a job succeeds. A round in which no job succeeded is
-            the last where the pool did not break.
+        rounds: The number of consecutive pools that may break before a job succeeds. If no job of a round succeeds
+            although the pool did not break, this round is the last.
         progress: Shows how many jobs are done.
 
     Returns:
-        How many jobs were done now.
+        The number of jobs that this call did.
 
     Raises:
         JobsError: Jobs are missing after the last round; the error of one of them is its cause. In this process, the
@@ -123,12 +123,13 @@ def perform(job: Job[K], key: K) -> None:
 
 
 def share_of(environment: Mapping[str, str] = os.environ) -> Share:
-    """Return the share of this process, as a launcher tells: RANK and WORLD_SIZE (torchrun), or a job array of Slurm.
+    """Return the share of this process from the launcher's variables: RANK and WORLD_SIZE (torchrun), or a job array of
+    Slurm.
 
-    Everything is this process's if neither is set.
+    If neither is set, this process does all jobs.
 
     Raises:
-        ValueError: Only a part is set, or the numbers make no sense.
+        ValueError: Only some variables are set, or their values are invalid.
     """
     try:
         if "RANK" in environment or "WORLD_SIZE" in environment:

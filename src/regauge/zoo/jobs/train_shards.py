@@ -139,12 +139,12 @@ def _end(name: str) -> int:
 class TrainShards:
     """Shard k has the networks with ids from `k * size`; the size changes a step by rounding alone, see `train`.
 
-    Of a population that was extended, `earlier` are the counts that it had before, in their order: at each of them a
-    new shard begins, since shards never change.
+    If a population was extended, `earlier` has its earlier counts in order. A new shard begins at each of these counts,
+    because shards never change.
 
-    A shard appears when its last network is trained. Until then its finished stacks are kept aside, and a job that is
-    done again after it was killed trains only what was in training then. `advance` counts trained networks, in parts,
-    in this process; workers show nothing.
+    A shard appears when its last network is trained. Until then its finished stacks are stored separately. If a job was
+    killed and is done again, it trains only the stacks that were not finished. `advance` counts trained networks, in
+    fractions, in this process; workers show no progress.
     """
 
     folder: Path
@@ -211,7 +211,9 @@ def train_shards(
     share: Share = WHOLE,
     progress: Progress = no_progress,
 ) -> int:
-    """`run_jobs` with progress in networks: after every step in this process, after every shard in other ones."""
+    """Run jobs as `run_jobs` does, with progress in networks: after every step in this process, after every shard in
+    others.
+    """
     total = sum(len(jobs.ids(key)) for key in missing_jobs(jobs, share))
     advance = progress("networks", total)
     if executor is None:
@@ -233,17 +235,18 @@ def plan_training(
 ) -> tuple[Store, TrainShards]:
     """Return the store of a population, new or as an interrupted run left it, and the jobs that fill it.
 
-    A store of the first networks of the population, complete or not, is extended to all of them: network i does not
-    depend on their count. The exception is a population in which the worst of a group are given up and the last group
-    is not whole. Examples are read where networks are missing.
+    If a store has the first networks of the population, complete or not, it is extended to the whole population,
+    because network i does not depend on the number of networks. The exception is a population that discards the worst
+    networks of a group and whose last group is incomplete. Examples are read only if networks are missing.
 
     Args:
         config: The whole population.
         folder: Folder of the store.
-        size: Networks of a shard, in whole groups where the worst of a group are discarded; by default, that of the
-            store if there is one, or else at most 512 networks, and not more than are trained in some minutes.
+        size: Number of networks in a shard; a multiple of the group size if the worst of a group are discarded. By
+            default, the size of an existing store, or else at most 512 networks and at most as many as are trained in
+            some minutes.
         storage: The dtype of `Store.create`.
-        device: The device of the training, which the store does not remember.
+        device: The device of the training, which the store does not record.
 
     Raises:
         FileExistsError: The folder holds another store, or more networks of this one, or other files, or the library of
