@@ -41,7 +41,7 @@ class CurveData:
 
 
 def snelson(folder: str | Path | None = None) -> CurveData:
-    """Return the 200 points of Snelson and Ghahramani, with which regression is pictured; in float32.
+    """Return the 200 points of Snelson and Ghahramani, a standard regression example, in float32.
 
     Args:
         folder: The folder of its three files; `snelson1d` in the folder that the environment variable `REGAUGE_DATA`
@@ -59,7 +59,7 @@ def snelson(folder: str | Path | None = None) -> CurveData:
 
 
 def has_snelson() -> bool:
-    """Return whether the set is on this machine, so that nothing would be downloaded."""
+    """Return whether the set is on this machine and needs no download."""
     return all(present(file) is not None for file in _FILES)
 
 
@@ -76,7 +76,7 @@ class Waves:
         frequencies: a, uniform in [0.5, 10], `[waves]`.
         inputs: Equally spaced points, both ends included, `[points, 1]`.
         targets: Values there, `[waves, points, 1]`.
-        test_inputs: Halfway between the points, `[points - 1, 1]`.
+        test_inputs: The midpoints between the points, `[points - 1, 1]`.
         test_targets: Values there, `[waves, points - 1, 1]`.
 
     References:
@@ -91,7 +91,7 @@ class Waves:
 
 
 def waves(count: int, points: int, *, generator: torch.Generator) -> Waves:
-    """Draw that many frequencies.
+    """Sample waves with random frequencies.
 
     Raises:
         ValueError: There are fewer than two points.

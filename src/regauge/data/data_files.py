@@ -1,4 +1,4 @@
-"""Files of data sets: in the folder of the user, in a cache, or downloaded by checksum."""
+"""Files of data sets in the user's folder or in the cache, or downloaded and checked by checksum."""
 
 import hashlib
 import os
@@ -19,12 +19,12 @@ class DataFile:
     """A file that can be downloaded.
 
     Attributes:
-        data: The data set in words.
-        folder: The folder of the data set, in the folder of all.
+        data: The name of the data set.
+        folder: The folder of the data set, within the folder of all data sets.
         name: The name of the file.
         sha256: The SHA-256 of the file at its addresses.
-        addresses: The addresses of the file, the best first; none if it must be there already.
-        others: Names under which a file with the same content may be there.
+        addresses: The addresses of the file, the best first; none if the file cannot be downloaded.
+        others: Other names of files with the same content.
     """
 
     data: str
@@ -38,11 +38,11 @@ class DataFile:
 def locate(file: DataFile) -> Path:
     """Return the file on this machine: in `REGAUGE_DATA`, in the cache, or downloaded into the cache now.
 
-    A download is checked before it appears in the cache. A file that is there is returned as it is: who reads it checks
-    its content.
+    A download is checked before it appears in the cache. An existing file is returned unchecked; the reader checks its
+    content.
 
     Raises:
-        FileNotFoundError: It is nowhere, and must not be downloaded or no address sends it.
+        FileNotFoundError: The file is not on this machine, and downloads are not allowed or fail.
     """
     found = present(file)
     if found is not None:
@@ -55,7 +55,7 @@ def locate(file: DataFile) -> Path:
 
 
 def present(file: DataFile) -> Path | None:
-    """Return the file where it is on this machine, without a download."""
+    """Return the path of the file on this machine, without a download."""
     return next((path for folder in folders(file.folder) if (path := in_folder(folder, file)) is not None), None)
 
 
@@ -71,7 +71,7 @@ def folders(name: str) -> list[Path]:
 
 
 def check(path: Path, content: bytes, sha256: str | Sequence[str], data: str) -> None:
-    """Refuse another content.
+    """Raise an error if the content has another checksum.
 
     Raises:
         ValueError: The content has none of these checksums.
@@ -89,7 +89,7 @@ def read(file: DataFile, folder: str | Path | None = None) -> bytes:
     """Return the content of a file: in a folder if one is given, else on this machine or downloaded.
 
     Raises:
-        FileNotFoundError: It is not there, and cannot be downloaded.
+        FileNotFoundError: The file does not exist and cannot be downloaded.
         ValueError: Its checksum is wrong.
     """
     path = locate(file) if folder is None else Path(folder) / file.name

@@ -194,7 +194,7 @@ def mnist(folder: str | Path | None = None) -> ImageData:
 def fashion_mnist(folder: str | Path | None = None) -> ImageData:
     """Fashion-MNIST: photographs of ten kinds of clothes, in the numbers, sizes and files of MNIST.
 
-    Files, errors and `folder` are as for `mnist`; the folder within that of all is `fashion_mnist`.
+    Files, errors and `folder` are as for `mnist`; the folder of this data set is `fashion_mnist`.
 
     References:
         Xiao, Rasul and Vollgraf (2017), Fashion-MNIST.
@@ -203,15 +203,16 @@ def fashion_mnist(folder: str | Path | None = None) -> ImageData:
 
 
 def has_mnist() -> bool:
-    """Return whether MNIST is on this machine, so that nothing would be downloaded."""
+    """Return whether MNIST is on this machine and needs no download."""
     return all(present(file) is not None for file in MNIST_FILES)
 
 
 def cifar10(folder: str | Path | None = None) -> ImageData:
     """CIFAR-10: 50,000 photographs of 32 x 32 pixels for training and 10,000 for testing.
 
-    In `REGAUGE_DATA` they may be the original archive, or recompressed as JPEG: that loses detail (30 dB against the
-    original), and accuracies are a little below published ones. The name of what is returned tells.
+    The files in `REGAUGE_DATA` may be the original archive, or images recompressed as JPEG. Recompression loses detail
+    (30 dB against the original), so accuracies are slightly below published ones. The name of the returned data shows
+    which version was read.
 
     Args:
         folder: Holds `cifar-10-binary.tar.gz`, or `cifar10_jpeg_train.npz` and `cifar10_jpeg_test.npz`; `cifar10` in
@@ -243,7 +244,7 @@ def cifar10(folder: str | Path | None = None) -> ImageData:
 
 
 def has_cifar10() -> bool:
-    """Return whether CIFAR-10 is on this machine, so that nothing would be downloaded."""
+    """Return whether CIFAR-10 is on this machine and needs no download."""
     return present(CIFAR10_FILE) is not None or any(
         all((place / name).is_file() for name in CIFAR10_SHA256) for place in folders("cifar10")
     )

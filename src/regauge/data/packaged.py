@@ -45,8 +45,8 @@ class TableData:
 def breast_cancer() -> TableData:
     """569 tumors with 30 features each, malignant (0) or benign (1), from the UCI repository by way of scikit-learn.
 
-    The same 114 are always for testing: those that paper 000 validates and tests on. Features are standardized by the
-    455 for training, where the paper takes all.
+    The same 114 tumors are always the test set. Paper 000 validates and tests on them. Features are standardized by the
+    455 training cases, while the paper uses all cases.
 
     References:
         Street, Wolberg and Mangasarian (1993), Nuclear feature extraction for breast tumor diagnosis.
@@ -64,13 +64,13 @@ def breast_cancer() -> TableData:
 
 @dataclass(frozen=True)
 class TextData:
-    """A text as numbers of symbols.
+    """A text as indices of symbols.
 
     Attributes:
         name: The usual name, with the beginning of its SHA-256: two runs with the same name read the same text.
-        symbols: The characters that occur, sorted; a character's number is its place.
-        train: Numbers of the symbols of the first part of the text, int64 `[characters]`.
-        validation: Numbers of the symbols of the rest.
+        symbols: The characters that occur, sorted; a character's index is its position in this order.
+        train: Indices of the symbols in the first part of the text, int64 `[characters]`.
+        validation: Indices of the symbols in the rest of the text.
     """
 
     name: str
@@ -79,7 +79,7 @@ class TextData:
     validation: Tensor
 
     def decode(self, numbers: Tensor) -> str:
-        """Return the text of some numbers."""
+        """Return the text of some indices."""
         return "".join(self.symbols[k] for k in numbers.tolist())
 
 
@@ -113,13 +113,13 @@ def _text_data(name: str, text: str) -> TextData:
 
 
 def windows(numbers: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """Pieces of a text that follow one another, and for each place of a piece the symbol that comes next.
+    """Return consecutive pieces of a text and, for each position, the symbol that comes next.
 
     Returns:
-        Inputs and targets, both `[pieces, length]`; what does not fill a piece is left out.
+        Inputs and targets, both `[pieces, length]`; characters at the end that do not fill a piece are dropped.
 
     Raises:
-        ValueError: The text is not even one piece long.
+        ValueError: The text is shorter than one piece.
     """
     pieces = (len(numbers) - 1) // length
     if pieces < 1:

@@ -1,4 +1,4 @@
-"""Shapes: triangle meshes, occupancy grids of chairs and monitors, and where inr2vec starts from to fit them."""
+"""Shapes: triangle meshes, occupancy grids of chairs and monitors, and the initialization of inr2vec for fitting them."""
 
 import io
 from dataclasses import dataclass
@@ -51,8 +51,8 @@ class Shape:
     Attributes:
         name: The usual name.
         vertices: float32, `[vertices, 3]`.
-        faces: Numbers of their vertices, int64, `[faces, 3]`.
-        points: Random points of the surface, uniform by area, float32, `[8192, 3]`.
+        faces: Indices of their vertices, int64, `[faces, 3]`.
+        points: Points sampled uniformly by area from the surface, float32, `[8192, 3]`.
         is_watertight: Whether the surface encloses a volume.
     """
 
@@ -72,7 +72,7 @@ def shape(name: str, folder: str | Path | None = None) -> Shape:
             out.
 
     Raises:
-        FileNotFoundError: The file is not there; these have no public address.
+        FileNotFoundError: The file does not exist; the shapes have no public address.
         ValueError: There is no such shape, or the file's checksum is wrong.
     """
     if name not in SHAPES_SHA256:

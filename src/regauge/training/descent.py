@@ -1,8 +1,8 @@
-"""Descent on a loss: the one loop of all trainings.
+"""Descent on a loss, the loop that all trainings share.
 
-`descend` is a generator of steps. It drives a `Program`, which holds parameters and their optimizer: `PlainProgram` for
-the parameters of one network or of anything else, `regauge.training.stacks.Stack` for many networks at once. `minimize`
-runs a plain program to its end.
+`descend` is a generator of steps. It runs a `Program`, which holds parameters and their optimizer. `PlainProgram` has
+the parameters of one network or any other parameters, and `regauge.training.stacks.Stack` has the parameters of many
+networks. `minimize` runs a plain program to its end.
 """
 
 import itertools
@@ -40,17 +40,17 @@ class Program(Protocol[B_contra]):
         """Take a step at the rate of the schedule, and return the loss before it."""
 
     def params(self) -> Params:
-        """Return parameters and buffers now, as new tensors."""
+        """Return copies of the current parameters and buffers."""
 
 
 class PlainProgram(Generic[B]):
-    """Parameters that one optimizer of torch changes.
+    """Parameters trained by one optimizer of torch.
 
     Args:
         gradient: Loss and gradients, such as `differentiate(loss)`.
         params: The parameters at the start, unchanged.
         optimizer: The optimizer, with numbers as settings and not distributions.
-        lrs: Other learning rates than the optimizer's, by parameter.
+        lrs: Learning rates that replace the optimizer's, by parameter.
     """
 
     def __init__(
@@ -86,11 +86,11 @@ class PlainProgram(Generic[B]):
         return loss
 
     def params(self) -> Params:
-        """Return the parameters now, as new tensors."""
+        """Return copies of the current parameters."""
         return {name: tensor.detach().clone() for name, tensor in self._params.items()}
 
     def tensors(self) -> Params:
-        """Everything that steps change: the parameters, and what the optimizer keeps; no copies."""
+        """Return all tensors that steps change, without copies: the parameters and the state of the optimizer."""
         parameters = {f"parameter/{name}": tensor for name, tensor in self._params.items()}
         return {**parameters, **{f"optimizer/{name}": tensor for name, tensor in moments_of(self._optimizer).items()}}
 
@@ -106,10 +106,10 @@ class State(NamedTuple):
     Attributes:
         step: Number of steps taken.
         steps: Number of steps in all, if the time allows.
-        loss: The loss before the last of them; one for each network of a stack.
-        rate: The rate that the schedule gave for it; its `factor` multiplies every learning rate.
-        is_last: Whether no step follows, because all are taken or the time is over.
-        networks: Numbers of the networks of a population that are trained, in the order of their losses.
+        loss: The loss before the last step; one for each network of a stack.
+        rate: The rate that the schedule gave for the last step; its `factor` multiplies every learning rate.
+        is_last: Whether no step follows, because all steps are taken or the time is over.
+        networks: Ids of the trained networks of a population, in the order of their losses.
     """
 
     step: int
@@ -157,12 +157,12 @@ def descend(
 
     Args:
         program: The program that is trained; it changes with every step.
-        batches: One for each step, read when its turn comes.
+        batches: One batch for each step, read just before the step.
         steps: Number of steps, if the time allows.
         schedule: The schedule of the learning rate; constant by default.
-        clock: When its time is over the step in progress is the last; no limit by default. The schedule follows the
-            steps or the time, whichever are nearer to their end.
-        done: Steps that were taken before; their batches are not among those given.
+        clock: When its time is over, the current step is the last; no limit by default. The schedule follows the steps
+            or the time, whichever is nearer to its end.
+        done: Number of steps that were taken before; `batches` does not include their batches.
         on_step: Called after each step with the state.
 
     Yields:
@@ -194,24 +194,24 @@ def minimize(
     label: str = "training",
     on_step: OnStep | None = None,
 ) -> Minimum:
-    """Descend to the end.
+    """Minimize a loss by descent with all steps.
 
     Args:
         gradient: Loss and gradients, such as `differentiate(loss)`.
         params: The parameters at the start, unchanged.
-        batches: One for each step.
+        batches: One batch for each step.
         descent: Steps or epochs, optimizer and schedule.
         examples: Number of examples, from which the steps of epochs follow.
-        lrs: Other learning rates than the optimizer's, by parameter.
-        state_file: File that keeps the descent between epochs, and from which it continues if the file exists; its
-            batches are then those of `shuffle` with the generator of the file. Only the tensors of the program, buffers
-            and the state of the generator may change between epochs.
+        lrs: Learning rates that replace the optimizer's, by parameter.
+        state_file: File in which the descent is saved between epochs. If the file exists, the descent continues from
+            it, with batches of `shuffle` from the generator in the file. Only the tensors of the program, buffers and
+            the state of the generator may change between epochs.
         progress: Shows the steps and their losses.
         label: The label of the progress.
         on_step: Called after each step with the state.
 
     Raises:
-        ValueError: The loss becomes NaN or Inf, or the file is no state of this descent.
+        ValueError: The loss becomes NaN or Inf, or the file does not hold a state of this descent.
     """
     program = PlainProgram(gradient, params, descent.optimizer, lrs=lrs)
     steps, epoch = descent.count_steps(examples), math.ceil(examples / (descent.batch or examples))
@@ -265,7 +265,7 @@ def shuffle(examples: int, batch: int | None, generator: torch.Generator) -> Ite
 
 @contextmanager
 def training_mode(module: nn.Module) -> Iterator[None]:
-    """Put a module into training mode; afterwards every part is in its own mode again."""
+    """Put a module into training mode within a context, then restore the mode of every part."""
     with evaluating(module):
         module.train()
         yield

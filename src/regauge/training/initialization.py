@@ -1,4 +1,4 @@
-"""Initial networks: as their factory makes them, or drawn anew, each from a seed of its own."""
+"""Initialization of networks by their factory or by resampling, each network with a separate seed."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -45,7 +45,7 @@ class Initialization:
 
 @dataclass(frozen=True)
 class Start:
-    """The choices drawn for the start of one network: its own seed, the kind, and the factor of its weights."""
+    """The random choices for the initialization of one network: its seed, its kind, and the factor of its weights."""
 
     seed: int
     kind: Kind
@@ -53,7 +53,7 @@ class Start:
 
 
 def draw_start(initialization: Initialization, seed: int, network: int) -> Start:
-    """Draw the start of the network with this id."""
+    """Sample the initialization settings of the network with this id."""
     network = 0 if initialization.is_common else network
     kinds = initialization.kinds
     kind = kinds[derive_seed(seed, "initialization", network) % len(kinds)]
@@ -61,7 +61,7 @@ def draw_start(initialization: Initialization, seed: int, network: int) -> Start
 
 
 def initialize(architecture: Architecture, starts: Sequence[Start], dtype: torch.dtype) -> Params:
-    """Make the initial networks, `[networks, ...]`; each depends on its own start alone."""
+    """Make the initial networks, `[networks, ...]`; each network depends only on its own settings."""
     template = build(architecture, 0) if any(start.kind != "factory" for start in starts) else None
     states = []
     for start in starts:

@@ -20,17 +20,17 @@ B = TypeVar("B")
 class NetProgram(Generic[B]):
     """A module that is trained in place, a `Program`.
 
-    All chance of a step follows from `seed` and the number of the step, also that of dropout.
+    `seed` and the index of the step determine all random choices of a step, including dropout.
 
     Args:
-        net: Its parameters are trained, but for those that need no gradient. Weight decay is for matrices: biases,
-            gains and single numbers have none.
-        loss: Function from a batch and a source of chance to the mean loss.
+        net: The module. All its parameters that require gradients are trained. Weight decay applies only to matrices,
+            not to biases, gains and single numbers.
+        loss: Function from a batch and a source of randomness to the mean loss.
         optimizer: The optimizer, with numbers as settings and not distributions.
-        seed: Seed of all chance.
-        clip: Largest norm of a gradient; longer ones are shortened.
-        average: Decay of exponential moving averages of the weights, at first less: (1 + steps) / (10 + steps) where
-            that is smaller. None: there are none.
+        seed: Seed of all random choices.
+        clip: Largest norm of a gradient; larger gradients are scaled down to this norm.
+        average: Decay of exponential moving averages of the weights. The decay (1 + steps) / (10 + steps) is used while
+            it is smaller. None: no averages.
     """
 
     def __init__(
@@ -77,11 +77,11 @@ class NetProgram(Generic[B]):
         return loss.detach()
 
     def params(self) -> Params:
-        """Return parameters and buffers now, as new tensors; within `averaged`, with the averages."""
+        """Return copies of the current parameters and buffers; within `averaged`, the averages."""
         return {name: tensor.detach().clone() for name, tensor in self.net.state_dict().items()}
 
     def tensors(self) -> Params:
-        """Everything that steps change, no copies."""
+        """Return all tensors that steps change, without copies."""
         tensors = {f"net/{name}": tensor for name, tensor in self.net.state_dict().items()}
         tensors |= {f"average/{name}": tensor for name, tensor in self._average.items()}
         return tensors | {f"optimizer/{name}": tensor for name, tensor in moments_of(self._optimizer).items()}
@@ -95,7 +95,7 @@ class NetProgram(Generic[B]):
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Within this context the net has the moving averages in place of its weights, where there are any."""
+        """Replace the weights of the net by their moving averages, if there are any, within this context."""
         own = {name: parameter.data for name, parameter in self.net.named_parameters() if name in self._average}
         for name, parameter in self.net.named_parameters():
             parameter.data = self._average.get(name, parameter.data)
@@ -107,7 +107,7 @@ class NetProgram(Generic[B]):
 
     @torch.no_grad()
     def _follow(self) -> None:
-        """Bring the averages a step nearer to the weights."""
+        """Update the averages with the current weights."""
         if self._decay is None:
             return
         decay = min(self._decay, (1 + self.taken) / (10 + self.taken))

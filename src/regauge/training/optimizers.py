@@ -1,8 +1,8 @@
-"""Optimizers, and their updates of stacked tensors: one for all networks, with settings of each network.
+"""Optimizers and their updates of stacked tensors: one update for all networks, with separate settings of each.
 
-Torch's fused kernels update networks that share their settings, and large networks one by one. Small networks with
-settings of their own are updated by `BlockedUpdates`; torch's kernels, network by network, take
-6 times as long with 30-16-16-2 and 1.5 times with 784-10-10 (`benchmarks/hand_written.py`).
+Torch's fused kernels update networks that share their settings, and update large networks one by one. `BlockedUpdates`
+updates small networks with different settings. Torch's kernels, applied network by network, take 6 times as long for
+30-16-16-2 and 1.5 times as long for 784-10-10 (`benchmarks/hand_written.py`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ Parameters = Sequence[Tensor] | list[dict[str, Any]]
 class ParameterBlock(NamedTuple):
     """Views of some values of some networks, and the settings of these networks.
 
-    Settings are numbers where all networks have the same, else `[networks, 1]`.
+    Settings are numbers if all networks share them, else `[networks, 1]`.
     """
 
     tensor: int
@@ -206,7 +206,7 @@ def moments_of(optimizer: torch.optim.Optimizer) -> Params:
 
 
 def load_moments(optimizer: torch.optim.Optimizer, moments: Mapping[str, Tensor]) -> None:
-    """Let an optimizer of torch go on with the `moments_of` another one of the same parameters."""
+    """Load the result of `moments_of` from another optimizer of the same parameters."""
     state: dict[int, dict[str, Tensor]] = {}
     for name, tensor in moments.items():
         number, _, key = name.partition("/")
@@ -221,10 +221,12 @@ def stack_optimizer(
     *,
     is_fused: bool | None = None,
 ) -> "Fused | BlockedUpdates":
-    """Return an optimizer that updates stacked parameters `[networks, ...]` in place; no network touches another.
+    """Return an optimizer that updates stacked parameters `[networks, ...]` in place; networks do not affect each
+    other.
 
-    Settings are one value per network of each of `method.per_network`. Torch's fused kernels update all networks at
-    once where their settings are the same, else one by one; if `is_fused` is None, where that is the faster way.
+    The settings in `method.per_network` have one value for each network. Torch's fused kernels update all networks at
+    once if their settings are the same, else one by one. If `is_fused` is None, fused kernels are used if they are
+    faster.
     """
     if is_fused is None:
         size = sum(param[0].numel() for param in params)
@@ -233,7 +235,7 @@ def stack_optimizer(
 
 
 class Fused:
-    """Torch's fused optimizers: one for all networks where their settings are the same, or else one for each."""
+    """Torch's fused optimizers: one for all networks if their settings are the same, or else one for each network."""
 
     def __init__(self, method: Optimizer, params: Sequence[Tensor], settings: Mapping[str, Sequence[float]]) -> None:
         self.method = method
@@ -252,7 +254,7 @@ class Fused:
             optimizer.step()
 
     def keep(self, params: Sequence[Tensor], index: Tensor) -> None:
-        """Continue with these parameters, those of the networks at `index`."""
+        """Continue with these parameters, which belong to the networks at `index`."""
         states = [[optimizer.state[view] for view in views] for views, optimizer, _ in self.parts]
         self.settings = {name: [values[k] for k in index.tolist()] for name, values in self.settings.items()}
         chosen = index.tolist() if self.is_split else [0]
@@ -289,7 +291,7 @@ class BlockedUpdates:
         self._cut(params, [[torch.zeros_like(p) for p in params] for _ in range(method.count_moments(settings))])
 
     def keep(self, params: Sequence[Tensor], index: Tensor) -> None:
-        """Continue with these parameters, those of the networks at `index`."""
+        """Continue with these parameters, which belong to the networks at `index`."""
         self.settings = {k: v[index] if isinstance(v, Tensor) else v for k, v in self.settings.items()}
         self._cut(params, [[tensor[index] for tensor in tensors] for tensors in self.states])
 

@@ -1,4 +1,4 @@
-"""Settings of networks: one number for all, or a distribution from which each network draws its own."""
+"""Settings of networks: one number for all networks, or a distribution from which each network samples its value."""
 
 import hashlib
 import math
@@ -20,13 +20,13 @@ class Uniform:
             raise ValueError(f"{self} is no interval; give low <= high, both finite")
 
     def at(self, u: float) -> float:
-        """Return the value below which a share u of the draws lies."""
+        """Return the u-quantile of the distribution."""
         return self.low + (self.high - self.low) * u
 
 
 @dataclass(frozen=True)
 class LogUniform:
-    """Positive, with a logarithm that is uniform between those of `low` and `high`."""
+    """Log-uniform between `low` and `high`."""
 
     low: float
     high: float
@@ -36,13 +36,13 @@ class LogUniform:
             raise ValueError(f"{self} has no logarithms; give 0 < low <= high, both finite")
 
     def at(self, u: float) -> float:
-        """Return the value below which a share u of the draws lies."""
+        """Return the u-quantile of the distribution."""
         return float(self.low * (self.high / self.low) ** u)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One of the values, each as likely as the others."""
+    """One of the values, each with the same probability."""
 
     values: tuple[float, ...]
 

@@ -1,6 +1,6 @@
-"""Networks of a stack in training: by hand for chains of layers, by `torch.func`, or one network after the other.
+"""Training of stacks of networks: by handwritten programs for chains, by `torch.func`, or one network after the other.
 
-One after the other are recurrent networks, and CNNs that are no chains.
+Recurrent networks, and CNNs that are not chains, are trained one after the other.
 """
 
 import itertools
@@ -88,9 +88,9 @@ class Stack:
 def chain_of(
     module: nn.Module, *, reads_vectors: bool, device: torch.device | str = "cpu"
 ) -> VectorChain | ImageChain | None:
-    """Return the program by hand of a chain of layers that read vectors or images.
+    """Return the handwritten program of a chain of layers that reads vectors or images.
 
-    None if the module is no chain, or the device is faster without it.
+    The result is None if the module is not a chain, or if the device is faster without the program.
     """
     if not all(tensor.requires_grad for tensor in module.parameters()):
         return None
@@ -104,7 +104,7 @@ def chain_of(
 
 
 class VmapEngine:
-    """Any module, by `torch.func`: group by group, so that the networks of a group share their batch.
+    """An engine for any module by `torch.func`: group by group, so that the networks of a group share their batch.
 
     Losses and gradients may be compiled, for stacks of one shape.
     """
@@ -161,13 +161,13 @@ def fit_signals(
     progress: Progress = no_progress,
     on_step: OnStep | None = None,
 ) -> Params:
-    """Minimize each network's mean squared error on all points; the networks do not touch one another.
+    """Minimize each network's mean squared error on all points; the networks do not affect each other.
 
     Args:
-        module: Runs the parameters of one network; its own are not used.
+        module: The module of one network; its own parameters are not used.
         params: The parameters at the start, with a leading model axis.
-        inputs: The points that all share, `[n, in]`.
-        targets: Each network's values there, `[models, n, out]`.
+        inputs: The points that all networks share, `[n, in]`.
+        targets: The target values of each network at these points, `[models, n, out]`.
         descent: Steps, optimizer, schedule.
         progress: Shows the steps.
         on_step: Called after each step with its number, the losses of all networks and the rate.
@@ -190,10 +190,10 @@ def _split_groups(tensor: Tensor, groups: int) -> Tensor:
 
 
 class LoopEngine:
-    """Any module, by automatic differentiation of one network at a time, an `Engine`.
+    """An `Engine` for any module, by automatic differentiation of one network at a time.
 
-    Images lie in channels-last layout. A batch whose hidden values do not fit the cache is read in pieces, and the
-    gradients of the pieces are added up.
+    Images have channels-last layout. If the hidden values of a batch do not fit the cache, the batch is read in pieces,
+    and the gradients of the pieces are added.
     """
 
     def __init__(self, module: nn.Module) -> None:

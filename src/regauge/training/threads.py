@@ -1,4 +1,4 @@
-"""One torch thread where many small networks are trained side by side."""
+"""Limits to one torch thread, for training many small networks in parallel."""
 
 import os
 import threading
@@ -40,8 +40,8 @@ _LIMIT = _Limit()
 def one_thread() -> Iterator[None]:
     """One torch thread within the block, and in what is imported or started there; several threads may be in one.
 
-    Threads of one small network mostly wait for one another, and where other processes run they wait busily: two
-    threads were 3 to 16 times slower than one. Processes for different networks need no such waiting.
+    Threads of one small network mostly wait for each other, and if other processes run, they wait busily. Two threads
+    were 3 to 16 times slower than one. Processes for different networks do not wait for each other.
     """
     with _LIMIT.lock:
         if not _LIMIT.blocks:

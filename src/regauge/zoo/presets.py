@@ -1,6 +1,6 @@
-"""The populations that the papers start from. Each is a config; `dataclasses.replace` changes what should differ.
+"""Presets of the populations in the papers. Each preset is a config; change settings with `dataclasses.replace`.
 
-What a paper does not say is marked in the function's text.
+Each function's text lists the settings that the paper does not specify ("Not said").
 """
 
 from collections.abc import Callable, Sequence
@@ -170,11 +170,12 @@ def cifar10_halves(count: int = 5000, seed: int = 0) -> PopulationConfig:
 
 
 def small_cnns_tanh(count: int = 10_000, seed: int = 0) -> PopulationConfig:
-    """Return small CNNs of very different quality: initialization, learning rate, decay and data differ for each.
+    """Return small CNNs of very different quality: each has another initialization, learning rate, decay and data.
 
-    Learning rates are log-uniform in [5e-4, 5e-2], decays in [1e-8, 1e-2]; 10%, 25%, 50% or all of the data. The public
-    zoo is trained for 86 epochs with dropout, and draws its optimizer too; here it is 20,000 steps of Adam without
-    dropout and with decoupled decay. Images are gray as there, so that these networks have the shapes of those.
+    Learning rates are log-uniform in [5e-4, 5e-2], decays in [1e-8, 1e-2]; 10%, 25%, 50% or all of the data. The
+    networks of the public zoo are trained for 86 epochs with dropout and a random optimizer. These networks are trained
+    for 20,000 steps of Adam without dropout and with decoupled decay. Images are gray as in the public zoo, so that the
+    networks have the same shapes.
 
     References:
         Unterthiner et al. (2020), section 3 and appendix.
@@ -200,7 +201,8 @@ def small_cnns_relu(count: int = 10_000, seed: int = 0) -> PopulationConfig:
 def cnn_zoo(count: int = 400, seed: int = 0) -> PopulationConfig:
     """Like `small_cnns_relu`, on Fashion-MNIST, 300 steps with batches of 64: a second of training on one core.
 
-    Each is kept at three ages. Groups of 16 share their batches, so that shares of the data differ more often.
+    Each network has checkpoints at three steps. Groups of only 16 networks share their batches, so that shares of the
+    data differ more often.
     """
     return replace(
         small_cnns_relu(count, seed),
@@ -219,10 +221,10 @@ def cnn_zoo_sgd(count: int = 200, seed: int = 1) -> PopulationConfig:
 
 
 def vit_zoo(count: int = 300, seed: int = 0) -> PopulationConfig:
-    """Vision transformers of width 16 on Fashion-MNIST, 100 steps each, with settings of their own.
+    """Vision transformers of width 16 on Fashion-MNIST, 100 steps each, with different settings.
 
-    Learning rates are log-uniform in [3e-4, 3e-2], decays in [1e-3, 1], scales of the start in [0.3, 2]; 1%, 10% or all
-    of the data. 16 patches, two blocks, two heads.
+    Learning rates are log-uniform in [3e-4, 3e-2], decays in [1e-3, 1], scales of the initialization in [0.3, 2]; 1%,
+    10% or all of the data. 16 patches, two blocks, two heads.
     """
     return PopulationConfig(
         vit_architecture(28, 7, width=16, heads=2),
@@ -239,7 +241,8 @@ def vit_zoo(count: int = 300, seed: int = 0) -> PopulationConfig:
 
 
 def sine_inrs(count: int = 2 * WAVES, seed: int = 0) -> PopulationConfig:
-    """SIRENs 1-32-32-1 that are sine waves, two for each; not said: steps and learning rate (1,000 of Adam, 5e-4 here).
+    """SIRENs 1-32-32-1 that fit sine waves, two for each wave; not said: steps and learning rate (1,000 of Adam, 5e-4
+    here).
 
     References:
         Navon et al. (2024), section 6.1 and appendix; Navon et al. (2023), section 7.
@@ -257,10 +260,10 @@ def sine_inrs(count: int = 2 * WAVES, seed: int = 0) -> PopulationConfig:
 
 
 def mnist_inrs(count: int = 70_000, seed: int = 0) -> PopulationConfig:
-    """SIRENs 2-32-32-1 that are MNIST's images: 1,000 steps of Adam with 5e-4 on all pixels.
+    """SIRENs 2-32-32-1 that fit MNIST's images: 1,000 steps of Adam with 5e-4 on all pixels.
 
-    The column "split" says whether an image is one for testing; these are spread evenly, so that fewer networks have
-    both kinds.
+    The column "split" is "test" for test images. Test images are spread evenly, so that smaller populations have both
+    kinds.
 
     References:
         Navon et al. (2023), appendix: their networks add 0.5 to the output, these do not.
@@ -270,10 +273,10 @@ def mnist_inrs(count: int = 70_000, seed: int = 0) -> PopulationConfig:
 
 
 def mnist_inrs_one_start(count: int = 70_000, seed: int = 0) -> PopulationConfig:
-    """Like `mnist_inrs`, of frequency 15 and from one start: 60 steps of gradient descent with momentum.
+    """Like `mnist_inrs`, with frequency 15 and one shared initialization: 60 steps of gradient descent with momentum.
 
-    Units keep the order that they began with, and what training changes has few directions: a flow of principal
-    components draws digits (no paper).
+    Units keep their initial order, and training changes the networks along few directions. A flow over principal
+    components can therefore sample digits (no paper).
     """
     base = mnist_inrs(count, seed)
     architecture = replace(base.architecture, settings={**base.architecture.settings, "omega": 15.0})
@@ -284,12 +287,12 @@ def mnist_inrs_one_start(count: int = 70_000, seed: int = 0) -> PopulationConfig
 
 
 def fashion_inrs(count: int = 70_000, seed: int = 0) -> PopulationConfig:
-    """Like `mnist_inrs`, of Fashion-MNIST."""
+    """Like `mnist_inrs`, for Fashion-MNIST."""
     return replace(mnist_inrs(count, seed), data="fashion-mnist-signals")
 
 
 def cifar10_inrs(count: int = 300_000, seed: int = 0) -> PopulationConfig:
-    """SIRENs 2-32-32-32-32-3 that are CIFAR-10's images, five for each: 10,000 steps of Adam with 1e-4.
+    """SIRENs 2-32-32-32-32-3 that fit CIFAR-10's images, five for each image: 10,000 steps of Adam with 1e-4.
 
     References:
         Navon et al. (2024), section 6.1 and appendix.

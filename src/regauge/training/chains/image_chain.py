@@ -1,14 +1,15 @@
 """Convolutional networks without autograd: convolutions network by network, and what follows for several at once.
 
-Stacked convolutions are grouped ones, which a CPU is slow in, and unfolded they are batched products, which are slower
-than oneDNN's convolutions. So convolutions and maxima run network by network, and from the last one on the rest, which
-is small and would be mostly overhead, runs as one program for as many networks as the cache holds. A batch whose hidden
-values do not fit it is read in pieces, and the gradients of the pieces are added.
+Stacked convolutions are grouped convolutions, which are slow on a CPU. Unfolded convolutions are batched products,
+which are slower than oneDNN's convolutions. Convolutions and max pooling therefore run network by network. The layers
+after the last convolution are small and would be mostly overhead, so they run as one program for as many networks as
+the cache holds. If the hidden values of a batch do not fit the cache, the batch is read in pieces, and the gradients of
+the pieces are added.
 
 Where products of matrices are oneDNN's (`core/products.py`), so is the layout of hidden values, blocks of 8 or 16
-channels, from the first convolution to the last one. Else images lie in channels-last layout. Both ways round
-differently. So nothing is measured to choose one: it follows from the library, which is recorded with a run, and from
-the steps.
+channels, from the first convolution to the last one. Otherwise images have channels-last layout. The two layouts round
+differently. The choice is therefore not based on measured times. It depends only on the steps and on the library, which
+is recorded with a run.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,7 +37,7 @@ class HeldNetworks:
 
     Attributes:
         start: First network.
-        stop: Network behind the last one.
+        stop: The index after the last network.
         networks: Parameters of each.
         batches: Pieces of the batch of each.
     """

@@ -1,4 +1,4 @@
-"""Fully connected networks as one program: forward and backward written once for all networks of a stack."""
+"""Fully connected networks as one program, whose forward and backward passes run all networks of a stack."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -54,9 +54,9 @@ def links_of(steps: Sequence[Step]) -> tuple[Link, ...] | None:
 class VectorChain:
     """Losses and gradients of a stack of chains, an `Engine`.
 
-    Hidden layers are stored feature by feature, `[networks, features, examples]`: then the first layer of all networks
-    that read the same batch is one matrix product, and every other layer a batched one without copies. Buffers are kept
-    between the steps.
+    Hidden layers are stored feature by feature, `[networks, features, examples]`: the first layer of all networks that
+    read the same batch is then one matrix product, and every other layer is a batched product without copies. Buffers
+    are reused between steps.
     """
 
     def __init__(self, links: Sequence[Link]) -> None:

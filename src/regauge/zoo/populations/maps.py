@@ -1,4 +1,4 @@
-"""A population as points in a plane, and as clusters, from the distances between its networks."""
+"""Maps of a population to points in a plane, and to clusters, from the distances between networks."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ class Map:
 
     Attributes:
         points: `[networks, dims]`, centered, the direction of the largest variance first.
-        share: Share of the squared distances that is shown, of those that could be (the positive eigenvalues).
+        share: Sum of the kept eigenvalues, divided by the sum of all positive eigenvalues.
     """
 
     points: NDArray[np.float64]
@@ -22,11 +22,11 @@ class Map:
 
 
 def flat_map(distances: ArrayLike, *, dims: int = 2) -> Map:
-    """Classical multidimensional scaling: points with the best inner products for these distances.
+    """Return the points of classical multidimensional scaling: their inner products fit the distances best.
 
-    The Gram matrix -1/2 J D^2 J, with D the distances and J the centering, has its largest eigenvalues kept. Distances
-    of points in `dims` dimensions are reproduced exactly; those of networks in one universe give their principal
-    components. Negative eigenvalues, which distances of orbits can have, are left out.
+    The largest eigenvalues of the Gram matrix -1/2 J D^2 J are kept, where D are the distances and J is the centering.
+    Distances of points in `dims` dimensions are reproduced exactly. Distances of networks in one universe give the
+    principal components of the networks. Distances of orbits can have negative eigenvalues, which are dropped.
 
     Args:
         distances: Symmetric, zero on the diagonal, `[networks, networks]`.
@@ -53,14 +53,14 @@ def flat_map(distances: ArrayLike, *, dims: int = 2) -> Map:
 
 
 def clusters(distances: ArrayLike, count: int) -> NDArray[np.int64]:
-    """Clusters by agglomeration with the mean distance between clusters.
+    """Cluster networks by agglomeration with the mean distance between clusters.
 
     Args:
         distances: Symmetric, zero on the diagonal, `[networks, networks]`.
-        count: Largest number of clusters; there are fewer where networks are equally far from one another.
+        count: Largest number of clusters; there are fewer if several distances are equal.
 
     Returns:
-        The number of each network's cluster, from 0 in the order in which clusters appear, `[networks]`.
+        The index of each network's cluster, `[networks]`, from 0 in the order in which clusters first appear.
 
     Raises:
         ValueError: The distances are not symmetric and finite, or the count makes no sense.

@@ -1,4 +1,4 @@
-"""Numbers for all pairs of networks out of two populations: distances between their orbits, and barriers."""
+"""Distances between orbits and barriers for all pairs of networks from two populations."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ ALONE = (nn.modules.conv._ConvNd, nn.RNNBase)
 
 
 class PairBlock(NamedTuple):
-    """Some pairs: network `i[k]` of the first population and network `j[k]` of the second."""
+    """A block of pairs: network `i[k]` of the first population and network `j[k]` of the second."""
 
     i: Tensor
     j: Tensor
@@ -34,14 +34,14 @@ class PairBlock(NamedTuple):
 
 @dataclass(frozen=True)
 class OrbitDistances:
-    """The distance between the orbits of each network of one population and each of another.
+    """The matrix of distances between the orbits of the networks of one population and the networks of another.
 
     Both networks of a pair are canonicalized, the second is aligned to the first, and the Euclidean distance is taken:
-    `rg.canonical.orbit_distance`, of all pairs at once. A method that may find other optima the other way round
-    (restarts, data) is run both ways, and the smaller distance counts. So the matrix of the exchanged populations is
-    the transpose; the distance is the same wherever on their orbits the networks are, up to rounding; and it is zero
-    within an orbit. Matching ends in local optima, so it is an upper bound of the distance of the orbits, and the
-    triangle inequality may be violated by as much.
+    `rg.canonical.orbit_distance`, of all pairs at once. If a method may find different optima in the two directions
+    (restarts, data), both directions are run and the smaller distance is used. Exchanging the populations therefore
+    transposes the matrix. Up to rounding, the distance does not change when networks move along their orbits, and it is
+    zero within an orbit. Matching ends in local optima, so the distance is an upper bound of the distance of the
+    orbits, and can violate the triangle inequality.
 
     Attributes:
         symmetry: The symmetry of the architecture.
@@ -54,7 +54,7 @@ class OrbitDistances:
     seed: int = 0
 
     def __call__(self, first: Params, second: Params) -> Tensor:
-        """The matrix, float64 `[n, m]`; half of it is computed where both are the same object.
+        """Return the matrix, float64 `[n, m]`; only half of it is computed if both populations are the same object.
 
         Raises:
             ValueError: The networks are of different architectures, do not fit the symmetry, or are not finite.
@@ -79,9 +79,9 @@ class OrbitDistances:
 
 
 def squares(symmetry: Symmetry, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
-    """Squared distances of the parameters of networks, without buffers and second names, float64 `[n]`.
+    """Return the squared distances between parameters of networks, without buffers and tied names, float64 `[n]`.
 
-    Tensors without a model axis in `a` belong to one network, which is compared with all of `b`.
+    If tensors in `a` have no model axis, `a` is one network, which is compared with all networks of `b`.
     """
     ignored = {*symmetry.buffers, *(name for names in symmetry.tied for name in names[1:])}
     total = torch.zeros(count_models(b), dtype=torch.float64)
@@ -94,7 +94,7 @@ def squares(symmetry: Symmetry, a: Mapping[str, Tensor], b: Mapping[str, Tensor]
 def pair_matrix(first: Params, second: Params, compare: Callable[[PairBlock], Tensor]) -> Tensor:
     """Return a number for each pair of networks, float64 `[n, m]`.
 
-    Where both populations are the same object, half of the matrix is computed, and the diagonal is zero.
+    If both populations are the same object, only half of the matrix is computed, and the diagonal is zero.
     """
     matrix = torch.zeros(count_models(first), count_models(second), dtype=torch.float64)
     for pairs in _blocks(first, second):
@@ -127,22 +127,23 @@ def _blocks(first: Params, second: Params) -> Iterator[PairBlock]:
 
 @dataclass(frozen=True)
 class Barriers:
-    """The barrier on the straight line between each network of one population and each of another.
+    """The matrix of barriers on the straight lines between the networks of one population and the networks of another.
 
     Entry (i, j) is what `rg.line` calls the barrier: the largest excess of the loss over the straight line between the
-    end losses, never negative. A barrier is NaN where a loss is NaN. With a symmetry, each pair is aligned first. A
-    method with other optima the other way round aligns in the better of both directions. Moving both ends of a line
-    alike changes no loss on it: the matrix of the exchanged populations is the transpose. For the barriers in a
-    population that was aligned as a whole, give that population and no symmetry.
+    end losses, never negative. A barrier is NaN where a loss is NaN. With a symmetry, each pair is aligned first. If a
+    method may find different optima in the two directions, the better direction is used. A motion of both ends by the
+    same element changes no loss on the line, so exchanging the populations transposes the matrix. For barriers in a
+    population that is already aligned as a whole, give no symmetry.
 
     Attributes:
-        task: Model, data and loss; its `prepare` is applied to every network on a line, the ends too.
+        task: Model, data and loss; its `prepare` is applied to every network on a line, including both ends.
         symmetry: The symmetry of the architecture; the networks are taken as they are by default.
-        points: Networks on each line, ends included; three are the midpoint alone, as in the paper's figure.
+        points: Number of networks on each line, including both ends; three evaluate only the midpoint, as in the
+            paper's figure.
         method: The method that aligns pairs; `WeightMatching()` by default, with `scales="recompute"` if the task
             prepares networks.
         seed: The seed of the method's generator.
-        at_once: Networks that are evaluated together; the activations of all are in memory.
+        at_once: Number of networks that are evaluated together; all their activations are in memory.
 
     References:
         Erdogan (2025), section 7.2 and figure 7.2.
@@ -165,7 +166,7 @@ class Barriers:
             raise ValueError("a method is for aligning pairs, which needs a symmetry; give one, or leave it out")
 
     def __call__(self, first: Params, second: Params) -> Tensor:
-        """The matrix, float64 `[n, m]`; half of it is computed where both are the same object.
+        """Return the matrix, float64 `[n, m]`; only half of it is computed if both populations are the same object.
 
         Raises:
             ValueError: The networks are of different architectures, or cannot be aligned.
@@ -203,7 +204,7 @@ class Barriers:
 
 
 def mean_barrier(matrix: Tensor) -> tuple[float, float]:
-    """Return the mean and standard deviation over the pairs of different networks, NaN left out."""
+    """Return the mean and standard deviation over the pairs of different networks, without NaN."""
     n = len(matrix)
     values = matrix[tuple(torch.triu_indices(n, n, 1))]
     values = values[~values.isnan()]

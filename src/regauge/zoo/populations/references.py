@@ -1,4 +1,4 @@
-"""Alignment of a store to one network: to a given one, to the medoid, or to the mean of a universe."""
+"""Alignment of a store to one network: a given network, the medoid, or the mean of a universe."""
 
 import hashlib
 from contextlib import suppress
@@ -33,9 +33,9 @@ REFERENCE = "reference.safetensors"
 class AlignShards:
     """Job `name` aligns the networks of that shard to a reference, and appends them to another store.
 
-    Networks that are not finite are left out. Rows keep what was known and get "objective", what the method maximizes,
-    "objective_before", the same before, and "is_converged" where the method knows it. For the attributes see
-    `plan_population`; `reference` is a checkpoint, and `products` the library of matrix products.
+    Networks that are not finite are skipped. Rows keep their columns and get three more: "objective", which the method
+    maximizes, "objective_before", its value before alignment, and, if the method reports it, "is_converged". For the
+    attributes see `plan_population`; `reference` is a checkpoint, and `products` the library of matrix products.
     """
 
     source: Path
@@ -47,7 +47,7 @@ class AlignShards:
 
     @property
     def keys(self) -> list[str]:
-        """Names of the shards that are there now."""
+        """Return the names of the current shards."""
         return [shard.path.stem for shard in Store.open(self.source).shards]
 
     def is_done(self, key: str) -> bool:
@@ -76,9 +76,9 @@ class AlignShards:
 
 
 def sample(store: Store, count: int, *, seed: int = 0, among: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
-    """Draw at most `count` networks of a store at random, none that diverged; their numbers, increasing.
+    """Sample at most `count` finite networks of a store, and return their indices in increasing order.
 
-    They are drawn from `among`, or else from the last checkpoints of all trajectories, `store.rows.final()`.
+    The networks are sampled from `among`, or else from the last checkpoints of all trajectories, `store.rows.final()`.
 
     Raises:
         ValueError: No network is finite, or the count is not positive.
@@ -99,7 +99,7 @@ def sample(store: Store, count: int, *, seed: int = 0, among: NDArray[np.int64] 
 
 @check_arguments
 def medoid(params: Params, symmetry: Symmetry, *, method: Method | None = None, seed: int = 0) -> int:
-    """Return the number of the network whose orbit is nearest to those of all others, in the mean."""
+    """Return the index of the network whose orbit has the smallest mean distance to the orbits of all others."""
     distances = OrbitDistances(symmetry, method, seed)(params, params)
     return int(distances.sum(1).argmin())
 
@@ -110,10 +110,10 @@ def reference(store: Store, to: To, *, count: int = 64, seed: int = 0) -> Params
     Args:
         store: With a known symmetry.
         to: The id of a trajectory, whose last checkpoint is taken; the file of a checkpoint; "medoid" or "universe" of
-            some networks, which are drawn from the last checkpoints of all trajectories. The mean of a universe is no
-            network that was trained, but closer to all of them.
-        count: Number of networks that are drawn for that.
-        seed: The seed of the drawing.
+            networks that are sampled from the last checkpoints of all trajectories. The mean of a universe is not a
+            trained network, but is closer to all networks.
+        count: Number of networks that are sampled for the medoid or universe.
+        seed: The seed of the sampling.
 
     Raises:
         ValueError: There is no such network, or the symmetry is not known.
@@ -149,19 +149,19 @@ def plan_population(
     """Return the store for a population aligned to one network, and the jobs that fill it.
 
     The reference is written into the target's folder, as `reference.safetensors`, and used again by a later run. The
-    target is filled from one source and to one reference; a source that has grown is aligned by planning again.
+    target is filled from one source and to one reference; if the source has grown, plan again to align its new
+    networks.
 
     Args:
         source: Folder of the store.
         target: Folder of the store for the aligned networks, new or as an interrupted run left it.
-        to: The network that all are aligned to, see `reference`.
+        to: The network to which all networks are aligned, see `reference`.
         method: The method of `align_pairs`.
         count: Number of networks from which the reference is found.
         seed: The seed of all generators.
 
     Raises:
-        FileExistsError: The target holds another store, or other files, or is aligned from another source or to
-            something else.
+        FileExistsError: The target holds another store, or other files, or has another source or another reference.
         FileNotFoundError: There is no source.
         ValueError: There is no such reference.
     """

@@ -1,4 +1,4 @@
-"""Fingerprints of all networks of a store: a column of 256 numbers, in which copies and relatives are found."""
+"""Fingerprints of all networks of a store: a column of 256 numbers, by which copies and related networks are found."""
 
 import base64
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ class Fingerprints:
 
     Attributes:
         store: The store.
-        numbers: In the order of the networks' numbers; NaN for networks with NaN or Inf.
+        numbers: The fingerprints in the order of the networks' indices; NaN for networks with NaN or Inf.
     """
 
     store: Store
@@ -64,8 +64,8 @@ class Fingerprints:
     def nearest(self, params: Mapping[str, Tensor], count: int = 10) -> list[tuple[int, float]]:
         """Return the networks whose fingerprints are nearest to that of another network, with their distances.
 
-        The Euclidean distance is zero for copies in any gauge, and below the relative change of the parameters for near
-        ones.
+        The Euclidean distance is zero for copies in any gauge. For nearby networks it is below the relative change of
+        the parameters.
 
         Args:
             params: A network of the store's architecture.
@@ -82,7 +82,7 @@ class Fingerprints:
         return [(number, distance) for number, distance in rows if distance < torch.inf]
 
     def find_nearest(self, path: str | Path, count: int = 10) -> list[dict[str, Any]]:
-        """Return a table of the networks that are nearest to the checkpoint at a path: number, id, step and distance.
+        """Return a table of the networks that are nearest to the checkpoint at a path: index, id, step and distance.
 
         Raises:
             ValueError: `count` is less than 1, or the checkpoint has other tensors than the networks of the store.

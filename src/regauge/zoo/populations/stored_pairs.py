@@ -1,4 +1,4 @@
-"""Numbers of all pairs of some networks of a store, by jobs that resume, and what commands make of them."""
+"""Matrices over all pairs of networks of a store, computed by resumable jobs, and results of commands from them."""
 
 import hashlib
 from collections.abc import Mapping
@@ -29,15 +29,15 @@ EXACT = "donot_use_mm_for_euclid_dist"
 
 
 class PairMatrices:
-    """Matrices over all pairs of some networks of a store, on processes or a cluster, which are kept until `clear`.
+    """Matrices over all pairs of some networks of a store, computed on processes or a cluster and kept until `clear`.
 
     Args:
         store: The store.
-        numbers: The numbers of the networks, `[networks]`.
-        folder: Where the matrices are kept; a folder of that name that regauge has not made is refused.
-        key: A text that other settings do not have.
-        executor: Where the jobs run; here by default.
-        progress: Shows the course.
+        numbers: The indices of the networks, `[networks]`.
+        folder: Folder of the matrices; an existing folder that regauge has not made is refused.
+        key: A text that identifies the settings.
+        executor: The executor of the jobs; this process by default.
+        progress: Shows the progress.
 
     Attributes:
         params: The networks, with a leading model axis.
@@ -60,7 +60,9 @@ class PairMatrices:
         self.key = hashlib.sha256(repr([key, store.key, store.places(numbers)]).encode()).hexdigest()
 
     def __call__(self, label: str, params: Params, compare: Compare) -> Tensor:
-        """The matrix of all pairs of some networks, float64 `[networks, networks]`; each has a label of its own."""
+        """Return the matrix of all pairs of some networks, float64 `[networks, networks]`; each matrix has a unique
+        label.
+        """
         claim(self.folder, PARTS)
         folder = self.folder / hashlib.sha256(f"{self.key} {label}".encode()).hexdigest()[:16]
         networks = Store.create(folder / "networks", self.store.architecture)
@@ -79,13 +81,13 @@ class PairMatrices:
         points: int = 3,
         seed: int = 0,
     ) -> dict[str, Tensor]:
-        """Return the barriers between all pairs of networks, as they are and aligned, `[networks, networks]` under a
+        """Return the barriers between all pairs of networks, unaligned and aligned, `[networks, networks]` for each
         title.
 
         Args:
             task: The task whose loss has the barriers.
-            align: "pairs": each pair aligned with one another; "medoid" and "universe": all networks aligned to their
-                medoid, or to the mean of their universe; "no": as they are only.
+            align: "pairs": the networks of each pair are aligned to each other; "medoid" and "universe": all networks
+                are aligned to their medoid, or to the mean of their universe; "no": only unaligned networks.
             points: Networks on each line, both ends included.
             seed: The seed of the alignment.
         """
@@ -122,8 +124,8 @@ class PairMatrices:
         """Return the distances between all networks, `[networks, networks]`.
 
         Args:
-            by: "orbits": of orbits, with each pair aligned; "universe": of networks aligned to the mean of their
-                universe; "weights": of the weights as they are.
+            by: "orbits": distances of orbits, with each pair aligned; "universe": distances of networks aligned to the
+                mean of their universe; "weights": distances of unaligned weights.
             seed: The seed of the alignment.
         """
         if by == "orbits":
@@ -136,5 +138,5 @@ class PairMatrices:
         return found
 
     def clear(self) -> None:
-        """Delete what is kept."""
+        """Delete the matrices."""
         remove_own(self.folder, PARTS)

@@ -1,4 +1,4 @@
-"""A universe for a whole population: all networks aligned to their mean, and the mean taken anew, in turns."""
+"""A universe for a whole population: all networks are aligned to their mean, and the mean is recomputed, alternately."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,11 +21,12 @@ class Universe:
 
     Attributes:
         element: A batch of elements; each moves its network.
-        params: The moved population, `act(element, params)`: all at the smallest norm that scales and matrices reach.
+        params: The moved population, `act(element, params)`: each network has the smallest norm that scales and
+            matrices can reach.
         mean: The mean of the moved networks, a single network to which others can be aligned.
         spread: Mean squared distance from the mean, over all parameters.
-        initial: The objective before any network was moved, but for its scales and matrices; never smaller.
-        history: The spread after the networks were placed and after each round; it never rises.
+        initial: The objective after only scales and matrices were fixed; never smaller than the final spread.
+        history: The spread after the initial alignment and after each round; it never rises.
         is_converged: Whether the last round gained less than the tolerance.
     """
 
@@ -39,7 +40,7 @@ class Universe:
 
     @property
     def report(self) -> str:
-        """The outcome in words, and what to try for more."""
+        """Return a text with the result and suggestions for improving it."""
         gained = (
             f"{count_models(self.params)} networks: mean squared distance from the mean {self.initial:.6g} -> "
             f"{self.spread:.6g} in {len(self.history) - 1} rounds"
@@ -60,22 +61,22 @@ def universe(
     tolerance: float = 1e-3,
     generator: torch.Generator | None = None,
 ) -> Universe:
-    """Bring a population of any size into one universe, in which all networks are close to their mean.
+    """Align a population of any size to one universe, in which all networks are close to their mean.
 
-    It is what `align_many` does with more than 16 networks, for a population that is stacked along a leading axis, and
-    without moving all of them back to where the first one was. The spread 1/n sum_i |x_i - m|^2 of the moved networks
-    around their mean m never rises (`regauge.alignment.methods.merge_many.gather`).
+    `align_many` uses the same algorithm for more than 16 networks. Here the population is stacked along a leading axis,
+    and the networks are not moved back to the gauge of the first network. The spread 1/n sum_i |x_i - m|^2 of the moved
+    networks around their mean m never rises (`regauge.alignment.methods.merge_many.gather`).
 
-    Positive scales and invertible matrices are fixed before: every network is moved to the smallest norm on its orbit
-    under them (`regauge.core.balance`), and only rotated from there.
+    Positive scales and invertible matrices are fixed first: they move every network to its smallest norm
+    (`regauge.core.balance`). After that, matrices only rotate networks.
 
     Args:
-        params: The population, with one leading model axis on every tensor; unchanged itself.
+        params: The population, with one leading model axis on every tensor; it is not changed.
         symmetry: The symmetry of the architecture.
         method: The method that aligns networks; `WeightMatching()` by default. Scales of the reference are not used.
         rounds: Largest number of rounds.
-        tolerance: A round must lower the spread by this share, or it is the last.
-        generator: The source of chance for a method with restarts.
+        tolerance: If a round lowers the spread by less than this share, it is the last round.
+        generator: The source of randomness for a method with restarts.
 
     Raises:
         KeyError: A parameter that the symmetry moves is missing.

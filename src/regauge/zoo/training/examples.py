@@ -1,4 +1,4 @@
-"""Training data: examples that all networks share, or one signal for each network; held in memory once."""
+"""Training data: examples that all networks share, or one signal for each network, held in memory once."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -23,14 +23,15 @@ class Examples:
     """Inputs and targets.
 
     Attributes:
-        name: In words.
+        name: The name of the examples.
         inputs: `[n, ...]`.
         targets: Classes `[n]`, int64 from 0, or values `[n, out]` in floating point; of signals `[signals, n, out]`.
-        validation_inputs: Kept from training, as the inputs. Test sets are not read at all.
-        validation_targets: As the targets.
-        is_signals: Whether each network learns a signal of its own, at points that all share.
-        labels: The class of each signal, `[signals]`, which is in the rows and which no network learns, or None.
-        is_test: Whether signals are of the data's test set, `[signals]`: the column "split" of a network is "test" or
+        validation_inputs: Inputs held out from training. Test sets are never read.
+        validation_targets: The targets of the validation inputs.
+        is_signals: Whether each network learns a separate signal, at points that all networks share.
+        labels: The class of each signal, `[signals]`, or None. Classes are written into rows, and no network learns
+            them.
+        is_test: Whether each signal is from the test set, `[signals]`: the column "split" of a network is "test" or
             "train". None if the signals are not divided.
 
     Raises:
@@ -91,7 +92,7 @@ class Examples:
             )
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> "Examples":
-        """Move to a device, floating-point values also to a dtype; nothing is copied without need."""
+        """Move the examples to a device, and floating-point values also to a dtype, without unneeded copies."""
 
         def move(tensor: Tensor) -> Tensor:
             return tensor.to(device, dtype if tensor.is_floating_point() else None)
@@ -101,7 +102,7 @@ class Examples:
         return replace(self, **moved)
 
     def _require_targets(self, targets: Tensor) -> None:
-        """Refuse what no loss is known for."""
+        """Raise an error for targets without a known loss."""
         is_values = targets.is_floating_point()
         if self.is_signals and not is_values:
             raise ValueError(f"the signals of {self.name!r} must be floating-point values, not {targets.dtype}")
@@ -156,10 +157,10 @@ def _try(module: nn.Module, inputs: Tensor, seed: int) -> tuple[Tensor, bool]:
 
 @lru_cache(maxsize=4)
 def load_examples(name: str) -> Examples:
-    """Return the examples of a name in `SETS`, or what the function `package.module:function` returns, read once.
+    """Return the examples of a name in `SETS`, or the examples that `package.module:function` returns, read once.
 
     Raises:
-        ValueError: There is no such set or function, or it returns something else.
+        ValueError: There is no such set or function, or the function does not return Examples.
     """
     if name in SETS:
         return SETS[name]()

@@ -1,4 +1,4 @@
-"""A stack of networks while it is trained: what each reads, what is said of it, and which of them are given up."""
+"""The state of a stack of networks in training: batches, rows, and the networks whose training is stopped."""
 
 import math
 from collections.abc import Sequence
@@ -90,14 +90,14 @@ class Batches:
 
 
 class SavedNetworks(NamedTuple):
-    """Networks of one step.
+    """The networks of a stack after one step.
 
     Attributes:
         params: `[networks, ...]`, parameters and buffers.
         rows: For each network plain values: "id", "step", "seed", "group", what it drew, "train_loss" of the last
             batch, "validation_loss", "validation_accuracy" of classes as a fraction, "is_diverged" and "is_discarded".
-            Losses of networks that diverged are None. A network that is marked by one of the two was given up at this
-            step; one that diverged is not also discarded.
+            Losses of networks that diverged are None. If either mark is true, the training of the network stopped at
+            this step. A network that diverged is not also discarded.
         stack: Ids of all networks that are trained together.
     """
 
@@ -118,7 +118,7 @@ class Member:
 
 
 class Running:
-    """A stack while it is trained: some of its places may hold networks that were given up."""
+    """A stack in training, some of whose places may hold stopped networks."""
 
     def __init__(
         self, config: PopulationConfig, examples: Examples, members: list[Member], program: Stack, *, is_fixed: bool
@@ -134,7 +134,7 @@ class Running:
         self.program = program
 
     def judge(self, step: int, losses: Tensor | None, params: Params, discard: Discard | None) -> list[Row]:
-        """Return a row for each place, given up or not."""
+        """Return a row for each place, including places of stopped networks."""
         finite = torch.stack([t.isfinite().flatten(1).all(1) for t in params.values() if t.is_floating_point()]).all(0)
         loss, accuracy = self._validation()
         # Each list leaves a device at once, and not number by number.
@@ -165,14 +165,14 @@ class Running:
         return rows
 
     def block(self, rows: Sequence[Row], params: Params, *, is_checkpoint: bool) -> SavedNetworks:
-        """Return the networks that are alive, or between checkpoints those of them that are given up now."""
+        """Return the networks that are still trained, or, between checkpoints, the networks that stop now."""
         index = [k for k, alive in enumerate(self.is_alive) if alive and (is_checkpoint or _is_given_up(rows[k]))]
         if len(index) < len(self.members):
             params = {name: tensor[index] for name, tensor in params.items()}
         return SavedNetworks(params, [rows[k] for k in index], self.ids)
 
     def give_up(self, rows: Sequence[Row]) -> None:
-        """Give up what diverged or is discarded, and free its places."""
+        """Stop networks that diverged or are discarded, and free their places."""
         self.is_alive = [alive and not _is_given_up(row) for alive, row in zip(self.is_alive, rows, strict=True)]
         if not all(self.is_alive) and not self.is_fixed:
             self._compact()

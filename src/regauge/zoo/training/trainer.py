@@ -55,33 +55,33 @@ def train(
 ) -> Iterator[SavedNetworks]:
     """Train a population, or some networks of it.
 
-    Networks are trained in stacks, on one thread: for more cores, train other ids in other processes. The config and
-    the id decide what a network becomes; the stack, the back end and the other ids do not. Every step is the same to
-    rounding, however the population is cut. In float32 differences of rounding grow along a training. The parameters
-    after a long one therefore also depend on the stack, the library of matrix products and the processor. In float64
-    they are equal to 1e-9 in all tests.
+    Networks are trained in stacks, on one thread. To use more cores, train other ids in other processes. The config and
+    the id determine a network; the stack, the back end and the other ids do not. Every step is the same up to rounding,
+    however the population is divided. In float32, rounding differences grow during training. After a long training,
+    parameters therefore also depend on the stack, the library of matrix products and the processor. In float64 they are
+    equal to 1e-9 in all tests.
 
-    A network that diverges does not touch its neighbors. It is yielded once, at the next checkpoint or discard, marked
-    "is_diverged", and then dropped. A discarded network is yielded at that step, whether or not it is a checkpoint,
-    marked "is_discarded", and not again. Every network therefore has one last row, at the end or with one of the two
-    marks.
+    A network that diverges does not affect other networks. It is yielded once, at the next checkpoint or discard,
+    marked "is_diverged", and then dropped. A discarded network is yielded at that step, whether or not it is a
+    checkpoint, marked "is_discarded", and not again. Every network therefore has one last row, at the end or with one
+    of the two marks.
 
     Args:
         config: The configuration of the whole population.
         ids: The networks; all if None. Discarding a share needs whole groups.
         data: Examples to train on instead of those that `config.data` names.
-        backend: The way of training; the fastest for the architecture and the device if None. Chains of layers,
-            fully connected or (on a CPU) convolutional, have programs of their own in place of the stacked one.
-        stack: Networks of a stack at most.
+        backend: The back end of the training; if None, the fastest for the architecture and the device. Fully connected
+            chains and (on a CPU) convolutional chains of layers have special programs instead of the stacked one.
+        stack: Largest number of networks in a stack.
         device: The device of the training.
         dtype: The dtype of parameters and examples.
-        advance: Advances by trained networks: every step by its part of them.
+        advance: Called with the number of trained networks, as a fraction after every step.
         on_step: Called after each step of a stack with its number, the losses of the networks, and the rate, as a
-            `regauge.training.State` with their ids. Those that were given up may be among them.
+            `regauge.training.State` with their ids. Stopped networks may be among them.
 
     Yields:
-        For each stack a block at every checkpoint, and at the end; and one of the networks that are given up where
-        networks are discarded at another step.
+        For each stack a block at every checkpoint and at the end. If networks are discarded at another step, a further
+        block of these networks.
 
     Raises:
         ValueError: Ids are not those of the population or repeat, a discarded share would be of an incomplete group,
