@@ -1,4 +1,4 @@
-"""Features of units that signs change: what they hear, how they turn, and what the network reads of them."""
+"""Features of units that signs change: their messages, their updates, and the messages to the network."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,15 +37,16 @@ class Turned:
 class OddUnits(nn.Module):
     """One layer's change of the features that signs change.
 
-    Messages are the values of networks times features, summed. Units that have angles add them to these, multiplied by
-    the frequency, and take sine and cosine: what a layer of a network of sines computes. Others add a map of what they
-    hear, multiplied by functions of features that no sign changes.
+    Messages are sums of values of networks times features. Units with angles add the messages, multiplied by the
+    frequency, to their angles, and take sine and cosine, as a layer of a sine network does. Other units add a map of
+    their messages, multiplied by functions of features that no sign changes.
 
     Args:
         plan: The plan of the layer.
         hidden: Width of the hidden layers of its MLPs.
-        reaches: The characters of such features before it, for each layout.
-        is_pass: Whether features are at first sent as they are, so that layers begin as the network's own pass.
+        reaches: The characters of such features before this layer, for each layout.
+        is_pass: Whether features are initially sent unchanged, so that initial layers equal the network's own forward
+            pass.
     """
 
     def __init__(self, plan: LayerPlan, hidden: int, reaches: Sequence[Reach], *, is_pass: bool) -> None:

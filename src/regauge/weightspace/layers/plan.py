@@ -25,7 +25,7 @@ class LayerPlan:
         width: Length of the vectors of units, pairs and networks.
         reads: The outputs that the next layer or the head reads; see `weightspace.layers`.
         generator: Source of the initial weights.
-        before: The number of layers before it.
+        before: The number of layers before this layer.
     """
 
     layouts: Sequence[Layout]
@@ -50,18 +50,18 @@ class LayerPlan:
         return any(len(units.axes) > 1 for layout in self.layouts for units in layout.units.values())
 
     def dense(self, inputs: int, outputs: int, *, is_biased: bool = True, gain: float = 1.0) -> Dense:
-        """Return a linear map that draws its weights from the plan's generator."""
+        """Return a linear map with weights from the plan's generator."""
         return Dense(inputs, outputs, is_biased=is_biased, gain=gain, generator=self.generator)
 
     def for_ends(
         self, inputs: int, outputs: int, *, is_biased: bool = True, gain: float = 1.0, are_read: bool = False
     ) -> "ForEnds":
-        """Return one linear map for each end of a block, of those alone that are read if wanted."""
+        """Return one linear map for each end of a block, optionally only for ends that are read."""
         ends = self.count_ends(are_read=are_read)
         return ForEnds(self.dense(inputs, outputs, is_biased=is_biased, gain=gain) for _ in range(ends))
 
     def count_ends(self, *, are_read: bool = False) -> int:
-        """Return the number of ends of a block that have maps of their own."""
+        """Return the number of ends of a block that have separate maps."""
         blocks = [b for one in self.layouts for b in (read_blocks(one, self.reads) if are_read else one.pair_blocks)]
         return min(ENDS, max((len(block.ends) for block in blocks), default=0))
 
@@ -93,11 +93,11 @@ class Traits:
 
     Attributes:
         is_shared: Whether no parameters belong to single tensors, so that one built layer works on any layout.
-        keeps_pairs: Whether it works with vectors of pairs of units.
-        weighs_units: Whether units can count by shares, so that one that is split in two counts as one: true of means,
-            not of sums and maxima.
+        keeps_pairs: Whether the layer has features of pairs of units.
+        weighs_units: Whether the layer can weight units by shares, so that a unit that is split in two counts as one.
+            Means can, sums and maxima cannot.
         channels: The number of functions of each value between units by which the layer multiplies.
-        has_odd: Whether it has features that signs or scales change; see `Layer.reaches`.
+        has_odd: Whether the layer has features that signs or scales change; see `Layer.reaches`.
         respects: Parts of a symmetry, other than permutations, that need no canonical form before the layer.
     """
 
@@ -119,8 +119,7 @@ class Layer(ABC):
         return Traits()
 
     def reaches(self, layout: Layout, layers: int) -> Reach | None:
-        """Return the features that signs or scales change and that can be nonzero after some layers; None without
-        such."""
+        """Return the features that signs or scales change and that can be nonzero after some layers, or None."""
         return reach(layout, layers, keeps_pairs=self.traits.keeps_pairs) if self.traits.has_odd else None
 
     @abstractmethod

@@ -23,27 +23,28 @@ class Propagation(Layer):
         message to unit i:   sum over c and j of E_ijc B_c x_j / sqrt(number of j)
 
     where `E_ijc` are `channels` linear functions of the encoded value of the weight between i and j, which no layer
-    changes. A message is therefore a product of matrices, and pairs of units have no vectors of their own. A layer
-    costs as much as a pass of the network itself with as many inputs, times `channels`. With one channel and the value
-    itself it is one layer of that pass, or of the one backward. `x <- x + MLP(x, messages, what x is repeated within,
-    network)` follows.
+    changes. A message is therefore a product of matrices, and pairs of units have no features. A layer costs `channels`
+    times as much as a pass of the network itself with `width` inputs. With one channel and the value itself, a layer
+    equals one layer of the forward or backward pass. `x <- x + MLP(x, messages, what x is repeated within, network)`
+    follows.
 
-    Where signs act, those functions are of absolute values, and units have further features that signs multiply by the
+    If signs act, these functions read absolute values, and units have further features `u`, which signs multiply by the
     exponents of placements:
 
         message to unit i:   sum over j of w_ij B u_j
 
-    Half periods make biases of sines angles. With such an angle `a` of frequency `f`, `u` is `sin(a + f messages)` and
-    the cosine. Weights from the inputs are a part of that sum, with `width` learned inputs of at most one. The network
-    reads sums of `u` times the weights to the outputs. The first layers can therefore compute what a network of sines
-    computes at learned inputs, although the network is never run. Other units mix `u` and messages, times functions of
-    `x`, and all `x` hear from products of two of the `u`.
+    Half periods make the biases of sines angles. With such an angle `a` of frequency `f`, `u` is `sin(a + f messages)`
+    and the cosine. Weights from the inputs are a part of that sum, with `width` learned inputs of at most one. The
+    features of the network read sums of `u` times the weights to the outputs. The first layers can therefore compute
+    the outputs of a sine network at learned inputs, although the network is never run. Other units mix `u` and
+    messages, times functions of `x`, and all `x` read products of two of the `u`.
 
     Attributes:
         channels: Functions of each weight.
         expansion: Width of the hidden layer of the MLP, as a multiple of the width.
-        is_signed: Whether signs and half periods are respected this way, instead of by a canonical form before.
-        is_pass: Whether the maps `B` of `u` begin as the identity: layers then begin as the network's own pass.
+        is_signed: Whether signs and half periods are respected by such features instead of a canonical form.
+        is_pass: Whether the maps `B` of `u` begin as the identity: initial layers then equal the network's own forward
+            pass.
 
     References:
         Related to the blocks of arXiv 2607.02166, which multiply features and weights too.
@@ -60,7 +61,7 @@ class Propagation(Layer):
 
     @property
     def traits(self) -> Traits:
-        """Values are multiplied, pairs have no vectors, and signs are respected where they are asked for."""
+        """Values are multiplied, pairs have no vectors, and signs are respected if `is_signed`."""
         respects = ("sign", "shift") if self.is_signed else ()
         return Traits(keeps_pairs=False, channels=self.channels, has_odd=True, respects=respects)
 

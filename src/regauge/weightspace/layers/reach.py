@@ -1,8 +1,8 @@
-"""The features changed by signs or scales that can be nonzero after k layers; others are zero and have no maps.
+"""Features that signs or scales change and that can be nonzero after k layers; other features have no maps.
 
-Units have such features for every character that their values have (`Layout.unit_signs`), but at first only those that
-values of single units have are not zero. Others come by messages, which sum features of other units times those of the
-pairs between them, and as products of two.
+Units have such features for every character of their values (`Layout.unit_signs`). Initially only features with
+characters of single-unit values are nonzero. Other features become nonzero by messages or as products of two features.
+Messages sum features of other units times features of the pairs between the units.
 """
 
 from collections.abc import Collection, Mapping
@@ -24,7 +24,7 @@ class Message:
 
     Attributes:
         receiver: Number of the end.
-        is_block_odd: Whether it is made of what signs or scales change of the block.
+        is_block_odd: Whether it is made of features of the block that signs or scales change.
         heard: Character of the sum.
         sources: The other ends, and the characters of their features.
     """
@@ -40,7 +40,7 @@ class Reach:
     """The characters of features that can be nonzero at one layer.
 
     Attributes:
-        known: For each set of units the characters of its inputs, products of two included.
+        known: For each set of units the characters of its inputs, including products of two.
         crossed: The characters that are products of two others, with all such pairs.
         messages: The messages that its units can receive, for each block of pairs.
         made: The characters of its outputs.
@@ -92,7 +92,7 @@ def _products(
 
 
 def _messages(layout: Layout, block: Block, known: Mapping[str, frozenset[Character]], has_even: bool) -> list[Message]:
-    """Return every kind of sum that makes sense."""
+    """Return every kind of message that respects signs and scales."""
     own = layout.character(block)
     grades = ([blank(own)] if has_even else []) + ([own] if is_odd(own) else [])
     found = []

@@ -19,7 +19,7 @@ LAYER_VALUES_AT_ONCE = 1 << 17
 
 
 def activate(x: Tensor, norm: Norm) -> Tensor:
-    """Normalize and activate, `silu(norm(x))`; the backward pass keeps `x` alone."""
+    """Normalize and activate, `silu(norm(x))`; only `x` is saved for the backward pass."""
     active: Tensor = _Activated.apply(x, norm.weight, norm.bias, norm.eps)  # type: ignore[no-untyped-call]
     return active
 
@@ -31,7 +31,7 @@ def map_and_pool(
 
     Args:
         x: `[models, *sizes, width]`.
-        norm: Comes before the activation.
+        norm: The norm before the activation.
         weight: The weight of the linear map.
         kept: Axes of what is pooled.
         pooling: The way of pooling.
@@ -148,7 +148,7 @@ def _spread(one: Tensor, axes: Sequence[int], active: Tensor, pooling: Pooling, 
 
 
 def _portions(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Split tensors along their first axis, all at the same places, into portions that a cache holds."""
+    """Split tensors along their first axis, at the same indices, into portions that fit the cache."""
     step = max(1, LAYER_VALUES_AT_ONCE // max(1, tensors[0][:1].numel()))
     return zip(*(torch.split(tensor, step) for tensor in tensors), strict=True)
 
@@ -161,7 +161,7 @@ def _rows(x: Tensor) -> Tensor:
 class _Largest(torch.autograd.Function):
     """The largest values along an axis; equal ones share the gradient.
 
-    `x.max(axis)` finds places, too, which takes twenty times as long along an axis that is not the last.
+    `x.max(axis)` finds places, too, which takes twenty times as long if the axis is not the last.
     """
 
     @staticmethod
@@ -180,7 +180,7 @@ class _Largest(torch.autograd.Function):
 
 
 class Pools:
-    """Features pooled over some of their axes, each combination once, from the smallest result that has them.
+    """Features pooled over some of their axes; each combination is computed once from the smallest suitable result.
 
     Args:
         known: Features by the axes that they have.

@@ -1,4 +1,4 @@
-"""Relational attention: units attend to the units that they are connected to, through the weights between them."""
+"""Relational attention: units attend to connected units through the weights between them."""
 
 import functools
 import math
@@ -20,16 +20,17 @@ from regauge.weightspace.shares import LOGARITHM_FLOOR, Shares, log_weights, wei
 
 @dataclass(frozen=True)
 class RelationalAttention(Layer):
-    """Attention of every unit to its connections, to itself, to the network, and to what it is repeated within.
+    """Attention of every unit to its connections, to itself, to the network, and to the units that contain it.
 
     For a unit x and a weight with features `e` between it and a unit y:
 
         logit = q_x k_y + (A e) k_y + q_x (B e) + c e,      message = (M e) * v_y + V e
 
-    with a softmax over everything that x attends to, in several heads. Before, `e <- e + MLP(e, x, y)`, and after, `x
-    <- x + MLP(x, messages)`; all norms are of single vectors. Only connections are computed, in dense blocks, and a
-    weight of zero is a connection like any other. Departures from the paper, whose units attend to all units: `c e`
-    takes the place of the product of `A e` and `B e`, and norms come first: deep nets then keep what they read.
+    with a softmax over all that x attends to, in several heads. Before the attention, `e <- e + MLP(e, x, y)`. After
+    the attention, `x <- x + MLP(x, messages)`. Every norm normalizes single vectors. Only connections are computed, in
+    dense blocks, and a weight of zero is a connection like any other. Departures from the paper, whose units attend to
+    all units: `c e` takes the place of the product of `A e` and `B e`, and norms come before the layers, so that deep
+    nets keep information about their inputs.
 
     Attributes:
         heads: Number of heads.
@@ -82,8 +83,8 @@ class _Token(nn.Module):
 class _Connection(nn.Module):
     """The part of the features of weights in the attention of the units at one end of a block.
 
-    Products of projected features with vectors of units are taken as products of the features themselves with the
-    vectors pulled back, and sums of projected features as projected sums: weights are many, units are few.
+    There are many weights and few units. Products of projected features with vectors of units are therefore computed as
+    products of the features with back-projected vectors, and sums of projected features as projected sums.
     """
 
     def __init__(self, width: int, heads: int, attention: int, generator: torch.Generator | None) -> None:

@@ -20,9 +20,9 @@ Relation = Mapping[Character, float]
 
 
 class Remains(nn.Module):
-    """Vectors of some characters to vectors of the hidden width that nothing changes.
+    """A map from vectors of some characters to invariant vectors of the hidden width.
 
-    Scales are taken off by dividing by the size, signs by products of two linear maps.
+    Division by the size removes scales, and products of two linear maps remove signs.
     """
 
     def __init__(self, characters: Iterable[Character], plan: LayerPlan, hidden: int) -> None:

@@ -1,4 +1,4 @@
-"""ScaleGMN: messages are products, so that features change sign and scale as the weights do that they are made of."""
+"""ScaleGMN: messages are products of weights and features, so that signs and scales act on features as on weights."""
 
 import math
 from dataclasses import dataclass
@@ -19,33 +19,33 @@ from regauge.weightspace.shares import Shares, average
 
 @dataclass(frozen=True)
 class ScaleGMN(Layer):
-    """Message passing that respects signs by what it multiplies, without a canonical form of them.
+    """Message passing that respects signs by suitable products, without a canonical form of signs.
 
-    Units and weights have features that nothing changes, `x` and `e`, and others that signs multiply by the exponents
-    of their placements, `u` and `o`. With `i(u) = (A u) * (B u)`, for a weight between units x and y,
+    Units and weights have invariant features, `x` and `e`, and features that signs multiply by the exponents of their
+    placements, `u` and `o`. With `i(u) = (A u) * (B u)`, for a weight between units x and y,
 
         e <- e + MLP(e, x, y, i(o)),          o <- o + (W o) * f(e, x, y, i(o))
         message to x, both ways: mean over y of (F o) * (S u_y), or of (F e) * (S x_y) + C e
         u <- u + (D u + messages) * f(x, messages),    x <- x + MLP(x, messages, i(D u + messages), network)
 
-    Where a group has several families of signs, its units have such features for every product of them that occurs, and
-    products of two make a third. Maps of features that signs change have no biases. Which products may be summed
-    follows from the exponents: they must cancel at the units that are summed over. Signs are their own inverses: the
-    same products serve for messages forward and backward.
+    If a group has several families of signs, its units have such features for every product of families that occurs.
+    Products of two such features give further features. Maps of features that signs change have no biases. Products may
+    be summed only if their exponents cancel at the units that are summed over. Signs are their own inverses, so
+    messages forward and backward use the same products.
 
-    Positive scales may be respected in the same way, as published. Then `i(u)` are the direction of `u` and logarithms
-    of ratios of sizes that no scale changes, and messages backward are made of features with the exponents of outgoing
-    weights, which come from the outputs. No weight is inverted, and kernels may be padded with zeros.
+    Positive scales may be respected in the same way, as published. `i(u)` then consists of the direction of `u` and of
+    logarithms of ratios of sizes that no scale changes. Messages backward use features with the exponents of outgoing
+    weights, which start at the outputs. No weight is inverted, and kernels may be padded with zeros.
 
-    Departures from the paper: unless `is_scaled`, positive scales are brought to a canonical form first, which is
-    smooth, as signs have none, and tells sizes from the first layer on. Norms keep the spread over networks through
-    many layers, and `i(u)` takes the place of `MLP(u) + MLP(-u)`.
+    Departures from the paper: unless `is_scaled`, positive scales are canonicalized first. Unlike for signs, this
+    canonical form is smooth, and it shows sizes to the first layer. Norms keep the spread over networks through many
+    layers, and `i(u)` takes the place of `MLP(u) + MLP(-u)`.
 
     Attributes:
         expansion: Width of the hidden layers of the MLPs, as a multiple of the width.
-        is_scaled: Whether scales are respected by what is multiplied, too. A canonical form remains for architectures
-            in which no features have the exponents that messages need (squared ReLU), or in which other canonical forms
-            or matrices depend on scales. It also remains for nets that count units by shares, read moments or run
+        is_scaled: Whether scales are also respected by products. A canonical form is still used for architectures in
+            which no features have the exponents that messages need (squared ReLU), or in which other canonical forms or
+            matrices depend on scales. It is also used for nets that weight units by shares, read moments or run
             networks on probes.
 
     References:
@@ -61,7 +61,7 @@ class ScaleGMN(Layer):
 
     @property
     def traits(self) -> Traits:
-        """Signs are respected, and scales where they are asked for."""
+        """Return the traits; signs are respected, and scales if `is_scaled`."""
         return Traits(has_odd=True, respects=("sign", "scale") if self.is_scaled else ("sign",))
 
     def build(self, plan: LayerPlan) -> nn.Module:

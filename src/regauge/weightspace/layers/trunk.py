@@ -17,9 +17,9 @@ Inbox = Mapping[str, list[Tensor]]
 
 
 class Update(nn.Module):
-    """`x + B silu(A norm(x) + what is heard)`, where vectors that are heard have the hidden width.
+    """`x + B silu(A norm(x) + messages)`, where messages have the hidden width.
 
-    What is not read stays as it is, and has no maps.
+    Features that are not read stay unchanged and have no maps.
     """
 
     def __init__(self, plan: LayerPlan, hidden: int, *, is_read: bool = True) -> None:
@@ -41,7 +41,7 @@ class Update(nn.Module):
 
 
 class PairUpdate(Update):
-    """Pairs hear from the units at their ends."""
+    """The update of pairs by the units at their ends."""
 
     def __init__(self, plan: LayerPlan, hidden: int) -> None:
         super().__init__(plan, hidden)
@@ -58,7 +58,7 @@ class PairUpdate(Update):
 
 
 class UnitUpdate(Update):
-    """Units hear messages, the network, and what they are repeated within or what is within them."""
+    """The update of units by messages, by the network, and by the units that contain them or are inside them."""
 
     def __init__(self, plan: LayerPlan, hidden: int) -> None:
         super().__init__(plan, hidden)
@@ -94,7 +94,7 @@ class UnitUpdate(Update):
 
 
 class NetworkUpdate(Update):
-    """The network hears the mean of each set of units."""
+    """The update of the network by the mean of each set of units."""
 
     def __init__(self, plan: LayerPlan, hidden: int) -> None:
         super().__init__(plan, hidden, is_read="network" in plan.reads)

@@ -1,1 +1,3 @@
-"""The tensors of a network as features of units, of pairs of units, and of the network: compiled from its symmetry."""
+"""Layouts, compiled from a symmetry: the tensors of a network as values of units, of pairs of units, and of the
+network.
+"""

@@ -11,9 +11,9 @@ class UnitSet:
 
     Attributes:
         name: The name of the group.
-        axes: Names of the groups that it is repeated within, then its own.
+        axes: Names of the groups that contain copies of this group, then the name of this group.
         sizes: Number of units along each of them.
-        is_permuted: Whether its units come in any order; those of other sets are known by their positions.
+        is_permuted: Whether its units are permuted; units of other sets are identified by their positions.
     """
 
     name: str
@@ -47,11 +47,11 @@ class Label:
 
 @dataclass(frozen=True)
 class End:
-    """A set of units that a block is connected to, and the block's axes that tell them apart.
+    """A set of units that a block is connected to, and the block's axes that index these units.
 
     Attributes:
         units: Name of the set.
-        axes: Numbers of the block's axes, in the order of the set's axes; the model axis is not counted.
+        axes: Indices of the block's axes, in the order of the set's axes; the model axis is not counted.
     """
 
     units: str
@@ -62,15 +62,15 @@ class End:
 class Block:
     """Values of a network over the units of some sets: `[models, *labels, channels]`.
 
-    One end makes features of units (biases, gains, layers next to the input or output), two make features of pairs of
-    units (weights between hidden layers), none features of the network.
+    Blocks with one end give features of units (biases, gains, layers next to the input or output). Blocks with two ends
+    give features of pairs of units (weights between hidden layers). Blocks without ends give features of the network.
 
     Attributes:
         name: Unique within a layout.
-        parameters: Names of the tensors that it is made of: one, or two for each product over a group of matrices.
-        labels: Its axes.
+        parameters: Names of the tensors of the block: one, or two for each product over a group of matrices.
+        labels: The axes of the block.
         sizes: Length of each axis.
-        channels: Values that no group moves: input pixels, classes, positions of kernels.
+        channels: Number of values that no group moves: input pixels, classes, positions of kernels.
         ends: The sets that it is connected to.
     """
 
@@ -88,7 +88,7 @@ class Grid:
 
     Attributes:
         groups: Names of the groups that their units belong to.
-        bases: For each axis those that it is repeated within, outermost first.
+        bases: For each axis the axes that contain it, outermost first.
         sizes: Length of each axis.
     """
 

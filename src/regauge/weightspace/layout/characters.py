@@ -1,6 +1,6 @@
 """Characters, by which signs and scales multiply values and features: one exponent for each axis and family.
 
-Odd half periods of sines are signs of other values, and count as families of their own where they still act.
+Odd half periods of sines act as signs on other values. If they still act, they count as separate families.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -26,7 +26,7 @@ def character_of_labels(labels: Iterable[Label], *, has_signs: bool, has_shifts:
 
 
 def blank(character: Character) -> Character:
-    """Return the trivial character on the same axes: that of values which nothing changes."""
+    """Return the trivial character on the same axes: the character of invariant values."""
     return tuple(tuple(type(exponent)(0) for exponent in exponents) for exponents in character)
 
 

@@ -1,4 +1,4 @@
-"""A layout, compiled from a symmetry: which values of a network belong to which units."""
+"""A layout, compiled from a symmetry: the assignment of a network's values to units."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +28,7 @@ class Layout:
         contracted: Groups of matrices that enter by products over their axes.
         fixed: Groups of matrices whose axes are channels here: they must be brought to a canonical form before.
         pieces: The pieces of tensors, by their names.
-        steps: The products, each of two of these or of products before it.
+        steps: The products, each of two pieces or earlier products.
         is_signed: Whether signs still act on the values that are read; otherwise a canonical form has fixed them.
         is_scaled: Whether positive scales still act on them.
         waves: If half periods still act, the angles of the sets whose units have one each, by set; otherwise None.
@@ -171,7 +171,7 @@ class Layout:
         return repr((blocks, sets, pieces, self.contracted, self.signs, self.unit_signs, self.waves))
 
     def difference(self, other: "Layout") -> str | None:
-        """Return the first thing in which another layout needs other learned parameters, or None."""
+        """Return the first property because of which another layout needs other learned parameters, or None."""
         ours, theirs = ({b.name: b.channels for b in layout.blocks} for layout in (self, other))
         for name in [*ours, *theirs]:
             if ours.get(name) != theirs.get(name):
@@ -233,20 +233,21 @@ def compile_layout(
 ) -> Layout:
     """Return the layout of a symmetry, made once for each symmetry.
 
-    Tensors that cannot influence the outputs are left out, and all but one of the names of a tied tensor.
+    The layout excludes tensors that cannot influence the outputs, and all names but one of a tied tensor.
 
     Args:
         symmetry: The symmetry, with every size known.
-        contracted: Names of the groups of matrices that enter by products over their axes; those whose products are
-            small enough, by default.
-        is_signed: Whether features are to know what signs multiply them by, since no canonical form fixes these before.
-        has_shifts: Whether the same holds for half periods. Values that they add to are then read by sine and cosine,
-            unless several of them add to one value: then the layout has no `waves`, and a canonical form is needed.
+        contracted: Names of the groups of matrices that enter by products over their axes; by default, the groups whose
+            products are small enough.
+        is_signed: Whether features carry characters of signs, because no canonical form fixes signs before.
+        has_shifts: Whether the same holds for half periods. Values to which half periods are added are then read by
+            sine and cosine. If several half periods add to one value, the layout has no `waves`, and a canonical form
+            is needed.
         readers: The axes (parameter, axis) along which parameters sum over units.
 
     Raises:
-        ValueError: A size is not known, or a group's units do not own equally many values; or half periods are to be
-            known without signs.
+        ValueError: A size is not known, a group's units do not own equally many values, or `has_shifts` is set without
+            `is_signed`.
     """
     if not symmetry.is_sized:
         raise ValueError(
