@@ -1,4 +1,4 @@
-"""Shapes: triangle meshes, occupancy grids of chairs and monitors, and the initialization of inr2vec for fitting them."""
+"""Shapes: triangle meshes, occupancy grids of chairs and monitors, and inr2vec's initialization for fitting them."""
 
 import io
 from dataclasses import dataclass

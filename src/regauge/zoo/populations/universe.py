@@ -1,4 +1,4 @@
-"""A universe for a whole population: all networks are aligned to their mean, and the mean is recomputed, alternately."""
+"""A universe for a whole population: networks are aligned to their mean, and the mean is recomputed, alternately."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

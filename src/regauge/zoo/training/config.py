@@ -1,4 +1,4 @@
-"""The configuration of a population: everything that decides what its networks become."""
+"""The configuration of a population, which determines all its networks."""
 
 from dataclasses import dataclass, field
 
@@ -30,7 +30,7 @@ class Fraction:
         return {"share": draw(self.share, seed, "share", group)}
 
     def choose(self, examples: Examples, seed: int, group: int) -> Tensor:
-        """Return numbers of a group's examples."""
+        """Return the indices of a group's examples."""
         count = len(examples.inputs)
         order = torch.randperm(count, generator=generator_of(seed, "subset", group))
         return order[: max(1, round(count * self.describe(seed, group)["share"]))]
@@ -62,7 +62,7 @@ class ClassHalves:
         return {"half": group % 2}
 
     def choose(self, examples: Examples, seed: int, group: int) -> Tensor:
-        """Return numbers of a group's examples."""
+        """Return the indices of a group's examples."""
         if not examples.is_classification:
             raise ValueError(f"{examples.name!r} has no classes to be halved; use another subset")
         # The same cut for all groups, so that the halves have no example in common.
@@ -107,7 +107,7 @@ class Checkpoints:
 
 @dataclass(frozen=True)
 class Discard:
-    """A rule that gives up the networks that do badly at some step: they are handed out then, marked in their rows.
+    """A rule that stops networks with bad validation losses at some step, yields them and marks them in their rows.
 
     Attributes:
         step: The number of steps after which networks are given up.
@@ -181,7 +181,7 @@ class PopulationConfig(DescentConfig):
             raise ValueError(f"two of {self.discards} are at the same step; discard once")
 
     def total_steps(self, examples: Examples) -> int:
-        """Return steps of every network."""
+        """Return the number of steps of every network."""
         if self.steps is not None:
             return self.steps
         assert self.epochs is not None
@@ -189,12 +189,12 @@ class PopulationConfig(DescentConfig):
         return max(1, round(self.epochs * count / self.batch_of(count)))
 
     def count_checkpoints(self, examples: Examples) -> int:
-        """Checkpoints of every network that is not given up, the end included."""
+        """Return the number of checkpoints, including the last one, of every network whose training is not stopped."""
         total = self.total_steps(examples)
         return len({total} | (set() if self.checkpoints is None else self.checkpoints.steps(total)))
 
     def batch_of(self, count: float) -> float:
-        """Return examples of a step, of a number of examples."""
+        """Return the number of examples in a step, from the number of examples in total."""
         return count if self.batch is None else min(self.batch, count)
 
     def reads_everything(self, examples: Examples) -> bool:
@@ -203,5 +203,5 @@ class PopulationConfig(DescentConfig):
 
 
 def generator_of(*key: int | str) -> torch.Generator:
-    """Return the generator of a key, which decides alone what it draws."""
+    """Return the generator of a key; the key alone determines its random numbers."""
     return torch.Generator().manual_seed(derive_seed(*key))
