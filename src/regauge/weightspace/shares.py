@@ -55,8 +55,9 @@ def find_readers(symmetry: Symmetry | Sequence[Symmetry]) -> frozenset[Axis]:
 def find_shares(values: Mapping[str, Tensor], layout: Layout) -> dict[str, Tensor]:
     """Return the shares of all units with outgoing weights, from the values of blocks.
 
-    The outgoing weights of a unit count by their largest size along axes of units that they give values to, where
-    copies change nothing, and by the sum along axes of units that they read. A set of which nothing is read has none.
+    The weight of a unit comes from its outgoing weights. Their largest size is taken along axes of receiving units,
+    because copies of these units do not change it. Their sum is taken along axes of other units that they read. A set
+    without outgoing weights has no shares.
     """
     totals: dict[str, Tensor] = {}
     for block in layout.blocks:
@@ -79,7 +80,7 @@ def find_shares(values: Mapping[str, Tensor], layout: Layout) -> dict[str, Tenso
 
 
 def divide(values: Mapping[str, Tensor], layout: Layout, shares: Shares) -> dict[str, Tensor]:
-    """Return the values of blocks, divided by the shares of the units that they read; zero where these are zero."""
+    """Return the values of blocks, divided by the shares of the units that they read; zero if the shares are zero."""
     return {b.name: divide_by(values[b.name], read_weights(b, layout, shares)) for b in layout.blocks}
 
 
@@ -120,10 +121,10 @@ def average(x: Tensor, axes: Iterable[int], grid: Grid, shares: Shares) -> Tenso
 
 
 class Terms:
-    """Factors for sums of n terms with random signs, whose size grows like sqrt(n), that make them as large as one.
+    """Factors that normalize sums of n terms with random signs, whose size grows like sqrt(n), to size one.
 
-    Where units count by shares, whose sums are means, n is the number of units in the networks that a layer was made
-    for: the numbers in the networks that it reads would count copies.
+    If units are weighted by shares, sums are means. Then n is the number of units in the networks that the layer was
+    made for, because the networks that it reads may have copies of units.
     """
 
     def __init__(self, layouts: Iterable[Layout]) -> None:

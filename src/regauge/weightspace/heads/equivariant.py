@@ -27,10 +27,10 @@ RANK = 4
 class Equivariant:
     """A map from features to a change of every parameter, initially of `scale` times the size of each tensor.
 
-    The change of a value between two units is computed from the features of the pair, and the change of a value of one
-    unit from the features of the unit. Along an axis on which matrices act, the change is a combination of the values
-    along this axis: `a_i v_i` plus, for a few directions, `b_i` times the mean of `c_j v_j` over all `v_j` that the
-    same matrix multiplies. The numbers `a`, `b` and `c` come from features. Every matrix therefore transforms the
+    The change of a value between two units is computed from the features of the pair. The change of a value of one unit
+    is computed from the features of the unit. Along an axis on which matrices act, the change is a combination of the
+    values along this axis: `a_i v_i` plus, for a few directions, `b_i` times the mean of `c_j v_j` over all `v_j` that
+    the same matrix multiplies. The numbers `a`, `b` and `c` come from features. Every matrix therefore transforms the
     change as it transforms the values. If signs still act on values, the change is computed from features that these
     signs change, and from the values themselves (from the sine of twice the angle for angles). Buffers do not change.
 
@@ -158,7 +158,7 @@ class _Changes(nn.Module):
 
 
 class _Change:
-    """The change of one piece of a tensor, from the features of its units."""
+    """The change of one piece of a tensor, computed from the features of its units."""
 
     def __init__(self, written: WrittenValues, read: Read, count: int, known: Known) -> None:
         self.written = written
@@ -198,7 +198,7 @@ class _Change:
         return change * self.values.unsqueeze(-2)
 
     def share_out(self, change: Tensor) -> Tensor:
-        """Multiply a change by the shares of the units that a value reads, so that copies of a unit share the change."""
+        """Multiply a change by the shares of the units that a value reads, so that copies of a unit share it."""
         if self.weights is None:
             return change
         return change * self.weights.reshape(*self.weights.shape, *([1] * (change.ndim - self.weights.ndim)))

@@ -13,13 +13,13 @@ class NFN(Layer):
     """The linear maps of a neural functional network for hidden units that are permuted (HNP), for any layout.
 
     Every tensor has separate maps from every other tensor. The new features of a weight between units i and j are
-    linear in its own features and in the means of all tensors over the units that they share with it. They are also
-    linear in the features of i and j, and in the means of everything:
+    linear in the features of this weight and in means of all tensors over the units that they share with it. They are
+    also linear in the features of i and j, and in the means of everything:
 
         W'[i, j] = A W[i, j] + B [means over other axes, b at i] + C [the same at j] + D [means of everything]
 
-    Tensors over the same sets of units (a weight in and a weight out of the same layer) are mapped to each other entry
-    by entry, and if both ends are one set, transposes and diagonals also have maps. The map is combined with layer
+    Tensors over the same sets of units are mapped to each other entry by entry, for example a weight into and a weight
+    out of one layer. If both ends are one set, transposes and diagonals also have maps. The map is combined with layer
     normalization, SiLU and a residual connection.
 
     Inputs and classes, which nothing permutes, are projected once by the encoder rather than kept as channels of every

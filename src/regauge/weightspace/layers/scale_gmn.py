@@ -44,9 +44,9 @@ class ScaleGMN(Layer):
     Attributes:
         expansion: Width of the hidden layers of the MLPs, as a multiple of the width.
         is_scaled: Whether scales are also respected by products. A canonical form is still used for architectures in
-            which no features have the exponents that messages need (squared ReLU), or in which other canonical forms or
-            matrices depend on scales. It is also used for nets that weight units by shares, read moments or run
-            networks on probes.
+            which no features have the exponents that messages need (squared ReLU). It is also used if other canonical
+            forms or matrices depend on scales. Nets that weight units by shares, read moments or run networks on probes
+            also use it.
 
     References:
         Kalogeropoulos et al. (2024), section 4, equations 8 to 14.

@@ -1,4 +1,4 @@
-"""Groups of matrices leave a layout: their axes are contracted, since only products over them are invariant."""
+"""Elimination of groups of matrices from a layout: their axes are contracted, because only products are invariant."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Values to which half periods are added are angles: they are read by sine and cosine."""
+"""Angles, which are values to which half periods are added, read by sine and cosine."""
 
 import math
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The way back from values of blocks to tensors."""
+"""The writer from values of blocks to tensors."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -119,7 +119,7 @@ def _settings(tree: Tree, trial: str) -> tuple[dict[str, Any], list[list[Any]]]:
 
 
 def _results(tree: Tree, trial: str) -> dict[int, dict[str, Any]]:
-    """Return the metrics of each epoch, as far as they were written."""
+    """Return the metrics of all epochs that were written."""
     name = f"{trial}/result.json"
     if name not in tree.names:
         return {}

@@ -47,7 +47,7 @@ SHARD_WORK = 1e13
 
 
 class Stage:
-    """The finished stacks of one job, in a small store of their own; if the job is killed, another one continues there.
+    """The finished stacks of one job in a separate small store; if the job is killed, another job continues from it.
 
     A stack is kept in pieces that bear a mark of the process that trained it, and the last one says so. What a process
     left that died within a stack is not used: another processor may round differently, and a trajectory has one origin.
@@ -157,7 +157,7 @@ class TrainShards:
 
     @property
     def keys(self) -> range:
-        """Numbers of the shards."""
+        """Return the indices of the shards."""
         return range(len(self._ranges))
 
     def is_done(self, key: int) -> bool:
@@ -235,9 +235,9 @@ def plan_training(
 ) -> tuple[Store, TrainShards]:
     """Return the store of a population, new or as an interrupted run left it, and the jobs that fill it.
 
-    If a store has the first networks of the population, complete or not, it is extended to the whole population,
-    because network i does not depend on the number of networks. The exception is a population that discards the worst
-    networks of a group and whose last group is incomplete. Examples are read only if networks are missing.
+    If a store has the first networks of the population, complete or not, it is extended to the whole population. This
+    is possible because network i does not depend on the number of networks. The exception is a population that discards
+    the worst networks of a group and whose last group is incomplete. Examples are read only if networks are missing.
 
     Args:
         config: The whole population.

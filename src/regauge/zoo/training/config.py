@@ -194,7 +194,7 @@ class PopulationConfig(DescentConfig):
         return len({total} | (set() if self.checkpoints is None else self.checkpoints.steps(total)))
 
     def batch_of(self, count: float) -> float:
-        """Return the number of examples in a step, from the number of examples in total."""
+        """Return the number of examples in a step, given the total number of examples."""
         return count if self.batch is None else min(self.batch, count)
 
     def reads_everything(self, examples: Examples) -> bool:
