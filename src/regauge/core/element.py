@@ -1,10 +1,11 @@
-"""Elements of a symmetry: one value per group, and how they multiply.
+"""Elements of a symmetry, with one value per group, and the products of elements.
 
-Everything is stored in target coordinates. With bases b and unit i, `act(g, x)` is
+All values are stored in target coordinates. For bases b and unit i, `act(g, x)` is
 
     x'[b', i'] = factor[b', i'] * x[perm_base[b'], perm[b', i']]
 
-so that multiplying two elements gathers the right one by the left one and combines entry by entry.
+Therefore the product of two elements gathers the right element by the indices of the left one and combines both entry
+by entry.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,16 +37,16 @@ ALL_PARTS = (*PARTS, TRANSLATION, ROTATION)
 
 @dataclass(frozen=True)
 class Value:
-    """The value of an element for one group. Leading axes are batch axes, then one per base of the group.
+    """The value of an element for one group. Batch axes come first, followed by one axis per base of the group.
 
     Attributes:
-        perm: Unit that each position takes its values from, int64.
+        perm: For each position, the unit from which it takes its values, int64.
         scale: Positive factors of each family, float64.
         sign: Plus or minus one for each family, int8.
         shift: Half periods of each family, int64.
         matrix: Rotation or invertible matrix, float64, for orthogonal and linear groups.
-        product: The matrix by its factors, if the value was made by `of_product`: it then acts in fewer
-            operations. Values that `map`, `zip` or `replace` make of this one have none.
+        product: The matrix as a product of factors, if the value was made by `of_product`. The factors act in fewer
+            operations than the matrix. `map`, `zip` and `replace` return values without this field.
     """
 
     perm: Int[Tensor, "*lead size"] | None = None
@@ -57,13 +58,13 @@ class Value:
 
     @classmethod
     def of_product(cls, product: Kronecker) -> "Value":
-        """Return the value with the matrix that is a product of factors."""
+        """Return the value whose matrix is this product of factors."""
         value = cls(matrix=product.matrix)
         object.__setattr__(value, "product", product)
         return value
 
     def items(self) -> Iterator[tuple[str, Tensor]]:
-        """Return the tensors that the value has, by field name."""
+        """Return the tensors of the value that are not None, by field name."""
         return ((name, tensor) for name in FIELDS if (tensor := getattr(self, name)) is not None)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Value":
@@ -71,16 +72,16 @@ class Value:
         return Value(**{name: function(tensor) for name, tensor in self.items()})
 
     def zip(self, other: "Value", function: Callable[[Tensor, Tensor], Tensor]) -> "Value":
-        """Apply a function to every pair of tensors; fields that either value lacks are left out."""
+        """Apply a function to every pair of tensors. Fields that are missing in either value are left out."""
         theirs = dict(other.items())
         return Value(**{name: function(tensor, theirs[name]) for name, tensor in self.items() if name in theirs})
 
     def where(self, mask: Tensor, other: "Value") -> "Value":
-        """This value where the mask over the leading axes is true, another elsewhere."""
+        """Return this value where the mask over the leading axes is true, and the other value elsewhere."""
         return self.zip(other, lambda yes, no: _select(mask, yes, no))
 
     def fill(self, blank: "Value") -> "Value":
-        """Take the fields that this value lacks from another one."""
+        """Return this value with its missing fields taken from `blank`."""
         return replace(blank, **dict(self.items()))
 
 
@@ -93,10 +94,10 @@ class Element(Mapping[str, Value]):
 
     Attributes:
         batch: The batch shape.
-        translation: What is added to coordinates, by the names of families: `[*batch, *shape]`, float64. Families that
-            are left out add nothing.
-        rotation: What rotates representatives, by the names of groups that say `behind_gains`: `[*batch, size, size]`,
-            float64. It acts after the values; groups that are left out are not rotated.
+        translation: The vectors that are added to coordinates, by family name: `[*batch, *shape]`, float64. Families
+            that are left out add nothing.
+        rotation: The matrices that rotate representatives, by the names of groups with `behind_gains`: `[*batch, size,
+            size]`, float64. They act after the values. Groups that are left out are not rotated.
     """
 
     def __init__(
@@ -130,7 +131,7 @@ class Element(Mapping[str, Value]):
         one.
 
         Raises:
-            KeyError: There is no such group.
+            KeyError: The element has no such group.
             ValueError: The group does not reorder its units.
         """
         if group not in self:
@@ -141,7 +142,9 @@ class Element(Mapping[str, Value]):
         return perm
 
     def order_matrix(self, group: str) -> Float[Tensor, "*lead size size"]:
-        """Return the permutation of a group as a float64 matrix P: `P @ x` is `x[order]`. It raises as `order` does."""
+        """Return the permutation of a group as a float64 matrix P: `P @ x` is `x[order]`. Raises the same errors as
+        `order`.
+        """
         return torch.nn.functional.one_hot(self.order(group), self.order(group).shape[-1]).double()
 
     def replace(self, name: str, value: Value) -> "Element":
@@ -149,11 +152,11 @@ class Element(Mapping[str, Value]):
         return Element({**self._values, name: value}, self.batch, self.translation, self.rotation)
 
     def translated(self, translation: Mapping[str, Tensor]) -> "Element":
-        """Return a copy of the element that adds these vectors, and no others, to coordinates."""
+        """Return a copy of the element whose translations are exactly these vectors."""
         return Element(self._values, self.batch, translation, self.rotation)
 
     def rotated(self, rotation: Mapping[str, Tensor]) -> "Element":
-        """Return a copy of the element that rotates representatives by these matrices, and no others."""
+        """Return a copy of the element whose rotations of representatives are exactly these matrices."""
         return Element(self._values, self.batch, self.translation, rotation)
 
     def item(self, *index: int) -> "Element":
@@ -163,11 +166,11 @@ class Element(Mapping[str, Value]):
         return self.map(lambda tensor: tensor[index], ())
 
     def first(self, index: int) -> "Element":
-        """Select one index along the first axis of a batch; further batch axes remain."""
+        """Select one index along the first batch axis; the other batch axes remain."""
         return self.map(lambda tensor: tensor[index], self.batch[1:])
 
     def rows(self, rows: Tensor | slice) -> "Element":
-        """Select elements along the first axis of a batch, by indices, a mask or a slice."""
+        """Select elements along the first batch axis, by indices, a mask or a slice."""
         count = len(torch.arange(self.batch[0])[rows])
         return self.map(lambda tensor: tensor[rows], (count, *self.batch[1:]))
 
@@ -176,7 +179,7 @@ class Element(Mapping[str, Value]):
         return self.map(lambda tensor: tensor.expand(*batch, *tensor.shape), (*batch, *self.batch))
 
     def map(self, function: Callable[[Tensor], Tensor], batch: tuple[int, ...] | None = None) -> "Element":
-        """Apply a function to every tensor; `batch` is the new batch shape, today's by default."""
+        """Apply a function to every tensor; `batch` is the new batch shape, the current one by default."""
         values = {name: value.map(function) for name, value in self.items()}
         translation = {name: function(vector) for name, vector in self.translation.items()}
         rotation = {name: function(matrix) for name, matrix in self.rotation.items()}
@@ -190,28 +193,30 @@ class Element(Mapping[str, Value]):
         return Element(values, self.batch, *added)
 
     def where(self, mask: Tensor, other: "Element") -> "Element":
-        """This element where the mask over the leading axes is true, another elsewhere."""
+        """Return this element where the mask over the leading axes is true, and the other element elsewhere."""
         return self.zip(other, lambda yes, no: _select(mask, yes, no))
 
     def fill(self, blank: "Element") -> "Element":
-        """Take the groups and fields that this element lacks from another one of the same batch."""
+        """Return this element with its missing groups and fields taken from `blank`, an element of the same batch
+        shape.
+        """
         values = {name: self[name].fill(value) if name in self else value for name, value in blank.items()}
         translation, rotation = {**blank.translation, **self.translation}, {**blank.rotation, **self.rotation}
         return Element(values, blank.batch, translation, rotation)
 
 
 def stack(elements: Sequence[Element]) -> Element:
-    """Make a batch of single elements of the same symmetry."""
+    """Stack single elements of the same symmetry into a batch."""
     return _join(elements, torch.stack, (len(elements), *elements[0].batch))
 
 
 def concatenate(elements: Sequence[Element]) -> Element:
-    """Make one batch of several batches of the same symmetry, one after the other along the first axis."""
+    """Concatenate batches of elements of the same symmetry along the first axis."""
     return _join(elements, torch.cat, (sum(e.batch[0] for e in elements), *elements[0].batch[1:]))
 
 
 def identity(groups: tuple[Group, ...], batch: tuple[int, ...] = ()) -> Element:
-    """Return the element that changes nothing."""
+    """Return the identity element, which changes no parameter."""
     sizes = {group.name: group.size for group in groups}
     values = {}
     for group in groups:
@@ -232,9 +237,10 @@ def random(
     parts: tuple[str, ...] = PARTS,
     batch: tuple[int, ...] = (),
 ) -> Element:
-    """Return a random element: uniform permutations and signs, scales in [1/2, 2], shifts in {-1, 0, 1}.
+    """Return a random element: uniformly random permutations and signs, scales in [1/2, 2], shifts in {-1, 0, 1}.
 
-    Orthogonal values and rotations are uniform (Haar); invertible ones have singular values in [1/2, 2].
+    Orthogonal matrices and rotations are uniformly random (Haar measure). Invertible matrices have singular values in
+    [1/2, 2].
     """
     require_parts(parts)
     source: dict[str, Any] = {"generator": generator, "device": generator.device}
@@ -261,7 +267,7 @@ def random(
 
 
 def require_elements(*elements: object) -> None:
-    """Raise a TypeError unless each of them is an element."""
+    """Raise a TypeError unless all values are elements."""
     for one in elements:
         if not isinstance(one, Element):
             way = "; write .element behind it" if isinstance(getattr(one, "element", None), Element) else ""
@@ -278,7 +284,7 @@ def require_parts(parts: tuple[str, ...]) -> None:
 
 
 def compose(groups: tuple[Group, ...], left: Element, right: Element) -> Element:
-    """Return the element that acts as `right` first and `left` after it."""
+    """Return the element that acts as `right` followed by `left`."""
     batch = np.broadcast_shapes(left.batch, right.batch)
     left, right = _broadcast(left, batch), _broadcast(right, batch)
     values = {}
@@ -299,7 +305,7 @@ def compose(groups: tuple[Group, ...], left: Element, right: Element) -> Element
 
 
 def inverse(groups: tuple[Group, ...], element: Element) -> Element:
-    """Return the element that undoes this one."""
+    """Return the inverse of an element."""
     undone = identity(groups, element.batch)
     for group in sorted(groups, key=lambda group: len(group.within)):
         value = _value(element, group)
@@ -337,14 +343,14 @@ def select_parts(element: Element, groups: tuple[Group, ...], parts: tuple[str, 
 
 
 def _parts_by_name(element: Element) -> dict[str, dict[str, Tensor]]:
-    """Return the parts that only some names have."""
+    """Return the translations and rotations of an element by part; only some families and groups have them."""
     return {TRANSLATION: element.translation, ROTATION: element.rotation}
 
 
 def _select(
     mask: Bool[Tensor, "*lead"], yes: Shaped[Tensor, "*shape"], no: Shaped[Tensor, "*shape"]
 ) -> Shaped[Tensor, "*shape"]:
-    """`torch.where` with a mask of the leading axes."""
+    """Apply `torch.where` with a mask over the leading axes."""
     return torch.where(mask.reshape(*mask.shape, *([1] * (yes.ndim - mask.ndim))).to(yes.device), yes, no)
 
 
@@ -359,8 +365,9 @@ def _join(elements: Sequence[Element], join: Callable[[list[Tensor]], Tensor], b
 
 
 def _in_full(elements: Sequence[Element]) -> list[dict[str, dict[str, Tensor]]]:
-    """Return the vectors and rotations of elements, by part and name: zeros and identities for names that only others
-    have."""
+    """Return the translations and rotations of elements, by part and name. If only another element has a name, zeros or
+    the identity are filled in.
+    """
     whole: list[dict[str, dict[str, Tensor]]] = [{} for _ in elements]
     for part in (TRANSLATION, ROTATION):
         each = [_parts_by_name(element)[part] for element in elements]
@@ -382,7 +389,7 @@ def _neutral(part: str, like: Tensor) -> Tensor:
 
 
 class _Pull:
-    """Gathers the value of one element for a group by the index maps of another element."""
+    """A gather of the value of one element for a group by the index maps of another element."""
 
     def __init__(self, groups: tuple[Group, ...], element: Element, group: Group) -> None:
         by_name = {g.name: g for g in groups}
@@ -441,7 +448,7 @@ def _broadcast(element: Element, batch: tuple[int, ...]) -> Element:
 
 
 def _shift_sign(group: Group, value: Value) -> Tensor:
-    """Return the sign that multiplies what the shifts are added to, for each family of shifts."""
+    """Return, for each family of shifts, the sign that multiplies the values to which the shifts are added."""
     assert value.shift is not None
     rows = []
     for family in range(group.shifts):
@@ -479,7 +486,9 @@ Make = Callable[[tuple[Group, ...]], Element]
 
 
 class DeferredElement(Element):
-    """An element as a function of the groups, whose sizes or classes of units are known from the first parameters."""
+    """An element that is computed later, as a function of the groups, once parameters tell the sizes and classes of
+    units.
+    """
 
     def __init__(
         self,
@@ -518,7 +527,7 @@ class DeferredElement(Element):
 
 
 def materialize(element: Element, groups: tuple[Group, ...]) -> Element:
-    """Make an element now if it was deferred; return any other as it is."""
+    """Return the element that a deferred element computes from the groups; return any other element unchanged."""
     if not isinstance(element, DeferredElement):
         return element
     return element.make(groups).translated(element.translation).rotated(element.rotation)

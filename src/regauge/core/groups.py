@@ -1,4 +1,4 @@
-"""A group is one factor of a symmetry; its placements say which axes of which parameters it moves."""
+"""Groups, the factors of a symmetry, and placements, which list the axes of parameters that a group moves."""
 
 import math
 import re
@@ -16,24 +16,24 @@ class Placement:
     """The action of a group on one axis of one parameter.
 
     Unit `u` of the group owns the axis indices `start + u * stride + sum(k_j * stride_j)` for all `0 <= k_j < size_j`,
-    with one pair `(size_j, stride_j)` per entry of `repeats`. A plain axis has stride 1 and no repeats. A flattened
+    with one pair `(size_j, stride_j)` per entry of `repeats`. An ordinary axis has stride 1 and no repeats. A flattened
     convolution output of C x (H W) has stride H W and the repeat (H W, 1). A head axis of H x d has stride d and the
     repeat (d, 1).
 
-    The unit's indices are multiplied by the product of `scale ** exponent`, `sign ** exponent` and
-    `(-1) ** (parity * shift)` over the group's families; `shift * amount` is then added.
+    The values at the unit's indices are multiplied by the product of `scale ** exponent`, `sign ** exponent` and `(-1)
+    ** (parity * shift)` over the group's families. Then `shift * amount` is added.
 
     Attributes:
         parameter: Name of the parameter or buffer.
-        axis: Axis of the parameter, counted without a leading model axis.
+        axis: Axis of the parameter, not counting a leading model axis.
         start: First axis index.
         stride: Distance between two units.
-        repeats: Sizes and strides of the other factors of the block.
-        is_inverse: For orthogonal and linear groups: the axis carries the inverse transpose.
+        repeats: Sizes and strides of the other factors of the unit's block of indices.
+        is_inverse: Whether the inverse transpose of the matrix acts on the axis, for orthogonal and linear groups.
         scale: Exponent for each family of positive scales.
         sign: Exponent (0 or 1) for each family of signs.
-        parity: For each family of shifts: whether an odd shift flips the sign here.
-        shift: For each family of shifts: what one step adds to the values here.
+        parity: For each family of shifts, whether an odd shift flips the sign of the values on this axis.
+        shift: For each family of shifts, the amount that one step adds to the values on this axis.
     """
 
     parameter: str
@@ -50,26 +50,28 @@ class Placement:
 
 @dataclass(frozen=True, repr=False)
 class Group:
-    """One factor of the symmetry, living on one class of axes.
+    """One factor of the symmetry, which acts on a set of axes that move together.
 
     Attributes:
         name: Unique within a symmetry.
-        size: Number of units; 0 in a symmetry written by hand that has not met its parameters yet.
-        placements: The axes that it acts on.
+        size: Number of units; 0 if the symmetry was written by hand and has not been given parameters yet.
+        placements: The axes that the group acts on.
         is_permuted: Whether the units can be reordered.
         scales: Number of independent families of positive factors per unit.
         signs: Number of independent families of signs per unit.
         shifts: Number of independent families of half-period shifts per unit (periodic activations).
-        matrix: Whether a whole rotation or an invertible matrix acts instead.
-        keeps_ones: Only rotations that leave the vector of all ones where it is: what LayerNorm lets through.
-        is_proper: Only rotations proper, without reflections: for two units an angle, which is all that commutes with
-            the rotary positions of attention.
-        within: Names of the groups in which it is repeated: one independent copy per index of these.
+        matrix: Whether a rotation or an invertible matrix over all units acts instead of permutations, scales and
+            signs.
+        keeps_ones: Whether only rotations that fix the vector of all ones are allowed, as LayerNorm requires.
+        is_proper: Whether only proper rotations are allowed, without reflections. For two units these are the rotations
+            by an angle, which commute with the rotary position embeddings of attention.
+        within: Names of the groups within which this group is repeated, with one independent copy per index of these
+            groups.
         is_base: Whether another group is repeated within this one.
-        behind_gains: The rotations that act on representatives, whose gains are one, where the gains forbid them
-            otherwise: "orthogonal" or "centered".
-        classes: The class of each unit, the same in every copy: units are exchanged within classes only. Empty where
-            all units are alike, or where their classes depend on a structure that was not met yet.
+        behind_gains: The kind of rotations, "orthogonal" or "centered", that act on representatives but not on other
+            networks. Gains other than one forbid such rotations, and representatives have gains of one.
+        classes: The class of each unit, the same in every copy. Only units of the same class are exchanged. Empty if
+            all units belong to one class, or if the classes depend on structure whose values are not known yet.
     """
 
     name: str
@@ -129,7 +131,7 @@ class Group:
 
     @property
     def kind(self) -> Kind:
-        """The summary that people read and filter by."""
+        """Return the kind of the group as a short word, for tables and filters."""
         if self.matrix == "orthogonal":
             return "centered" if self.keeps_ones else "rotation" if self.is_proper else "orthogonal"
         if self.matrix == "linear":
@@ -145,38 +147,40 @@ class Group:
         return "permutation"
 
     def without(self, *exponents: Literal["scale", "sign", "parity", "shift"]) -> "Group":
-        """Return the group without some exponents of its placements; its families stay, and its elements fit."""
+        """Return the group without some exponents of its placements. Its families stay, so its elements remain valid."""
         counts = {"scale": self.scales, "sign": self.signs, "parity": self.shifts, "shift": self.shifts}
         zeros: dict[str, Any] = {name: (0,) * counts[name] for name in exponents}
         return replace(self, placements=tuple(replace(place, **zeros) for place in self.placements))
 
     @property
     def unordered(self) -> "Group":
-        """The group without its permutations."""
+        """Return the group without its permutations."""
         return replace(self, is_permuted=False, classes=())
 
     @property
     def class_sizes(self) -> tuple[int, ...]:
-        """The numbers of units that can be exchanged with one another, by class."""
+        """Return the number of units of each class, within which units can be exchanged."""
         if not self.is_permuted and self.matrix == "none":
             return (1,) * self.size
         return tuple(Counter(self.classes).values()) if self.classes else (self.size,)
 
     @property
     def has_order(self) -> bool:
-        """Whether any two units can be exchanged."""
+        """Return whether at least two units can be exchanged."""
         return self.is_permuted and any(size > 1 for size in self.class_sizes)
 
     @property
     def has_many_values(self) -> bool:
-        """Whether two random orders of it, and two random choices of signs, agree less than once in a million times."""
+        """Return whether two random permutations, and two random choices of signs, agree with probability below one in
+        a million.
+        """
         orders = [sum(math.lgamma(size + 1) for size in self.class_sizes) / math.log(10)] if self.has_order else []
         choices = [self.size * math.log10(2)] if self.signs or self.shifts else []
         return all(order >= 6 for order in [*orders, *choices]) and (self.matrix == "none" or self.size > 1)
 
     @property
     def log10_order(self) -> float:
-        """log10 of the number of its permutations, signs and half-period shifts, for one copy."""
+        """Return log10 of the number of permutations, signs and half-period shifts of one copy."""
         if self.matrix != "none":
             return 0.0
         order = sum(math.lgamma(size + 1) for size in self.class_sizes) / math.log(10)
@@ -185,7 +189,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Frozen:
-    """An axis that no group moves, and why."""
+    """An axis that no group moves, with the reason."""
 
     parameter: str
     axis: int
@@ -227,7 +231,9 @@ def groups_from_axes(
 
 
 def readers_from_axes(axes: Mapping[str, Sequence[str | None]]) -> tuple[tuple[str, int], ...]:
-    """Return the axes (parameter, axis) that sum over units, in a dictionary of axes: those that carry the inverse."""
+    """Return the axes (parameter, axis) along which layers sum over units: the axes of the dictionary that carry the
+    inverse.
+    """
     return tuple(
         (parameter, axis)
         for parameter, row in axes.items()
@@ -237,7 +243,7 @@ def readers_from_axes(axes: Mapping[str, Sequence[str | None]]) -> tuple[tuple[s
 
 
 def _read_axis(parameter: str, axis: int, text: str) -> tuple[str, int, bool]:
-    """Return the group of an axis, how many entries each unit has, and whether the axis carries the inverse."""
+    """Return the group of an axis, the number of entries per unit, and whether the axis carries the inverse."""
     match = re.fullmatch(r"(.+?)(?:\*(\d+))?(\^[+-]1)?", text)
     if match is None:
         raise ValueError(f"axis {axis} of {parameter!r} is {text!r}; write 'name', 'name*4' or 'name^-1'")
@@ -245,7 +251,7 @@ def _read_axis(parameter: str, axis: int, text: str) -> tuple[str, int, bool]:
 
 
 def set_sizes(group: Group, shapes: Mapping[str, tuple[int, ...]]) -> Group:
-    """The group with its size, read off the shapes of the parameters that it acts on."""
+    """Return the group with its size, read from the shapes of the parameters that it acts on."""
     if group.size:
         return group
     sizes = {}

@@ -45,31 +45,33 @@ SHOWN = 6
 class Symmetry:
     """The groups of a model and the axes that they act on.
 
-    Its laws, for elements g and h and parameters p:
-    `act(identity(), p) == p`, `act(g, act(h, p)) == act(compose(g, h), p)`,
-    `act(inverse(g), act(g, p)) == p`, and the network computes the same function before and after.
+    A symmetry obeys these laws for elements g and h and parameters p: `act(identity(), p) == p`, `act(g, act(h, p)) ==
+    act(compose(g, h), p)`, `act(inverse(g), act(g, p)) == p`, and the network computes the same function before and
+    after.
 
     Attributes:
-        groups: The factors.
-        shapes: Shapes of the parameters and buffers that the symmetry was found on; sizes that a
-            specification by hand does not know are 0.
-        frozen: Axes that nothing moves, each with the reason.
-        unknown: Operators without a rule; they froze what they touch.
-        unused: Parameters that do not influence the outputs that count.
-        notes: Sentences that a reader of the table should see.
-        buffers: Names that move with the network but are no parameters (running statistics): matching does
-            not compare them.
-        structure: Buffers that no training changes (masks, permutations, tables), and parameters that were named so.
-            A group exchanges units only if their entries there are equal; `Group.classes` lists these units.
-        tied: Names that are one tensor in the model; checkpoints may leave out all but one of them.
-        ones: Gains that must be exactly one for the symmetry to hold (`rg.discovery.fold` makes them so). Nothing acts
-            on them, and groups that other gains would forbid act.
-        readers: Axes (parameter, axis) on which groups act and along which layers sum over units: the layer's input is
-            multiplied by the parameter there. Empty if unknown.
-        gains: Parameters that multiply unit by unit, in the order of the graph.
-        translations: The families of vectors that may be added, in the order in which `split` takes them out.
-        added: Numbers that the model adds to parameters with one axis before it multiplies by them: 1 to gains that are
-            written as `1 + weight`. Scales and signs act on the sums.
+        groups: The groups, which are the factors of the symmetry.
+        shapes: Shapes of the parameters and buffers of the network that the symmetry was found on. Sizes that are
+            unknown in a symmetry written by hand are 0.
+        frozen: Axes that no group moves, each with the reason.
+        unknown: Operators for which discovery has no rule. The axes that these operators touch are frozen.
+        unused: Parameters that do not influence the compared outputs.
+        notes: Remarks that are printed below the table of the symmetry.
+        buffers: Names of buffers that move with the network (running statistics). Matching does not compare buffers.
+        structure: Buffers that training does not change (masks, permutations, tables), and parameters that the user
+            declared to be structure. A group exchanges two units only if their entries in these tensors are equal.
+            `Group.classes` lists the units that can be exchanged.
+        tied: Groups of names that share one tensor in the model. Checkpoints may store the tensor under only one of its
+            names.
+        ones: Gains that must be exactly one for the symmetry to hold (`rg.discovery.fold` sets them to one). No group
+            acts on these gains. Some groups of the symmetry exist only because these gains are one.
+        readers: Axes (parameter, axis) on which groups act and along which a layer sums over units, because the layer
+            multiplies its input by the parameter along this axis. Empty if unknown.
+        gains: Parameters that multiply activations unit by unit, in the order of the graph.
+        translations: The families of vectors that may be added to parameters, in the order in which `split` removes
+            them.
+        added: Numbers that the model adds to parameters with one axis before it multiplies by these parameters. The
+            number is 1 for gains that are written as `1 + weight`. Scales and signs act on the sums.
     """
 
     groups: tuple[Group, ...]
@@ -128,12 +130,13 @@ class Symmetry:
         return render(self.groups, self.frozen, self.unknown, self.unused, self.structure, notes, self.translations)
 
     def plot(self) -> "Figure":
-        """Draw the symmetry: layers as rows, groups as colored threads through them, gray where an axis is frozen.
+        """Plot the symmetry: layers as rows, groups as colored lines through the rows, frozen axes in gray.
 
-        `regauge discover MODEL --page PAGE` writes the same as a page, with sizes, and with reasons for what is frozen.
+        `regauge discover MODEL --page PAGE` writes the same plot as a page, with sizes and with the reason for each
+        frozen axis.
 
         Raises:
-            ValueError: There are neither groups nor frozen axes.
+            ValueError: The symmetry has neither groups nor frozen axes.
         """
         from regauge.report.thread_figures import threads_figure
 
@@ -146,23 +149,26 @@ class Symmetry:
 
     @property
     def log10_order(self) -> float:
-        """log10 of the number of discrete elements: permutations, signs, half-period shifts, of all copies."""
+        """Return log10 of the number of discrete elements: permutations, signs and half-period shifts of all copies of
+        groups.
+        """
         return sum(group.log10_order * self.count_copies(group.name) for group in self.groups)
 
     def count_copies(self, group: str) -> int:
-        """Return the number of independent copies of a group: one for each index of the groups that it is repeated
-        within."""
+        """Return the number of independent copies of a group: one for each index of the groups in `group.within`."""
         return math.prod(self[base].size for base in self[group].within)
 
     @property
     def moves_statistics(self) -> bool:
-        """Whether scales move running statistics of a normalization, which then fit their own activations alone."""
+        """Return whether scales move running statistics of a normalization, so that these fit only one network's
+        activations.
+        """
         places = [place for group in self.groups for place in group.placements if any(place.scale)]
         return any(place.parameter in self.buffers for place in places)
 
     @property
     def dimension(self) -> int:
-        """Number of continuous parameters: scales, rotations and matrices of all copies; translations."""
+        """Return the number of continuous parameters: scales, rotations and matrices of all copies, and translations."""
         total = sum(family.size for family in self.translations if not family.is_stored_only)
         for group in self.groups:
             n = group.size - group.keeps_ones
@@ -174,22 +180,23 @@ class Symmetry:
         return total
 
     def identity(self, batch: Sequence[int] = ()) -> Element:
-        """Return the element that changes nothing."""
+        """Return the identity element, which changes no parameter."""
         return self._make(lambda groups: _element.identity(groups, tuple(batch)), tuple(batch))
 
     def random(
         self, generator: torch.Generator, parts: Sequence[str] | None = None, batch: Sequence[int] = ()
     ) -> Element:
-        """Return a random element of the whole group, of which every part keeps the function at any statistics.
+        """Return a random element of the whole group. Every part of it keeps the function, whatever the running
+        statistics are.
 
-        Permutations, signs and rotations are uniform; scales and singular values lie in [1/2, 2]; what translations add
-        is drawn from a normal distribution of the size of usual weights.
+        Permutations, signs and rotations are uniformly random. Scales and singular values lie in [1/2, 2]. The vectors
+        that translations add are sampled from a normal distribution with the scale of typical weights.
 
         Args:
             generator: Source of randomness.
-            parts: Restricts the element to some of "permutation", "sign", "scale", "shift", "linear", "translation"
-                and "rotation"; all by default. Networks in 16 bits lose digits to the last two, and single tensors
-                and `compile` cannot do with them.
+            parts: Restricts the element to some of "permutation", "sign", "scale", "shift", "linear", "translation" and
+                "rotation"; all by default. Translations and rotations make 16-bit networks less precise, and neither
+                `compile` nor moves of single tensors support these two parts.
             batch: Leading batch shape of the element.
 
         Raises:
@@ -247,17 +254,19 @@ class Symmetry:
 
     @property
     def is_sized(self) -> bool:
-        """Whether all sizes are known; a symmetry written by hand learns them from the first parameters it meets."""
+        """Return whether all sizes are known. A symmetry written by hand takes sizes from the first parameters that it
+        is given.
+        """
         return all(group.size for group in self.groups)
 
     @cached_property
     def _unmet(self) -> bool:
-        """Whether a group has to keep a structure whose values are not known yet."""
+        """Return whether a group has to keep structure whose values are not known yet."""
         return any(not group.classes for group in self._keeping)
 
     @cached_property
     def _keeping(self) -> tuple[Group, ...]:
-        """The groups that reorder units of structure."""
+        """Return the groups that reorder units of structure tensors."""
         held = frozenset(self.structure)
         return tuple(
             g for g in self.groups if g.is_permuted and g.size > 1 and any(p.parameter in held for p in g.placements)
@@ -266,16 +275,17 @@ class Symmetry:
     def act(self, element: Element, params: Mapping[str, Tensor], *, skip: Collection[str] = ()) -> Params:
         """Move a network along its orbit: the result computes the same function.
 
-        This is a left action. A batched element moves a population (one leading model axis on every
-        tensor), each network by its own element; a single element moves all networks of a population alike.
+        This is a left action. A batched element moves each network of a population (one leading model axis on every
+        tensor) by a separate element. A single element moves all networks of a population in the same way.
 
         Args:
             element: One value per group.
-            params: Parameters and buffers, unchanged. Names that no group touches pass through.
-            skip: Names that are left as they are, because the caller has them already.
+            params: Parameters and buffers, which are not modified. Tensors that no group moves are returned as given.
+            skip: Names of tensors that are not moved, because the caller has the moved tensors already.
 
         Returns:
-            New parameters of the same names, shapes, dtypes and devices. Tensors that nothing moves are shared.
+            New parameters with the same names, shapes, dtypes and devices. Tensors that no group moves share memory
+            with `params`.
 
         Raises:
             KeyError: A group has no value in `element`, or a parameter that a group moves is missing.
@@ -295,23 +305,24 @@ class Symmetry:
         return chart.translate(bound, element, moved, skip) if element.translation or element.rotation else moved
 
     def split(self, params: Mapping[str, Tensor]) -> tuple[Params, dict[str, Tensor]]:
-        """Return a network as its representative and its coordinates.
+        """Split a network into its representative and its coordinates.
 
-        The representative computes the same function. Each family of `translations` is zero or centered there, and
-        gains are one where all that reads behind them is linear in them. All networks that differ by translations and
-        gains have one representative; the coordinates say which of them the network is.
+        The representative computes the same function as the network. In the representative, each family of
+        `translations` is zero or centered, and a gain is one if all later layers are linear in it. Networks that differ
+        only by translations and gains have the same representative. The coordinates tell these networks apart.
 
         Args:
             params: One network, or a population (one leading model axis on every tensor), unchanged.
 
         Returns:
-            The representative and the coordinates. The representative has the dtypes of the network, but float32 where
-            these have 16 bits: rounded to 16 bits it would be another function. The coordinates are, by name, the
-            vector that was taken out for each family and the values of each gain, in the next wider dtype.
+            The representative and the coordinates. The representative has the dtypes of the network, but float32 in
+            place of 16-bit dtypes, because rounding it to 16 bits would change its function. The coordinates map names
+            to tensors: the vector that was removed for each family and the values of each gain, in the next wider
+            dtype.
 
         Raises:
             KeyError: A parameter that the symmetry moves is missing.
-            ValueError: The network is of another architecture.
+            ValueError: The network has another architecture.
         """
         bound = self._fit(params)
         chart.require_parameters(bound, params)
@@ -321,14 +332,14 @@ class Symmetry:
         return {name: rounded[name] if name in chart.charted(bound) else t for name, t in params.items()}, coordinates
 
     def join(self, representative: Mapping[str, Tensor], coordinates: Mapping[str, Tensor]) -> Params:
-        """Return the network with a representative and coordinates, as `split` returns them.
+        """Return the network that has this representative and these coordinates; the inverse of `split`.
 
-        It is affine in the representative: a line between two representatives is a line between the networks with equal
-        coordinates. The network has the dtypes of the representative.
+        The network is an affine function of the representative. Therefore a line between two representatives becomes a
+        line between two networks with equal coordinates. The network has the dtypes of the representative.
 
         Raises:
             KeyError: A coordinate or a parameter is missing.
-            ValueError: A coordinate has another shape than that of its family.
+            ValueError: The shape of a coordinate differs from the shape of its family.
         """
         bound = self._fit(representative)
         chart.require_parameters(bound, representative)
@@ -337,19 +348,20 @@ class Symmetry:
         return chart.round_alike_given(wide, representative, chart.charted(bound))
 
     def on_representatives(self, *, rotate: bool = False) -> "Symmetry":
-        """Return the symmetry of representatives, as `split` returns them: gains are one, and there are no
+        """Return the symmetry of the representatives that `split` returns: gains are one, and there are no
         translations.
 
         Args:
-            rotate: Whether groups that say so in `behind_gains` are rotations instead of orders; this does not hold
-                for networks with a gain of zero.
+            rotate: Whether groups with a value in `behind_gains` act by rotations instead of permutations. Rotations
+                are not valid for networks with a gain of zero.
         """
         return on_representatives(self, self.rotatable if rotate else ())
 
     def stored_in(self, names: Collection[str]) -> "Symmetry":
-        """This symmetry without families that change or read parameters which a network lacks.
+        """Return this symmetry without the families of translations that change or read parameters missing from
+        `names`.
 
-        Models make some anew that checkpoints do not store, as tables of sines.
+        Models compute some tensors anew that checkpoints do not store, for example tables of sines.
         """
         kept = tuple(
             family
@@ -360,14 +372,14 @@ class Symmetry:
 
     @property
     def rotatable(self) -> tuple[str, ...]:
-        """The groups that are rotations where gains are one; none whose axes hold structure."""
+        """Return the groups that act by rotations if gains are one, except groups that act on structure tensors."""
         return rotatable(self) if any(group.behind_gains != "none" for group in self.groups) else ()
 
     def translation(self, name: str) -> TranslationFamily:
-        """Return the family of translations of this name.
+        """Return the family of translations with this name.
 
         Raises:
-            KeyError: There is none.
+            KeyError: There is no such family.
         """
         for family in self.translations:
             if family.name == name:
@@ -375,7 +387,7 @@ class Symmetry:
         raise KeyError(f"there is no translation {name!r}; they are {[one.name for one in self.translations][:20]}")
 
     def act_(self, element: Element, params: Params) -> None:
-        """`act` in place, one tensor at a time: for models that barely fit in memory. It raises as `act` does."""
+        """Act in place, one tensor at a time, for models that barely fit in memory. Raises the same errors as `act`."""
         bound = self._fit(params)
         if isinstance(element, DeferredElement):
             element = materialize(element, bound.given(params).groups)
@@ -387,7 +399,7 @@ class Symmetry:
                     params[name].copy_(tensor)
 
     def compile(self, element: Element) -> "CompiledElement":
-        """Return an element without matrices as one gather over all parameters, for applying it many times.
+        """Compile an element without matrices into one gather over all parameters, to apply the element many times.
 
         Raises:
             ValueError: The element rotates: orthogonal and linear groups mix values instead of moving them.
@@ -413,7 +425,7 @@ class Symmetry:
 
     @cached_property
     def memory(self) -> dict[Hashable, Any]:
-        """Results computed from this symmetry alone; see `regauge.core.remembered`."""
+        """Return the cache of results that depend on this symmetry alone; see `regauge.core.remembered`."""
         return {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -421,7 +433,7 @@ class Symmetry:
 
     @cached_property
     def sites(self) -> dict[str, list[_act.Site]]:
-        """Every placement resolved to axis indices, by parameter."""
+        """Return every placement, resolved to axis indices, by parameter."""
         if not self.is_sized:
             raise ValueError(
                 "the sizes of this hand-written symmetry are not known yet; call `symmetry.bind(params)` first "
@@ -432,42 +444,45 @@ class Symmetry:
 
     @cached_property
     def on_sums(self) -> "Symmetry":
-        """This symmetry as it acts on `sums(params)` and on changes of parameters, where all of it is linear."""
+        """Return this symmetry as it acts, linearly, on `sums(params)` and on changes of parameters."""
         return replace(self, added={}) if self.added else self
 
     @cached_property
     def on_data(self) -> "Symmetry":
-        """This symmetry without translations that hold with running statistics as stored only.
+        """Return this symmetry without the translations that keep the function only with running statistics as stored.
 
-        A network that it moves computes the same function, also if the statistics are computed anew.
+        A network moved by the returned symmetry computes the same function even if the statistics are computed anew.
         """
         kept = tuple(family for family in self.translations if not family.is_stored_only)
         return self if len(kept) == len(self.translations) else replace(self, translations=kept)
 
     def sums(self, params: Mapping[str, Tensor]) -> Params:
-        """Return parameters with the numbers that the model adds to them."""
+        """Return parameters plus the numbers that the model adds to them; see `added`."""
         return sums(self.added, params) if self.added else dict(params)
 
     def from_sums(self, summed: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Params:
-        """Return the parameters of sums; those of given networks where they have the same sums."""
+        """Return parameters from sums. If a given tensor has the same sum, the given tensor is returned unchanged."""
         return from_sums(self.added, summed, given) if self.added else dict(summed)
 
     @property
     def unit_gains(self) -> dict[str, float]:
-        """The values of the parameters in `ones`: one, or zero where the model adds one."""
+        """Return the required values of the parameters in `ones`: one, or zero if the model adds one to the parameter."""
         return {name: 1 - self.added.get(name, 0.0) for name in self.ones}
 
     def bind(self, params: Mapping[str, Tensor]) -> "Symmetry":
-        """This symmetry with every size and the classes of units known, checked against parameters.
+        """Return this symmetry with all sizes and classes of units filled in and checked against parameters.
 
         Raises:
             KeyError: A parameter that a group moves is missing.
-            ValueError: Shapes do not match, or a tensor that is moved holds no values, as quantized weights do not.
+            ValueError: Shapes do not match, or a tensor that a group moves holds no floating-point values, for example
+                quantized weights.
         """
         return self._fit(params).given(params)
 
     def _fit(self, params: Mapping[str, Tensor]) -> "Symmetry":
-        """This symmetry with every size known, checked against parameters; it raises as `bind` does."""
+        """Return this symmetry with all sizes filled in and checked against parameters. Raises the same errors as
+        `bind`.
+        """
         if not isinstance(params, Mapping):
             require_tensors(params)  # tells what it is
         touched = dict.fromkeys(p.parameter for group in self.groups for p in group.placements)
@@ -505,9 +520,10 @@ class Symmetry:
         return self._with_shapes(tuple((name, tuple(shape)) for name, shape in shapes.items()))
 
     def given(self, params: Mapping[str, Tensor]) -> "Symmetry":
-        """This symmetry with the classes of units that the structure of a network, or of all of a population, leaves.
+        """Return this symmetry with the classes of units that the structure of a network, or of a whole population,
+        allows.
 
-        On the meta device there are no values, and classes stay as they are.
+        Tensors on the meta device have no values, so the classes stay as they are.
         """
         held = [name for name in self.structure if name in self.sites and name in params] if self._keeping else []
         if any(params[name].is_meta for name in held):
@@ -517,7 +533,7 @@ class Symmetry:
 
     @remembered
     def _with_classes(self, items: tuple[tuple[str, tuple[int, ...]], ...]) -> "Symmetry":
-        """This symmetry with classes of units."""
+        """Return this symmetry with the given classes of units."""
         classes = {group.name: group.classes for group in self.groups} | dict(items)
         if all(group.classes == classes[group.name] for group in self.groups):
             return self
@@ -525,7 +541,7 @@ class Symmetry:
 
     @remembered
     def _without(self, spared: frozenset[str]) -> "Symmetry":
-        """This symmetry where checkpoints leave out tied names."""
+        """Return this symmetry for checkpoints that leave out tied names."""
         kept = [tuple(p for p in group.placements if p.parameter not in spared) for group in self.groups]
         groups = (replace(group, placements=p) for group, p in zip(self.groups, kept, strict=True))
         names = {name: next(n for n in every if n not in spared) for every in self.tied for name in every}
@@ -540,10 +556,10 @@ class Symmetry:
         return replace(self, groups=tuple(set_sizes(group, shapes) for group in self.groups), shapes=shapes)
 
     def require_ones(self, params: Mapping[str, Tensor]) -> None:
-        """Refuse parameters for which the symmetry does not hold.
+        """Raise an error if the symmetry does not hold for these parameters.
 
         Raises:
-            ValueError: A gain that the symmetry takes for one is not.
+            ValueError: A gain that the symmetry requires to be one is not one.
         """
         wrong = [n for n, one in self.unit_gains.items() if n in params and not bool((params[n] == one).all())]
         if wrong:
@@ -565,20 +581,22 @@ class Symmetry:
     ) -> Check:
         """Check the symmetry numerically: a random element must leave the module's outputs unchanged.
 
-        Works in float64 on a copy of the module in evaluation mode, with parameters and buffers moved away
-        from their initial values (at initialization many tests are vacuous: zero biases, unit gains).
+        The check runs in float64 on a copy of the module in evaluation mode. Parameters and buffers are first moved
+        away from their initial values, because zero biases and unit gains make many tests vacuous.
 
-        All groups act together first, with independent random values. A right group leaves the outputs as they are,
-        so a wrong one changes them then, too. Two wrong groups undo each other only if they draw values that fit.
-        Therefore groups that have few values are tried alone, too. If the outputs change, every group is tried alone.
+        First all groups act together, with independent random values. A correct group keeps the outputs, so a wrong
+        group still changes the outputs if it acts together with correct groups. Two wrong groups can cancel each other
+        only if their random values match. Therefore every group with few possible values is also tested alone. If the
+        outputs change, every group is tested alone.
 
         Args:
             module: The model, on a real device.
             example_inputs: Example inputs, as for `discover`; floating-point tensors are converted to float64.
-            example_kwargs: Keyword inputs.
+            example_kwargs: Example keyword inputs.
             generator: Source of the elements and of the perturbation.
-            outputs: Outputs that are compared; give what was given to `discover`.
-            each_group: Whether groups are tried alone, too; otherwise two evaluations are enough.
+            outputs: Outputs that are compared; pass the same value as to `discover`.
+            each_group: Whether groups are also tested alone; without these tests the check evaluates the module only
+                twice.
 
         Returns:
             The largest relative change of the outputs, in total, per group and per family of translations.
@@ -628,7 +646,9 @@ class Symmetry:
         return replace(last, evaluations=last.evaluations + (0 if check is None else check.evaluations))
 
     def to_json(self) -> str:
-        """Return the stable text form. Fields with default values are left out, which makes it easy to edit."""
+        """Return the symmetry as JSON text in a stable format. Fields with default values are left out, so that the
+        text is easy to edit.
+        """
         values = {field.name: getattr(self, field.name) for field in fields(self)[1:]}
         late = ("ones", "readers", "structure", "gains", "translations", "added")
         rest = {name: value for name, value in values.items() if value or name not in late}
@@ -638,10 +658,10 @@ class Symmetry:
 
     @classmethod
     def from_json(cls, text: str) -> "Symmetry":
-        """Read what `to_json` wrote.
+        """Read a symmetry from the text that `to_json` returned.
 
         Raises:
-            ValueError: The text is not a symmetry, or is of a newer version.
+            ValueError: The text is not a symmetry, or has a newer version.
         """
         require_plain("the text", text, str)
         groups, rest = symmetry_text.read(text)
@@ -671,16 +691,16 @@ class Symmetry:
         """Return a symmetry written by hand: for each parameter, the group of each of its axes or None.
 
         Axis 0 of a parameter carries the element and every other axis carries its inverse, as in torch's
-        (out, in, ...) weights; `"h^-1"` and `"h^+1"` say otherwise (an embedding's feature axis is `"h^+1"`).
-        A flattened axis that repeats each unit k times in a row is `"h*k"`. Sizes are taken from the first
-        parameters that the symmetry meets.
+        (out, in, ...) weights. The suffixes in `"h^-1"` and `"h^+1"` override this rule (an embedding's feature axis is
+        `"h^+1"`). A flattened axis that repeats each unit k times in a row is `"h*k"`. Sizes are taken from the first
+        parameters that the symmetry is given.
 
         Args:
             axes: `{"fc1.weight": ("h1", None), "fc1.bias": ("h1",), "fc2.weight": (None, "h1")}`.
-            kinds: Kind of each group; "permutation" where it is left out. For attention heads and other
-                nested groups build `Group` and `Placement` objects.
+            kinds: Kind of each group; "permutation" by default. For attention heads and other nested groups, build
+                `Group` and `Placement` objects.
             omegas: Frequency of the sine for groups of kind "dihedral" (default 1).
-            buffers: Names that move but are no parameters, such as "bn.running_mean".
+            buffers: Names of buffers that the symmetry moves, such as "bn.running_mean".
 
         Raises:
             ValueError: A kind or a name is unknown, or an axis cannot be read.

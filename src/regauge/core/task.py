@@ -1,4 +1,4 @@
-"""A task: the data and the loss by which methods judge networks of one architecture."""
+"""Tasks: the data and the loss with which methods evaluate networks of one architecture."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
@@ -22,11 +22,11 @@ Batch = tuple[Any, Any]
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean cross entropy, in nats, of logits `[..., classes]` and classes `[...]`; targets of -100 are left
-    out.
+    """Return the mean cross entropy, in nats, of logits `[..., classes]` and classes `[...]`; targets of -100 are
+    ignored.
 
     Raises:
-        ValueError: The targets are no classes of these logits.
+        ValueError: The targets are not class indices of these logits.
     """
     if not isinstance(targets, Tensor):
         raise ValueError(
@@ -48,24 +48,25 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 @dataclass(frozen=True, repr=False)
 class Task:
-    """Data and loss by which networks of one architecture are evaluated: module, batches, criterion.
+    """The module, the batches and the criterion with which networks of one architecture are evaluated.
 
     Attributes:
-        module: Runs parameters; its own are not used. It always runs in evaluation mode.
+        module: The module that is called with the parameters of each network, always in evaluation mode. The parameters
+            stored in the module are not used.
         batches: Pairs (inputs, targets); inputs are a tensor, a tuple of positional or a mapping of keyword
-            arguments. They are read several times, so give a list, a data loader, or another collection.
-        criterion: The mean loss of a batch from the output and the targets, differentiable.
-        outputs: The output that is compared with the targets: a field name, or a function of what the module returns;
-            its first tensor by default.
-        prepare: Prepares an average of networks before it is evaluated, such as `reset_batchnorm`. It also prepares the
-            networks that the average is compared with: the ends of a line, the merged networks. Nothing is prepared
-            by default.
-        name: The name of the data in cards and reports.
-        has_targets: Whether the batches have targets; otherwise they show only whether outputs stay, and no loss is
-            reported.
+            arguments. Batches are read several times, so pass a list, a data loader, or another collection.
+        criterion: A differentiable function that returns the mean loss of a batch from the output and the targets.
+        outputs: The output that is compared with the targets: a field name of the module's result, or a function of the
+            result. By default it is the first tensor of the result.
+        prepare: A function that prepares an average of networks before it is evaluated, such as `reset_batchnorm`. The
+            function also prepares the networks that the average is compared with: the ends of a line, or the merged
+            networks. By default no network is prepared.
+        name: The name of the data in model cards and reports.
+        has_targets: Whether the batches have targets. Without targets, the task only compares outputs of networks, and
+            no loss is reported.
 
     Raises:
-        TypeError: `module` is no module, or `batches` is no collection of pairs.
+        TypeError: `module` is not a module, or `batches` is not a collection of pairs.
         ValueError: `batches` is an iterator, which can be read only once.
     """
 
@@ -88,17 +89,18 @@ class Task:
         return f"Task({type(self.module).__name__}, {size})"
 
     def split(self, share: float = 0.5, *, generator: torch.Generator | None = None) -> "tuple[Task, Task]":
-        """Split the examples into two tasks at random: one that chooses, and one that judges what was chosen.
+        """Split the examples at random into a task for choosing and a task for evaluating the choice.
 
-        Both keep the `prepare` of this task, and statistics are computed from the data that it holds. If the tensors of
-        a batch differ in the length of their first axis, examples cannot be told apart: whole batches are drawn.
+        Both tasks keep the `prepare` function of this task, which computes statistics from the data that it holds. If
+        the tensors of a batch differ in the length of their first axis, single examples cannot be separated, and whole
+        batches are sampled.
 
         Args:
-            share: The share of the examples in the first task, between 0 and 1; each task has one at least.
-            generator: Draws the examples; one with seed 0 by default.
+            share: The share of the examples in the first task, between 0 and 1. Each task gets at least one example.
+            generator: Source of randomness for sampling the examples; a generator with seed 0 by default.
 
         Raises:
-            ValueError: The share is not between 0 and 1, or there is a single example.
+            ValueError: The share is not between 0 and 1, or there is only one example.
         """
         generator = given_or_seed(generator)
         first, second = split_batches(self.batches, share, generator)
@@ -109,7 +111,9 @@ class Task:
         )
 
     def run(self, params: Mapping[str, Tensor], inputs: Any) -> Tensor:
-        """Return the output of the network with these parameters; differentiable, and `torch.func.vmap` applies."""
+        """Return the output of the network with these parameters. The call is differentiable and works under
+        `torch.func.vmap`.
+        """
         with evaluating(self.module):
             result = call(self.module, params, inputs)
         return output_tensors(result, self.outputs)[0]
@@ -120,24 +124,24 @@ class Task:
         return self.criterion(self.run(params, inputs), targets)
 
     def midpoint_loss(self, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor]) -> float:
-        """Return the mean loss of the network halfway between two, over all batches."""
+        """Return the mean loss, over all batches, of the network halfway between two networks."""
         return self.evaluate_average(interpolate(params_a, params_b))["loss"]
 
     def prepare_average(self, average: Params) -> Params:
-        """Prepare an average of networks as `prepare` says, if it is given."""
+        """Prepare an average of networks with `prepare`, if it is given."""
         return average if self.prepare is None else self.prepare(average)
 
     def evaluate_average(self, average: Params) -> dict[str, float]:
-        """Evaluate an average of networks, prepared as `prepare` says."""
+        """Prepare an average of networks with `prepare` and evaluate it."""
         return self.evaluate(self.prepare_average(average))
 
     def evaluate(self, params: Mapping[str, Tensor]) -> dict[str, float]:
         """Return the mean "loss" over all batches, each weighted by its number of targets, for `rg.line`.
 
-        Where targets are classes and the output has one more axis than they, "accuracy" is reported too.
+        If targets are classes and the output has one more axis than the targets, "accuracy" is also returned.
 
         Raises:
-            TypeError: `params` is no dictionary of tensors.
+            TypeError: `params` is not a dictionary of tensors.
             ValueError: There are no batches.
         """
         require_tensors(params)
@@ -146,10 +150,10 @@ class Task:
         return {name: float(value) for name, value in metrics.items()}
 
     def evaluate_each(self, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Evaluate every network of a population, all in the same calls; metrics are float64 `[models]`.
+        """Evaluate all networks of a population in the same calls and return metrics as float64 `[models]`.
 
         Args:
-            params: One leading model axis on every tensor.
+            params: Parameters with a leading model axis on every tensor.
 
         Raises:
             ValueError: There are no batches.
@@ -163,7 +167,7 @@ class Task:
         return self.criterion(output, targets), output
 
     def _average(self, judge: Callable[[Any, Any], tuple[Tensor, Tensor]], lead: int) -> dict[str, Tensor]:
-        """Return the metrics over all batches of one network, or of many on a leading axis."""
+        """Return the metrics, over all batches, of one network or of many networks on a leading axis."""
         loss, correct = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
         count = classified = 0
         for inputs, targets in map(as_pair, self.batches):
@@ -182,7 +186,7 @@ class Task:
 
 @dataclass(frozen=True)
 class _BetweenEnds:
-    """Batches whose targets lie between the outputs of two networks; computed when they are read."""
+    """Batches whose targets lie between the outputs of two networks. The targets are computed when a batch is read."""
 
     task: Task
     a: Mapping[str, Tensor]
@@ -197,8 +201,7 @@ class _BetweenEnds:
 
 
 def between_ends(task: Task, a: Mapping[str, Tensor], b: Mapping[str, Tensor], t: float) -> Task:
-    """Return the task of computing what lies between the outputs of two networks, `(1 - t) f(a) + t f(b)`, without
-    labels."""
+    """Return a task without labels whose targets interpolate the outputs of two networks: `(1 - t) f(a) + t f(b)`."""
     batches = _BetweenEnds(task, a, b, t)
     return replace(task, batches=batches, criterion=functional.mse_loss, has_targets=True)
 
@@ -210,21 +213,24 @@ Judge = Task | Callable[[Params], Mapping[str, float]]
 def choose_and_judge(
     task: Task, test: Task | None = None, *, generator: torch.Generator | None = None
 ) -> tuple[Task, Task]:
-    """Return the task that chooses and the task that judges: both as given, or the given one split in halves.
+    """Return the task for choosing and the task for evaluating: both as given, or two halves of the given task.
 
     Args:
-        task: Chooses: what is matched, computed or trained from data looks at these.
-        test: Judges what was chosen; half of the examples of `task`, which then do not choose, by default.
-        generator: Draws the halves; one with seed 0 by default.
+        task: The task for choosing: methods match, compute or train on its data.
+        test: The task that evaluates the choice. By default half of the examples of `task` are used for this and are
+            not used for choosing.
+        generator: Source of randomness for sampling the halves; a generator with seed 0 by default.
 
     Raises:
-        ValueError: There is no test, and the task cannot be split.
+        ValueError: `test` is not given, and the task cannot be split.
     """
     return task.split(generator=generator) if test is None else (task, test)
 
 
 def choose_and_try_to_judge(task: Task, test: Task | None = None) -> tuple[Task, Task | None]:
-    """`choose_and_judge`, but where examples cannot be split all of them choose, and nothing judges."""
+    """Call `choose_and_judge`. If the examples cannot be split, use all of them for choosing, and return no task for
+    evaluating.
+    """
     try:
         return choose_and_judge(task, test)
     except ValueError:
@@ -232,10 +238,10 @@ def choose_and_try_to_judge(task: Task, test: Task | None = None) -> tuple[Task,
 
 
 def evaluate(params: Any, judge: Task | Callable[[Any], Mapping[str, float]]) -> dict[str, float]:
-    """Return the metrics of a network by a task or a function.
+    """Return the metrics of a network, computed by a task or a function.
 
     Raises:
-        TypeError: The function returns no mapping.
+        TypeError: The function does not return a mapping.
     """
     metrics = judge.evaluate(params) if isinstance(judge, Task) else judge(params)
     if not isinstance(metrics, Mapping):
@@ -251,7 +257,7 @@ def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def call(module: nn.Module, params: Mapping[str, Tensor], inputs: Any) -> Any:
-    """Run a module with parameters on the inputs of a batch. Tied tensors may come under all their names."""
+    """Run a module with parameters on the inputs of a batch. Tied tensors may be given under all their names."""
     args, kwargs = arguments(inputs)
     # Torch refuses several names of a tied tensor, unless tying is turned off.
     is_partial = not module.state_dict(keep_vars=True).keys() <= params.keys()
@@ -278,7 +284,7 @@ def _list_dtypes(dtypes: set[torch.dtype]) -> str:
 
 
 def _count_targets(targets: Any) -> int:
-    """Return the number of targets that the loss of a batch is a mean over; negative ones (-100) are left out."""
+    """Return the number of targets over which the loss of a batch is a mean; negative targets (-100) are not counted."""
     if isinstance(targets, Tensor) and not targets.is_floating_point():
         return int((targets >= 0).sum())
     return len(targets)
