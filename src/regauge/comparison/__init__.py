@@ -1,4 +1,4 @@
-"""Are two networks the same, one the other's descendant, or neither? Fingerprints of orbits, and comparisons."""
+"""Comparisons of networks modulo their symmetry (same network, descendant or unrelated), and fingerprints of orbits."""
 
 from regauge.names import attach
 

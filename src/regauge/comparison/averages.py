@@ -1,4 +1,4 @@
-"""Networks that are averages of others, found by their distances or named by their provenance."""
+"""Networks that are averages of other networks, found from distances or named in provenance records."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -26,10 +26,10 @@ class Average:
     """A network that is an average of other networks.
 
     Attributes:
-        child: Its name.
-        parents: The networks that it was made of, as far as they are compared.
-        weights: The weights of the parents, from their distances; they add up to one.
-        is_told: Whether its provenance names them; otherwise they are those that it is an average of by its weights.
+        child: The name of the average.
+        parents: The compared networks of which the average was made.
+        weights: The weights of the parents, computed from distances; they sum to one.
+        is_told: Whether the provenance of the average names the parents; otherwise they are found from distances.
     """
 
     child: str
@@ -49,18 +49,19 @@ def find_averages(
     related: Collection[str],
     parents: Mapping[str, Sequence[str]],
 ) -> tuple[Average, ...]:
-    """Return the networks that are averages of two others or more.
+    """Return the networks that are averages of two or more other networks.
 
-    An average lies in between: no step of its own leads away from its parents. A common ancestor does not, because the
-    steps of separate trainings are nearly orthogonal: with weights `w` at squared distances `c` they leave the sum of
-    `w^2 c`. Distances modulo the group are not exactly those of points in a space, so that something is left of
-    averages, too. Parents that others replace, such as a child of another parent, are none.
+    An average lies between its parents, without a training step away from them. A common ancestor does not lie between
+    its descendants, because the steps of separate trainings are nearly orthogonal. Weights `w` at squared distances `c`
+    then leave a squared distance equal to the sum of `w^2 c`. Distances modulo the group are not exactly Euclidean
+    distances of points, so even an average leaves a small squared distance. A network does not count as a parent if
+    other networks can replace it, for example if it is a child of another parent.
 
     Args:
         names: The names of all networks.
-        squares: Squared distances modulo the group, of whole networks and not relative; NaN where they are not known.
-        related: The networks that are related to another one, among which averages are looked for.
-        parents: The parents that the provenance of some of them names.
+        squares: Squared absolute distances modulo the group, between whole networks; NaN if a distance is not known.
+        related: The networks that are related to another network. Only these can be averages.
+        parents: The parents that the provenance of networks names.
     """
     found: dict[str, Average] = {}
 
@@ -85,9 +86,10 @@ def find_averages(
 
 
 def _average(child: str, others: Sequence[str], squares: np.ndarray, *, is_told: bool) -> tuple[float, Average] | None:
-    """Return a network as the average of others, if its provenance names them, or by its distances.
+    """Return the description of a network as an average of other networks, by its provenance or by distances.
 
-    With it comes what is left outside of the average, as a share of what independent steps to its parents would leave.
+    Also return the remaining squared distance from the average, relative to the one that independent steps to the
+    parents would leave.
     """
     if np.isnan(squares).any():
         return (0.0, Average(child, tuple(others), (1 / len(others),) * len(others), True)) if is_told else None
@@ -117,7 +119,7 @@ class _Fit(NamedTuple):
 
     Attributes:
         weights: The weights of the points.
-        gap: Its squared distance.
+        gap: The squared distance from point 0 to the average.
         steps: The squared distance that independent steps from point 0 to each of the points would leave.
     """
 

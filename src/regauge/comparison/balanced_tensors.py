@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint on the disk, balanced when they are read: what its fingerprint is made of."""
+"""The tensors of a checkpoint on the disk, balanced when they are read, for its fingerprint."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -61,12 +61,12 @@ class BalancedTensors(Mapping[str, Tensor]):
 
 @contextmanager
 def balanced_tensors(job: FileJob, symmetry: Symmetry, progress: Progress) -> Iterator[BalancedTensors]:
-    """The tensors of a checkpoint for a fingerprint, which reads each of them twice.
+    """Return the balanced tensors of a checkpoint for its fingerprint, which reads each tensor twice.
 
     Raises:
         KeyError: A parameter that the symmetry moves is missing.
-        ValueError: The memory does not suffice, parameters do not fit the symmetry, or a product of matrices has not
-            its full rank.
+        ValueError: The memory does not suffice, parameters do not fit the symmetry, or a product of matrices lacks full
+            rank.
     """
     source, limit = job.source, job.limit
     symmetry = symmetry.bind(source.on_meta())
@@ -108,15 +108,17 @@ def _balance(job: FileJob, symmetry: Symmetry, passes: Passes, nbytes: int) -> E
 
 
 def seen_by_fingerprints(symmetry: Symmetry) -> Symmetry:
-    """Return the symmetry of what fingerprints measure: of representatives, if streams are rotated there."""
+    """Return the symmetry under which fingerprints are invariant: that of representatives, if their streams are
+    rotated.
+    """
     return symmetry.on_representatives(rotate=True) if symmetry.rotatable else symmetry
 
 
 def without_marks(tensor: Tensor, name: str, symmetry: Symmetry) -> Tensor:
-    """Return a tensor `[models, ...]` as fingerprints measure it: orders and half periods leave no mark on it.
+    """Return a tensor `[models, ...]` without the marks that reorderings of gains and half periods leave on it.
 
-    Gains of streams that are rotated are ones, but where they are zero; there the stream is reordered, and they with
-    it, so that they are sorted. Biases to which half periods are added are `_without_shifts`.
+    Gains of rotated streams are one. If some gains are zero, the stream is reordered instead of rotated, so its gains
+    are sorted. Biases to which half periods are added are replaced by `_without_shifts`.
     """
     if any(name in gains_of(symmetry, group) for group in symmetry.rotatable):
         return tensor.sort(-1).values
@@ -124,7 +126,9 @@ def without_marks(tensor: Tensor, name: str, symmetry: Symmetry) -> Tensor:
 
 
 def _without_shifts(tensor: Tensor, sites: Sequence[Site]) -> Tensor:
-    """Return a tensor to which half periods c add, as `sin(pi x / c)`, which they only give another sign."""
+    """Return `sin(pi x / c)` of a tensor to which half periods c are added, because a half period only changes the sign
+    of the sine.
+    """
     amounts = {abs(amount) for site in sites for amount in site.placement.shift if amount}
     if not amounts:
         return tensor

@@ -1,4 +1,4 @@
-"""The common part of two networks of different shapes: tensors that are compared, whole or cut, and all others."""
+"""The common part of two networks of different shapes: the tensors that are compared, whole or cut."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,12 +25,14 @@ class Common:
     """The part of two networks that can be compared.
 
     Attributes:
-        symmetry: The symmetry as it acts on that part.
+        symmetry: The symmetry as it acts on the common part.
         shapes: The shape to which each compared tensor is cut.
         share: The share of the first network's values that is compared.
-        notes: Sentences about what is cut or left out.
-        widths: Groups with other numbers of units in both networks, of which units are chosen before the rest is cut.
-        is_whole: Whether it is all of both: they have the same shapes, and only the symmetry had others.
+        notes: Remarks on tensors that are cut or left out.
+        widths: Groups whose numbers of units differ between the networks. Units of these groups are chosen before other
+            axes are cut.
+        is_whole: Whether the common part is all of both networks, because they have the same shapes and only the
+            symmetry was found on others.
     """
 
     symmetry: Symmetry
@@ -41,15 +43,16 @@ class Common:
     is_whole: bool = False
 
     def of(self, network: Mapping[str, Tensor] | Checkpoint) -> "Params | CutCheckpoint":
-        """Return the common part of a network; for a checkpoint on the disk, a checkpoint that reads no more than
-        that."""
+        """Return the common part of a network. For a checkpoint on the disk, return a checkpoint that reads only this
+        part.
+        """
         if isinstance(network, Checkpoint) and network.is_lazy:
             return CutCheckpoint(network, self.shapes)
         params = network.params if isinstance(network, Checkpoint) else network
         return {name: params[name][corner(shape)] for name, shape in self.shapes.items() if name in params}
 
     def part_of(self, network: Mapping[str, Tensor], k: int) -> tuple[Params, Symmetry]:
-        """Return the common part of network k with all units that it has, and the symmetry that acts on it."""
+        """Return the common part of network k with all its units, and the symmetry that acts on this part."""
         assert self.widths is not None
         symmetry = self.extend(self.widths.sides[k])
         shapes = {**self.shapes, **symmetry.shapes}
@@ -57,7 +60,7 @@ class Common:
         return part, symmetry.bind(part)
 
     def extend(self, symmetry: Symmetry) -> Symmetry:
-        """Return a symmetry with more units, as it acts on that part."""
+        """Return a symmetry with more units, restricted to the common part."""
         shapes = dict(self.shapes)
         for place in (place for group in symmetry.groups for place in group.placements):
             if place.parameter in shapes:
@@ -85,7 +88,7 @@ class CutCheckpoint(Checkpoint):
         return self.source.dtype_of(name)
 
     def read(self, name: str, *, rows: tuple[int, int] | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """Return a copy of one tensor, or of a range of its first axis, as far as it is compared."""
+        """Return a copy of the compared part of one tensor, or of a range of its first axis."""
         shape = self.stored[name].shape
         if rows is None and shape and shape != self.source.stored[name].shape:
             rows = (0, shape[0])
@@ -96,20 +99,22 @@ class CutCheckpoint(Checkpoint):
 def find_common(
     a: Mapping[str, Tensor], b: Mapping[str, Tensor], symmetry: Symmetry, *, has_widths: bool = True
 ) -> Common | None:
-    """Return the part of two networks that can be compared where their shapes differ; None where all is as in the
+    """Return the part of two networks of different shapes that can be compared; None if all shapes are those of the
     symmetry.
 
-    Tensors of the same shape are compared, and those that are longer along axes that nothing moves up to the shorter
-    length (vocabularies that were extended). Where groups have other numbers of units, the smaller number of them is
-    compared. Left out are tensors of other widths than that and whole layers that one network does not have: numbered
-    parts such as `layers.7`. It is None, too, where a network lacks anything else, or where nothing is left on which
-    the symmetry acts: these are different architectures, or damaged networks.
+    Tensors of the same shape are compared whole. If two tensors differ in length along an axis that no group moves (an
+    extended vocabulary), they are compared up to the shorter length. If a group has different numbers of units in the
+    networks, the smaller number of units is compared. Tensors that differ in other widths are left out, and so are
+    whole layers that one network lacks: numbered parts such as `layers.7`. The result is also None if a network lacks
+    any other tensor, or if the symmetry acts on none of the remaining tensors. Such networks have different
+    architectures or are damaged.
 
     Args:
-        a: The first network, perhaps on the meta device, or a checkpoint of which the headers are read.
+        a: The first network, possibly on the meta device, or a checkpoint, of which only the headers are read.
         b: The second one.
         symmetry: The symmetry of the first one's architecture.
-        has_widths: Whether groups may have other numbers of units; their tensors are left out otherwise.
+        has_widths: Whether groups may have different numbers of units in the networks. If not, the tensors of such
+            groups are left out.
     """
     first, second = (
         {name: tuple(t.shape) for name, t in _on_meta(one).items() if isinstance(t, Tensor)} for one in (a, b)
@@ -160,8 +165,9 @@ def find_common(
 
 
 def restrict(symmetry: Symmetry, shapes: Mapping[str, Shape]) -> Symmetry:
-    """Return a symmetry as it acts on some of its tensors, of these shapes, without the groups that do nothing to
-    them."""
+    """Return a symmetry restricted to some tensors of these shapes, without the groups that do not move
+    these tensors.
+    """
     groups = [replace(g, placements=tuple(p for p in g.placements if p.parameter in shapes)) for g in symmetry.groups]
     needed = {name for group in groups if group.placements for name in (group.name, *group.within)}
     given = {name: shape for name, shape in symmetry.shapes.items() if name in shapes and 0 not in shape}
@@ -192,7 +198,7 @@ def _known(names: Iterable[str], shapes: Mapping[str, Shape]) -> tuple[str, ...]
 
 
 def numbered_parts(name: str) -> list[str]:
-    """Return the parts with a number that a tensor is in, such as "layers.7" for "layers.7.mlp.weight"."""
+    """Return the numbered parts that contain a tensor, such as "layers.7" for "layers.7.mlp.weight"."""
     words = name.split(".")
     return [".".join(words[: k + 1]) for k, word in enumerate(words) if word.isdigit()]
 

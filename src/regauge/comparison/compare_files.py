@@ -1,4 +1,4 @@
-"""Many networks in files: which can be compared with which, and the lineages of those that can."""
+"""Lineages of many networks in files, for all networks that can be compared with each other."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -33,13 +33,13 @@ from regauge.hub import Model
 
 @dataclass(frozen=True)
 class Lineages:
-    """Networks in files, compared with all others that have an architecture in common with them.
+    """Networks in files, each compared with all other networks of a common architecture.
 
     Attributes:
-        lineages: One for each architecture.
-        left_out: Names of the networks that have nothing in common with another one.
+        lineages: One lineage for each architecture.
+        left_out: Names of the networks that share no comparable part with any other network.
         failures: Errors of networks that could not be opened.
-        notes: Sentences on the parts that tracing left out.
+        notes: Remarks on the parts that tracing left out.
     """
 
     lineages: tuple[Lineage, ...]
@@ -49,11 +49,11 @@ class Lineages:
 
     @property
     def unrelated(self) -> list[str]:
-        """Names of the networks that were compared and are related to no other one."""
+        """Return the names of the compared networks that are related to no other network."""
         return [one for lineage in self.lineages for family in lineage.families if len(family) == 1 for one in family]
 
     def __str__(self) -> str:
-        """Trees, averages, and which networks stand alone."""
+        """Return the trees, the averages and the unrelated networks as text."""
         parts = ["\n".join(tree_lines(list(tree))) for lineage in self.lineages for tree in lineage.trees]
         parts += [str(average) for lineage in self.lineages for average in lineage.averages]
         if self.unrelated:
@@ -65,7 +65,7 @@ class Lineages:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Pairs, families, averages and trees as plain values, for JSON and pages."""
+        """Return pairs, families, averages and trees as plain values, for JSON and pages."""
         return {
             "pairs": [row for lineage in self.lineages for row in lineage.rows],
             "families": [list(family) for lineage in self.lineages for family in lineage.families],
@@ -98,29 +98,30 @@ def compare_files(
     memory: int | str | MemoryLimit | None = None,
     progress: Progress = no_progress,
 ) -> Lineages:
-    """Compare all pairs of networks in files, and make trees of those that are related.
+    """Compare all pairs of networks in files, and build trees of the related networks.
 
-    All values are compared, because trees and averages rest on distances, which a sample only estimates.
+    All values are compared, because trees and averages are computed from distances, which a sample only estimates.
 
-    Networks of the same shapes are opened together. A network whose shapes no other one has joins the networks that
-    share a part with it, with other widths, vocabularies or numbers of layers.
+    Networks with the same shapes are opened together. A network with unique shapes is compared with networks that share
+    a part with it but differ in widths, vocabularies or numbers of layers.
 
     Args:
-        paths: The checkpoints. Their names in the result are their paths without the folder that all are in.
-        model: Their model, or its name; found as by `rg.open_networks` by default.
-        symmetry: Their symmetry, instead of that of the model.
-        tracing: Further settings of `rg.open_model`, for a model that is named.
-        draws: Random elements of each test of independence.
-        generator: Their source, from whose state the test of each pair begins; one with seed 0 by default.
-        out: The page of matrices and trees, as in `rg.compare`.
+        paths: The checkpoints. In the result they are named by their paths relative to their common folder.
+        model: The model of the checkpoints, or its name; by default it is found as in `rg.open_networks`.
+        symmetry: The symmetry of the networks, if not the symmetry of the model.
+        tracing: Further settings of `rg.open_model`, for a model given by name.
+        draws: The number of random elements in each test of independence.
+        generator: Source of randomness for the tests. The test of each pair starts from its state. A generator with
+            seed 0 by default.
+        out: The place of the page with matrices and trees, as in `rg.compare`.
         memory: The limit on memory, as in `rg.compare`.
         progress: Counts pairs.
 
     Raises:
         FileExistsError: The page exists and may not be replaced.
         FileNotFoundError: A checkpoint does not exist.
-        KeyError: None of the networks could be opened, because a parameter that the symmetry moves is missing.
-        ValueError: A checkpoint is named twice; none could be opened, or no two have anything in common.
+        KeyError: No network could be opened, because a parameter that the symmetry moves is missing.
+        ValueError: A checkpoint is named twice, no checkpoint could be opened, or no two checkpoints can be compared.
     """
     names = dict(zip(_short([Path(path) for path in paths]), map(Path, paths), strict=True))
     page, generator = require_page(out), given_or_seed(generator)
@@ -157,7 +158,8 @@ def compare_files(
 
 
 def find_checkpoints(paths: Sequence[str | Path]) -> list[Path]:
-    """Find the named checkpoints; for a folder that is not one itself, those in it, as files and as folders.
+    """Return the checkpoints at these paths. A folder that is not a checkpoint is replaced by the checkpoints in it,
+    files or folders.
 
     Raises:
         ValueError: A folder holds no checkpoint.
@@ -187,7 +189,9 @@ def _is_checkpoint(path: Path) -> bool:
 
 @dataclass(frozen=True)
 class _Place:
-    """A checkpoint and the networks that it was opened with: those of its shapes (`is_own`), or of other ones."""
+    """A checkpoint and the networks with which it was opened: networks with the same shapes (`is_own`) or with other
+    shapes.
+    """
 
     relatives: Relatives
     checkpoint: Checkpoint
@@ -197,8 +201,9 @@ class _Place:
 def _open(
     names: Mapping[str, Path], open_all: Callable[[Sequence[Path]], Relatives]
 ) -> tuple[dict[str, _Place], list[Exception]]:
-    """Return the places of all checkpoints that have something in common with another one, and the errors of the
-    others."""
+    """Return the places of all checkpoints that can be compared with another checkpoint, and the errors of
+    the others.
+    """
     classes: dict[tuple[Any, ...], list[str]] = {}
     for name, path in names.items():
         with Checkpoint.open(path) as one:
@@ -227,7 +232,7 @@ def _open(
 
 
 def _together(places: Mapping[str, _Place]) -> list[list[str]]:
-    """Return the names of networks of which some can be compared, in their order."""
+    """Return the names of the networks at these places that can be compared, in their order."""
     pairs = [{a, b} for a, b in combinations(places, 2) if _can_compare(places[a], places[b])]
     return [[name for name in places if name in part] for part in connected(pairs)]
 
@@ -239,7 +244,7 @@ def _can_compare(one: _Place, two: _Place) -> bool:
 
 
 def _short(paths: Sequence[Path]) -> list[str]:
-    """Paths without the folder that all are in."""
+    """Return paths relative to their common folder."""
     folder = Path(commonpath([path.resolve().parent for path in paths]))
     names = [str(path.resolve().relative_to(folder)) for path in paths]
     twice = next((name for name in names if names.count(name) > 1), None)

@@ -1,4 +1,4 @@
-"""`compare`: are two networks the same, one the other's descendant, or neither?"""
+"""The function `compare`, which tells whether two networks are the same, related by descent, or unrelated."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -51,9 +51,9 @@ def compare(
 ) -> Comparison:
     """Compare two networks as they are stored and modulo their symmetry.
 
-    The weights of the second network are matched to those of the first. Three measurements give a verdict: the
-    remaining difference, the share of each tensor that the second network explains beyond chance, and whether units
-    correspond in their order as stored.
+    The weights of the second network are matched to the weights of the first. The verdict follows from three
+    measurements: the remaining distance, the share of each tensor that the second network explains beyond chance, and
+    whether units correspond in their order as stored.
 
     | verdict | when |
     | --- | --- |
@@ -64,47 +64,51 @@ def compare(
     | unrelated | neither |
     | undecided | between the two |
 
-    Alignment explains a share by chance, too. It is measured on strangers: copies of the second network with each
-    tensor moved by its own random element. "Descended" is symmetric: one from the other, or both from a third. The
-    thresholds are in `regauge.comparison.verdicts`. They were fixed on other networks than those that
-    `docs/measurements/comparison.md` reports.
+    Alignment also explains a share by chance. This share is measured on scrambled copies ("strangers") of the second
+    network, in which a separate random element moves each tensor. "Descended" is symmetric: one network descends from
+    the other, or both descend from a third network. The thresholds are in `regauge.comparison.verdicts`. They were
+    fixed on networks that `docs/measurements/comparison.md` does not report.
 
-    The p-value and the z-score test the order of units as stored. They are exact unless that order was chosen. An
-    alignment chooses it, and order alone therefore never makes a descendant. If the file of a network says that regauge
-    aligned it, and the element is stored with it, the alignment is undone first; otherwise a note says so.
+    The p-value and the z-score test the order of units as stored. They are exact unless somebody chose that order. An
+    alignment chooses the order, so the order alone never leads to the verdict "descended". If the file of a network
+    records an alignment by regauge together with the element, the alignment is undone first. If the element is missing,
+    a note reports the alignment.
 
-    Networks with other widths, vocabularies or numbers of layers are compared in the tensors that both have. Tensors of
-    the same shape are compared whole. Those that are longer along an axis that nothing moves, such as that of tokens,
-    are compared up to the shorter length. If one network has more units in a group that can be reordered, those units
-    are compared that match the other network's best (`Comparison.units`), as in a network that `regauge.prune` made.
-    If one has more blocks (`layers.7`), those are compared that resemble each other most, in their order. The notes
-    name the rest. Such networks are never "identical", but "descended" if the common part is.
+    Networks with different widths, vocabularies or numbers of layers are compared in the tensors that both have.
+    Tensors of the same shape are compared whole. If two tensors differ in length along an axis that no group moves,
+    such as the token axis, they are compared up to the shorter length. If one network has more units in a group that
+    can be reordered, for example before `regauge.prune`, the units that best match the other network are compared
+    (`Comparison.units`). If one network has more blocks (`layers.7`), the most similar blocks are compared, in their
+    order. The notes list all parts that are not compared. The verdict for such networks is never "identical". It is
+    "descended" if the common parts are identical.
 
     Args:
-        params_a: The network that stays: parameters by name, or the path of a checkpoint.
+        params_a: The network that is not moved: parameters by name, or the path of a checkpoint.
         params_b: The network that is moved.
-        symmetry: The symmetry of both; of the first one where shapes differ.
-        task: Data by which outputs, barriers and the loss of the merge are compared.
-        references: Networks that are known to be independent of the first one, and were trained as an independent
-            second one would be. `reference_p_value` is then the rank of the second network's fingerprint among theirs,
-            by distance from the first one's. It is exact wherever on their orbits the networks are.
-        draws: Random elements of the test of independence.
-        generator: Their source; one with seed 0 by default: the outcome is always the same.
-        out: The page of the comparison, a self-contained `.html` file: a path, or an `Output`.
+        symmetry: The symmetry of both networks; if shapes differ, the symmetry of the first network.
+        task: Model, data and loss for comparing outputs, barriers and the loss of the merged network.
+        references: Networks that are known to be independent of the first network and were trained as an independent
+            second network would be. `reference_p_value` is then the rank of the second network's fingerprint among the
+            reference fingerprints, by distance from the first network's fingerprint. This p-value is exact at any
+            points of the orbits.
+        draws: The number of random elements in the test of independence.
+        generator: Source of randomness for the test. By default a generator with seed 0, so that the result is always
+            the same.
+        out: The place of the page of the comparison, a self-contained `.html` file: a path, or an `Output`.
         memory: The limit on memory for networks in files: bytes, or text such as "2GB"; half of the machine's memory
-            by default. Those that need more are streamed, without fingerprints.
-        exact: Whether all values are compared in any case. Otherwise networks of many values are compared by a sample
-            first, which decides where the answer is clear; a note then says so. Values beyond the sample are not read,
-            and so not checked for NaN or Inf.
+            by default. Networks that need more memory are streamed, and their fingerprints are not computed.
+        exact: Whether all values are always compared. Otherwise a sample of large networks is compared first. If the
+            sample gives a clear answer, only the sample is read, and a note reports this. Values outside the sample are
+            then not checked for NaN or Inf.
         progress: Shows each pass over streamed files.
 
     Raises:
         FileExistsError: The page exists and may not be replaced.
         KeyError: A parameter that the symmetry moves is missing.
-        TypeError: One network is in a file and the other one is not.
-        ValueError: The networks have nothing in common that the symmetry moves, or one lacks single tensors. They do
-            not fit the symmetry, hold NaN or Inf, or are populations. The memory does not suffice. Streamed networks
-            come with a task or references, or networks of different shapes with a task.
+        TypeError: Only one of the networks is in a file.
+        ValueError: The networks share no tensor that the symmetry moves, or one network lacks single tensors. The
+            networks do not fit the symmetry, hold NaN or Inf, or are populations. The memory does not suffice. A task
+            or references are given for streamed networks, or a task is given for networks of different shapes.
     """
     generator = given_or_seed(generator)
     if draws < 1:

@@ -1,4 +1,4 @@
-"""Large networks compared by a sample, where that decides: a verdict that all of their values would give, too."""
+"""Comparison of large networks by a sample, if comparing all values would give the same verdict."""
 
 import functools
 import math
@@ -68,16 +68,17 @@ def compare_sampled(
     generator: torch.Generator,
     memory: MemoryLimit | None = None,
 ) -> Comparison | None:
-    """Compare two networks by a sample of their tensors; None where they are small, or the sample leaves it open.
+    """Compare two networks by a sample of their tensors. Return None if they are small or the sample does not decide.
 
-    Of each stack of layers some are read, and of each large group some units of the first network, with the units of
-    the second one that resemble them most. Both are then compared as smaller networks, as in `rg.compare`. Two facts
-    tie their numbers to those of all values:
+    The sample contains some layers of each stack of layers. It contains some units of each large group of the first
+    network, with the most similar units of the second network. The sampled parts are then compared as smaller networks,
+    as in `rg.compare`. Two facts relate the measurements on a sample to those on all values:
 
     - The objective of an element on sampled units and entries is an unbiased estimate of its objective on all of them.
-      So the best objective on a sample is, in expectation, at least the best on all: a sample explains too much of
-      strangers, not too little, and so do the strangers that it is measured against.
-    - The mean share over all layers lies around that of the sampled layers, by their standard error.
+      So the best objective on a sample is, in expectation, at least the best objective on all values. A sample
+      therefore overestimates the share that is explained between unrelated networks, and it overestimates the share by
+      chance as well.
+    - The mean share over all layers differs from the mean share over the sampled layers by about the standard error.
 
     The sample decides "descended" or "unrelated" where the share beyond chance is farther from the thresholds than
     that, by a margin, and nothing speaks for another case: that one network is the other one in another gauge, that a
@@ -85,12 +86,12 @@ def compare_sampled(
 
     Args:
         a: The first network.
-        b: The second one, with tensors of the same shapes.
-        symmetry: The symmetry of both.
-        origins: The origins of both.
-        draws: Random orders of the test of independence.
-        generator: The source of chance; a copy of it is used.
-        memory: The limit on memory, for networks in files: there is no sample where it would hold more.
+        b: The second network, with tensors of the same shapes.
+        symmetry: The symmetry of both networks.
+        origins: The origins of both networks.
+        draws: The number of random orders in the test of independence.
+        generator: Source of randomness, of which a copy is used.
+        memory: The limit on memory for networks in files. If the sample would exceed the limit, no sample is compared.
     """
     blank = a.on_meta() if isinstance(a, Checkpoint) else a
     values = sum(math.prod(tensor.shape) for tensor in blank.values())
@@ -108,7 +109,7 @@ def compare_sampled(
 
 
 def _peak(sample: Sample, draws: int) -> int:
-    """Bound on the bytes that comparing a sample holds: while it is aligned, or while the order of units is tested."""
+    """Return a bound on the memory, in bytes, for aligning a sample and for testing the order of its units."""
     largest = max(math.prod(shape) for shape in sample.shapes.values())
     testing = max((group.size * (8 * group.size + 24 * draws) for group in sample.symmetry.groups), default=0)
     aligning = ALIGNED_COPIES * 4 * sample.values
@@ -116,7 +117,7 @@ def _peak(sample: Sample, draws: int) -> int:
 
 
 class _Sampled:
-    """Two networks of which a sample is read."""
+    """Two networks, of which only a sample is read."""
 
     def __init__(
         self,
@@ -169,7 +170,7 @@ class _Sampled:
 
     @cached_property
     def _note(self) -> str:
-        """A sentence about the sample."""
+        """Return a note about the sample."""
         layers, every = self._sample.layers
         most = max((len(own) for own in self._sample.units.values()), default=0)
         return (
@@ -184,7 +185,7 @@ class _Sampled:
         return narrow.split(params)[0] if narrow.translations or narrow.gains else params
 
     def _is_sure(self, found: Comparison, least: int) -> bool:
-        """Return whether all values would give the same verdict."""
+        """Return whether comparing all values would give the same verdict."""
         low, high = (beyond_chance(share, found.share_by_chance) for share in _interval(found, self._sample.layers))
         if low is None or high is None:
             return False
@@ -237,7 +238,7 @@ class _Stored(Pair):
 
 
 def _interval(found: Comparison, layers: tuple[int, int]) -> tuple[float | None, float | None]:
-    """Bounds of the mean share over all layers, by what sampled layers differ."""
+    """Return bounds of the mean share over all layers, from the variance between sampled layers."""
     if found.share_after is None:
         return None, None
     by_layer: dict[str, list[float]] = {}
@@ -264,7 +265,7 @@ def _representative(network: Mapping[str, Tensor] | Checkpoint, symmetry: Symmet
 
 
 def _read(network: Mapping[str, Tensor] | Checkpoint, name: str, indices: Indices) -> Tensor:
-    """Return a part of a tensor of a network; of one in a file piece by piece, if it is large."""
+    """Return a part of a tensor of a network. Large tensors in files are read piece by piece."""
     if not isinstance(network, Checkpoint) or not network.is_lazy:
         return select(network[name].detach().cpu(), indices)
     stored = network.stored[name]

@@ -17,45 +17,48 @@ from regauge.core.symmetry import Symmetry
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two networks, compared as they are and modulo their symmetry.
+    """The result of comparing two networks as stored and modulo their symmetry.
 
     Attributes:
         verdict: "identical", "same network in another gauge", "descended", "aligned to A, or a distant descendant",
             "unrelated" or "undecided".
-        reason: The evidence for it, in a sentence.
+        reason: A sentence with the evidence for the verdict.
         distance: Euclidean distance of the parameters as stored, without buffers.
-        orbit_distance: The distance after the second network was aligned to the first: an upper bound of the smallest
-            distance along its orbit, measured where the first network is.
-        norm: The norm of the first network's parameters, as far as they are compared.
-        compared: The share of the first network's values that is compared: 1 unless the networks have other shapes.
+        orbit_distance: The distance after the second network was aligned to the first. It is an upper bound of the
+            smallest distance from the first network, as stored, to the orbit of the second.
+        norm: The norm of the compared parameters of the first network.
+        compared: The share of the first network's values that is compared: 1 unless the networks have different shapes.
         shares: The share of each tensor of the first network that the second one explains.
-        share_by_chance: The share that alignment alone explains: the largest share of a stranger plus their range.
-            None where the verdict rests on something else, as where both networks are the same.
-        p_value: The probability, by random elements, that independently trained networks correspond as much in the
-            order of their units as stored; None where no group has an order. It is exact unless that order was chosen.
-            Where files name and hold an alignment, it is of the order before that. See `measure_independence`.
-        z_score: The statistic behind it, in standard deviations of the null.
+        share_by_chance: The share that alignment explains by chance: the largest share of a scrambled copy plus the
+            range of the shares of all scrambled copies. None if the verdict does not depend on it, for example if both
+            networks are the same.
+        p_value: The probability, estimated with random elements, that independently trained networks correspond as much
+            in the order of their units as stored. None if no group has an order. The p-value is exact unless somebody
+            chose that order. If the files record an alignment and hold its element, the p-value refers to the order
+            before the alignment. See `measure_independence`.
+        z_score: The test statistic of the p-value, in standard deviations of the null distribution.
         tested_groups: The groups that the test reorders.
-        draws: Random elements that were drawn for it.
-        reference_p_value: The probability, by the references, that an independent network is as near as the second one
-            modulo the group; None without references.
-        fingerprint_distance: Distance of both fingerprints; None for networks that are streamed.
+        draws: The number of random elements that were sampled for the test.
+        reference_p_value: The probability, estimated with the references, that an independent network is as near to the
+            first network, modulo the group, as the second network is. None without references.
+        fingerprint_distance: The distance between the fingerprints of both networks; None for streamed networks.
         element: The element that aligns the second network to the first.
-        symmetry: The symmetry that it belongs to, with every size known.
-        balanced: The distance after alignment where both networks have their smallest norms under scales and matrices,
-            and these norms. Unlike `orbit_distance` it does not depend on where on its orbit the first network is. None
-            for networks that are streamed, sampled, equal or of different widths.
+        symmetry: The symmetry of the element, with every size known.
+        balanced: The distance after alignment between the balanced networks, which have the smallest norms under scales
+            and matrices, and these two norms. Unlike `orbit_distance`, this distance does not depend on the point of
+            the first network on its orbit. None for networks that are streamed, sampled, equal or of different widths.
         lean: The change of the squared norm from the first to the second network, relative to the squared distance,
-            where both are balanced: above one where one was trained on from the other, around minus one where it was
-            pruned, and around zero for siblings that were trained alike; see `kinship`. None without `balanced`, and
-            where a part is compared.
-        units: For networks of different widths: the units that are compared, for each group with other numbers of units
-            in both, of the first network and of the second one, ascending, copy by copy of the group. All else is
-            measured on both networks cut to these, in their order.
-        function: With a task: agreement of outputs, losses, barriers before and after, and the loss of the merge.
-        is_sampled: Whether a sample of both networks decided. Then all numbers are those of the sample, and `units` has
-            its units.
-        notes: Sentences about parts that are left out, cut or could not be taken over.
+            for balanced networks. It is above one if the second network was trained further from the first, around
+            minus one if the second network was pruned, and around zero for siblings that were trained in the same way;
+            see `kinship`. None without `balanced`, and if only a part of the networks is compared.
+        units: For networks of different widths, the indices of the compared units of the first and of the second
+            network, for each group whose number of units differs. The indices ascend within each copy of the group. All
+            other measurements use both networks cut to these units, in this order.
+        function: With a task: agreement of outputs, losses, barriers before and after alignment, and the loss of the
+            merged network.
+        is_sampled: Whether the verdict was decided by a sample of both networks. All numbers are then measured on the
+            sample, and `units` lists the sampled units.
+        notes: Remarks on parts that are left out, are cut or could not be carried over.
     """
 
     verdict: Verdict
@@ -88,28 +91,28 @@ class Comparison:
 
     @property
     def share_before(self) -> float | None:
-        """Mean share of the first network's matrices that the second one explains as stored."""
+        """Return the mean share of the first network's matrices that the second network explains as stored."""
         return mean_share(self.shares, is_after=False)
 
     @property
     def share_after(self) -> float | None:
-        """The mean share of the first network's matrices that the second one explains after alignment."""
+        """Return the mean share of the first network's matrices that the second network explains after alignment."""
         return mean_share(self.shares)
 
     @property
     def share_beyond_chance(self) -> float | None:
-        """The share beyond chance, (share - chance) / (1 - chance), on which verdicts rest."""
+        """Return the share beyond chance, (share - chance) / (1 - chance), which the verdict depends on."""
         return beyond_chance(self.share_after, self.share_by_chance)
 
     @property
     def relative_distance(self) -> float:
-        """The distance modulo the group, relative to the norm of the first network without translations."""
+        """Return the distance modulo the group, relative to the norm of the first network without translations."""
         norm = sqrt(sum(one.squares[2] for one in self.shares))
         return self.orbit_distance / norm if norm else 0.0
 
     @property
     def numbers(self) -> dict[str, float | None]:
-        """All numbers, by their names in reports."""
+        """Return all numbers, by their names in reports."""
         return {
             "distance as stored": self.distance,
             "distance modulo the group": self.orbit_distance,
@@ -129,7 +132,7 @@ class Comparison:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The whole comparison in plain values, for JSON and pages."""
+        """Return the whole comparison as plain values, for JSON and pages."""
         return {
             "verdict": self.verdict,
             "reason": self.reason,
@@ -147,7 +150,9 @@ class Comparison:
 
     @property
     def layers(self) -> list[dict[str, Any]]:
-        """The share of each layer that is explained before and after alignment, as a weighted mean over its tensors."""
+        """Return the explained share of each layer before and after alignment, as a weighted mean over the tensors of
+        the layer.
+        """
         result: dict[str, list[TensorShare]] = {}
         for share in self.shares:
             if share.after is not None:

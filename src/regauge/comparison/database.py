@@ -1,4 +1,4 @@
-"""Databases: the fingerprints of many networks in one file, among which the relatives of another one are found."""
+"""Databases: files with fingerprints of many networks, in which relatives of another network are found."""
 
 import hashlib
 import json
@@ -37,7 +37,7 @@ SAVED_SECONDS = 60
 
 
 class Fingerprinted(NamedTuple):
-    """A network of a database: the size and the times of its files, its architecture and its fingerprint."""
+    """A network in a database: the sizes and times of its files, its architecture and its fingerprint."""
 
     stamp: str
     architecture: str
@@ -45,7 +45,9 @@ class Fingerprinted(NamedTuple):
 
 
 class Neighbor(NamedTuple):
-    """A network of a database, and the Euclidean distance of its fingerprint from that of the network in question."""
+    """A network in a database, and the Euclidean distance between its fingerprint and the fingerprint of the queried
+    network.
+    """
 
     path: str
     distance: float
@@ -53,7 +55,7 @@ class Neighbor(NamedTuple):
 
 @dataclass(frozen=True)
 class _Architecture:
-    """The symmetry of networks, and the shapes of their tensors under its names."""
+    """The symmetry of networks, and the shapes of their tensors under the names of the symmetry."""
 
     symmetry: Symmetry
     shapes: Mapping[str, tuple[int, ...]]
@@ -71,7 +73,7 @@ class _Architecture:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
     def names(self, checkpoint: Checkpoint) -> Checkpoint | None:
-        """Return a checkpoint under the names of this architecture; None if it has another one."""
+        """Return a checkpoint under the names of this architecture; None if the checkpoint has another architecture."""
         try:
             named = name_by(checkpoint, self.symmetry)
         except ValueError:
@@ -81,13 +83,13 @@ class _Architecture:
 
 @dataclass(frozen=True)
 class Search:
-    """The networks of a database that are nearest to another one, each compared with it.
+    """The networks in a database that are nearest to a queried network, each compared with that network.
 
     Attributes:
-        neighbors: The nearest networks, the nearest one first.
-        comparisons: The comparison of each with the network that was asked about, which is A; None if the files of a
-            network are gone or damaged.
-        notes: Sentences on files that are gone or damaged, or that changed since they were added.
+        neighbors: The nearest networks, sorted by distance.
+        comparisons: The comparison of each neighbor with the queried network, which is A; None if the files of a
+            neighbor are missing or damaged.
+        notes: Remarks on files that are missing or damaged, or that changed since they were added.
     """
 
     neighbors: tuple[Neighbor, ...]
@@ -96,7 +98,7 @@ class Search:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """A table of the networks."""
+        """Return the rows of a table of the networks."""
         return [
             {
                 "network": one.path,
@@ -113,17 +115,17 @@ class Search:
 class Database:
     """Fingerprints of a collection of networks, in one safetensors file.
 
-    A search computes one fingerprint, of the network in question, and reads no other network. The nearest ones are then
-    compared by `rg.compare`. One database can hold networks of many architectures. A network meets those that have its
-    tensors; `compare_files` finds relatives of other widths, depths or vocabularies.
+    A search computes the fingerprint of the queried network and reads no other network. Then `rg.compare` compares the
+    nearest networks. One database can hold networks of many architectures. A search only considers networks with the
+    same tensors as the queried network. `compare_files` also finds relatives with other widths, depths or vocabularies.
 
-    The file also holds the symmetry of each architecture. A search needs no model.
+    The file also holds the symmetry of each architecture, so a search needs no model.
 
     Args:
-        path: The file, named `....safetensors`. It is read if it exists, and made by the first `add`.
+        path: The file, named `....safetensors`. It is read if it exists, and otherwise created by the first `add`.
 
     Raises:
-        ValueError: The file is damaged, no database, or of a newer version.
+        ValueError: The file is damaged, is not a database, or has a newer version.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -141,7 +143,7 @@ class Database:
 
     @property
     def networks(self) -> Mapping[str, Fingerprinted]:
-        """The networks by their paths: relative to the folder of the database if they are in it."""
+        """Return the networks by path. Paths of networks in the folder of the database are relative to this folder."""
         return dict(self._networks)
 
     @check_arguments
@@ -155,26 +157,27 @@ class Database:
         memory: int | str | MemoryLimit | None = None,
         progress: Progress = no_progress,
     ) -> list[Exception]:
-        """Add networks and write the file; those that are in it with the same files are not read again.
+        """Add networks and write the file. Networks that are already in the database and whose files are unchanged are
+        not read again.
 
-        The file is written every minute, and at the end, also if that is an error or an interrupt. Networks that
-        another process added in the meantime stay.
+        The file is written every minute and at the end, even after an error or an interrupt. Networks that another
+        process added in the meantime are kept.
 
         Args:
             paths: Checkpoints: files, folders, or BASE+ADAPTER.
-            model: Their model, or its name. By default it is found as by `rg.open_networks`, or the database knows an
-                architecture with their tensors.
-            symmetry: Their symmetry, instead of that of the model.
-            tracing: Further settings of `rg.open_model`, for a model that is named.
+            model: The model of the checkpoints, or its name. By default, it is found as in `rg.open_networks`, unless
+                the database already holds an architecture with the same tensors.
+            symmetry: The symmetry of the networks, if not the symmetry of the model.
+            tracing: Further settings of `rg.open_model`, for a model given by name.
             memory: The limit on memory, as in `rg.compare`.
             progress: Counts networks.
 
         Returns:
-            Errors of networks that could not be added, with their names; all other networks are added.
+            The names and errors of networks that could not be added. All other networks are added.
 
         Raises:
             FileNotFoundError: The folder of the database does not exist.
-            ValueError: The file of the database ends in something else than `.safetensors`.
+            ValueError: The name of the database file does not end in `.safetensors`.
         """
         require_writable(self.path, overwrite=True, suffixes=(SUFFIX,))
         is_given = model is not None or symmetry is not None
@@ -204,10 +207,11 @@ class Database:
     def nearest(
         self, network: str | Path, count: int = 10, *, memory: int | str | MemoryLimit | None = None
     ) -> list[Neighbor]:
-        """Return the networks whose fingerprints are nearest to that of a checkpoint, without itself.
+        """Return the networks whose fingerprints are nearest to the fingerprint of a checkpoint, without the checkpoint
+        itself.
 
-        The distance is zero for copies in any gauge, up to the rounding of their format, and below the relative change
-        of the parameters for near ones.
+        The distance is zero for copies in any gauge, up to the rounding of their format. For networks with slightly
+        different parameters, the distance is below the relative change of the parameters.
 
         Args:
             network: The path of the checkpoint.
@@ -216,7 +220,8 @@ class Database:
 
         Raises:
             FileNotFoundError: The checkpoint or the database does not exist.
-            ValueError: No network of the database has the tensors of the checkpoint, or it holds NaN or Inf.
+            ValueError: No network in the database has the tensors of the checkpoint, or the checkpoint holds NaN or
+                Inf.
         """
         with Checkpoint.open(network) as checkpoint:
             return [one for _, one in self._nearest(checkpoint, count, memory)]
@@ -233,21 +238,21 @@ class Database:
         exact: bool = False,
         progress: Progress = no_progress,
     ) -> Search:
-        """Find the nearest networks of a checkpoint, and compare each with it.
+        """Find the networks nearest to a checkpoint, and compare each of them with the checkpoint.
 
         Args:
             network: The path of the checkpoint, which is A in the comparisons.
             count: The number of networks at most.
             draws: Random elements of each test of independence.
-            generator: The source of random elements; the test of each pair begins at its state. By default it has seed
-                0.
+            generator: Source of randomness. The test of each pair starts from its state. By default a generator with
+                seed 0.
             memory: The limit on memory, as in `rg.compare`.
             exact: Whether all values are compared, as in `rg.compare`.
             progress: Counts comparisons.
 
         Raises:
             FileNotFoundError: The checkpoint or the database does not exist.
-            ValueError: As by `nearest`, and as by `rg.compare`.
+            ValueError: In the same cases as `nearest` and `rg.compare`.
         """
         if draws < 1:
             raise ValueError(f"draws is {draws}; a test needs at least one random element, and 999 are usual")
@@ -273,7 +278,7 @@ class Database:
         return Search(tuple(one for _, one in near), tuple(comparisons), tuple(notes))
 
     def _known(self, checkpoint: Checkpoint) -> _Architecture | None:
-        """Return the architecture of the database that a checkpoint has."""
+        """Return the architecture in the database that a checkpoint has."""
         return next((one for one in self._architectures.values() if one.names(checkpoint) is not None), None)
 
     def _add(
@@ -322,8 +327,9 @@ class Database:
         return sorted(found, key=lambda row: row[1].distance)[:count]
 
     def _name(self, checkpoint: Checkpoint) -> str:
-        """Return the path of a network in the file: relative to its folder where it is in it, and absolute
-        elsewhere."""
+        """Return the path under which a network is stored: relative if the network is in the folder of the database,
+        otherwise absolute.
+        """
         path, home = Path(checkpoint.label).resolve(), self.path.resolve().parent
         return path.relative_to(home).as_posix() if path.is_relative_to(home) else str(path)
 

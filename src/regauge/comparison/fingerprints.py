@@ -1,4 +1,4 @@
-"""Fingerprints: a few hundred numbers that are the same for all networks on one orbit."""
+"""Fingerprints: vectors of 256 numbers that are the same for all networks on one orbit."""
 
 import itertools
 import math
@@ -44,34 +44,36 @@ def fingerprint(
     memory: int | str | MemoryLimit | None = None,
     progress: Progress = no_progress,
 ) -> Float64[Tensor, "*models numbers"]:
-    """Return numbers that every network on an orbit shares, for finding copies and relatives in large collections.
+    """Return the fingerprint of a network, which all networks on its orbit share, to find copies and relatives in large
+    collections.
 
-    `fingerprint(act(g, p)) == fingerprint(p)` up to rounding, for every element g; networks with other functions
-    differ almost surely. The Euclidean distance of two fingerprints is below the relative change of the parameters for
-    near copies (a third of it in the architectures of the tests).
+    For every element g, `fingerprint(act(g, p)) == fingerprint(p)` up to rounding. Networks with different functions
+    almost surely have different fingerprints. For near copies, the Euclidean distance of two fingerprints is below the
+    relative change of the parameters (a third of the change in the architectures of the tests).
 
-    Translations are taken out (`Symmetry.split`), and gains behind which a stream may be rotated. The representative is
-    brought to the point of smallest norm on its orbit under scales and invertible matrices (`regauge.core.balance`),
-    which leaves reorderings, signs and rotations. Measurements say how much of a network these keep. For each tensor:
-    its norm, the norms of its Gram matrices, and the norms of its contractions with fixed random vectors along axes
-    that nothing moves. For each group: sorted norms of its units over all tensors, averaged in eight parts, for four
-    mixtures of the tensors. A periodic unit's bias enters by its sine. Entries that no element brings to one another
-    have different fixed weights: a reordering of the inputs changes the numbers. Tensors are divided by their norms,
-    and a fixed random projection, which keeps distances, makes 256 numbers of all features.
+    First, translations are removed (`Symmetry.split`), and so are gains that forbid rotations of a stream. The
+    representative is then moved to the point of smallest norm on its orbit under scales and invertible matrices
+    (`regauge.core.balance`). Only reorderings, signs and rotations remain, and all features are invariant under these.
+    The features of a tensor are its norm, the norms of its Gram matrices, and the norms of its contractions with fixed
+    random vectors along axes that no group moves. The features of a group are the sorted norms of its units over all
+    tensors, averaged in eight parts, for four mixtures of the tensors. The bias of a periodic unit enters through its
+    sine. Entries that no element exchanges have different fixed weights, so a reordering of the inputs changes the
+    fingerprint. Tensors are divided by their norms. A fixed random projection, which keeps distances, maps all features
+    to 256 numbers.
 
-    Each feature changes by no more than its balanced tensor does: small noise changes the numbers little. An exception
-    are units under scales of which everything that comes in, or everything that goes out, is exactly zero.
+    Each feature changes by no more than its balanced tensor, so small noise changes the fingerprint little. The
+    exception are units with scales whose incoming or outgoing weights are all exactly zero.
 
-    A checkpoint that does not fit in memory is read tensor by tensor, in float32 or, if it is stored in more, in
-    float64. Its numbers are those of the network in memory up to rounding.
+    A checkpoint that does not fit in memory is read tensor by tensor, in float32, or in float64 if it is stored in
+    float64. Its fingerprint equals that of the network in memory up to rounding.
 
     Args:
-        params: A network, or a population with one leading model axis; or the path of a checkpoint. Buffers that move
-            do not count.
+        params: A network, a population with one leading model axis, or the path of a checkpoint. Buffers that the
+            symmetry moves are ignored.
         symmetry: The symmetry of the architecture.
         memory: The limit on memory for a network in files: bytes, or text such as "2GB"; half of the machine's by
             default.
-        progress: Shows each pass over files that are streamed.
+        progress: Shows each pass over streamed files.
 
     Returns:
         Shape `[256]`, or `[models, 256]` for a population; float64, on the CPU.
@@ -128,7 +130,7 @@ def _project(features: Mapping[str, Features], models: int = 1) -> Float64[Tenso
 
 
 def _features(symmetry: Symmetry, tensors: Mapping[str, Tensor]) -> dict[str, Features]:
-    """Invariants of reordering, signs and rotations, by the name of the tensor or group that they describe."""
+    """Return invariants of reorderings, signs and rotations, by the name of the tensor or group that they describe."""
     norms, counts = dict[str, Tensor](), dict[str, int]()
     for name, tensor in tensors.items():
         norms[name], counts[name] = tensor.reshape(len(tensor), -1).norm(dim=1).double(), tensor[0].numel()
@@ -169,7 +171,7 @@ def _column(numbers: Float64[Tensor, " models"], like: Tensor) -> Tensor:
 
 
 def _weights(key: str, tensor: Tensor, orbits: Mapping[int, Tensor]) -> Tensor:
-    """Fixed weights around one of the entries of a tensor, which are alike on every orbit of entries."""
+    """Return fixed weights around one for the entries of a tensor; entries on the same orbit have the same weight."""
     result = tensor.new_ones([1] * tensor.ndim)
     for axis in range(tensor.ndim - 1):
         length = tensor.shape[1 + axis]
@@ -180,7 +182,9 @@ def _weights(key: str, tensor: Tensor, orbits: Mapping[int, Tensor]) -> Tensor:
 
 
 def _probe(tensor: Tensor, name: str, moved: Collection[int]) -> Features:
-    """Contract the axes that nothing moves with fixed vectors: norms of what is left, or the values if nothing is."""
+    """Contract the axes that no group moves with fixed vectors. Return norms over the other axes, or the values if
+    there are none.
+    """
     is_contracted = False
     for axis in reversed(range(tensor.ndim - 1)):
         if axis not in moved:
@@ -197,7 +201,7 @@ def _probe(tensor: Tensor, name: str, moved: Collection[int]) -> Features:
 
 
 def _averages(squares: Float64[Tensor, "models units"]) -> Features:
-    """Roots of the sums of squares in the parts into which these are cut when they are sorted."""
+    """Return the roots of the sums of squares in consecutive parts of the sorted squares."""
     count = squares.shape[1]
     ends = torch.linspace(0, count, min(QUANTILES, count) + 1).round().long().tolist()
     ordered = squares.sort(dim=1).values
@@ -235,6 +239,6 @@ def orbits_of_entries(symmetry: Symmetry, name: str) -> dict[int, Int[Tensor, " 
 
 
 def _fixed(key: str, *shape: int) -> Tensor:
-    """Standard normal numbers that depend on a text alone."""
+    """Return standard normal numbers that depend only on a text."""
     generator = torch.Generator().manual_seed(zlib.crc32(key.encode()))
     return torch.randn(shape, generator=generator, dtype=torch.float64)

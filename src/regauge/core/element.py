@@ -97,7 +97,7 @@ class Element(Mapping[str, Value]):
         translation: The vectors that are added to coordinates, by family name: `[*batch, *shape]`, float64. Families
             that are left out add nothing.
         rotation: The matrices that rotate representatives, by the names of groups with `behind_gains`: `[*batch, size,
-            size]`, float64. They act after the values. Groups that are left out are not rotated.
+            size]`, float64. They act after the values. Groups without an entry are not rotated.
     """
 
     def __init__(

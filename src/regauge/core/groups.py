@@ -21,7 +21,7 @@ class Placement:
     repeat (d, 1).
 
     The values at the unit's indices are multiplied by the product of `scale ** exponent`, `sign ** exponent` and `(-1)
-    ** (parity * shift)` over the group's families. Then `shift * amount` is added.
+    ** (parity * shift)` over all families of the group. Then `shift * amount` is added.
 
     Attributes:
         parameter: Name of the parameter or buffer.
@@ -147,7 +147,9 @@ class Group:
         return "permutation"
 
     def without(self, *exponents: Literal["scale", "sign", "parity", "shift"]) -> "Group":
-        """Return the group without some exponents of its placements. Its families stay, so its elements remain valid."""
+        """Return the group without some exponents of its placements. Its families stay, so its elements
+        remain valid.
+        """
         counts = {"scale": self.scales, "sign": self.signs, "parity": self.shifts, "shift": self.shifts}
         zeros: dict[str, Any] = {name: (0,) * counts[name] for name in exponents}
         return replace(self, placements=tuple(replace(place, **zeros) for place in self.placements))

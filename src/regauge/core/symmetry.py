@@ -168,7 +168,9 @@ class Symmetry:
 
     @property
     def dimension(self) -> int:
-        """Return the number of continuous parameters: scales, rotations and matrices of all copies, and translations."""
+        """Return the number of continuous parameters: scales, rotations and matrices of all copies, and
+        translations.
+        """
         total = sum(family.size for family in self.translations if not family.is_stored_only)
         for group in self.groups:
             n = group.size - group.keeps_ones

@@ -284,7 +284,9 @@ def _list_dtypes(dtypes: set[torch.dtype]) -> str:
 
 
 def _count_targets(targets: Any) -> int:
-    """Return the number of targets over which the loss of a batch is a mean; negative targets (-100) are not counted."""
+    """Return the number of targets over which the loss of a batch is a mean; negative targets (-100) are not
+    counted.
+    """
     if isinstance(targets, Tensor) and not targets.is_floating_point():
         return int((targets >= 0).sum())
     return len(targets)
