@@ -468,7 +468,9 @@ class Symmetry:
 
     @property
     def unit_gains(self) -> dict[str, float]:
-        """Return the required values of the parameters in `ones`: one, or zero if the model adds one to the parameter."""
+        """Return the required values of the parameters in `ones`: one, or zero if the model adds one to the
+        parameter.
+        """
         return {name: 1 - self.added.get(name, 0.0) for name in self.ones}
 
     def bind(self, params: Mapping[str, Tensor]) -> "Symmetry":

@@ -1,4 +1,4 @@
-"""One network from many: means and soups, means on spheres, sums of task vectors."""
+"""Merging of several networks into one: means, soups, means on spheres, and sums of task vectors."""
 
 from regauge.names import attach
 

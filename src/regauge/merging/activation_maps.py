@@ -1,4 +1,4 @@
-"""Linear maps between the activations of two networks, and changes of layers carried by them."""
+"""Linear maps between the activations of two networks, which carry changes of layers from one network to the other."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -27,18 +27,20 @@ Map = tuple[Tensor, Tensor]
 
 @dataclass
 class _Moments:
-    """Sums over samples of two vectors, from which the ridge map of one to the other follows."""
+    """Sums over samples of two vectors, from which the ridge map between the vectors is computed."""
 
     sums: list[Tensor] = field(default_factory=list)
 
     def add(self, x: Tensor, y: Tensor) -> None:
-        """Take samples into account, `[samples, units]` of each vector."""
+        """Add samples of both vectors, `[samples, units]` each, to the sums."""
         one = x.new_tensor(float(len(x)))
         own = [one, x.sum(0), y.sum(0), x.mT @ x, x.mT @ y, y.mT @ y]
         self.sums = [a + b for a, b in zip(self.sums, own, strict=True)] if self.sums else own
 
     def map(self, *, is_inverse: bool = False, is_shared: bool = False) -> Map:
-        """Return the map M and the offset with which `y = M x + offset`; of the inverse with x and y exchanged."""
+        """Return the map M and the offset with `y = M x + offset`, or those of the inverse map, with x and y
+        exchanged.
+        """
         count, x, y, square, both, other = self.sums
         if is_inverse:
             x, y, square, both = y, x, other, both.mT
@@ -59,15 +61,16 @@ def carry_by_maps(
     """Carry the change of a network through ridge maps between activations, layer by layer.
 
     A layer computes `W x + b`. With maps `y_b = L y_a`, for changes, and `x_a = R x_b + d` its change becomes `L dW R`,
-    and that of its bias `L (db + dW d)`. Axes on which nothing acts, such as pixels and classes, are the same in both.
-    Of an elementwise gain the diagonal of `L diag(dw) R` is kept. Running means move by `S dm` and running variances by
-    `S^2 dv`, entry by entry squared, where `S` maps what the normalization reads.
+    and the change of its bias becomes `L (db + dW d)`. Axes on which no group acts, such as pixels and classes, are the
+    same in both networks. For an elementwise gain, the diagonal of `L diag(dw) R` is kept. Running means change by
+    `S dm` and running variances by `S^2 dv`, with the square taken entry by entry, where `S` maps the input of the
+    normalization.
 
     Args:
-        networks: The first base, its fine-tune, and the second base.
-        modules: They run the first base and the second one.
+        networks: The first base, the fine-tune of the first base, and the second base.
+        modules: The modules that run the first and the second base.
         inputs: Batches without targets.
-        symmetry: That of the second base.
+        symmetry: The symmetry of the second base.
 
     Returns:
         The change in the coordinates of the second base, and the changed parameters that no map carries.
@@ -120,7 +123,7 @@ def carry_by_maps(
 def _carry_statistics(
     found: CarriedChange, lead: str, matrix: Tensor, base: Mapping[str, Tensor], tuned: Mapping[str, Tensor]
 ) -> None:
-    """Add the changes of the running statistics of a layer, if it has any; the matrix maps what it reads."""
+    """Add the changes of the running statistics of a layer, if it has any; `matrix` maps the inputs of the layer."""
     mean, variance = f"{lead}running_mean", f"{lead}running_var"
     if mean in base and variance in base:
         before, after = base[variance].double(), tuned[variance].double()
@@ -156,7 +159,7 @@ def _run(module: nn.Module, params: Mapping[str, Tensor], batch: Any) -> Seen:
 
 
 def _is_layer(kind: nn.Module) -> bool:
-    """Return whether a module is a dense layer or convolution without groups, or multiplies and adds unit by unit."""
+    """Return whether a module is a dense layer, a convolution without groups, or an elementwise affine layer."""
     weight = getattr(kind, "weight", None)
     if not isinstance(weight, Tensor) or getattr(kind, "groups", 1) != 1 or isinstance(kind, nn.PReLU):
         return False
@@ -164,7 +167,7 @@ def _is_layer(kind: nn.Module) -> bool:
 
 
 def _rows(value: Tensor, kind: nn.Module) -> Tensor:
-    """Return a value as `[samples, units]`, evenly thinned."""
+    """Return a value as `[samples, units]`, with an evenly spaced subset of the samples."""
     has_places = isinstance(kind, (*CONVOLUTIONS, nn.GroupNorm)) or hasattr(kind, "running_mean")
     rows = (value.movedim(1, -1) if has_places else value).flatten(0, -2).double()
     return rows[:: -(-len(rows) // SAMPLES)]

@@ -1,4 +1,4 @@
-"""Alignment of networks with different tokens: the moved network gets the rows of tokens that it lacks."""
+"""Alignment of networks with different vocabularies: the moved network gets the rows of the tokens that it lacks."""
 
 from dataclasses import replace
 from functools import partial
@@ -28,10 +28,10 @@ def plan_alignment(
     task: Task | None = None,
     rotate: Rotate = "auto",
 ) -> StreamedJob:
-    """Plan how the second checkpoint is aligned to the first one while both stay on the disk; see `align_tokens`.
+    """Plan the alignment of the second checkpoint to the first one while both stay on the disk; see `align_tokens`.
 
     Raises:
-        ValueError: They cannot be aligned in this way, or the memory does not suffice.
+        ValueError: The checkpoints cannot be aligned in this way, or the memory does not suffice.
     """
     plain = symmetry if tokens is None or tokens.is_complete else as_given(symmetry)[0]
     return plan_job(job, plain, method, task, rotate)
@@ -49,19 +49,20 @@ def align_tokens(
     rotate: Rotate = "auto",
     progress: Progress = no_progress,
 ) -> Result[Params]:
-    """Align the second checkpoint of a job to the first one, and write it with rows for tokens that only the first has.
+    """Align the second checkpoint of a job to the first, and write it with added rows for tokens that only the first
+    has.
 
-    Such rows are those of the first network: they are taken when both networks have the same coordinates.
+    The added rows are copied from the first network, once both networks have the same coordinates.
 
     Args:
-        job: Two checkpoints under one vocabulary, and the place of the result.
-        symmetry: The symmetry of both.
+        job: Two checkpoints under a common vocabulary, and the place of the result.
+        symmetry: The symmetry of both networks.
         tokens: The rows that the second network takes from the first.
-        method: Method as in `rg.align`, as are the following arguments.
+        method: The method of alignment. This and the following arguments are as in `rg.align`.
         task: Model, data and loss, for methods that use them.
-        generator: The source of chance.
-        rotate: Whether streams are rotated, as in `rg.align`. Networks with other tokens are not rotated, and "always"
-            says so.
+        generator: Source of randomness.
+        rotate: Whether streams are rotated, as in `rg.align`. Networks with different tokens are not rotated, and
+            "always" raises an error.
         progress: Shows each pass over streamed files.
 
     Raises:

@@ -1,4 +1,4 @@
-"""A mixture of experts made of dense networks: attention of one, the MLPs of several, and routers between these."""
+"""Mixtures of experts made of dense networks: the attention of one network, the MLPs of several, and routers."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -33,15 +33,16 @@ ALIKE = 5.0
 
 @dataclass(frozen=True)
 class _Family:
-    """The mixtures that dense networks of a family become.
+    """The kind of mixture that dense networks of a model family can form.
 
     Attributes:
         model: The type of the mixture's model.
-        architecture: Its class.
-        settings: Names of settings of the number of experts and of the width of one, and settings with values.
+        architecture: The class of the mixture's model.
+        settings: The names of the settings for the number of experts and for the width of an expert, and settings with
+            fixed values.
         block: The name of a layer's experts.
-        parts: The names of an expert's three matrices, by those of the dense MLP.
-        has_shared: Whether one more expert sees every token.
+        parts: The names of an expert's three matrices, by the names of the matrices of the dense MLP.
+        has_shared: Whether one additional expert processes every token.
     """
 
     model: str
@@ -78,14 +79,15 @@ BIASES = ("q_proj", "k_proj", "v_proj")
 
 @dataclass(frozen=True)
 class Expert:
-    """A dense network whose MLPs become experts, and the texts that are for it.
+    """A dense network whose MLPs become experts, with the prompts that should be routed to it.
 
     Attributes:
         path: Its folder.
-        prompts: Texts that are sent to it.
-        against: Texts that are not: their mean is subtracted.
-        noise_scale: The standard deviation of normal numbers that are added to its matrices.
-        residual_scale: The factor of its last matrix, and so of what it adds to the residual stream.
+        prompts: Prompts that should be routed to the expert.
+        against: Prompts that should not be routed to the expert. Their mean is subtracted.
+        noise_scale: The standard deviation of normal noise that is added to the matrices of the expert.
+        residual_scale: The factor of the expert's last matrix, which scales the output that the expert adds to the
+            residual stream.
     """
 
     path: str | Path
@@ -95,7 +97,7 @@ class Expert:
     residual_scale: float = 1.0
 
     def take(self, tensor: Tensor, part: str, generator: torch.Generator | None) -> Tensor:
-        """Return one of its matrices as it is in the mixture."""
+        """Return one of the expert's matrices as it is stored in the mixture."""
         if self.noise_scale:
             tensor = tensor + self.noise_scale * torch.randn(tensor.shape, generator=generator).to(tensor.dtype)
         return tensor * self.residual_scale if part == "down_proj" and self.residual_scale != 1 else tensor
@@ -103,14 +105,14 @@ class Expert:
 
 @dataclass(frozen=True)
 class AssembledMixture:
-    """A mixture that was assembled.
+    """The result of assembling a mixture.
 
     Attributes:
         path: Its folder.
         experts: The number of experts.
-        chosen: The number of experts that every token takes.
-        conditions: The condition number of the router of every layer.
-        shared: The expert that every token sees, if there is one.
+        chosen: The number of experts that process each token.
+        conditions: The condition number of the router of each layer.
+        shared: The expert that processes every token, if there is one.
     """
 
     path: Path
@@ -142,12 +144,12 @@ def assemble_mixture(
     generator: torch.Generator | None = None,
     progress: Progress = no_progress,
 ) -> AssembledMixture:
-    """Make a mixture of experts of dense networks of one shape: all but the MLPs is that of the base.
+    """Make a mixture of experts from dense networks of one shape. All tensors except the MLPs are those of the base.
 
-    Networks of Llama and Mistral become a Mixtral, those of Qwen3 a Qwen3-MoE. With a shared expert those of Llama,
-    Mistral and Qwen2 become a Qwen2-MoE. The weights of the chosen experts sum to one, so a mixture of equal experts
-    computes what the dense network does, whatever the routers are. A shared expert adds its output, times a gate
-    between 0 and 1, for every token. The rows of a router are unit vectors, one for each expert:
+    Llama and Mistral networks become a Mixtral, and Qwen3 networks become a Qwen3-MoE. With a shared expert, Llama,
+    Mistral and Qwen2 networks become a Qwen2-MoE. The weights of the chosen experts sum to one. Therefore a mixture of
+    equal experts computes the same function as the dense network with any routers. For every token, a shared expert
+    adds its output times a gate between 0 and 1. The rows of a router are unit vectors, one for each expert:
 
     - `hidden`: the residual stream of the base before the layer, at the last token of a prompt, averaged over prompts;
     - `hidden_avg`: the same, averaged over the tokens of a prompt;
@@ -156,28 +158,28 @@ def assemble_mixture(
       are not scaled.
 
     The values of the prompts `against` an expert are subtracted before rows are scaled. Tensors are read and written
-    one at a time. Experts must have residual streams in the coordinates of the base's, as its fine-tunes have; align
-    others first. The order of hidden units within an expert does not matter.
+    one at a time. The residual streams of the experts must have the coordinates of the base, as in fine-tunes of the
+    base. Align other networks to the base first. The order of hidden units within an expert does not matter.
 
     Args:
         base: The folder of the network whose embeddings, attention, norms and tokenizer the result has.
-        experts: Folders of networks of the same shape, with texts for routers that are made of texts.
+        experts: Folders of networks of the same shape, with prompts if routers are computed from prompts.
         out: The folder of the mixture.
-        router: How routers are initialized.
+        router: The method that initializes routers, one of those above.
         chosen: The number of experts for every token.
-        shared: An expert that every token sees; its gate is made as the rows of a router are.
+        shared: An expert that processes every token. Its gate is initialized in the same way as the rows of a router.
         generator: Source of randomness for random routers and for noise.
         progress: Shows the tensors.
 
     Raises:
         FileExistsError: The output exists, and may not be replaced.
-        ValueError: The networks are of no family that has mixtures, or differ in shapes; there are fewer experts than
-            are chosen, or prompts or a generator are missing.
+        ValueError: The networks belong to no family that has mixtures, or differ in shapes. There are fewer experts
+            than `chosen`, or prompts or a generator are missing.
 
     References:
         Komatsuzaki et al. (2023), Sparse upcycling, section 2 (copies of one MLP, random routers); Goddard et al.
-        (2024), mergekit, the documentation of mergekit-moe. Differently from there a prompt is read alone, without
-        padding, and in the dtype of the base.
+        (2024), mergekit, the documentation of mergekit-moe. Unlike mergekit-moe, this function reads each prompt
+        separately, without padding, and in the dtype of the base.
     """
     given = [*experts, *([] if shared is None else [shared])]
     rows = [one if isinstance(one, Expert) else Expert(one) for one in given]
@@ -240,7 +242,7 @@ def assemble_mixture(
 
 
 def _family(base: str | Path, config: Mapping[str, Any], *, has_shared: bool) -> _Family:
-    """Return the family of mixtures that a network becomes."""
+    """Return the family of mixtures that a network can form."""
     known = SHARING if has_shared else FAMILIES
     family = known.get(str(config.get("model_type")))
     if family is None:
@@ -256,7 +258,7 @@ def _family(base: str | Path, config: Mapping[str, Any], *, has_shared: bool) ->
 
 
 def _require_alike(base: Checkpoint, expert: Checkpoint, config: Mapping[str, Any], other: Mapping[str, Any]) -> None:
-    """Raise unless an expert has the tensors of the base, and computes its MLPs alike."""
+    """Raise an error unless an expert has the tensors of the base and computes its MLPs in the same way."""
     ours, theirs = ({name: tuple(one.shape) for name, one in each.stored.items()} for each in (base, expert))
     far = [name for name in ours if ".mlp." in name and theirs.get(name) != ours[name]]
     if far:

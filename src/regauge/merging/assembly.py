@@ -1,4 +1,6 @@
-"""The loop over tensors that makes a network of tensors of several, each with a rule and numbers of its own."""
+"""The loop over tensors that assembles a network from tensors of several networks, each with a separate rule and
+factors.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,11 +30,11 @@ class Part:
 
     Attributes:
         spec: The tensor's name, shape and dtype.
-        sources: The tensors that it is made of.
-        base: The tensor that task vectors are relative to, where there is one.
+        sources: The tensors from which it is made.
+        base: The tensor that task vectors are relative to, if there is one.
         rule: The rule that combines the sources.
         factors: The factors of the sources.
-        key: The name that random numbers are drawn for.
+        key: The name from which the random numbers of the tensor are derived.
         depth: The relative depth of the tensor, for rules with settings.
     """
 
@@ -47,17 +49,17 @@ class Part:
 
 @dataclass(frozen=True)
 class Assembly:
-    """A network that is made of tensors of several.
+    """A network that is made of tensors of several networks.
 
     Each tensor is read, converted to the working dtype, moved, brought to the vocabulary of the result, combined with
     the others, and rounded once.
 
     Attributes:
-        parts: The parts that are made, by name.
+        parts: The plans for the tensors of the result, by name.
         networks: The checkpoints, under the vocabulary of the result.
         symmetry: The symmetry of their elements.
-        elements: Move the networks; None for those that stay.
-        tokens: The sources of rows of tokens, where vocabularies differ.
+        elements: The elements that move the networks; None for networks that are not moved.
+        tokens: The sources of token rows, if vocabularies differ.
         seed: The seed of the random numbers of rules.
     """
 
@@ -93,7 +95,7 @@ class Assembly:
             yield rounded
 
     def held(self) -> int:
-        """Bytes that making the largest tensor holds at most."""
+        """Return the largest number of bytes held while one tensor is made."""
         largest = 0
         for part in self.parts.values():
             rows = self._ranges(part)[0]
@@ -103,12 +105,12 @@ class Assembly:
         return largest
 
     def _work(self, part: Part) -> torch.dtype:
-        """Return the dtype of sums: float32 where all is in half precision, else float64."""
+        """Return the dtype of sums: float32 if all sources are in half precision, else float64."""
         stored = [self.networks[k].stored[name].dtype for k, name in part.sources]
         return torch.float32 if max(one.itemsize for one in (*stored, part.spec.dtype)) < 4 else torch.float64
 
     def _ranges(self, part: Part) -> list[tuple[int, int] | None]:
-        """Ranges of the first axis in which a tensor may be made; None for all of it."""
+        """Return the ranges of the first axis in which a tensor may be made; None for the whole tensor."""
         shape, places = part.spec.shape, [*part.sources, *([] if part.base is None else [part.base])]
         if not part.rule.splits(shape) or any(self._axis(place) > 0 for place in places):
             return [None]
@@ -122,7 +124,7 @@ class Assembly:
         return -1 if self.tokens is None else self.tokens.axes.get(place[1], -1)
 
     def _moved(self, place: Place, rows: tuple[int, int] | None, work: torch.dtype) -> Tensor:
-        """Return a copy of a tensor, or of a piece, next to those of the others."""
+        """Return a copy of a tensor, or of a piece, aligned with those of the other networks."""
         k, name = place
         tensor, element = self.networks[k].read(name, rows=rows, dtype=work), self.elements[k]
         return tensor if element is None else move_tensor(self.symmetry, element, name, tensor)
@@ -163,7 +165,7 @@ class Assembly:
         return own if element is None else move_tensor(self.symmetry, element, name, own)
 
     def _mean(self, place: Place, axis: int, work: torch.dtype) -> Tensor:
-        """Return the mean of all rows with tokens, for those without."""
+        """Return the mean of all rows that belong to tokens, for rows without a token."""
         if place not in self._means:
             assert self.tokens is not None
             known = replace(self.tokens, blank=torch.zeros_like(self.tokens.blank))
@@ -174,7 +176,7 @@ class Assembly:
 
 
 def take_over(network: Checkpoint, number: int) -> dict[str, Part]:
-    """Return the parts of a result that is the network with this number."""
+    """Return the parts of a result that equals the network with this index."""
     rule, form = RULES["passthrough"].build(), network.form
     return {
         name: Part(

@@ -1,4 +1,4 @@
-"""The loop over tensors that makes one network of many, in memory and of files: the same rule in the same pieces."""
+"""The loop over tensors that merges many networks into one, with the same result in memory and from files."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,20 +24,22 @@ MOVING = 3
 
 @dataclass(frozen=True)
 class Blend:
-    """Networks, the elements that move them next to one another, and the rule that makes one of them.
+    """Networks, the elements that align the networks, and the rule that merges the aligned networks.
 
     Each tensor is read, converted to the working dtype, moved, combined with the others, and rounded once. Running
-    statistics are averaged, by the shares of a mean or else equally. Structure is that of the base or the first
-    network: aligning carries the others' into it. Further tensors without values must be equal; counters are those of
-    the base or the first network.
+    statistics are averaged, with the shares if the rule is a mean, else equally. Structure tensors are those of the
+    base or the first network, because alignment carries the structure of the other networks into this one. Other
+    tensors that are not floating-point must be equal in all networks. Counters are those of the base or the first
+    network.
 
     Attributes:
         rule: The rule that combines tensors.
         symmetry: The symmetry, with every size known.
         networks: Parameters by name, or checkpoints.
-        base: The network that task vectors are relative to, where there is one.
-        weights: One for each network; what the rule takes for equal ones by default.
-        elements: Move the networks; the identity for the one whose coordinates the result has. None moves nothing.
+        base: The network that task vectors are relative to, if there is one.
+        weights: One weight for each network; by default the rule's equal weights.
+        elements: The elements that move the networks; the identity for the network whose coordinates the result has.
+            None if no network is moved.
         seed: The seed of the random numbers of the rule.
     """
 
@@ -51,26 +53,27 @@ class Blend:
 
     @property
     def reference(self) -> Mapping[str, Tensor]:
-        """The network whose names, dtypes and counters the result has: the base or else the first one."""
+        """Return the network whose names, dtypes and counters the result has: the base, or else the first network."""
         return self.networks[0] if self.base is None else self.base
 
     @property
     def given(self) -> tuple[Number, ...]:
-        """The weights as they were given, one unless they were."""
+        """Return the weights as given; one for each network by default."""
         return (1.0,) * len(self.networks) if self.weights is None else self.weights
 
     @property
     def factors(self) -> tuple[Number, ...]:
-        """The weights for the record: factors that hold for all tensors, or settings where these differ."""
+        """Return the weights for the record: factors if they are the same for all tensors, otherwise settings."""
         if self.weights is not None and any(isinstance(one, Setting) for one in self.weights):
             return self.weights
         return self.rule.factors(self._numbers(Target("")), len(self.networks))
 
     def check(self) -> None:
-        """Refuse weights and settings that make no sense at some tensor, before any work is done.
+        """Raise an error, before any tensor is read, if weights or settings are invalid for some tensor.
 
         Raises:
-            ValueError: They do not, or a tensor without values differs between the networks.
+            ValueError: Weights or settings are invalid, or a tensor that is not floating-point differs between the
+                networks.
         """
         varies = any(isinstance(one, Setting) for one in self.weights or ())
         for name, tensor in self._like.items():
@@ -94,7 +97,7 @@ class Blend:
 
     @property
     def params(self) -> Params:
-        """The result in memory."""
+        """Return the result in memory."""
         result: Params = {}
         for name in self.reference:
             parts, dtype = list(self.pieces(name)), self._like[name].dtype
@@ -102,7 +105,7 @@ class Blend:
         return result
 
     def pieces(self, name: str) -> Iterator[Tensor]:
-        """The values of a tensor of the result, before they are rounded, in pieces along axis 0."""
+        """Yield the values of a tensor of the result, before rounding, in pieces along axis 0."""
         like, count = self._like[name], len(self.networks)
         if name in self.symmetry.structure:
             for rows in self._ranges(name):
@@ -135,7 +138,7 @@ class Blend:
             yield made
 
     def held(self) -> int:
-        """Bytes that making the largest tensor holds at most."""
+        """Return the largest number of bytes held while one tensor is made."""
         copies = MOVING + self.rule.held(len(self.networks)) + (self.base is not None)
         largest = 0
         for name, tensor in self._like.items():
@@ -146,7 +149,7 @@ class Blend:
 
     @property
     def _all(self) -> tuple[Mapping[str, Tensor], ...]:
-        """The networks, and the base where there is one."""
+        """Return the networks, and the base if there is one."""
         return self.networks if self.base is None else (*self.networks, self.base)
 
     @cached_property
@@ -156,7 +159,7 @@ class Blend:
 
     @cached_property
     def _first(self) -> dict[str, str]:
-        """The name that stands for tied ones, so that chance and settings do not tell them apart."""
+        """Return one name for each set of tied names, so that tied names share random numbers and settings."""
         stored = self.reference.stored if isinstance(self.reference, Checkpoint) else self.reference
         found = {}
         for names in self.symmetry.tied:
@@ -169,7 +172,7 @@ class Blend:
         return find_depths(self._like)
 
     def _work_dtype(self, name: str) -> torch.dtype:
-        """Return the dtype of sums: float32 where all is in half precision, else float64."""
+        """Return the dtype of sums: float32 if all tensors are in half precision, else float64."""
         widest = max(_dtype_of(network, name).itemsize for network in self._all)
         return torch.float32 if widest < 4 else torch.float64
 
@@ -193,7 +196,7 @@ class Blend:
         return kept
 
     def _moved(self, k: int, name: str, rows: tuple[int, int] | None, work: torch.dtype) -> Tensor:
-        """Return a copy of a tensor of network k, or of a piece, next to those of the others."""
+        """Return a copy of a tensor of network k, or of a piece, aligned with those of the other networks."""
         tensor = read_piece(self.networks[k], name, rows, work)
         if self.elements is None or (k == 0 and self.base is None):
             return tensor
@@ -201,7 +204,7 @@ class Blend:
 
 
 def list_dtypes(networks: Sequence[Checkpoint]) -> str | None:
-    """Return the dtypes of the floating-point tensors of each network, for a sentence; None where all have the same."""
+    """Return the floating-point dtypes of each network, for a message; None if all networks have the same dtypes."""
     kinds = {}
     for network in networks:
         found = {one.dtype for one in network.stored.values() if one.dtype.is_floating_point}
@@ -210,8 +213,9 @@ def list_dtypes(networks: Sequence[Checkpoint]) -> str | None:
 
 
 def dtype_notes(networks: Sequence[Checkpoint]) -> tuple[str, ...]:
-    """Return a sentence about the dtype of a merged network that takes over the files of the first one, where they
-    differ."""
+    """Return a note on the dtype of a merged network, which is that of the first network, if the dtypes of the networks
+    differ.
+    """
     first, *_ = networks
     listed = list_dtypes(networks)
     if listed is None or first.form.dtype is not None:
@@ -220,7 +224,7 @@ def dtype_notes(networks: Sequence[Checkpoint]) -> tuple[str, ...]:
 
 
 def _dtype_of(network: Mapping[str, Tensor], name: str) -> torch.dtype:
-    """Return the dtype of a tensor, or what it is read in."""
+    """Return the dtype of a tensor, or the dtype in which it is read from a file."""
     if isinstance(network, Checkpoint):
         return network.form.work_dtype(network.stored[name].dtype if name in network.stored else network[name].dtype)
     return network[name].dtype

@@ -1,4 +1,6 @@
-"""A LoRA adapter carried to another base: its change keeps the rank, and becomes factors of the same names again."""
+"""LoRA adapters carried to another base. The carried change has the same rank and is stored as factors of the same
+names.
+"""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -48,12 +50,12 @@ class GivenAdapter:
     """An adapter of base A.
 
     Attributes:
-        label: Its folder, or what it is in sentences.
-        params: Its tensors, by the names of its file.
-        factors: Its factors, by the tensors of the network that they change.
-        turned: The tensors that are stored the other way around.
-        whole: The tensors that it stores as a whole: their names in its file, by those in the network.
-        config: Its configuration; empty for factors without one.
+        label: The folder of the adapter, or a description for messages.
+        params: The tensors of the adapter, by their names in its file.
+        factors: The factors of the adapter, by the names of the tensors that they change.
+        turned: The tensors that are stored transposed.
+        whole: The tensors that the adapter stores in full: their names in its file, by their names in the network.
+        config: The configuration of the adapter; empty for factors without a configuration.
     """
 
     label: str
@@ -70,8 +72,8 @@ class GivenAdapter:
         """Return an adapter from its folder, or from its factors alone, which change `W` to `W + B A`.
 
         Raises:
-            ValueError: It is of another kind than LoRA, changes what the base lacks or a tensor that is tied to another
-                one, or is a change only with its base, as by DoRA.
+            ValueError: The adapter is not a LoRA adapter, changes a tensor that the base lacks or that is tied to
+                another tensor, or defines a change only together with its base, as DoRA does.
         """
         folder = given.path.parent if isinstance(given, Checkpoint) else None
         params = given.params if isinstance(given, Checkpoint) else dict(given)
@@ -106,12 +108,13 @@ class GivenAdapter:
 
     @property
     def touched(self) -> frozenset[str]:
-        """The tensors of a network that it may change."""
+        """Return the tensors of a network that the adapter may change."""
         return frozenset({*self.factors, *self.whole, *map(_bias, self.factors)})
 
     def network(self, base: Mapping[str, Tensor], params: Mapping[str, Tensor]) -> Params:
-        """Return a base with the change of such an adapter, differentiable in its tensors; in the dtypes of the
-        base."""
+        """Return a base with the change of an adapter that has these tensors, differentiable in the tensors, in the
+        dtypes of the base.
+        """
         made = dict(base) | {name: params[stored].to(base[name]) for name, stored in self.whole.items()}
         for name, own in self.factors.items():
             up, down = (params[one].flatten(1).to(base[name]) for one in (own.up, own.down))
@@ -123,10 +126,11 @@ class GivenAdapter:
         return made
 
     def carry(self, pieces: Pieces, base: Mapping[str, Tensor], scale: float, names: Iterable[str]) -> Params:
-        """Return the tensors of the adapter for another base, from the change of that base's tensors, times a scale.
+        """Return the tensors of the adapter for another base, from a scale and the carried change of the base's
+        tensors.
 
-        A change moves on both sides of the matrix alone, `L B A R`, and keeps its rank; therefore its factors are
-        found exactly, from products with a few random vectors (drawn with seed 0).
+        An element multiplies a change only from both sides, `L B A R`, so the rank stays the same. Therefore the
+        factors are computed exactly, from products with a few random vectors (sampled with seed 0).
 
         Args:
             pieces: The change of each tensor.
@@ -135,7 +139,7 @@ class GivenAdapter:
             names: The tensors that may have changed.
 
         Raises:
-            ValueError: The rank rises, or tensors change that the adapter has no place for.
+            ValueError: The rank increases, or a tensor changes that the adapter cannot store.
         """
         made, offsets, homeless = dict(self.params), dict[str, Tensor](), []
         biases = {_bias(name): own for name, own in self.factors.items() if _bias(name) in base}
@@ -199,8 +203,9 @@ class GivenAdapter:
 
 
 def loose_adapter(tuned: object, base: object) -> Checkpoint | Mapping[str, Tensor] | None:
-    """Return the adapter that a caller gave for a base in memory: its folder, or a dictionary of factors; None for
-    others."""
+    """Return the adapter that a caller gave for a base in memory, as a folder or a dictionary of factors; None for
+    other values.
+    """
     if isinstance(base, str | Path | Checkpoint):
         return None
     if isinstance(tuned, str | Path | Checkpoint):
@@ -212,11 +217,11 @@ def loose_adapter(tuned: object, base: object) -> Checkpoint | Mapping[str, Tens
 
 
 def probe(pieces: Iterable[Tensor], rank: int) -> tuple[Tensor, Tensor, float]:
-    """Return the factors of a matrix of a rank, `[rows, rank]` and `[rank, columns]`, which is seen in pieces of its
+    """Return the factors `[rows, rank]` and `[rank, columns]` of a matrix of this rank, which is given in pieces of
     rows.
 
-    With random `P` and `Q` it is `M = (M P) ((Q M P)^+ Q M)`. The last value is the share of its squared norm that the
-    rank leaves out; zero up to rounding, unless its rank is larger.
+    For random `P` and `Q`, `M = (M P) ((Q M P)^+ Q M)`. The last value is the share of the squared norm of M that the
+    factors leave out. It is zero up to rounding, unless M has a larger rank.
 
     References:
         Tropp, Yurtsever, Udell and Cevher (2017), Practical sketching algorithms for low-rank matrix approximation,

@@ -1,4 +1,4 @@
-"""The change of a fine-tune that an element has moved next to another base, in memory and of files."""
+"""The change of a fine-tune, moved by an element to another base, for networks in memory and in files."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -37,10 +37,10 @@ class CarriedChange:
 
     Attributes:
         change: Differences by name, float64.
-        element: The element that carried it; None for linear maps.
-        shrunk: Of running variances that shrink, the share that remains: a factor takes the place of a difference that
-            would make them negative.
-        notes: Sentences on what could not be carried.
+        element: The element that carried the change; None if linear maps carried it.
+        shrunk: Factors for running variances that decrease. They are used instead of differences, which could make
+            variances negative.
+        notes: Remarks on tensors whose change could not be carried.
     """
 
     change: Params
@@ -49,7 +49,7 @@ class CarriedChange:
     notes: tuple[str, ...] = ()
 
     def on(self, base: Mapping[str, Tensor], scale: float) -> Params:
-        """Return the base with the change times a scale, rounded once; all else is that of the base."""
+        """Return the base plus the change times a scale, rounded once. Other tensors are those of the base."""
         return {name: self._on(name, tensor, scale) for name, tensor in base.items()}
 
     def _on(self, name: str, tensor: Tensor, scale: float) -> Tensor:
@@ -64,7 +64,7 @@ class CarriedChange:
 def difference(
     symmetry: Symmetry, before: Mapping[str, Tensor], after: Mapping[str, Tensor], base: Mapping[str, Tensor]
 ) -> CarriedChange:
-    """Return the difference of two networks that lie next to a base; structure and counters are left out."""
+    """Return the difference of two networks that are aligned with a base, without structure and counters."""
     moved = {n for n, t in base.items() if n not in symmetry.structure and t.dtype in VALUES}
     shrunk = {
         n: (after[n].double() / before[n]).clamp(0, 1).nan_to_num(1.0)
@@ -77,7 +77,7 @@ def difference(
 def carry_by(
     symmetry: Symmetry, element: Element, networks: tuple[Mapping[str, Tensor], Mapping[str, Tensor]], base: Params
 ) -> CarriedChange:
-    """Return the change between two networks in memory, moved by an element next to a base."""
+    """Return the change between two networks in memory, moved by an element into the coordinates of a base."""
     wide = [{n: t.double() if t.dtype in VALUES else t for n, t in one.items()} for one in networks]
     before, after = (symmetry.act(element, one) for one in wide)
     return replace(difference(symmetry, before, after, base), element=element)
@@ -92,13 +92,13 @@ def plan_transport(
     task: Task | None = None,
     rotate: Rotate = "auto",
 ) -> StreamedJob:
-    """Plan how streamed checkpoints are aligned and the change of one is carried: what is read, and what is held.
+    """Plan the reads and the memory for aligning streamed checkpoints and carrying the change of one of them.
 
     Args:
         job: The second base, the first base and its fine-tune, in this order.
-        symmetry: The symmetry of all of them.
+        symmetry: The symmetry of all networks.
         method: The method of alignment, `WeightMatching()` by default.
-        task: None: a task runs the model, which streamed networks cannot.
+        task: Must be None, because a task runs the model, which is not possible for streamed networks.
         rotate: Whether residual streams are rotated, as in `align`.
 
     Raises:
@@ -126,13 +126,13 @@ def transport_job(
 
     Args:
         job: The second base, the first base and its fine-tune.
-        streamed: Their plan.
+        streamed: The plan for these checkpoints.
         scale: The factor of the change.
         progress: Shows each pass over the checkpoints, in bytes.
-        adapter: The adapter that the result is to be, too.
+        adapter: The adapter, if the result is to be written as an adapter.
 
     Returns:
-        The result, which is read on demand, or the tensors of the adapter; the element, and notes.
+        The result, which is read on demand, or the tensors of the adapter; the element; and notes.
     """
     base, *others = job.checkpoints
     symmetry = streamed.symmetry
@@ -142,7 +142,7 @@ def transport_job(
         moved = [MovedCheckpoint(one, found.symmetry, found.element, is_wide=True) for one in others]
 
         def changes(name: str) -> Iterator[tuple[Tensor, CarriedChange]]:
-            """Ranges of a tensor of the second base with their changes."""
+            """Yield ranges of a tensor of the second base with their changes."""
             for rows in _ranges(symmetry, name, base.stored[name].shape):
                 tensor = base.read(name, rows=rows)
                 if name in symmetry.structure or base.dtype_of(name) not in VALUES:

@@ -1,4 +1,4 @@
-"""An adapter made of a network and what it was trained from: their difference, in low rank, as PEFT stores it."""
+"""LoRA adapters, in the format of PEFT, made from the low-rank difference of a network and its base."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -33,12 +33,12 @@ MATRICES = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 @dataclass(frozen=True)
 class ModuleChange:
-    """The change of one matrix in low rank.
+    """The low-rank change of one matrix.
 
     Attributes:
         name: The module.
         rank: The rank of the factors.
-        left: The share of the change's squared norm that they leave out.
+        left: The share of the change's squared norm that the factors leave out.
     """
 
     name: str
@@ -48,12 +48,12 @@ class ModuleChange:
 
 @dataclass(frozen=True)
 class ExtractedAdapter:
-    """An adapter that was made of two networks.
+    """An adapter that was made from two networks.
 
     Attributes:
         path: Its folder.
-        modules: The matrices that it changes in low rank.
-        whole: The tensors that it stores as a whole: those of embeddings and norms, and biases.
+        modules: The matrices that the adapter changes by low-rank factors.
+        whole: The tensors that the adapter stores in full: embeddings, norms and biases.
     """
 
     path: Path
@@ -62,7 +62,7 @@ class ExtractedAdapter:
 
     @property
     def left(self) -> float:
-        """The largest share that is left out of a matrix."""
+        """Return the largest share of a matrix change that is left out."""
         return max((one.left for one in self.modules), default=0.0)
 
     def __str__(self) -> str:
@@ -85,20 +85,20 @@ def extract_adapter(
     model: str | None = None,
     progress: Progress = no_progress,
 ) -> ExtractedAdapter:
-    """Make an adapter of the difference of two networks: `BASE+ADAPTER` is the tuned network, in low rank.
+    """Make an adapter from the difference of two networks, so that `BASE+ADAPTER` approximates the tuned network.
 
     The change of the weight of every linear layer and convolution is cut off after its largest singular values, which
-    is the closest matrix of that rank. Other tensors that differ are stored as a whole: nothing else is lost. Both
-    networks are read one tensor at a time. A network in other coordinates than the base's differs from it in full
-    rank: align it first.
+    gives the closest matrix of that rank. Other tensors that differ are stored in full, so only this truncation loses
+    information. Both networks are read one tensor at a time. If a network does not have the coordinates of the base,
+    the difference has full rank, so align the network first.
 
     Args:
         base: A folder, or a file with a `model`.
         tuned: A network that was trained from it.
         out: The folder of the adapter.
         rank: The largest rank.
-        least: Singular values up to this one are left out, too.
-        model: The name of the model that both are of; that of the base's folder by default.
+        least: Singular values up to this value are also left out.
+        model: The name of the model of both networks; by default the model of the base's folder.
         progress: Shows the tensors.
 
     Raises:
@@ -173,7 +173,7 @@ def write_adapter(
     provenance: Provenance,
     progress: Progress = no_progress,
 ) -> None:
-    """Write the folder of an adapter, all of it or nothing."""
+    """Write the folder of an adapter atomically: either the whole folder or nothing."""
     nbytes = sum(tensor.numel() * tensor.itemsize for tensor in tensors.values())
     settings: Any = {"resume": place.resume, "overwrite": place.overwrite, "nbytes": nbytes}
     with Staging(place.path, None, provenance=place.provenance or provenance, **settings) as staging:
@@ -191,7 +191,7 @@ def publish_adapter(
 
 
 def _difference(base: Checkpoint, tuned: Checkpoint, name: str) -> Tensor | None:
-    """Return the difference of a tensor of both, in float64; None where it is zero."""
+    """Return the difference of a tensor between both networks, in float64; None if it is zero."""
     if base.stored[name].shape != tuned.stored[name].shape:
         raise ValueError(f"{name!r} has shape {tuple(base.stored[name].shape)} in {base.label}, but in {tuned.label} "
                          f"{tuple(tuned.stored[name].shape)}; give networks of one architecture")  # fmt: skip
@@ -202,7 +202,8 @@ def _difference(base: Checkpoint, tuned: Checkpoint, name: str) -> Tensor | None
 
 
 def cut_off(change: Tensor, rank: int, least: float = 0.0) -> tuple[Tensor, Tensor, float]:
-    """Return the factors A and B of the closest matrix of a rank, each with the roots of the singular values.
+    """Return the factors A and B of the closest matrix of a rank, each scaled by the square roots of the singular
+    values.
 
     The last value is the share of the squared norm that they leave out.
     """
@@ -222,7 +223,9 @@ def cut_off_product(up: Tensor, down: Tensor, rank: int) -> tuple[Tensor, Tensor
 
 
 def _require_free(name: str, module: nn.Module) -> None:
-    """Raise if a tensor that is stored as a whole is one with another one, which the adapter would leave as it is."""
+    """Raise an error if a tensor that is stored in full is tied to another tensor, which the adapter would not
+    change.
+    """
     tensors = module.state_dict(keep_vars=True)
     others = [other for other, tensor in tensors.items() if other != name and tensor is tensors.get(name)]
     if others:
@@ -240,7 +243,7 @@ def _configuration(
     *,
     is_turned: bool,
 ) -> dict[str, Any]:
-    """Return the content of adapter_config.json: with alpha as the rank, so that the change is B A."""
+    """Return the content of adapter_config.json, with alpha equal to the rank, so that the change is B A."""
     ranks = {one.name: one.rank for one in modules}
     most = max(ranks.values(), default=1)
     other = {name: rank for name, rank in ranks.items() if rank != most}

@@ -1,4 +1,4 @@
-"""One adapter of many, without their base: the changes that they make are combined, not their factors."""
+"""Merging of adapters without their base, by combining the changes that they make instead of their factors."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -48,26 +48,27 @@ def merge_adapters(
     generator: torch.Generator | None = None,
     progress: Progress = no_progress,
 ) -> ExtractedAdapter:
-    """Make one adapter of adapters of one base: `d = rule(s_1 B_1 A_1, s_2 B_2 A_2, ...)` for every matrix.
+    """Merge adapters of one base into one adapter: `d = rule(s_1 B_1 A_1, s_2 B_2 A_2, ...)` for every matrix.
 
-    Changes of one base are task vectors, and a rule for these needs no base here. Nothing is aligned: `B A` is the same
-    for all factors of a change. An adapter that lacks a module changes nothing there. A sum has the sum of the ranks at
-    most, and is exact unless `rank` is smaller. What other rules make is cut off after the largest singular values: the
-    closest matrix of that rank. Tensors that adapters store as a whole are averaged by sums whose factors sum to one.
+    Changes of one base are task vectors, so rules for task vectors do not need the base. No alignment is necessary,
+    because `B A` does not depend on the choice of factors. An adapter without a module does not change this module. The
+    rank of a sum is at most the sum of the ranks, so a sum is exact unless `rank` is smaller. Results of other rules
+    are truncated to the largest singular values, which gives the closest matrix of that rank. Tensors that adapters
+    store in full can be averaged, by weighted sums whose factors sum to one.
 
     Args:
-        adapters: Folders of adapters of the kind LoRA, of one base; two or more.
-        out: The folder of the result, with the settings of the first.
+        adapters: Folders of two or more LoRA adapters of one base.
+        out: The folder of the result, which has the settings of the first adapter.
         rule: The rule; `Average()` by default.
-        weights: One for each adapter; see the rule.
-        rank: The largest rank; for every matrix the sum of the ranks by default.
+        weights: One weight for each adapter; see the rule.
+        rank: The largest rank; by default the sum of the adapters' ranks, for each matrix.
         generator: Source of randomness for rules that use one.
         progress: Shows the modules.
 
     Raises:
         FileExistsError: The output exists, and may not be replaced.
-        ValueError: The adapters change a module in different shapes, are of another kind, or store what needs the base
-            (DoRA, tokens) or cannot be averaged. Or the rule needs a task, or weights and rank do not fit.
+        ValueError: The adapters change a module in different shapes, are not LoRA adapters, or store tensors that need
+            the base (DoRA, tokens) or cannot be averaged. Or the rule needs a task, or weights or rank are invalid.
 
     References:
         Mangrulkar et al. (2022), PEFT, `add_weighted_adapter` with "svd"; Eckart and Young (1936), The approximation
@@ -120,7 +121,7 @@ def merge_adapters(
 
 
 def _require(rule: Rule, count: int, rank: int | None) -> None:
-    """Raise unless adapters can be merged by a rule."""
+    """Raise an error unless adapters can be merged by a rule."""
     if rank is not None and rank < 1:
         raise ValueError(f"rank is {rank}; give a positive one, or none for the sum of the ranks")
     if rule.needs_task:
@@ -131,7 +132,7 @@ def _require(rule: Rule, count: int, rank: int | None) -> None:
 
 
 def _read(adapter: Checkpoint, config: Mapping[str, Any]) -> dict[str, Factors]:
-    """Return the factors of an adapter by the names of modules; an error about what needs the base."""
+    """Return the factors of an adapter by module name. Raise an error if the adapter needs the base."""
     factors = read_factors(adapter.path.parent, adapter.on_meta())
     require_whole_change(adapter.label, adapter, config, APART)
     return {own.module: own for own in factors.values()}
@@ -181,7 +182,7 @@ def _merge_whole(
     rule: Rule,
     weights: Sequence[Number] | None,
 ) -> dict[str, Tensor]:
-    """Return the tensors that adapters store as a whole: the same in all, or averaged."""
+    """Return the tensors that adapters store in full, which are equal in all adapters or averaged."""
     result: dict[str, Tensor] = {}
     known = [{name for own in factors.values() for name in (own.down, own.up, *own.offsets)} for factors in every]
     others = [

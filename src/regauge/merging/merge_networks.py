@@ -1,4 +1,4 @@
-"""Align networks with one another and make one of them."""
+"""Alignment of networks with one another, followed by merging them into one network."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -50,42 +50,44 @@ def merge(
     memory: int | str | MemoryLimit | None = None,
     progress: Progress = no_progress,
 ) -> MergeResult:
-    """Make one network of many: align them with one another, then average them or combine them by another rule.
+    """Merge networks into one: align them with one another, then average them or combine them by another rule.
 
-    Networks that have the coordinates of the first one, or of the base, stay as they are: fine-tunes of one base. A
-    note of the record says so, or how much aligning explains. With a task, and with `rotate="always"`, all are moved.
+    Networks that already have the coordinates of the first network or of the base, such as fine-tunes of one base, are
+    not moved. A note in the record reports this, or the share that alignment explains. With a task or with
+    `rotate="always"`, all networks are moved.
 
-    Running statistics are averaged: with the weights where these are shares of a mean, else equally. Recompute them
-    with `reset_batchnorm`, or give a task that does (`prepare`): the result is prepared by it.
+    Running statistics are averaged, with the weights if the rule is a mean, else equally. Recompute them with
+    `reset_batchnorm`, or pass a task whose `prepare` function recomputes them for the result.
 
-    Tensors are moved and combined in float64, those in half precision in float32, and rounded once. With a task, every
-    network and the result are prepared and evaluated for the record, on examples that chose nothing. Without a base,
-    the result of the same rule without alignment is judged, too.
+    Tensors are moved and combined in float64, or in float32 if they have half precision, and are rounded once. With a
+    task, every network and the result are prepared and evaluated for the record, on examples that no method used.
+    Without a base, the result of the same rule without alignment is also evaluated.
 
-    Networks may be checkpoints on the disk. Those that need more than `memory` are streamed. Weights are then matched
-    to the first network or the base, the result is made tensor by tensor, and its `params` are read from `out` when
-    they are asked for. Random rules draw by the generator and the names of the tensors alone.
+    Networks may be checkpoints on the disk. Checkpoints that need more than `memory` are streamed. The weights are then
+    matched to the first network or the base, and the result is written to `out` tensor by tensor. The `params` of the
+    result are read from `out` on access. The random numbers of a rule depend only on the generator and the names of the
+    tensors.
 
     Args:
-        params: The networks, of one architecture: parameters by name, or paths of checkpoints. At least two, or one for
-            rules that take a single task vector.
+        params: The networks, all of one architecture: parameters by name, or paths of checkpoints. At least two
+            networks, or one for rules that accept a single task vector.
         symmetry: The symmetry of that architecture.
         method: The method of alignment, as in `align_many`: `DataMatching()` by default with a task, else
-            `MergeMany()`, and `WeightMatching()` with a base or where the networks are streamed. A method for pairs
-            aligns every network to the first or to the base.
-        weights: One for each network, numbers or settings that differ from tensor to tensor. For means they are shares,
-            normalized to sum to one, equal by default; for task vectors see the rule. The alignment does not depend
-            on them.
+            `MergeMany()`, and `WeightMatching()` with a base or for streamed networks. A method for pairs aligns every
+            network to the first network or to the base.
+        weights: One weight for each network: numbers, or settings that differ between tensors. For means, weights are
+            normalized to shares that sum to one, and are equal by default. For task vectors see the rule. The alignment
+            does not depend on the weights.
         rule: The rule that combines the aligned networks; `Average()` by default.
-        base: The network that task vectors are relative to. The networks are aligned to it, and the result is in its
-            coordinates; without a base in those of the first network.
+        base: The network that task vectors are relative to. The networks are aligned to the base, and the result has
+            the coordinates of the base. Without a base, the result has the coordinates of the first network.
         task: Model, data and loss, for methods and rules that use them.
-        test: The task that judges for the record; half of the examples of `task` by default, which then choose
-            nothing (`Task.split`).
+        test: The task that evaluates networks for the record. By default it is half of the examples of `task`, which
+            methods then do not use (`Task.split`).
         generator: Source of randomness for methods and rules that use one.
         rotate: Whether residual streams are rotated or reordered, as in `align`.
-        untie: Whether tied heads of folders get a tensor of their own, as in `align`.
-        labels: Names of the networks in the record, the base last; numbers or paths by default.
+        untie: Whether tied output heads of networks in folders become separate tensors, as in `align`.
+        labels: Names of the networks in the record, with the base last; indices or paths by default.
         out: Place of the result, which has the names, dtypes and header of the base or the first network: a path, or
             an `Output`. The record is written next to it. For networks on the disk only, as are the following.
         memory: The limit on memory: bytes, or text such as "2GB"; half of the machine's memory by default.
@@ -93,10 +95,11 @@ def merge(
 
     Raises:
         FileExistsError: The output exists, and may not be replaced.
-        TypeError: The networks are no list, one is no dictionary of tensors, or the rule or the method no object.
-        ValueError: There are too few networks for the rule, or too many. Weights, settings or labels do not fit, or the
-            networks cannot be aligned. The rule needs a base, a task or a generator that is missing, or has no use for
-            the base. Or the memory does not suffice.
+        TypeError: The networks are not a list, a network is not a dictionary of tensors, or the rule or the method is a
+            class or name instead of an object.
+        ValueError: There are too few or too many networks for the rule. Weights, settings or labels are invalid, or the
+            networks cannot be aligned. The rule needs a base, a task or a generator that is missing, or the rule does
+            not use the given base. Or the memory does not suffice.
 
     References:
         Ainsworth et al. (2023), Git Re-Basin; Crisostomi et al. (2024), C2M3; those of the rules.
@@ -202,13 +205,14 @@ def merge(
 
 
 def _given(network: Network, what: str) -> Network:
-    """Return a network that is a path or a checkpoint as it is, or its parameters."""
+    """Return a path or a checkpoint unchanged, and other networks as parameters."""
     return network if isinstance(network, str | Path | Checkpoint) else as_params(network, what)
 
 
 def _blend_moved(blend: Blend, elements: Sequence[Element]) -> Blend:
-    """Return a blend of aligned networks, of which those that are translated or rotated are moved as a whole, in
-    float64."""
+    """Return a blend of aligned networks. Networks that are translated or rotated are first moved as a whole, in
+    float64.
+    """
     networks, left = list(blend.networks), list(elements)
     for k, element in enumerate(elements):
         is_first = k == 0 and blend.base is None  # It stays, and the result has its dtypes.

@@ -1,4 +1,4 @@
-"""A record of a merge: what aligning would change, inputs, rule, distances and metrics; a model card."""
+"""Records of merges: inputs, rule, the effect of alignment, distances and metrics, also as a model card."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,18 +39,19 @@ There it is from 0.99 up for fine-tunes, and below 0.02 for strangers.
 
 @dataclass(frozen=True)
 class Need:
-    """The changes that aligning a network to another one would make.
+    """The changes that aligning a network to a reference network would make.
 
     Attributes:
-        moved: The number of units that get another place or sign.
+        moved: The number of units that get another position or sign.
         units: The number of all units.
         worst: The largest share of moved units in a group.
-        before: The distance of the networks as they are, without running statistics.
-        after: Their distance when they are aligned.
-        stored: The mean share of the other network's matrices that the network explains as it is; None where nothing
-            tells units apart. See `ExplainedTensor`.
-        aligned: The share that it explains aligned.
-        is_carried: Whether the networks differ in structure, such as masks, and an element carries one into the other.
+        before: The distance of the networks as stored, without running statistics.
+        after: The distance of the aligned networks.
+        stored: The mean share of the reference network's matrices that the network explains as stored; None if units
+            cannot be told apart. See `ExplainedTensor`.
+        aligned: The mean share that the network explains after alignment.
+        is_carried: Whether the networks differ in structure, such as masks, and the element carries one structure into
+            the other.
     """
 
     moved: int
@@ -71,13 +72,13 @@ class Need:
         network: Mapping[str, Tensor],
         moved: Mapping[str, Tensor],
     ) -> "Need":
-        """Compare a network as it is with the same one moved by an element, tensor by tensor.
+        """Compare a network, as stored and moved by an element, with a reference network, tensor by tensor.
 
         Args:
-            symmetry: With every size known.
-            element: Moves the network next to the reference.
-            reference: Stays; parameters by name, or a checkpoint, as the others are.
-            network: As it is.
+            symmetry: The symmetry, with every size known.
+            element: The element that aligns the network to the reference.
+            reference: The reference network; like the other networks, parameters by name or a checkpoint.
+            network: The network as stored.
             moved: The network moved by the element.
         """
         identity, changed_units, units, worst = symmetry.identity(), 0, 0, 0.0
@@ -110,7 +111,7 @@ class Need:
 
     @property
     def is_there(self) -> bool:
-        """Whether the networks differ by more than fine-tuning, and aligning brings them together."""
+        """Return whether the networks differ by more than fine-tuning and alignment brings them closer."""
         explained = True if self.stored is None else self.stored >= EXPLAINED * (self.aligned or 0.0)
         # Units of noisy networks are confused at times, and then moving them brings nothing closer.
         is_better = self.after < self.before or (self.aligned or 0.0) > (self.stored or 0.0)
@@ -118,7 +119,7 @@ class Need:
         return self.is_carried or is_reordered or self.after < CLOSER * self.before or not explained
 
     def explain(self, label: str, reference: str) -> str:
-        """Return the answer in a sentence."""
+        """Return a sentence that says whether alignment is needed."""
         numbers = f"{self.moved} of {self.units} units move, distance {self.before:.4g} -> {self.after:.4g}"
         if self.is_there:
             return f"{label} is aligned to {reference}: {numbers}"
@@ -127,11 +128,11 @@ class Need:
 
 @dataclass(frozen=True)
 class Needs:
-    """The changes that aligning several networks to one would make, and which of them are moved.
+    """The changes that aligning several networks to one network would make, and whether each network is moved.
 
     Attributes:
-        each: What aligning each of them would change.
-        is_forced: Whether all are moved, needed or not.
+        each: The changes that aligning each network would make.
+        is_forced: Whether all networks are moved, even if alignment is not needed.
     """
 
     each: tuple[Need, ...]
@@ -139,23 +140,25 @@ class Needs:
 
     @property
     def is_moved(self) -> tuple[bool, ...]:
-        """Whether each network is moved."""
+        """Return whether each network is moved."""
         return tuple(self.is_forced or need.is_there for need in self.each)
 
     @property
     def spans(self) -> tuple[tuple[float, float], ...]:
-        """The distance of each network before and after."""
+        """Return the distance of each network before and after alignment."""
         return tuple(
             (n.before, n.after if moves else n.before) for n, moves in zip(self.each, self.is_moved, strict=True)
         )
 
     def keep(self, elements: Sequence[Element], symmetry: Symmetry) -> list[Element]:
-        """Return the elements of networks that are moved, and the identity for the others."""
+        """Return the elements of the networks that are moved, and the identity for the others."""
         return [one if moves else symmetry.identity() for one, moves in zip(elements, self.is_moved, strict=True)]
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """A sentence on whether aligning helps, by the smallest share that a network explains; none without shares."""
+        """Return a note on whether alignment helps, judged by the smallest share that a network explains; none without
+        shares.
+        """
         there = [need for need in self.each if need.is_there]
         told = [need for need in there or self.each if need.stored is not None]
         if not told or (self.is_forced and not there):
@@ -175,26 +178,28 @@ class MergeRecord:
     """A record of how networks were merged, in numbers.
 
     Attributes:
-        networks: A label for each network; the card has paths without the folders that all of them lie in.
+        networks: A label for each network. The card lists paths relative to the networks' common folder.
         base: The label of the base, if there is one.
         rule: The rule that combined the aligned networks.
-        alignment: The method that aligned them; "none" where all stay as they are.
-        weights: Weight of each network in the result: shares of a mean, or factors of task vectors; settings as given
-            where they differ from tensor to tensor.
+        alignment: The method that aligned the networks; "none" if no network was moved.
+        weights: Weight of each network in the result: shares of a mean, factors of task vectors, or settings as given
+            if weights differ between tensors.
         initial: Objective of the alignment at the identities.
-        objective: Objective that the alignment reached, or `initial` where all stay; larger is better.
+        objective: Objective that the alignment reached, or `initial` if no network was moved; larger is better.
         before: Euclidean distance of each network to the base, or else to the first network, over all parameters
             without running statistics.
         after: Distances of the aligned networks.
-        data: The names of the data that chose, and of the data that judged. Metrics are measured on the latter.
-        metrics: Metrics of each network on the task, prepared as the result is; empty without a task.
+        data: The names of the data that methods used for choices and of the data for evaluation. Metrics are measured
+            on the latter.
+        metrics: Metrics of each network on the task, after the same preparation as for the result; empty without a
+            task.
         base_metrics: Metrics of the base.
         merged_metrics: Metrics of the result.
         unaligned_metrics: Metrics of the same mean without alignment; None for task vectors.
-        reports: Reports of the alignments, where the networks were streamed from the disk.
-        notes: Sentences on whether aligning helps, and about what could not be taken over from the first network or the
-            base.
-        origin: The origin of the networks, in short: pairs of a name and a text.
+        reports: Reports of the alignments, if the networks were streamed from the disk.
+        notes: Remarks on whether alignment helps, and on parts of the first network or the base that could not be
+            copied to the result.
+        origin: A short description of the networks' origin, as pairs of a name and a text.
     """
 
     networks: tuple[str, ...]
@@ -217,7 +222,7 @@ class MergeRecord:
 
     @property
     def card(self) -> str:
-        """The record as Markdown."""
+        """Return the record as Markdown."""
         return self._write(is_card=True)
 
     def __str__(self) -> str:
@@ -264,13 +269,13 @@ class MergeRecord:
 
 @dataclass(frozen=True)
 class MergeResult:
-    """One network made of many.
+    """A network that was merged from several networks.
 
     Attributes:
         params: The merged parameters, with the dtypes, devices and integer buffers of the first network or the base; of
             streamed networks a mapping that reads them when they are asked for.
         elements: The element that moved each network before they were combined.
-        symmetry: The symmetry that the elements belong to, with every size known.
+        symmetry: The symmetry of the elements, with every size known.
         record: The record of the merge; its `card` is a model card.
     """
 
@@ -284,10 +289,10 @@ class MergeResult:
 
 
 def require_labels(labels: Sequence[str] | None, count: int, has_base: bool) -> list[str]:
-    """Labels of `count` networks, and of the base last; numbers by default.
+    """Return labels of `count` networks, with the base last; indices by default.
 
     Raises:
-        ValueError: They are not as many.
+        ValueError: The number of labels is wrong.
     """
     if labels is None:
         return [f"network {k + 1}" for k in range(count)] + ["base"] * has_base
@@ -297,5 +302,7 @@ def require_labels(labels: Sequence[str] | None, count: int, has_base: bool) -> 
 
 
 def card_path(checkpoint: Path) -> Path:
-    """Return the path of a merged checkpoint's card: `out.md` for `out.safetensors`, or a file in a folder."""
+    """Return the path of the model card of a merged checkpoint: `out.md` for `out.safetensors`, or a file in its
+    folder.
+    """
     return path_beside(checkpoint, WORKS["merging"].beside)

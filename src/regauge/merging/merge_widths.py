@@ -1,4 +1,4 @@
-"""Networks of different widths merged into one, in the widths of the first."""
+"""Merging of networks of different widths into a network with the widths of the first."""
 
 from collections.abc import Mapping, Sequence
 
@@ -31,32 +31,34 @@ def merge_widths(
     generator: torch.Generator | None = None,
     labels: Sequence[str] | None = None,
 ) -> MergeResult:
-    """Bring networks of one architecture into the widths of the first, then merge them as `merge` does.
+    """Map networks of one architecture to the widths of the first network, then merge them with `merge`.
 
-    Each network is mapped by a soft correspondence of its units to those of the first (`correspond`): units that
-    belong to one unit of the first are averaged, and their outgoing weights summed; units that belong to several are
-    split. Scales and matrices are balanced for that, since transport compares units as they are. A network that has
-    every unit of the first several times, with the outgoing weights divided among the copies, is mapped to the first
-    exactly.
+    Each network is mapped by a soft correspondence between its units and the units of the first network (`correspond`).
+    Units that correspond to the same unit of the first network are averaged, and their outgoing weights are summed.
+    Units that correspond to several units are split. Scales and matrices are balanced first, because transport compares
+    units as they are. If a network holds several copies of every unit of the first network and divides the outgoing
+    weights among the copies, it is mapped to the first network exactly.
 
     Args:
-        params: The networks; the first has the widths of the result. Those of the same widths are not mapped.
-        symmetries: One for each network, with the same groups on the same parameters.
+        params: The networks. The first network has the widths of the result. Networks with the same widths are not
+            mapped.
+        symmetries: One symmetry for each network, with the same groups on the same parameters.
         regularization: The softness of the correspondences; see `correspond`.
         method: The method that aligns the mapped networks afterwards, as in `merge`.
-        weights: One for each network.
-        rule: The rule for the aligned networks, a mean: `Average()` by default.
+        weights: One weight for each network.
+        rule: The rule for the aligned networks, which must be a mean; `Average()` by default.
         task: A task of the first network's architecture, as in `merge`.
-        test: The task that judges for the record, as in `merge`.
-        generator: The source of chance, for methods that use it.
+        test: The task that evaluates networks for the record, as in `merge`.
+        generator: Source of randomness, for methods that use one.
         labels: Names of the networks in the record.
 
     Returns:
-        The merged parameters, and the record; its distances and metrics before are those of the mapped networks.
+        The merged parameters and the record, in which distances and metrics before alignment are those of the mapped
+        networks.
 
     Raises:
-        ValueError: There is no network, there are not as many symmetries, the networks differ in more than widths, or
-            they cannot be merged.
+        ValueError: There is no network, the numbers of symmetries and networks differ, the networks differ in more than
+            widths, or the networks cannot be merged.
 
     References:
         Singh and Jaggi (2020), Model fusion via optimal transport, section 4.

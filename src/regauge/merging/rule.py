@@ -20,15 +20,15 @@ PIECE = 1 << 20
 
 
 class Target:
-    """The tensor of the result that is being made: its name and depth, and random numbers of its own.
+    """The tensor of the result that is being made: its name, its depth and its random numbers.
 
-    They depend on the seed, the name and the network alone. So networks in memory, streamed ones and resumed runs have
-    the same ones, in whatever pieces and in which order tensors are made.
+    The random numbers depend only on the seed, the name and the network. So networks in memory, streamed networks and
+    resumed runs use the same random numbers, for any pieces and any order of tensors.
 
     Args:
-        name: Its name; for tied tensors the first of their names.
+        name: The name of the tensor; for tied tensors the first of their names.
         depth: See `find_depths`.
-        seed: None for rules without chance.
+        seed: The seed of random numbers; None for rules that use none.
     """
 
     def __init__(self, name: str, depth: float = 0.0, seed: int | None = None) -> None:
@@ -36,11 +36,11 @@ class Target:
         self._generators: dict[int, torch.Generator] = {}
 
     def number(self, setting: Number) -> float:
-        """Return the number that a setting has here."""
+        """Return the value of a setting for this tensor."""
         return setting.at(self.name, self.depth) if isinstance(setting, Setting) else float(setting)
 
     def numbers(self, setting: Numbers, count: int) -> list[float]:
-        """Return the numbers that a setting has here, one for each of `count` networks."""
+        """Return the values of a setting for this tensor, one for each of `count` networks."""
         if not isinstance(setting, tuple):
             return [self.number(setting)] * count
         if len(setting) != count:
@@ -61,12 +61,13 @@ class Rule(ABC):
     """A rule that combines aligned networks, one tensor after the other.
 
     Attributes:
-        base: Whether a rule is for task vectors, the differences of networks from a base: "needed", or "none", or
-            "optional", where it takes networks or task vectors.
-        least: The smallest number of networks that it combines.
-        most: The largest number; None for no limit.
-        needs_task: Whether it chooses between the networks by a task, and so needs them in memory.
-        has_shares: Whether factors are shares that sum to one. Running statistics are averaged with them, else equally.
+        base: Whether the rule combines task vectors, the differences of networks from a base: "needed", "none", or
+            "optional" if the rule combines either networks or task vectors.
+        least: The smallest number of networks that the rule combines.
+        most: The largest number of networks; None for no limit.
+        needs_task: Whether the rule chooses between the networks by a task, which requires the networks in memory.
+        has_shares: Whether factors are shares that sum to one. Running statistics are averaged with these shares, or
+            else equally.
     """
 
     base: ClassVar[Literal["none", "needed", "optional"]] = "none"
@@ -77,24 +78,24 @@ class Rule(ABC):
 
     @property
     def is_random(self) -> bool:
-        """Whether it draws random numbers."""
+        """Return whether the rule uses random numbers."""
         return False
 
     def factors(self, weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
-        """Return the factor of each network in one tensor, or an error about the weights: shares, equal by default."""
+        """Return the factor of each network in one tensor: shares, equal by default. Invalid weights raise an error."""
         return shares_of(weights, count)
 
     def choose(
         self, networks: Sequence[Mapping[str, Tensor]], soup: Callable[[Sequence[int]], Params], task: Task | None
     ) -> Sequence[int]:
-        """Return indices of the networks that are combined, chosen by the task's loss; all of them unless overridden.
+        """Return the indices of the networks to combine, chosen by the task's loss; all networks unless overridden.
 
-        `soup` combines the networks with some indices: it makes the network of a choice, to evaluate it.
+        `soup` returns the combination of the networks with given indices, so that a choice can be evaluated.
         """
         return range(len(networks))
 
     def check(self, target: Target, count: int) -> None:
-        """Raise a ValueError if settings do not fit one another or the networks at some tensor."""
+        """Raise a ValueError if settings contradict one another or do not fit the networks for some tensor."""
         return
 
     def splits(self, shape: Sequence[int]) -> bool:
@@ -107,12 +108,12 @@ class Rule(ABC):
 
     @abstractmethod
     def combine(self, tensors: Iterator[Tensor], factors: Sequence[float], target: Target) -> Tensor:
-        """Make one tensor, or a piece of it.
+        """Return one tensor of the result, or a piece of it.
 
         Args:
-            tensors: The tensor of each network, or its difference from the base, in float32 or float64; they may be
-                written into. They are read when they are asked for: a sum holds one at a time.
-            factors: Their factors.
+            tensors: The tensor of each network, or its difference from the base, in float32 or float64. Tensors may be
+                overwritten. Each tensor is read on access, so a sum holds one tensor at a time.
+            factors: The factors of the tensors.
             target: The tensor of the result.
 
         Returns:
@@ -123,7 +124,7 @@ class Rule(ABC):
 def combine_from(
     start: Tensor | None, rule: Rule, tensors: Iterator[Tensor], factors: tuple[float, ...], target: Target
 ) -> Tensor:
-    """Combine tensors by a rule, or their differences from `start`, where there is one; tensors may be overwritten."""
+    """Combine tensors by a rule, or their differences from `start` if it is given; tensors may be overwritten."""
     if start is None:
         return rule.combine(tensors, factors, target)
     return rule.combine((tensor.sub_(start) for tensor in tensors), factors, target).add_(start)
@@ -142,7 +143,7 @@ def small_piece(rows: tuple[int, int] | None) -> Iterator[None]:
 
 
 def weighted_sum(tensors: Iterator[Tensor], factors: Sequence[float]) -> Tensor:
-    """The sum of tensors with factors, one read after the other."""
+    """Return the weighted sum of tensors, reading one tensor at a time."""
     total: Tensor | None = None
     for tensor, factor in zip(tensors, factors, strict=True):
         weighed = tensor.mul_(factor)
@@ -152,10 +153,10 @@ def weighted_sum(tensors: Iterator[Tensor], factors: Sequence[float]) -> Tensor:
 
 
 def require_networks(rule: Rule, count: int, *, has_base: bool) -> None:
-    """Refuse too few or too many networks for a rule, a base that it has no use for, and one that is missing.
+    """Raise an error if a rule gets too few or too many networks, an unused base, or no base although it needs one.
 
     Raises:
-        ValueError: It is one of these.
+        ValueError: One of these conditions holds.
     """
     if has_base and rule.base == "none":
         raise ValueError(
@@ -182,7 +183,7 @@ def draw_seed(rule: Rule, generator: torch.Generator | None) -> int | None:
     """Return the seed of a rule's random numbers; None for rules that draw none.
 
     Raises:
-        ValueError: There is no generator to draw it from.
+        ValueError: The rule needs a generator, and none is given.
     """
     if not rule.is_random:
         return None
@@ -192,7 +193,9 @@ def draw_seed(rule: Rule, generator: torch.Generator | None) -> int | None:
 
 
 def as_given(weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
-    """Return weights that are not normalized, one by default; a ValueError if they are not as many, or not finite."""
+    """Return weights without normalization, one by default. Raise a ValueError if their number is wrong or they are not
+    finite.
+    """
     given = (1.0,) * count if weights is None else tuple(float(w) for w in weights)
     if len(given) != count or not all(math.isfinite(w) for w in given):
         raise ValueError(f"weights are {list(given)} for {count} networks; give one finite weight for each")
@@ -200,7 +203,7 @@ def as_given(weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
 
 
 def equal_shares(rule: Rule, weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
-    """Equal shares of networks for a rule that takes no weights; a ValueError where there are some."""
+    """Return equal shares of networks for a rule without weights. Raise a ValueError if weights are given."""
     if weights is not None:
         raise ValueError(f"{type(rule).__name__} computes the shares of the networks; leave out the weights")
     return shares_of(None, count)

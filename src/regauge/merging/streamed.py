@@ -1,4 +1,4 @@
-"""Merging of checkpoints that stay on the disk: aligned to the first one or the base, and combined tensor by tensor."""
+"""Merging of checkpoints that stay on the disk, aligned to the first one or the base and combined tensor by tensor."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,7 +27,7 @@ from regauge.merging.settings import Number, as_weights
 def plan_blend(
     streamed: StreamedJob, *, rule: Rule, weights: Sequence[Number] | None, has_base: bool, seed: int | None = None
 ) -> tuple[StreamedJob, Blend]:
-    """Plan how streamed checkpoints are combined once they are aligned; the plan gets the memory for it.
+    """Plan the combination of streamed checkpoints after their alignment, and add its memory to the plan.
 
     Raises:
         ValueError: The rule needs the networks in memory, weights or settings do not fit, or memory does not suffice.
@@ -60,10 +60,10 @@ def plan_merge(
     task: Task | None = None,
     rotate: Rotate = "auto",
 ) -> StreamedJob:
-    """Plan how streamed checkpoints are aligned and combined: what is read, and what is held.
+    """Plan the reads and the memory for aligning and combining streamed checkpoints.
 
     Raises:
-        ValueError: They cannot be merged in this way, or the memory does not suffice.
+        ValueError: The checkpoints cannot be merged in this way, or the memory does not suffice.
     """
     streamed = plan_job(job, symmetry, method, task, rotate)
     return plan_blend(streamed, rule=rule, weights=as_weights(weights), has_base=has_base)[0]
@@ -84,12 +84,13 @@ def merge_job(
     labels: Sequence[str] | None = None,
     progress: Progress = no_progress,
 ) -> MergeResult:
-    """Merge checkpoints and write the result, with its record next to it; `params` are read from there on demand.
+    """Merge checkpoints and write the result, with the record next to it. `params` are read from the written file on
+    demand.
 
     Args:
-        streamed: The checkpoints, the base first where there is one, their plan, and the output.
+        streamed: The checkpoints (the base first, if there is one), their plan, and the output.
         rule: A rule that needs no task.
-        weights: One for each network; see the rules.
+        weights: One weight for each network; see the rules.
         has_base: Whether the first checkpoint is the base.
         seed: The seed of a random rule.
         labels: Names of the networks in the record, the base last; the paths by default.

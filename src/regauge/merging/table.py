@@ -1,4 +1,6 @@
-"""The table of rules, which the command line, recipes, the docs and the tests read. It imports nothing heavy."""
+"""The table of rules, which the command line, recipes, the docs and the tests read. The module imports no large
+packages.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -16,9 +18,9 @@ class RuleRow:
 
     Attributes:
         name: The name of its class, which the file in `merging.rules` has in small letters: KarcherMean, karcher_mean.
-        then: For rules that keep a part of each task vector, the class of the rule that combines what is kept.
+        then: For rules that keep a part of each task vector, the class of the rule that combines the kept parts.
         defaults: Settings that differ from those of the classes.
-        help: Its effect, in a few words.
+        help: The effect of the rule, in a few words.
     """
 
     name: str
@@ -28,7 +30,7 @@ class RuleRow:
 
     @property
     def classes(self) -> "tuple[type[Rule], ...]":
-        """The class, and that of the rule that combines what is kept, if that is another one."""
+        """Return the class of the rule, and the class in `then` if it is given."""
         names = [self.name, *([] if self.then is None else [self.then])]
         return tuple(getattr(import_module(f"regauge.merging.rules.{_file_of(name)}"), name) for name in names)
 
@@ -45,10 +47,10 @@ class RuleRow:
         return self.build(**given, **settings)
 
     def build(self, **settings: Any) -> "Rule":
-        """Return the rule with these settings, each of them for the class that has it.
+        """Return the rule with these settings, passing each setting to the class that has it.
 
         Raises:
-            ValueError: The rule has no such setting, or a setting makes no sense.
+            ValueError: The rule has no such setting, or the value of a setting is invalid.
         """
         unknown = sorted(set(settings) - set(self.settings))
         if unknown:

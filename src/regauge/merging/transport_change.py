@@ -55,16 +55,16 @@ class TransportResult:
     """The change of a fine-tune on another base.
 
     Attributes:
-        params: The second base with the change, in its coordinates and dtypes; of streamed networks a mapping that
-            reads them when they are asked for.
-        adapter: The tensors of the adapter for base B, where the fine-tune is an adapter; else None.
-        element: The element that moves the first base next to the second; None where linear maps carry the change.
+        params: The second base plus the change, in the coordinates and dtypes of the second base. For streamed
+            networks, a mapping that reads tensors on access.
+        adapter: The tensors of the adapter for base B, if the fine-tune is an adapter; else None.
+        element: The element that aligns the first base to the second; None if linear maps carry the change.
         scale: The factor of the carried change.
-        mode: The data that were looked at: "weights" for none, "inputs" for inputs without labels, or "task".
-        cosine: The cosine between two changes of outputs on the inputs: that of B before training, and that of A by the
-            fine-tune. None without inputs.
-        steps: The steps of training that follow.
-        notes: Sentences on what could not be carried.
+        mode: The data that were used: "weights" for none, "inputs" for inputs without labels, or "task".
+        cosine: The cosine, on the inputs, between the change of B's outputs before training and the change of A's
+            outputs by the fine-tune. None without inputs.
+        steps: The number of training steps after the change was added.
+        notes: Remarks on tensors whose change could not be carried.
     """
 
     params: Params = field(repr=False)
@@ -112,58 +112,58 @@ def transport(
     memory: int | str | MemoryLimit | None = None,
     progress: Progress = no_progress,
 ) -> TransportResult:
-    """Carry the change of a fine-tune to another base: what was trained into A, without that training, into B.
+    """Carry the change that fine-tuning made in base A to base B, without repeating the training.
 
-    Without data, `align` finds the element g that moves A next to B, and the result is
-    `base_b + scale (act(g, tuned_a) - act(g, base_a))`: translations act affinely, therefore the change is the
-    difference of two networks that were moved. If B is a copy of A in another gauge, this is exactly
-    `act(g, tuned_a)`.
+    Without data, `align` finds the element g that aligns A to B, and the result is
+    `base_b + scale (act(g, tuned_a) - act(g, base_a))`: the change is the difference of two moved networks, because
+    translations act affinely. If B is a copy of A in another gauge, the result is exactly `act(g, tuned_a)`.
 
-    With `inputs`, ridge maps between the activations of both bases are tried, too. The map makes a change smaller.
-    Therefore each change is enlarged, never reduced, until it changes the outputs as much as the fine-tune changes
-    those of A. One that changes them in other directions (a cosine below 0.8) is not enlarged. The one with the largest
-    cosine is taken.
+    With `inputs`, the change is also carried by ridge maps between the activations of both bases. A ridge map makes a
+    change smaller. Therefore each candidate change is scaled up, never down, until it changes the outputs of B as much
+    as the fine-tune changes the outputs of A. A candidate that changes the outputs in other directions (a cosine below
+    0.8) is not scaled. The candidate with the largest cosine is used.
 
-    With a `task`, the loss on its labels chooses the change and its scale; zero is a choice. `steps` of Adam then train
-    on two thirds of the examples. The others choose the rate and the number of steps, which may be zero. Without a
-    task, `steps` train B to put out what the fine-tune of A puts out for the inputs, by squared differences: give
-    inputs of the new task.
+    With a `task`, the candidate and its scale, which may be zero, are chosen by the loss on the labels. Then at most
+    `steps` steps of Adam train on two thirds of the examples. The learning rate and the number of steps, which may be
+    zero, are chosen on the other examples. Without a task, `steps` train B to reproduce the outputs of A's fine-tune on
+    the inputs, by squared differences. In this case, pass inputs of the new task.
 
-    A LoRA adapter as the fine-tune is carried as an adapter: a change `B A` moves on both sides, `L B A R`, and keeps
-    its rank. Its names and ranks stay. Where a moved matrix reads shifted inputs, biases change, too, and the factors
-    get one (`lora_bias` of PEFT). Training changes the factors alone.
+    If the fine-tune is a LoRA adapter, the result is an adapter with the same names and ranks. The change `B A` is
+    multiplied from both sides, `L B A R`, so it keeps its rank. If a moved matrix reads shifted inputs, the bias also
+    changes, and the factors get a bias (`lora_bias` of PEFT). Training changes only the factors.
 
-    Networks may be checkpoints on the disk. Those that need more than `memory` are streamed: weights are matched, and
-    the result is made tensor by tensor.
+    Networks may be checkpoints on the disk. Checkpoints that need more than `memory` are streamed: weights are matched,
+    and the result is written tensor by tensor.
 
     Args:
         base_a: The network that was fine-tuned: parameters by name, or the path of a checkpoint.
-        tuned_a: The fine-tune: a network, the folder of a LoRA adapter of PEFT's format, or the factors of one by
-            their names there, for `W + B A`. BASE+ADAPTER is a network.
-        base_b: The network that gets the change; unchanged itself. Its structure, counters and dtypes stay.
-        symmetry: The symmetry of B. If A has other widths, maps alone carry its change: then `inputs` or a task and
-            `module_a` are needed.
-        inputs: Batches of inputs without labels, as in `Task`, or one tensor; those of the task by default.
-        task: A few labels of the new task.
-        module: The model of B, for `inputs`; that of the task by default.
-        module_a: The model of A where that has other widths.
-        scale: The factor of the change; chosen as above by default, and one without data.
-        steps: Steps of training at most, on the task or to the outputs of the fine-tune of A.
-        method: The method of alignment, `WeightMatching()` by default; it may look at the inputs, too.
+        tuned_a: The fine-tune: a network, the folder of a LoRA adapter in PEFT's format, or the factors of an adapter
+            by their names in that format, for `W + B A`. A path BASE+ADAPTER counts as a network.
+        base_b: The network to which the change is added; it is not modified. The result has the structure, counters and
+            dtypes of this network.
+        symmetry: The symmetry of B. If A has other widths, only ridge maps can carry the change, which requires
+            `module_a` and either `inputs` or a task.
+        inputs: Batches of inputs without labels, as in `Task`, or one tensor; by default the inputs of the task.
+        task: A task with a few labeled examples of the new task.
+        module: The model of B, for `inputs`; by default the model of the task.
+        module_a: The model of A, if A has other widths.
+        scale: The factor of the change; by default it is chosen as described above, or one without data.
+        steps: The largest number of training steps, on the task or on the outputs of A's fine-tune.
+        method: The method of alignment, `WeightMatching()` by default. A method may also use the inputs.
         rotate: Whether residual streams are rotated, as in `align`.
-        generator: The source of chance, also of the split of the examples.
-        out: Place of the result, which has the names, dtypes and header of base B: a path, or an `Output`. Of an
-            adapter it is the folder of one. For networks on the disk only, as are the following.
+        generator: Source of randomness, also for the split of the examples.
+        out: Place of the result, which has the names, dtypes and header of base B: a path, or an `Output`. For an
+            adapter it is a folder. This and the following arguments are for networks on the disk only.
         memory: The limit on memory: bytes, or text such as "2GB"; half of the machine's memory by default.
         progress: Shows each pass over streamed files.
 
     Raises:
         FileExistsError: The output exists, and may not be replaced.
-        TypeError: A network is no dictionary of tensors.
-        ValueError: The networks have different parameters, or hold NaN or Inf. The bases differ in widths, and there
-            are no inputs. Inputs come without a module, or steps without either. An adapter is of another kind than
-            LoRA, holds what is a change only with its base, or has no place for all that changes. Or the memory does
-            not suffice.
+        TypeError: A network is not a dictionary of tensors.
+        ValueError: The networks have different parameters, or hold NaN or Inf. The bases differ in widths, and inputs
+            are missing. Inputs are given without a module, or steps without inputs or a task. An adapter is not a LoRA
+            adapter, defines a change only together with its base, or cannot store all tensors that change. Or the
+            memory does not suffice.
 
     References:
         Ainsworth et al. (2023), Git Re-Basin, section 3, for the element; Ilharco et al. (2023), Editing models with
@@ -219,7 +219,7 @@ def transport(
 
 @dataclass(frozen=True)
 class _Data:
-    """Inputs, the models that run on them, and the task, if there are any.
+    """The inputs, the models that run on the inputs, and the task, each if given.
 
     Attributes:
         batches: Inputs without targets.
@@ -237,7 +237,7 @@ class _Data:
         """Return the data of a call.
 
         Raises:
-            ValueError: There are inputs without a module.
+            ValueError: Inputs are given without a module.
         """
         if inputs is None and task is None:
             return cls()
@@ -262,7 +262,7 @@ class _Data:
         return None if self.task is None else self.task.outputs
 
     def taught_by(self, tuned: Mapping[str, Tensor]) -> Task:
-        """Return the task of putting out with the model of B what the fine-tune puts out with that of A."""
+        """Return the task of reproducing, with the model of B, the outputs of the fine-tune of A."""
         assert self.modules is not None
         teacher, learner = (Task(one, (), mse_loss, self.outputs) for one in self.modules)
         with torch.no_grad():
@@ -270,7 +270,7 @@ class _Data:
         return replace(learner, batches=pairs)
 
     def run(self, params: Mapping[str, Tensor], number: int) -> Tensor:
-        """Return the outputs of a network as one vector, by the model with this number."""
+        """Return the outputs of a network as one vector, computed by the model with this index."""
         assert self.modules is not None
         module = self.modules[number]
         with torch.no_grad(), evaluating(module):
@@ -368,7 +368,7 @@ def _by_element(
     rotate: Rotate,
     generator: torch.Generator | None,
 ) -> CarriedChange:
-    """Return the change moved by the element that brings the first base next to the second."""
+    """Return the change moved by the element that aligns the first base to the second."""
     base_a, tuned_a, base_b = networks
     task = None
     if method is not None and data.modules is not None:
@@ -379,7 +379,7 @@ def _by_element(
 
 
 def _scale_by_size(size: Callable[[float], float], wanted: float) -> float:
-    """Return the scale, from one to `LARGEST`, with which a change is as large as wanted."""
+    """Return the scale, between one and `LARGEST`, that brings a change to the wanted size."""
     low, high = 1.0, 1.0
     if size(1.0) >= (1 - SAME_SIZE) * wanted:
         return 1.0
@@ -392,7 +392,9 @@ def _scale_by_size(size: Callable[[float], float], wanted: float) -> float:
 
 
 def _untied(params: Params, symmetry: Symmetry) -> tuple[Params, Callable[[Params], Params]]:
-    """Return the tensors of a network that are trained, and what makes a network of them: tied ones stay one."""
+    """Return the trainable tensors of a network and a function that rebuilds the network, in which tied tensors stay
+    tied.
+    """
     fixed = {*symmetry.buffers, *symmetry.structure}
     first = {name: names[0] for names in symmetry.tied for name in names if names[0] in params}
     names = {
@@ -407,8 +409,8 @@ def _untied(params: Params, symmetry: Symmetry) -> tuple[Params, Callable[[Param
 def _train(
     start: Params, network: Callable[[Params], Params], training: Task, keeping: Task, steps: int
 ) -> tuple[Params, int]:
-    """Train tensors of which a network is made with Adam, and keep the rate and the number of steps with the least loss
-    on other examples.
+    """Train the tensors of a network with Adam, and keep the learning rate and number of steps with the lowest loss on
+    other examples.
     """
     batches = list(training.batches)
     best, least, taken = dict(start), keeping.evaluate(network(start))["loss"], 0
