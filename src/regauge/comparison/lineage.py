@@ -1,4 +1,4 @@
-"""Many networks of one architecture: how near each pair is, which are related, and trees of those that are."""
+"""Lineages of many networks of one architecture: pairwise distances, families of related networks, and trees."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,12 +25,13 @@ class Lineage:
 
     Attributes:
         names: The names of the networks.
-        pairs: The comparison of each pair that can be compared, by both names in their order.
+        pairs: The comparison of each pair that can be compared, by the two names in the order of `names`.
         distances: Modulo the group, relative to the norm of the first of the pair, as far as it is compared; NaN for
             pairs that cannot be. Where all networks are in memory and of one shape, they are measured where the first
             network is balanced, and do not depend on where the networks are on their orbits.
-        families: Names of networks that are related, directly or by way of others, in their order; strangers alone.
-        averages: The networks that are averages of others, by their weights or their provenance.
+        families: Names of networks that are related, directly or through other networks, in their order. Each unrelated
+            network is a family of one.
+        averages: The networks that are averages of other networks, by their weights or by provenance.
         trees: For each part of a family that is related without averages, of two or more, its branches; lengths are
             squares of these relative distances. Where norms are known, branches have a support; see `grow_tree`. An
             average has no place in a tree: it descends from several.
@@ -45,7 +46,7 @@ class Lineage:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """A table of the pairs."""
+        """Return the rows of a table of the pairs."""
         return [
             {
                 "a": a,
@@ -67,12 +68,12 @@ def compare_many(
     parents: Mapping[str, Sequence[str]] = MappingProxyType({}),
     progress: Progress = no_progress,
 ) -> Lineage:
-    """Compare all pairs of networks, and make a tree of each family of related ones.
+    """Compare all pairs of networks, and build a tree of each family of related networks.
 
     Args:
         names: The names of the networks.
-        compare: Compares two of them, as `rg.compare` does; None for a pair that cannot be compared.
-        parents: For networks whose provenance names others among them: those that they were made of.
+        compare: Compares two networks, as `rg.compare` does; returns None for a pair that cannot be compared.
+        parents: For each network whose provenance names others of these networks as parents, the names of the parents.
         progress: Counts pairs.
 
     Raises:

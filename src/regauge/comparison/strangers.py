@@ -1,4 +1,6 @@
-"""Strangers, the control for alignment: a network's own tensors, each moved by a random element of its own."""
+"""Scrambled networks ("strangers"), the control for alignment: each tensor of a network is moved by a separate random
+element.
+"""
 
 import zlib
 from collections.abc import Callable, Mapping
@@ -30,7 +32,9 @@ SMALL = 1 << 14
 def estimate_chance(
     b: Mapping[str, Tensor], symmetry: Symmetry, explain: Callable[[Params], float | None]
 ) -> float | None:
-    """Estimate what alignment alone explains of the first network's matrices, by strangers made of the second one."""
+    """Estimate the share of the first network's matrices that alignment explains by chance, with scrambled copies of
+    the second.
+    """
     values = sum(tensor.numel() for tensor in b.values())
     seeds = range(STRANGERS if values <= SMALL else 1)
     return by_chance([explain(stranger_of(b, symmetry, seed)) for seed in seeds])
@@ -43,16 +47,17 @@ def explain(pair: Pair) -> float | None:
 
 
 def stranger_of(params: Mapping[str, Tensor], symmetry: Symmetry, seed: int) -> Params:
-    """Return a network with the tensors of another one, in each of which units have another order, signs and rotations.
+    """Return a scrambled copy of a network: in each tensor, units have a different order and different signs and
+    rotations.
 
-    Whatever held its tensors together is gone, so that what a network explains of it after alignment is due to the
-    choice among elements alone.
+    Scrambling removes the correspondence of units between tensors. Therefore any share that is explained after
+    alignment results only from the choice among many elements.
     """
     return {name: scramble(symmetry, name, tensor, seed) for name, tensor in params.items()}
 
 
 def scramble(symmetry: Symmetry, name: str, tensor: Tensor, seed: int) -> Tensor:
-    """Return one tensor with its units in another order, with other signs and rotations."""
+    """Return one tensor with different order, signs and rotations of its units."""
     if name not in symmetry.sites:
         return tensor
     generator = torch.Generator().manual_seed((seed << 32) + zlib.crc32(name.encode()))
@@ -62,7 +67,7 @@ def scramble(symmetry: Symmetry, name: str, tensor: Tensor, seed: int) -> Tensor
 
 @remembered
 def _acting_on(symmetry: Symmetry, name: str) -> Symmetry:
-    """Return the symmetry with the groups alone that act on a tensor, and those in which they are repeated."""
+    """Return the symmetry with only the groups that act on a tensor and the groups within which these are repeated."""
     return restrict(symmetry, {name: symmetry.shapes[name]})
 
 

@@ -1,4 +1,4 @@
-"""Shares of each tensor of one network that another one explains, as stored and after alignment."""
+"""Shares of each tensor of one network that another network explains, as stored and after alignment."""
 
 from dataclasses import dataclass, field
 
@@ -16,10 +16,11 @@ FORMATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 @dataclass(frozen=True)
 class TensorShare(ExplainedTensor):
-    """One tensor of two networks, and the formats that it may have been stored in.
+    """One tensor of two networks, and the formats in which it may have been stored.
 
     Attributes:
-        formats: The formats that hold all values of the first network's tensor, and of the second one's.
+        formats: The formats that hold all values of the first network's tensor, and the formats for the second
+            network's tensor.
         equal: The formats in which both tensors are the same.
     """
 
@@ -28,16 +29,16 @@ class TensorShare(ExplainedTensor):
 
     @property
     def layer(self) -> str:
-        """The part of the model that it belongs to: its name without the last word."""
+        """Return the part of the model that contains the tensor: its name without the last word."""
         return self.name.rpartition(".")[0] or self.name
 
 
 def measure_shares(pair: Pair, element: Element) -> list[TensorShare]:
-    """Compare tensors of two networks as they are, and the second network's moved by an element; see `ExplainedSums`.
+    """Compare the tensors of two networks as stored and after an element moved the second network; see `ExplainedSums`.
 
     Args:
         pair: Both networks.
-        element: Moves the second network.
+        element: The element that moves the second network.
     """
     result = []
     for name, shape in pair.shapes.items():

@@ -1,4 +1,4 @@
-"""Trees of networks: nearest common ancestors, the lengths of the branches between them, and how certain they are."""
+"""Trees of networks: nearest common ancestors, and the lengths and certainty of the branches between them."""
 
 import itertools
 from collections import Counter
@@ -27,9 +27,9 @@ class Branch:
     Attributes:
         parent: The end nearer to the root.
         child: The other end.
-        length: In the unit of the distances.
-        support: The share of models of the family in which it divides the networks; None for branches to a single
-            network, which are in every tree, and where norms are not known.
+        length: The length, in the unit of the distances.
+        support: The share of fitted tree models that contain the branch. None if norms are not known, and for branches
+            to a single network, which every tree contains.
     """
 
     parent: str
@@ -39,22 +39,22 @@ class Branch:
 
     @property
     def is_certain(self) -> bool:
-        """Whether nearly all models have it, or it is in every tree."""
+        """Return whether nearly all tree models, or all trees, contain the branch."""
         return self.support is None or self.support >= CERTAIN
 
 
 def join_neighbors(names: list[str], distances: Float64[Tensor, "n n"]) -> list[Branch]:
-    """Return the tree whose paths between networks are as long as the distances say, as nearly as neighbor joining
-    finds it.
+    """Return the tree, found by neighbor joining, whose path lengths between networks approximate the distances.
 
-    If the distances are those of a tree, it is that tree. Inner nodes are ancestors that are not among the networks,
-    named "ancestor 1" and so on; a network that is itself an ancestor hangs on a branch of length zero. For networks
-    that were trained on from common ones give *squared* distances: steps of different trainings are nearly orthogonal,
-    so that their squares add up along the tree. The tree has no root; it is given from the last ancestor made.
+    If the distances are path lengths of a tree, that tree is returned. Inner nodes are ancestors that are not among the
+    networks, named "ancestor 1" and so on. A network that is itself an ancestor has a branch of length zero. For
+    networks that were trained further from common networks, pass *squared* distances. Steps of different trainings are
+    nearly orthogonal, so squared distances add up along the tree. The tree has no root. It is listed starting from the
+    ancestor that was added last.
 
     Args:
-        names: The names of the networks, two at least, without repetition.
-        distances: Between all pairs, symmetric.
+        names: The names of at least two networks, without repetition.
+        distances: The distances between all pairs, symmetric.
 
     References:
         Saitou and Nei (1987), The neighbor-joining method; Studier and Keppler (1988) for the criterion.
@@ -82,19 +82,19 @@ def join_neighbors(names: list[str], distances: Float64[Tensor, "n n"]) -> list[
 
 
 def grow_tree(names: list[str], squares: Float64[Tensor, "n n"], norms: Float64[Tensor, " n"]) -> list[Branch]:
-    """Return the branches of the tree on which several models of a family agree, with the share that has each of them.
+    """Return the branches of the consensus of several tree models, with the share of models that contain each branch.
 
     Squared distances add up along a tree if steps are orthogonal. Trainings on one task share a drift: then
     `d_ij = path_ij + |c(t_i) - c(t_j)|^2` for a curve c in a clock t. Squared norms are a clock, because training
     lengthens networks; the first principal coordinate is another. A tree that spans the networks and the drift are
     fitted in turn. Models differ in the clock, in the degree of the curve, in weights, and in whether a parent must be
-    earlier. Branches that more than half of them have make a tree. It hangs from the network with the smallest norm.
-    Lengths are those of the paths, without the drift.
+    earlier. The branches that more than half of the models contain form a tree. Its root is the network with the
+    smallest norm. Lengths are path lengths without the drift.
 
     Args:
-        names: The names of the networks, four at least, without repetition.
+        names: The names of at least four networks, without repetition.
         squares: Squared distances between all pairs, symmetric.
-        norms: Of the networks, in any unit.
+        norms: The norms of the networks, in any unit.
 
     References:
         Prim (1957) for spanning trees, which are those of Chow and Liu (1968) where ancestors are among the networks;
@@ -213,9 +213,9 @@ def _hang(
 
 
 def tree_lines(branches: list[Branch]) -> list[str]:
-    """Return a tree as text: each network or ancestor below the one that it hangs on, with the length of its branch.
+    """Return a tree as text: each network or ancestor below its parent, with the length of its branch.
 
-    Branches that are not certain have their support next to it.
+    For uncertain branches, the support follows the length.
     """
     children: dict[str, list[Branch]] = {}
     for branch in branches:

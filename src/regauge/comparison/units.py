@@ -1,4 +1,6 @@
-"""Units of networks of other widths that are compared: those of the wider one that match the narrower one's best."""
+"""The compared units of networks of different widths: the units of the wider network that best match those of the
+narrower one.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -24,13 +26,13 @@ Units = Int[Tensor, "*bases units"]
 
 @dataclass(frozen=True)
 class CommonUnits:
-    """Two networks, cut to the units that both have.
+    """Two networks, cut to matching units.
 
     Attributes:
-        params: Both networks, with the chosen units in the order in which they are stored: their representatives, where
-            translations of both are known.
-        stored: Both as they are stored, with these units; None where that is the same.
-        units: For each group with other numbers of units in both networks those of the first and of the second one.
+        params: Both networks, with the chosen units in stored order. If the translations of both networks are known,
+            these are representatives.
+        stored: Both networks as stored, cut to these units; None if they equal `params`.
+        units: For each group whose number of units differs, the chosen units of the first and of the second network.
     """
 
     params: tuple[Params, Params]
@@ -39,17 +41,18 @@ class CommonUnits:
 
 
 def choose_units(common: Common, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> CommonUnits:
-    """Choose the units that two networks of different widths have in common, and cut both to these.
+    """Choose matching units of two networks of different widths, and cut both networks to these units.
 
-    Translations are taken out first: what a removed unit had of them is in the biases of the others. That takes
-    families of both networks; those with more units than the symmetry was found with have none. Then both networks are
-    balanced, the narrower one of each group gets units without values, and the second network is
-    aligned to the first: units of the wider one that meet no values are left out.
+    Translations are removed first, because biases of other units contain the translations of a removed unit. This
+    requires the families of translations of both networks, which are unknown for networks with more units than the
+    symmetry was found with. Then both networks are balanced, and the narrower network of each group gets additional
+    units with zero values. The second network is aligned to the first, and units of the wider network that are matched
+    to zero units are left out.
 
     Args:
-        common: The common part of both networks, with widths that differ.
+        common: The common part of both networks, with the widths that differ.
         a: The first network.
-        b: The second one.
+        b: The second network.
 
     Raises:
         KeyError: A parameter that the symmetry moves is missing.

@@ -1,8 +1,9 @@
-"""Verdicts of a comparison, by thresholds that were fixed on other networks than those that they are judged on.
+"""Verdicts of comparisons, by thresholds that were fixed on different networks than those on which verdicts are
+evaluated.
 
-`benchmarks/aligned_strangers.py` has the hard negatives: independent networks that learned from the same data, aligned
-by one method or another, in part, or trained on afterwards. `benchmarks/lineage.py` has the others, and
-`benchmarks/lineage_pairs.py` those by which verdicts are judged.
+`benchmarks/aligned_strangers.py` contains the hard negatives: independent networks that were trained on the same data
+and then aligned, fully or partly, some with further training. `benchmarks/lineage.py` contains the other networks for
+thresholds, and `benchmarks/lineage_pairs.py` the networks for evaluation.
 """
 
 from collections.abc import Sequence
@@ -60,25 +61,28 @@ ENOUGH = 200
 
 @dataclass(frozen=True)
 class Evidence:
-    """The evidence on which a verdict rests.
+    """The measurements that determine a verdict.
 
     Attributes:
-        is_equal: Whether all values are equal, or are after rounding to the coarser of both formats.
+        is_equal: Whether all values are equal, possibly after rounding to the coarser format of both networks.
         precision: Spacing of the numbers around one in the coarser format in which one of the networks can be written.
-        stored: Distance as stored, relative to the first network's norm.
+        stored: The distance as stored, relative to the first network's norm.
         modulo: The distance modulo the group.
-        free: The number of compared values, less the dimension of the group.
-        share: Mean share of the first network's matrices that the second one explains after alignment, if any can be.
-        chance: The share that strangers explain at most; see `by_chance`. None if it was not measured.
-        p_value: The p-value of independence, by the order of units as stored; None where no group can be tested. It is
-            exact where nobody chose that order.
-        z_score: The statistic behind it.
-        noise: The relative distance that rounding of what is stored makes of representatives; zero if not measured.
-        is_whole: Whether all of both networks is compared.
-        is_factorized: Whether distances modulo the group are those of products of matrices without full rank, so that
-            there need be no element that leads from one network to the other.
+        free: The number of compared values minus the dimension of the group.
+        share: The mean share of the first network's matrices that the second network explains after alignment; None if
+            there is none to explain.
+        chance: An upper estimate of the share that scrambled copies explain; see `by_chance`. None if it was not
+            measured.
+        p_value: The p-value of independence, by the order of units as stored; None if no group can be tested. It is
+            exact if nobody chose that order.
+        z_score: The test statistic of the p-value.
+        noise: The relative distance between representatives that rounding of the stored values causes; zero if not
+            measured.
+        is_whole: Whether both networks are compared completely.
+        is_factorized: Whether distances modulo the group are distances of products of matrices without full rank. In
+            this case, zero distance does not imply that an element moves one network to the other.
         lean: The change of the squared norm relative to the squared distance; see `kinship`. None if it is not known.
-        parent: A sentence if one network's provenance names the other one as a parent; else empty.
+        parent: A sentence if one network's provenance names the other network as a parent; else empty.
     """
 
     is_equal: bool
@@ -98,7 +102,7 @@ class Evidence:
 
 
 def needs_noise(evidence: Evidence) -> bool:
-    """Return whether what rounding does to representatives decides, and is not known."""
+    """Return whether the verdict depends on rounding noise of representatives that has not been measured."""
     if evidence.noise:
         return False
     same = replace(evidence, noise=LEGIBLE)
@@ -107,13 +111,13 @@ def needs_noise(evidence: Evidence) -> bool:
 
 
 def needs_chance(evidence: Evidence) -> bool:
-    """Return whether what strangers explain decides, and is not known."""
+    """Return whether the verdict depends on a share by chance that has not been measured."""
     is_open = evidence.chance is None and evidence.share is not None and evidence.free >= ENOUGH
     return is_open and _judge_weights(evidence)[0] == "undecided"
 
 
 def judge(evidence: Evidence) -> tuple[Verdict, str]:
-    """Return the verdict, and a sentence that gives the reason."""
+    """Return the verdict and a sentence with the reason."""
     verdict, reason = _judge_weights(evidence)
     if evidence.parent and verdict in (ALIGNED, "unrelated", "undecided"):
         return "descended", f"{evidence.parent}. By weights alone it is {verdict}: {reason}"
@@ -131,7 +135,7 @@ def _judge_weights(evidence: Evidence) -> tuple[Verdict, str]:
 
 
 def _judge_clear(e: Evidence) -> tuple[Verdict, str]:
-    """Return the verdict by weights if rounding hides nothing."""
+    """Return the verdict from the weights if rounding is negligible."""
     if e.is_equal or e.stored <= IDENTICAL:
         how = "all values are equal" if e.is_equal else f"they differ by {e.stored:.1e} of the norm, which is rounding"
         return _judge_same("identical", how, e)
@@ -177,7 +181,7 @@ def _judge_clear(e: Evidence) -> tuple[Verdict, str]:
 
 
 def _judge_same_gauge(e: Evidence) -> tuple[Verdict, str] | None:
-    """Return the verdict if an element leads from one network to the other up to rounding; else None."""
+    """Return the verdict if an element moves one network to the other up to rounding; else None."""
     tolerance = max(MOVED, REGAUGED * e.precision, NOISE * e.noise if e.noise <= LEGIBLE else 0.0)
     if e.modulo > tolerance or e.modulo > e.stored / 2:
         return None
@@ -194,7 +198,7 @@ def _judge_same_gauge(e: Evidence) -> tuple[Verdict, str] | None:
 
 
 def _order(evidence: Evidence) -> str | None:
-    """Return a clause that units correspond as stored, if that is certain; it claims no cause."""
+    """Return a clause stating, without a cause, that units correspond as stored, if this is certain."""
     if evidence.z_score is None or evidence.z_score < CERTAIN:
         return None
     return (
@@ -215,15 +219,17 @@ def _judge_same(verdict: Verdict, reason: str, evidence: Evidence) -> tuple[Verd
 
 
 def kinship(lean: float | None) -> str:
-    """Say whether one of two related networks descends from the other, or both from a third, as far as that is known.
+    """Return a sentence that tells, if known, whether one of two related networks descends from the other or both from
+    a third.
 
-    Training lengthens a network: its squared norm grows by more than the squared distance, where a step that is
-    orthogonal to the weights would make both equal. Two networks that were trained alike from a third have nearly equal
-    norms. In between nothing is known: pruning and rounding lie there, and siblings of which one was trained longer.
+    Training increases the norm: the squared norm grows by more than the squared distance. A step that is orthogonal to
+    the weights would make both equal. Two networks that were trained in the same way from a third network have nearly
+    equal norms. Values in between are inconclusive, because they also occur for pruning, for rounding, and for siblings
+    of which one was trained longer.
 
     Args:
-        lean: The squared norm of the second network less that of the first, relative to their squared distance, where
-            both are balanced.
+        lean: The squared norm of the second network minus that of the first, relative to their squared distance, for
+            balanced networks.
     """
     if lean is None or SIBLINGS < abs(lean) < LINE:
         return "one descends from the other, or both from a third"
@@ -234,7 +240,7 @@ def kinship(lean: float | None) -> str:
 
 
 def lean_of(balanced: tuple[float, float, float] | None) -> float | None:
-    """Return the change of the squared norm relative to the squared distance, of a distance and both norms."""
+    """Return the change of the squared norm relative to the squared distance, from a distance and both norms."""
     if balanced is None or not balanced[0]:
         return None
     distance, first, second = balanced
@@ -242,10 +248,10 @@ def lean_of(balanced: tuple[float, float, float] | None) -> float | None:
 
 
 def by_chance(shares: Sequence[float | None]) -> float | None:
-    """Return an upper estimate of the share by chance: the largest share of a stranger plus the range of all, at most
-    one.
+    """Return an upper estimate of the share by chance: the largest share of a scrambled copy plus the range of all
+    shares, at most one.
 
-    In networks of a few units strangers differ much from one another.
+    The shares of scrambled copies vary much if networks have few units.
     """
     known = [share for share in shares if share is not None]
     return min(1.0, 2 * max(known) - min(known)) if known else None

@@ -1,4 +1,4 @@
-"""Networks of one architecture with other numbers of units: which groups differ, and by how much."""
+"""Widths of networks of one architecture: the groups whose numbers of units differ, and these numbers."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ Shapes = Mapping[str, Shape]
 
 @dataclass(frozen=True)
 class Widths:
-    """Groups that have other numbers of units in two networks.
+    """Groups whose numbers of units differ between two networks.
 
     Attributes:
-        sizes: Their numbers of units in the first network and in the second one.
+        sizes: The numbers of units of these groups in the first and in the second network.
         sides: The symmetry of each network.
         whole: The symmetry of a network with the larger number of units of each group.
         common: The symmetry with the smaller numbers of units.
@@ -28,7 +28,7 @@ class Widths:
     common: Symmetry
 
     def narrow(self, shapes: Shapes) -> dict[str, Shape]:
-        """Return the shapes of one of both networks as they are with the units that both have."""
+        """Return the shapes of one of the networks after a cut to the smaller numbers of units."""
         result = dict(shapes)
         for group in (self.common[name] for name in self.sizes):
             for place in group.placements:
@@ -40,15 +40,15 @@ class Widths:
 
 
 def find_widths(a: Shapes, b: Shapes, symmetry: Symmetry) -> Widths | None:
-    """Return the groups of a symmetry that have other numbers of units in two networks; None where there are none.
+    """Return the groups of a symmetry whose numbers of units differ between two networks; None if there are none.
 
-    Only units that can be reordered one by one are counted. A group counts where all axes that it acts on agree about
-    its number of units, in both networks, as they do in a network that `regauge.prune` made.
+    Only units that can be reordered one by one are counted. A group is counted if, in both networks, all axes that it
+    acts on give the same number of units, as in networks made by `regauge.prune`.
 
     Args:
         a: The shapes of the first network.
-        b: The shapes of the second one.
-        symmetry: The symmetry of either of them, or of another network of the same architecture.
+        b: The shapes of the second network.
+        symmetry: The symmetry of either network, or of another network of the same architecture.
     """
     if not symmetry.is_sized:
         return None
@@ -67,7 +67,9 @@ def find_widths(a: Shapes, b: Shapes, symmetry: Symmetry) -> Widths | None:
 
 
 def fit_widths(symmetry: Symmetry, shapes: Shapes) -> Symmetry:
-    """Return a symmetry with the numbers of units that a network has; the same one where it fits, or nothing would."""
+    """Return a symmetry with the numbers of units of a network. Return it unchanged if it fits, or if no resized one
+    fits.
+    """
     if not symmetry.is_sized or _fits(symmetry, shapes):
         return symmetry
     try:
@@ -82,7 +84,7 @@ def _fits(symmetry: Symmetry, shapes: Shapes) -> bool:
 
 
 def resize(symmetry: Symmetry, sizes: Mapping[str, int]) -> Symmetry:
-    """Return the symmetry of a network some of whose groups have more or fewer units.
+    """Return the symmetry of a network in which some groups have more or fewer units.
 
     Raises:
         ValueError: There is no regular place for them.
@@ -94,9 +96,10 @@ def resize(symmetry: Symmetry, sizes: Mapping[str, int]) -> Symmetry:
 
 
 def count_units(shapes: Shapes, symmetry: Symmetry) -> dict[str, int]:
-    """Return the number of units that each group has in a network; what it has in the symmetry where its axes disagree.
+    """Return the number of units of each group in a network. If the axes of a group disagree, return its number in the
+    symmetry.
 
-    A group that shares all its axes with others is counted as soon as these are.
+    A group that shares all its axes with other groups is counted as soon as the other groups are.
     """
     counts: dict[str, int] = {}
     while True:

@@ -1,7 +1,7 @@
-"""Points between networks, their means, how far apart networks are, and how much one explains of another.
+"""Interpolation, means and distances of networks, and shares of one network that another network explains.
 
-Half precision is computed in float32 and rounded once. Tensors without values (positions, masks) must be equal in all
-networks; counters are those of the first one.
+Half precision is computed in float32 and rounded once. Tensors that are not floating-point (positions, masks) must be
+equal in all networks. Counters are those of the first network.
 """
 
 import math
@@ -21,15 +21,16 @@ CONSTANT_TENSOR = 1e-10
 
 
 def interpolate(params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], t: float | Tensor = 0.5) -> Params:
-    """`(1 - t) a + t b`, and exactly a and b at the ends.
+    """Return `(1 - t) a + t b`, with exactly a and b at the ends.
 
-    Integer buffers at t = 1 are those of the second network. For populations t may be a tensor `[models]`.
+    Integer buffers at t = 1 are those of the second network. For populations, t may be a tensor `[models]`.
     """
     return combine((params_a, params_b), (1 - t, t))
 
 
 def combine(networks: Sequence[Mapping[str, Tensor]], weights: Sequence[float | Tensor]) -> Params:
-    """`sum_k weights[k] networks[k]`, and exactly network k where its weight is one and all others are zero.
+    """Return `sum_k weights[k] networks[k]`, with exactly network k if its weight is one and all other weights are
+    zero.
 
     A ValueError names parameters that only one network has, or a tensor without values that differs.
     """
@@ -56,15 +57,17 @@ def combine(networks: Sequence[Mapping[str, Tensor]], weights: Sequence[float | 
 
 
 def mean(networks: Sequence[Mapping[str, Tensor]], shares: Sequence[float] | None = None) -> Params:
-    """The mean of networks with these shares, which sum to one; equal by default. It shares no memory with them."""
+    """Return the mean of networks with these shares, which are equal by default. The mean shares no memory with the
+    networks.
+    """
     result = combine(networks, shares_of(None, len(networks)) if shares is None else shares)
     return {name: t.clone() if any(t is n[name] for n in networks) else t for name, t in result.items()}
 
 
 def shares_of(weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
-    """Weights of `count` networks as shares that sum to one; equal by default.
+    """Return the weights of `count` networks as shares that sum to one; equal by default.
 
-    A ValueError says that they are not as many as networks, negative, not finite, or all zero.
+    A ValueError is raised if the number of weights is wrong, or if weights are negative, not finite, or all zero.
     """
     given = [1.0] * count if weights is None else [float(w) for w in weights]
     if len(given) != count or any(not 0 <= w < math.inf for w in given) or sum(given) <= 0:
@@ -75,14 +78,13 @@ def shares_of(weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
 
 
 def distance(params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], buffers: Collection[str] = ()) -> float:
-    """Euclidean distance of two networks, computed in float64.
+    """Return the Euclidean distance of two networks, computed in float64.
 
     Args:
         params_a: The first network; its floating-point tensors are compared.
         params_b: The second network.
         buffers: Names of tensors that are left out. `regauge align`, `regauge merge` and model cards leave out
-            `symmetry.buffers`: running statistics are no weights, and their values would hide the distance of the
-            weights.
+            `symmetry.buffers`, because the values of running statistics would hide the distance of the weights.
     """
     squares = 0.0
     for name, tensor in params_a.items():
@@ -99,11 +101,12 @@ class ExplainedTensor:
 
     Attributes:
         name: The name of the tensor.
-        shape: Its shape.
-        before: The share of the first network's tensor that the second one's explains as stored: the squared
-            correlation, zero where it is negative; None where nothing tells units apart in one of both.
-        after: The share after the second network was moved.
-        weight: The squares of the first network's tensor around the part that all elements keep.
+        shape: The shape of the tensor.
+        before: The share of the first network's tensor that the second network's tensor explains as stored. It is the
+            squared correlation, or zero if the correlation is negative. None if units cannot be told apart in one of
+            the tensors.
+        after: The same share after the second network was moved.
+        weight: The squared norm of the first network's tensor minus the part that no element changes.
         squares: Squared distances as stored and moved, and the squared norm of the first network's tensor.
     """
 
@@ -119,7 +122,7 @@ class ExplainedSums:
     """Squares of a tensor of two networks, as it is and around what is kept, and products; the second one's twice.
 
     What every element keeps, such as the mean over units, says nothing about units, and networks for one purpose share
-    it: gains around one, the frequency of a symbol. So correlations are between what is left without it.
+    it: gains around one, the frequency of a symbol. So correlations are computed after this part is subtracted.
     """
 
     def __init__(self) -> None:

@@ -89,14 +89,15 @@ def merge(
         untie: Whether tied output heads of networks in folders become separate tensors, as in `align`.
         labels: Names of the networks in the record, with the base last; indices or paths by default.
         out: Place of the result, which has the names, dtypes and header of the base or the first network: a path, or
-            an `Output`. The record is written next to it. For networks on the disk only, as are the following.
+            an `Output`. The record is written next to the result. This and the following arguments are for networks on
+            the disk only.
         memory: The limit on memory: bytes, or text such as "2GB"; half of the machine's memory by default.
         progress: Shows each pass over streamed files.
 
     Raises:
         FileExistsError: The output exists, and may not be replaced.
-        TypeError: The networks are not a list, a network is not a dictionary of tensors, or the rule or the method is a
-            class or name instead of an object.
+        TypeError: The networks are not a list, a network is not a dictionary of tensors, or the rule or the method has
+            a wrong type.
         ValueError: There are too few or too many networks for the rule. Weights, settings or labels are invalid, or the
             networks cannot be aligned. The rule needs a base, a task or a generator that is missing, or the rule does
             not use the given base. Or the memory does not suffice.
