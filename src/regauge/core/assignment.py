@@ -1,4 +1,4 @@
-"""Exact linear assignment: which source each target takes, so that the summed profit is largest."""
+"""Exact linear assignment: one source for each target, with the largest sum of profits."""
 
 import importlib
 import math
@@ -33,7 +33,8 @@ def assign(profit: Floats) -> NDArray[np.int64]:
         profit: Square matrix, `[n, n]`.
 
     Returns:
-        For each row the column that it is assigned to, `[n]`; among equally good ones the same in every run.
+        For each row, the column that it is assigned to, `[n]`. If several solutions are optimal, every run returns the
+        same one.
 
     Raises:
         ValueError: The matrix is not square, or holds NaN or Inf.
@@ -53,7 +54,7 @@ def assign(profit: Floats) -> NDArray[np.int64]:
 
 
 def assign_rows(profit: NDArray[np.floating]) -> NDArray[np.int64]:
-    """Return the different columns, one for each of a few rows, that maximize the sum of profits, exactly: `[rows]`."""
+    """Return distinct columns, one for each of a few rows, that exactly maximize the sum of profits: `[rows]`."""
     return _scipy(-np.asarray(profit, dtype=np.float64))
 
 
@@ -73,7 +74,7 @@ def assign_many(
     slack: Float[Tensor, " problem"] | None = None,
     is_repeated: bool = True,
 ) -> Assignments:
-    """`assign` for many problems of one size at once, in the precision of the profits.
+    """Solve many assignment problems of one size at once, in the precision of the profits; see `assign`.
 
     What can be done for all problems together (reductions, potentials, the test for optimality) is done where the
     profits are; only the search that remains runs problem by problem, on the CPU. Potentials of similar problems
@@ -83,8 +84,8 @@ def assign_many(
     Args:
         profits: float32 or float64.
         potentials: Potentials that similar problems returned.
-        current: Columns to keep where they are best; the identity by default.
-        slack: Gains that are not worth a change; zero by default.
+        current: Columns to keep if they are optimal; the identity by default.
+        slack: The gain up to which current columns are kept; zero by default.
         is_repeated: Whether similar problems will follow, so that potentials are worth their computation.
 
     Raises:
@@ -126,7 +127,7 @@ def assign_many(
 
 
 def assign_in_place(profits: Float[Tensor, "target source"], *, slack: float = 0.0) -> Int[Tensor, " target"]:
-    """`assign_many` for one problem, in the memory of its profits, which are overwritten.
+    """Solve one assignment problem in the memory of its profits, which are overwritten; see `assign_many`.
 
     Raises:
         ValueError: A profit is NaN or Inf.

@@ -1,4 +1,4 @@
-"""A network balanced: the point of smallest norm on its orbit under positive scales and invertible matrices."""
+"""Balanced networks: points of smallest norm on orbits under positive scales and invertible matrices."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -55,12 +55,12 @@ class Balance:
 
 
 def has_balance(symmetry: Symmetry) -> bool:
-    """Return whether there is anything to balance."""
+    """Return whether a symmetry has scales or matrices to balance."""
     return any(group.scales or group.matrix == "linear" for group in symmetry.groups)
 
 
 def balance(params: Mapping[str, Tensor], symmetry: Symmetry, *, buffers: Buffers = "move") -> Element:
-    """Return the scales and matrices that bring a network to the point of smallest norm that they can reach.
+    """Return the scales and matrices that move a network to the point of smallest norm on its orbit.
 
     `act(balance(p), p)` minimizes the sum of squares of all parameters over the positive factors of every unit and the
     invertible matrices of every linear group. The logarithm of that sum is convex along geodesics of these groups, so
@@ -100,9 +100,9 @@ def balance(params: Mapping[str, Tensor], symmetry: Symmetry, *, buffers: Buffer
 def balance_alike(
     networks: Sequence[Mapping[str, Tensor]], symmetry: Symmetry, *, buffers: Buffers = "move"
 ) -> list[Balance]:
-    """`balance` of networks that are to be compared: groups whose matrices one of them keeps all of them keep.
+    """Balance networks for a comparison. If one network keeps the matrices of a group, all networks keep them.
 
-    Networks may be populations, which are compared one by one.
+    Networks may be populations, whose members are compared one by one.
     """
     symmetry = count_frozen_gains(symmetry.bind(networks[0]), buffers)
     joined = _join(networks, symmetry)

@@ -1,7 +1,7 @@
-"""The group that acts on representatives, whose gains are one, and its elements as elements of the whole group.
+"""The group that acts on representatives, whose gains are one, and its embedding into the whole group.
 
-Scales and signs of gains act no more there. Groups that say so in `behind_gains` may be rotated as a whole instead: the
-gains were all that told their units apart.
+Scales and signs of gains do not act on representatives. Groups with a value in `behind_gains` may be rotated instead,
+because only the gains told their units apart.
 """
 
 from collections.abc import Collection, Mapping

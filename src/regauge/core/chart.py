@@ -1,4 +1,4 @@
-"""The chart in which translations add: a network as a representative and its coordinates.
+"""The chart in which translations add: networks as pairs of a representative and coordinates.
 
 Gains are brought to one first, then each family is taken out in turn, weights before biases; no step undoes what an
 earlier one brought about. Coordinates are one vector for each family, and may be added to in any order. If images were
@@ -53,7 +53,7 @@ class Charted(Gained, Protocol):
 
 
 def split(symmetry: Charted, params: Params, lead: int) -> tuple[Params, dict[str, Tensor]]:
-    """Return the representative and the coordinates of networks `[*lead, ...]`; see `Symmetry.split`."""
+    """Split networks `[*lead, ...]` into representatives and coordinates; see `Symmetry.split`."""
     wide = _widen(symmetry, params)
     current, coordinates = _without_variances(symmetry, sums(symmetry.added, wide), lead)
     gains = chart_gains(symmetry)
@@ -71,7 +71,7 @@ def split(symmetry: Charted, params: Params, lead: int) -> tuple[Params, dict[st
 
 
 def join(symmetry: Charted, representative: Params, coordinates: Coordinates, lead: int) -> Params:
-    """Return the networks of representatives `[*lead, ...]` and coordinates; see `Symmetry.join`."""
+    """Join representatives `[*lead, ...]` and coordinates into networks; see `Symmetry.join`."""
     wide = _widen(symmetry, representative)
     current = sums(symmetry.added, wide)
     for family in reversed(symmetry.translations):

@@ -1,4 +1,4 @@
-"""The closest element of a group: `closest(group, C) = argmax over g of <g, C>`, exactly, for every kind."""
+"""The closest element of a group, exactly and for every kind: `closest(group, C) = argmax over g of <g, C>`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -127,8 +127,8 @@ def closest(
         group: Any group; what it is repeated within is a leading axis of the cost.
         cost: The objective, or a single matrix `[..., n, n]` where all placements share one character.
         potentials: The potentials of similar problems solved before.
-        current: Permutations to keep where they are best within `slack`.
-        slack: Gains that are not worth a change; zero by default.
+        current: Permutations to keep if they are optimal within `slack`.
+        slack: The gain up to which current permutations are kept; zero by default.
         is_repeated: Whether potentials should be returned.
 
     Raises:

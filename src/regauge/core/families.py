@@ -103,13 +103,12 @@ def connected(sets: Iterable[Collection[str]]) -> list[frozenset[str]]:
 
 
 def has_choice(group: Group) -> bool:
-    """Return whether matching chooses anything in a group; positive factors stay at one."""
+    """Return whether matching has a choice in a group; positive factors stay at one."""
     return group.has_order or bool(group.signs or group.shifts) or group.matrix != "none"
 
 
 def compared(networks: Sequence[Tensors], symmetry: Symmetry) -> list[dict[str, Tensor]]:
-    """Return the compared parameters of each network: those that the symmetry moves, in float32 or float64, on one
-    device."""
+    """Return the compared parameters of each network, which the symmetry moves, in float32 or float64 on one device."""
     result: list[dict[str, Tensor]] = [{} for _ in networks]
     for name in symmetry.sites:
         tensors = [params[name] for params in networks]

@@ -61,8 +61,8 @@ def align_tokens(
         method: The method of alignment. This and the following arguments are as in `rg.align`.
         task: Model, data and loss, for methods that use them.
         generator: Source of randomness.
-        rotate: Whether streams are rotated, as in `rg.align`. Networks with different tokens are not rotated, and
-            "always" raises an error.
+        rotate: Whether streams are rotated, as in `rg.align`. Networks with different tokens are not rotated, and for
+            "always" a note reports this.
         progress: Shows each pass over streamed files.
 
     Raises:
