@@ -48,9 +48,9 @@ class Comparison:
             and matrices, and these two norms. Unlike `orbit_distance`, this distance does not depend on the point of
             the first network on its orbit. None for networks that are streamed, sampled, equal or of different widths.
         lean: The change of the squared norm from the first to the second network, relative to the squared distance,
-            for balanced networks. It is above one if the second network was trained further from the first, around
-            minus one if the second network was pruned, and around zero for siblings that were trained in the same way;
-            see `kinship`. None without `balanced`, and if only a part of the networks is compared.
+            for balanced networks. It is above one if the second network was trained further from the first, and around
+            minus one if it was pruned. It is around zero for siblings that were trained in the same way; see `kinship`.
+            None without `balanced`, and if only a part of the networks is compared.
         units: For networks of different widths, the indices of the compared units of the first and of the second
             network, for each group whose number of units differs. The indices ascend within each copy of the group. All
             other measurements use both networks cut to these units, in this order.

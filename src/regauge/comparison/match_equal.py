@@ -1,4 +1,4 @@
-"""Two networks whose values are all equal, which nothing needs to move."""
+"""Matching of two networks whose values are all equal, by the identity."""
 
 from collections.abc import Mapping
 
@@ -15,7 +15,7 @@ from regauge.core.symmetry import Symmetry
 def match_equal(
     a: Mapping[str, Tensor] | Checkpoint, b: Mapping[str, Tensor] | Checkpoint, symmetry: Symmetry
 ) -> Matched | None:
-    """Match two networks by the identity if all compared values are equal; None from the first value that is not.
+    """Match two networks by the identity if all compared values are equal; return None at the first difference.
 
     Raises:
         KeyError: A parameter that the symmetry moves is missing.

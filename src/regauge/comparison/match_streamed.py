@@ -1,4 +1,4 @@
-"""Two networks that stay on the disk, because in memory they would need more than is allowed."""
+"""Matching of two networks that stay on the disk, because they exceed the memory limit."""
 
 import math
 from collections.abc import Sequence
@@ -30,13 +30,13 @@ from regauge.core.task import Task
 def match_streamed(
     job: FileJob, symmetry: Symmetry, *, task: Task | None, references: Sequence[object], progress: Progress
 ) -> Matched:
-    """Align two checkpoints in sweeps over their files; what alignment explains by chance takes one stranger.
+    """Align two checkpoints in sweeps over their files. One scrambled copy measures the share by chance.
 
-    Translations and gains are taken out of tensors when they are read, and residual streams are rotated, if that
-    explains what orders do not.
+    Translations and gains are removed from tensors when they are read. Residual streams are rotated if rotations
+    explain more than permutations.
 
     Raises:
-        ValueError: There are references or a task, for which networks are in memory; or the memory does not suffice.
+        ValueError: References or a task are given, which require networks in memory, or the memory does not suffice.
     """
     if references:
         raise ValueError(f"references are compared by fingerprints, which {job.needs_memory}")

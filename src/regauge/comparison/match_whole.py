@@ -1,4 +1,4 @@
-"""Two networks in memory that have the same tensors, or were cut to them."""
+"""Matching of two networks in memory that have the same tensors, or were cut to common tensors."""
 
 from collections.abc import Mapping, Sequence
 

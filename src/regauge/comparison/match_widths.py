@@ -1,4 +1,4 @@
-"""Two networks in memory with other numbers of units in some layers."""
+"""Matching of two networks in memory whose numbers of units differ in some layers."""
 
 from collections.abc import Mapping, Sequence
 
@@ -24,13 +24,13 @@ def match_widths(
     *,
     references: Sequence[Mapping[str, Tensor]],
 ) -> Matched:
-    """Align the units that two networks of other widths have in common.
+    """Align matching units of two networks of different widths.
 
     Choosing them explains something of any network. Strangers and references are therefore compared with the whole
     first network, too, by units of their own. The order of units is tested where both have the same number of them.
 
     Args:
-        a: The network that stays.
+        a: The network that is not moved.
         b: The network that is moved.
         symmetry: The symmetry of the first network.
         common: The part of both that is compared, with the groups that have other numbers of units.

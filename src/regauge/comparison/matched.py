@@ -1,4 +1,4 @@
-"""Two matched networks, and the evidence that a verdict on them rests on."""
+"""Matched pairs of networks, and the measurement of the evidence for a verdict."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +28,7 @@ class Matched:
 
     Attributes:
         pair: The networks that are compared.
-        element: Moves the second network of the pair.
+        element: The element that moves the second network of the pair.
         chance: Measures what alignment explains of strangers; called only if that decides.
         tested: The networks whose order of units is tested; None if no tensor of theirs has units in order.
         stored: The networks as they are stored, if the pair holds other ones that compute the same functions.
@@ -68,14 +68,14 @@ class Matched:
 def weigh(
     matched: Matched, common: Common | None, origins: Origins, *, draws: int, generator: torch.Generator
 ) -> Comparison:
-    """Measure the evidence tensor by tensor, and judge by it.
+    """Measure the evidence tensor by tensor, and return the comparison with its verdict.
 
     Args:
         matched: The networks.
-        common: The part of both that is compared, where that is not all of them.
+        common: The compared part of both networks, if it is not all of both.
         origins: The origins of both networks.
-        draws: Random orders of the test of independence.
-        generator: Their source.
+        draws: The number of random orders in the test of independence.
+        generator: Source of randomness for the orders.
     """
     pair = matched.pair
     symmetry, element = (pair.symmetry, matched.element) if matched.whole is None else matched.whole

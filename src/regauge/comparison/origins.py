@@ -29,10 +29,10 @@ class Origin:
 
     Attributes:
         label: "A" or "B".
-        command: The command that wrote it, such as "align"; empty if its provenance names none.
+        command: The command that wrote the network, such as "align"; empty if its provenance names no command.
         parents: The networks that it was made of, as its provenance names them: path, and SHA-256 of the weights.
         is_chosen: Whether it, or a network that it was made of, has its units in an order that somebody chose.
-        alignment: The element that moved it, where that is stored with it.
+        alignment: The element that moved the network, if the element is stored with it.
     """
 
     label: str
@@ -92,7 +92,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class Undo:
-    """The way back of an element, tensor by tensor."""
+    """The inverse action of an element, tensor by tensor."""
 
     symmetry: Symmetry
     element: Element

@@ -21,9 +21,9 @@ class Pair:
     """Two networks that are compared.
 
     Attributes:
-        first: The network that stays: parameters by name, or a checkpoint on the disk.
+        first: The network that is not moved: parameters by name, or a checkpoint on the disk.
         second: The network that is moved.
-        symmetry: The symmetry of both, with every size known.
+        symmetry: The symmetry of both networks, with every size known.
     """
 
     first: Mapping[str, Tensor] | Checkpoint

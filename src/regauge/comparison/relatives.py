@@ -1,4 +1,4 @@
-"""Networks in files that are compared: opened under the names of one model, with its symmetry."""
+"""Networks in files, opened for comparison under the names of one model, with the symmetry of the model."""
 
 from collections.abc import Mapping, Sequence
 from copy import copy
@@ -36,7 +36,7 @@ class Relatives:
         networks: The checkpoints, with the model and the symmetry of the first one. Others may have other widths,
             vocabularies or numbers of layers.
         limit: The limit on their memory.
-        is_streamed: Whether they stay on the disk, because in memory they would need more.
+        is_streamed: Whether the networks stay on the disk, because they exceed the limit on memory.
         note: A sentence that says which tokens are compared if the networks have different ones; else empty.
     """
 
@@ -98,12 +98,12 @@ def open_relatives(
     memory: int | str | MemoryLimit | None = None,
     data: bool = False,
 ) -> Relatives:
-    """Open networks that are to be compared, and find the symmetry of the first one.
+    """Open networks for comparison, and find the symmetry of the first network.
 
-    Of networks with different vocabularies the common tokens are kept.
+    If vocabularies differ, only the common tokens are kept.
 
     Args:
-        paths: Two checkpoints at least.
+        paths: At least two checkpoints.
         model: The model of the first network, or its name; found as by `rg.open_networks` by default.
         symmetry: The symmetry, instead of that of the model.
         tracing: Further settings of `rg.open_model`, for a model that is named.

@@ -1,4 +1,4 @@
-"""A sample of two large networks: some layers, and of each large group some units with their counterparts."""
+"""Samples of two large networks: some layers, and some units of each large group with their counterparts."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -55,12 +55,12 @@ class Sample:
 
     @classmethod
     def of(cls, symmetry: Symmetry, shapes: Mapping[str, tuple[int, ...]], generator: torch.Generator) -> "Sample":
-        """Draw a sample of networks of some shapes.
+        """Sample layers, entries and units for networks of these shapes.
 
         Args:
             symmetry: The symmetry, with every size known.
             shapes: The shapes of all tensors.
-            generator: The source of chance.
+            generator: Source of randomness.
         """
         kept, layers = _choose_layers(shapes)
         moved = {(place.parameter, place.axis) for group in symmetry.groups for place in group.placements}
@@ -89,7 +89,7 @@ class Sample:
 
     @property
     def values(self) -> int:
-        """The number of sampled values of one network."""
+        """Return the number of sampled values of one network."""
         return sum(map(prod, (self.narrow.shapes.get(name, shape) for name, shape in self.shapes.items())))
 
     def indices(self, name: str, units: Units) -> Indices:

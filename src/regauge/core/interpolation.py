@@ -1,6 +1,6 @@
 """Interpolation, means and distances of networks, and shares of one network that another network explains.
 
-Half precision is computed in float32 and rounded once. Tensors that are not floating-point (positions, masks) must be
+Half precision is computed in float32 and rounded once. Tensors without floating-point values (positions, masks) must be
 equal in all networks. Counters are those of the first network.
 """
 
@@ -32,7 +32,7 @@ def combine(networks: Sequence[Mapping[str, Tensor]], weights: Sequence[float | 
     """Return `sum_k weights[k] networks[k]`, with exactly network k if its weight is one and all other weights are
     zero.
 
-    A ValueError names parameters that only one network has, or a tensor without values that differs.
+    A ValueError names parameters that only one network has, or a tensor without floating-point values that differs.
     """
     used = [(network, w) for network, w in zip(networks, weights, strict=True) if isinstance(w, Tensor) or w != 0]
     if len(used) == 1 and not isinstance(used[0][1], Tensor) and used[0][1] == 1:

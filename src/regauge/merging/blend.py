@@ -29,8 +29,8 @@ class Blend:
     Each tensor is read, converted to the working dtype, moved, combined with the others, and rounded once. Running
     statistics are averaged, with the shares if the rule is a mean, else equally. Structure tensors are those of the
     base or the first network, because alignment carries the structure of the other networks into this one. Other
-    tensors that are not floating-point must be equal in all networks. Counters are those of the base or the first
-    network.
+    tensors without floating-point values (integers, codes) must be equal in all networks. Counters are those of the
+    base or the first network.
 
     Attributes:
         rule: The rule that combines tensors.
@@ -72,7 +72,7 @@ class Blend:
         """Raise an error, before any tensor is read, if weights or settings are invalid for some tensor.
 
         Raises:
-            ValueError: Weights or settings are invalid, or a tensor that is not floating-point differs between the
+            ValueError: Weights or settings are invalid, or a tensor without floating-point values differs between the
                 networks.
         """
         varies = any(isinstance(one, Setting) for one in self.weights or ())
@@ -188,7 +188,9 @@ class Blend:
         return row_ranges(self.symmetry, name, shape, PIECE) if self.rule.splits(shape) else [None]
 
     def _require_shared(self, name: str, rows: tuple[int, int] | None) -> Tensor:
-        """Return a tensor without values of the reference, or a piece; a ValueError if those of the others differ."""
+        """Return a tensor without floating-point values, or a piece, of the reference; raise a ValueError if networks
+        differ in it.
+        """
         dtype = self._like[name].dtype
         tensors = [self._moved(k, name, rows, dtype) for k in range(len(self.networks))]
         kept = tensors[0] if self.base is None else read_piece(self.base, name, rows, dtype)

@@ -72,8 +72,8 @@ class GivenAdapter:
         """Return an adapter from its folder, or from its factors alone, which change `W` to `W + B A`.
 
         Raises:
-            ValueError: The adapter is not a LoRA adapter, changes a tensor that the base lacks or that is tied to
-                another tensor, or defines a change only together with its base, as DoRA does.
+            ValueError: The adapter is not a LoRA adapter, or changes a tensor that the base lacks or that is tied to
+                another tensor. Or the adapter defines a change only together with its base, as DoRA does.
         """
         folder = given.path.parent if isinstance(given, Checkpoint) else None
         params = given.params if isinstance(given, Checkpoint) else dict(given)
