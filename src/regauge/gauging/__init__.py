@@ -1,4 +1,4 @@
-"""Gauges for a purpose: the point of a network's orbit that is easiest to quantize."""
+"""Gauges chosen for a purpose, such as the point of a network's orbit that is easiest to quantize."""
 
 from regauge.names import attach
 

@@ -1,4 +1,4 @@
-"""Whether the scale pairs of a table preserve the function of a model, by how much not, and what they leave out."""
+"""Tests of whether the scale pairs of a table preserve the function of a model, and which parameters they leave out."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,9 +35,9 @@ class Finding:
         verdict: "holds"; "broken"; "skipped" if sizes do not agree and no tool scales the pair; "unmatched" if the row
             names no modules.
         change: The relative change of the outputs when the pair is scaled by random factors in [1/2, 2].
-        missing: Parameters that must be scaled, too, and are not.
-        extra: Parameters that must not be scaled so.
-        reason: A sentence.
+        missing: Parameters that must also be scaled, but are not.
+        extra: Parameters that are scaled, but must not be.
+        reason: The reason for the verdict.
     """
 
     row: int
@@ -57,7 +57,7 @@ class Finding:
 
 
 def audit_rows(findings: Sequence[Finding], table: Sequence[ScalePair]) -> list[dict[str, Any]]:
-    """Return the rows of a table with the numbers of verdicts on their pairs, and the largest change of the outputs."""
+    """Return each row of a table with the counts of verdicts on its pairs and the largest change of the outputs."""
     rows: list[dict[str, Any]] = []
     for number, pattern in enumerate(table):
         own = [one for one in findings if one.row == number]
@@ -82,20 +82,23 @@ def audit(
     outputs: Outputs = None,
     convert: Convert = dict,
 ) -> list[Finding]:
-    """Try every pair of a table: scale it alone by random factors, as a tool would, and run the model in float64.
+    """Test every pair of a table: scale the pair alone by random factors, as a tool would, and run the model in
+    float64.
 
-    Tools multiply what balance layers read, and divide what the smooth layer makes: its last outputs where it makes
-    more than is read, as a fused layer of queries, keys and values does. The axis along which a layer reads is that of
-    the symmetry; where no group acts there, it is that of torch's layers. Lengths decide nothing.
+    Tools multiply the input channels of balance layers, and divide the output channels of the smooth layer. If the
+    smooth layer has more outputs than the balance layers read, tools divide its last outputs. A fused layer of queries,
+    keys and values is an example. The symmetry determines the input axis of a layer. If no group acts on this axis, the
+    convention of torch's layers determines it. The lengths of axes are not used.
 
     Args:
         table: Pairs with patterns; see `read_table`.
         params: One network, under the names that the table means: parameters by name, or the path of a checkpoint.
-        symmetry: The symmetry of the model, under its own names; it gives what a broken pair leaves out.
+        symmetry: The symmetry of the model, under the model's names. It determines the parameters that a broken pair
+            leaves out.
         module: The model, on a real device.
         example_inputs: Example inputs, as for `discover`.
         example_kwargs: Keyword inputs.
-        generator: Source of the factors; one with seed 0 by default.
+        generator: Random generator of the factors; by default a generator with seed 0.
         outputs: The outputs that are compared.
         convert: Function from `params` to the parameters under the names of the model; known for a checkpoint.
     """
@@ -124,17 +127,17 @@ class _Audit:
 
     @cached_property
     def wide(self) -> Params:
-        """The parameters in float64, under the names that the table means."""
+        """Parameters in float64, under the names that the table uses."""
         return {n: t.detach().cpu().double() if t.is_floating_point() else t for n, t in self.params.items()}
 
     @cached_property
     def start(self) -> Params:
-        """The parameters in float64, under the names of the model."""
+        """Parameters in float64, under the names of the model."""
         return self._named(self.wide)
 
     @cached_property
     def own_names(self) -> dict[str, str]:
-        """The names of the model for tensors that the table names otherwise, as files do."""
+        """Names in the model of the tensors that have other names in the table, such as their names in files."""
         names = list(self.wide)
         marks = {name: torch.full(t.shape, k, dtype=torch.float64) for k, (name, t) in enumerate(self.wide.items())}
         found = {own: mark.flatten() for own, mark in self.convert(marks).items() if mark.numel()}
@@ -177,7 +180,7 @@ class _Audit:
         return Finding(row, pair.smooth, pair.balance, "broken", change, missing, extra, reason)
 
     def _scaled(self, pair: ScalePair, wide: Params, factors: Tensor) -> Params:
-        """Return the network as a tool makes it."""
+        """Return the network with a pair scaled as a tool scales it."""
         result = dict(wide)
         name = f"{pair.smooth}.weight"
         weight, axis = wide[name], self._output_axis(name, wide)
@@ -193,7 +196,7 @@ class _Audit:
         return result
 
     def _input_axis(self, name: str, wide: Params) -> int:
-        """Return the axis of a weight along which its layer sums over what it reads."""
+        """Return the axis of a weight along which its layer sums over inputs."""
         own = self.own_names.get(name, name)
         names = next((names for names in self.symmetry.tied if own in names), (own,))
         known = {axis for one, axis in self.symmetry.readers if one in names}
@@ -208,16 +211,16 @@ class _Audit:
         return int(getattr(self._layer(name), number, 0))
 
     def _layer(self, name: str) -> nn.Module | None:
-        """Return the module of the model that holds a weight; None where it holds that of several layers."""
+        """Return the module of the model that holds a weight, or None if the module holds weights of several layers."""
         own = self.own_names.get(f"{name}.weight", "")
         return self.module.get_submodule(own.rpartition(".")[0]) if own else None
 
     def _output_axis(self, name: str, wide: Params) -> int:
-        """Return the axis of a weight that counts what its layer makes."""
+        """Return the axis of a weight that indexes the outputs of its layer."""
         return 1 if wide[name].ndim > 1 and self._input_axis(name, wide) == 0 else 0
 
     def _offset(self, name: str, weight: Tensor) -> float:
-        """Return the constant that a norm adds to its gain before it multiplies: one in Gemma, zero elsewhere."""
+        """Return the constant that a norm adds to its gain before the multiplication: one in Gemma, zero elsewhere."""
         norm = self._layer(name)
         if norm is None:
             return 0.0
@@ -239,7 +242,7 @@ class _Audit:
     def _explain(
         self, name: str, axis: int, divisors: Tensor, start: Params, moved: Params
     ) -> tuple[tuple[str, ...], tuple[str, ...], str]:
-        """Missing parameters, extra ones and a reason, by comparison with the nearest family of scales."""
+        """Return missing parameters, extra parameters and a reason, by comparison with the nearest family of scales."""
         best: tuple[tuple[str, ...], tuple[str, ...]] | None = None
         for direction in directions(diagonal(self.symmetry), "move"):
             place = next((p for p in direction.places if p.name == name and p.axes[-1] == axis), None)
@@ -271,7 +274,8 @@ class _Audit:
 
 
 def _why_skipped(made: int, counts: Mapping[str, int], *, is_norm: bool) -> str:
-    """Why no tool scales a pair whose smooth layer makes some channels, of which balance layers read others."""
+    """Return the reason why no tool scales a pair with these numbers of channels, or an empty text if tools scale
+    it."""
     if len({*counts.values()}) > 1:
         listed = ", ".join(f"{name} reads {count}" for name, count in counts.items())
         return f"its balance layers read different numbers of channels ({listed}): no tool scales these"
@@ -282,7 +286,7 @@ def _why_skipped(made: int, counts: Mapping[str, int], *, is_norm: bool) -> str:
 
 
 def _of_last(factors: Tensor, made: int) -> Tensor:
-    """Return the factors of all that a layer makes: those of its last outputs, and ones."""
+    """Return factors for all outputs of a layer: the given ones for the last outputs, and ones for the others."""
     return torch.cat([torch.ones(made - len(factors), dtype=factors.dtype), factors])
 
 

@@ -1,4 +1,4 @@
-"""The evidence that a moved network computes the same function: both are run, in float64 and in their own dtype."""
+"""Certificates that a moved network computes the same function, from runs in float64 and in the network's dtype."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,15 +18,15 @@ from regauge.gauging.moves import Move, apply_moves
 
 @dataclass(frozen=True)
 class Certificate:
-    """Changes of a network's outputs by a move, relative to the largest entry of each output.
+    """Changes of a network's outputs caused by a move, relative to the largest entry of each output.
 
     Attributes:
-        exact: The change with both networks in float64, which is that of the symmetry itself.
-        tolerance: The change there that rounding allows: 1e-9, or 1e-5 where the model rounds to float32 inside.
-        stored: The change with the moved network in the dtype in which it is written, rounding included. None where
-            the model does not run in that dtype.
-        dtype: The dtype in which it is written.
-        per_group: The exact change by each group alone.
+        exact: The change with both networks in float64, which is caused by the symmetry alone.
+        tolerance: The largest allowed value of `exact`: 1e-9, or 1e-5 if the model rounds to float32 internally.
+        stored: The change, including rounding, with the moved network in the dtype in which it is written. None if the
+            model does not run in that dtype.
+        dtype: The dtype in which the moved network is written.
+        per_group: The exact change caused by each group alone.
     """
 
     exact: float
@@ -62,13 +62,13 @@ def certify(
     """Run a network before and after it is moved, and compare the outputs.
 
     Args:
-        params: The network as it was.
+        params: The network before the moves.
         moves: The moves of the network.
         module: Its architecture, on a real device.
         example_inputs: Example inputs, as for `discover`.
         example_kwargs: Keyword inputs.
         outputs: The outputs that are compared.
-        each_group: Whether every group is tried alone, too.
+        each_group: Whether every group is also tested alone.
     """
     model = _Model(module, *example_arguments(example_inputs, example_kwargs), outputs)
     try:
@@ -82,7 +82,7 @@ def certify(
 
 
 class _Model(NamedTuple):
-    """A module and what it is run on."""
+    """A module and its example inputs."""
 
     module: nn.Module
     inputs: tuple[Any, ...]
@@ -91,7 +91,7 @@ class _Model(NamedTuple):
 
 
 class _Changes(NamedTuple):
-    """Changes of the outputs, in total and by each group alone, and the tolerance for rounding."""
+    """Changes of the outputs, caused by all groups and by each group alone, and the tolerance for rounding."""
 
     total: float
     tolerance: float

@@ -1,4 +1,4 @@
-"""Gauges of checkpoints that do not fit in memory: rotations alone, drawn without a look at the values."""
+"""Gauges of checkpoints that do not fit in memory: only rotations, sampled without reading the values."""
 
 from collections.abc import Callable, Iterator
 
@@ -33,22 +33,23 @@ def choose_streamed(
     task: Task | None = None,
     generator: torch.Generator,
 ) -> Chosen:
-    """Draw rotations for a checkpoint on the disk, and keep them where its layers round no worse.
+    """Sample rotations for a checkpoint on the disk, and keep them if the rounding error of its layers does not grow.
 
-    All rotations are kept, or none; translations stay, since what they add are products of tensors. The mean over
-    layers of the relative squared rounding error decides, of some rows of large layers, with the scheme and at 8, 4 and
-    3 bits per row.
+    Either all rotations are kept, or none. Translations are not changed, because they add products of tensors. The mean
+    over layers of the relative squared rounding error must not grow with the scheme or at 8, 4 and 3 bits per row. In
+    large layers, the error is measured on some rows.
 
     Args:
         checkpoint: The network.
         symmetry: The symmetry of its architecture.
-        method: Its first rotation is drawn; a Hadamard matrix where it leaves the methods open.
-        task: The architecture, which may be on the meta device, with inputs for its trace and the outputs that must
-            stay; without it gains that hide rotations stay.
-        generator: The source of chance.
+        method: The method, of which the first rotation is sampled. If the method does not fix its methods, this is a
+            Hadamard matrix.
+        task: The architecture, which may be on the meta device, with inputs for its trace and the outputs that must not
+            change. Without a task, gains that prevent rotations are not changed.
+        generator: The random generator.
 
     Raises:
-        ValueError: It has no rotation, or a loss decides.
+        ValueError: The method has no rotation, or compares networks by a loss.
     """
     methods = (Hadamard(method.scheme),) if method.methods is None else method.methods
     rotation = next((one for one in methods if isinstance(one, Rotation)), None)
@@ -80,7 +81,7 @@ def choose_streamed(
 
 
 def _reader(checkpoint: Checkpoint, symmetry: Symmetry) -> Callable[[str], Tensor]:
-    """Reads a parameter by any name that it has."""
+    """Return a function that reads a parameter by any of its names."""
     alias = {name: names for names in symmetry.tied for name in names}
 
     def read(name: str) -> Tensor:
@@ -91,8 +92,7 @@ def _reader(checkpoint: Checkpoint, symmetry: Symmetry) -> Callable[[str], Tenso
 
 
 def moved_pieces(checkpoint: Checkpoint, moves: tuple[Move, ...], measures: LayerMeasures) -> Pieces:
-    """Yield the moved tensors piece by piece, which are measured on the way; where moves translate, all are made at
-    once."""
+    """Yield and measure the moved tensors piece by piece; if moves translate, all tensors are computed at once."""
     made = apply_moves(moves, checkpoint.params) if any(move.element.translation for move in moves) else {}
 
     def pieces(name: str) -> Iterator[Tensor]:

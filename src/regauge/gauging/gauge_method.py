@@ -1,4 +1,4 @@
-"""The base class of gauge methods, and the problem that a method is given."""
+"""The base class of gauge methods, and the problem that a method solves."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -24,10 +24,10 @@ class GaugeProblem:
         params: The parameters, in float32 or float64, on the CPU.
         symmetry: The symmetry, with every size known.
         task: Model and data, for methods that run it; None otherwise.
-        generator: The source of chance; None for methods without.
-        test: Other data, which choose nothing; None without them.
-        dtypes: The dtypes in which tensors were given, if they differ from those here.
-        can_learn: Whether memory suffices for learning by function, which moves gradients along with the values.
+        generator: The random generator; None for methods that sample nothing.
+        test: A task with held-out data, which are not used to choose the gauge; None if there are no such data.
+        dtypes: The dtypes of the given tensors that differ from the dtypes in `params`.
+        can_learn: Whether memory suffices for learning by function, which moves gradients in addition to values.
     """
 
     params: Params
@@ -39,7 +39,7 @@ class GaugeProblem:
     can_learn: bool = True
 
     def moved(self, moves: Sequence[Move]) -> Params:
-        """Return the network after some moves, with values that its own dtypes hold."""
+        """Return the network after some moves, with values rounded to its given dtypes."""
         whole = apply_moves(moves, self.params)
         return {n: t.to(self.dtypes[n]).to(t.dtype) if n in self.dtypes else t for n, t in whole.items()}
 
@@ -53,7 +53,7 @@ class GaugeProblem:
 
     @cached_property
     def uncovered(self) -> Uncovered:
-        """The rotations, behind gains of one with a task whose model can be traced."""
+        """The rotations. With a task whose model can be traced, gains are brought to one first."""
         if self.symmetry.ones:
             self.symmetry.require_ones(self.params)
         if self.task is None or self.symmetry.ones:
@@ -65,7 +65,7 @@ class GaugeProblem:
 
 
 class GaugeMethod(ABC):
-    """A way to choose a gauge: a small frozen dataclass. Subclasses define `choose`."""
+    """A method of choosing a gauge: a small frozen dataclass. Subclasses define `choose`."""
 
     needs_task = False
     """Whether it runs the model on data."""
@@ -74,11 +74,11 @@ class GaugeMethod(ABC):
 
     @abstractmethod
     def choose(self, problem: GaugeProblem) -> Chosen:
-        """Moves that are never worse than none on the method's own objective."""
+        """Return moves whose value of the method's objective is never below that of the given network."""
 
 
 def fixed_reasons(symmetry: Symmetry, uncovered: Uncovered) -> tuple[tuple[str, str], ...]:
-    """Return groups that no rotation moves, and gains that stand in the way, each with the reason."""
+    """Return the groups that no rotation moves, and the gains that prevent rotations, each with the reason."""
     rotated = {(p.parameter, p.axis) for g in uncovered.symmetry.groups if g.matrix != "none" for p in g.placements}
     found = [(name, f"the gain stays: {reason}") for name, reason in uncovered.reasons.items()]
     for group in symmetry.groups:
@@ -98,7 +98,7 @@ REASONS: Mapping[str, str] = {
 
 
 def to_work(params: Mapping[str, Tensor]) -> Params:
-    """Return a network ready to be worked on: on the CPU, in float32 or, where it is that, float64."""
+    """Return a network on the CPU in float32, or in float64 if it has that dtype already."""
     return {
         name: tensor.detach().to("cpu", torch.promote_types(tensor.dtype, torch.float32))
         if tensor.is_floating_point()

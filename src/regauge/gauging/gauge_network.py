@@ -1,4 +1,4 @@
-"""`gauge`: another point of a network's orbit, chosen for a purpose."""
+"""The function `gauge`, which moves a network to another point of its orbit, chosen for a purpose."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -46,10 +46,11 @@ def gauge(
     memory: int | str | MemoryLimit | None = None,
     progress: Progress = no_progress,
 ) -> GaugeResult:
-    """Move a network along its orbit to where it is easier to quantize: other weights, the same function.
+    """Move a network along its orbit to a point that is easier to quantize, with other weights and the same function.
 
-    Other tools write such moves by hand for each architecture: cross-layer equalization, SmoothQuant, AWQ, QuaRot,
-    SpinQuant. All are elements of the symmetry that `discover` finds, chosen by one of these methods:
+    In other tools, such moves are written by hand for each architecture. Examples are cross-layer equalization,
+    SmoothQuant, AWQ, QuaRot and SpinQuant. All of these moves are elements of the symmetry that `discover` finds. One
+    of these methods chooses the element:
 
     | method | what it moves | needs |
     | --- | --- | --- |
@@ -61,38 +62,42 @@ def gauge(
     | `Smooth` | scales between activations and the weights that read them | a task |
     | `Chain` | several methods, one after the other | what these need |
 
-    By default methods begin at the representative, without translations. A method that is named begins where the
-    network is; `BestGauge(methods=(...,))` begins there, too.
+    The default methods begin at the representative, without translations. A method that you name begins at the given
+    network, and so does `BestGauge(methods=(...,))`.
 
-    Gains of norms can stand in the way of rotations. With a task, the scales of the symmetry first bring these gains to
-    one. After `regauge.discovery.fold` they are one already.
+    Gains of norms can prevent rotations. With a task, the scales of the symmetry first bring these gains to one. After
+    `regauge.discovery.fold`, the gains are already one.
 
-    A checkpoint that needs more than `memory`, or whose model has no values, is moved tensor by tensor. Only rotations
-    are drawn then, and the model is not run.
+    A checkpoint that needs more than `memory`, or whose model has no values, is moved tensor by tensor. In this case
+    only rotations are sampled, and the model is not run.
 
     Args:
-        params: One network, unchanged itself: parameters by name, or the path of a checkpoint. Buffers move with it.
+        params: One network, which is not changed: parameters by name, or the path of a checkpoint. Buffers move with
+            the parameters.
         symmetry: The symmetry of its architecture.
-        method: `BestGauge()` by default: with a task its loss decides, with weights rounded to four bits; without one
-            the rounding error of weights. Other methods go by their own objectives.
-        task: The model and data, on which methods choose and the result is certified. Only `BestGauge` uses the loss.
-        test: A task with other data, which choose nothing; `BestGauge` judges what it kept on them. Half of the
-            examples of `task` where its loss decides, by default (`Task.split`).
-        generator: The source of chance. The same state gives the same result.
-        out: Where the moved network is written, with a report next to it: a path, or an `Output`. For a checkpoint
-            only, as are the following.
+        method: `BestGauge()` by default. With a task, it compares losses with weights rounded to four bits; without a
+            task, it compares rounding errors of weights. Other methods have their own objectives.
+        task: The model and data, with which methods choose the gauge and the result is certified. Only `BestGauge` uses
+            the loss.
+        test: A task with held-out data, which are not used to choose the gauge. `BestGauge` evaluates the network that
+            it keeps on these data. If networks are compared by the loss, the default is half of the examples of `task`
+            (`Task.split`).
+        generator: The random generator. The same state gives the same result.
+        out: The path or `Output` to which the moved network is written, with a report next to it. This argument and the
+            following ones are for checkpoints only.
         memory: The limit on memory: bytes, or text such as "2GB"; half of the machine's memory by default.
         progress: Shows how much is written.
 
     Returns:
-        The moved network, of the same names, shapes, dtypes and devices, what moved it, and what was left as it is.
+        The moved network with the same names, shapes, dtypes and devices, the moves, and the parts that no move
+        changed.
 
     Raises:
         FileExistsError: The output exists, and may not be replaced.
         KeyError: A parameter that the symmetry moves is missing.
         TraceError: `torch.export` cannot trace the task's model.
         ValueError: The parameters do not fit the symmetry, are not finite, or are a population; the method needs a task
-            or a generator, or more memory than is allowed; or what would be written computes something else.
+            or a generator, or more memory than is allowed; or the moved network would compute another function.
 
     References:
         Nagel et al. (2019), Data-free quantization; Xiao et al. (2023), SmoothQuant; Lin et al. (2023), AWQ; Ashkboos
@@ -130,7 +135,7 @@ def _draw(
     task: Task | None,
     generator: torch.Generator | None,
 ) -> GaugeResult:
-    """Draw rotations for a checkpoint that stays on the disk; its parameters are left out of the result."""
+    """Sample rotations for a checkpoint that stays on the disk; the result does not contain its parameters."""
     if isinstance(method, Rotation):
         method = BestGauge(method.scheme, (method,), "weights", is_kept_always=method.is_kept_always)
     if not isinstance(method, BestGauge):
@@ -154,7 +159,7 @@ def _choose(
     *,
     can_learn: bool = True,
 ) -> GaugeResult:
-    """Choose the gauge of a network in memory; its parameters are left out of the result."""
+    """Choose the gauge of a network in memory; the result does not contain its parameters."""
     bound = symmetry.bind(params)
     for name in bound.sites:
         if params[name].ndim != len(bound.shapes[name]):

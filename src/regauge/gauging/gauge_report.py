@@ -1,4 +1,4 @@
-"""A network in another gauge, in files: the moved checkpoint, and the report next to it."""
+"""Files of a network in another gauge: the moved checkpoint, and the report next to it."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -34,14 +34,14 @@ def write_gauge(
         job: The checkpoint and the output.
         symmetry: The symmetry of its architecture, with every size known.
         method: The method that chose the gauge.
-        result: The moves, and how they were chosen.
+        result: The moves, and a record of how the method chose them.
         progress: Shows how much is written.
 
     Returns:
-        The moved network, read from the output when asked for.
+        The moved network, which is read from the output on access.
 
     Raises:
-        ValueError: The certificate says that the network would compute something else.
+        ValueError: According to the certificate, the network would compute another function.
     """
     certificate = result.certificate
     if certificate is not None and not certificate.ok:

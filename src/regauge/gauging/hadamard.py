@@ -1,4 +1,4 @@
-"""Orthogonal matrices whose entries are about equally large: Hadamard's, and Hartley's where there is none."""
+"""Orthogonal matrices whose entries are about equally large: Hadamard matrices, or else Hartley matrices."""
 
 from functools import cache, reduce
 
@@ -17,11 +17,11 @@ SYLVESTER = 32
 
 @cache
 def flat_rotation(n: int) -> Square:
-    """Return a symmetric-looking orthogonal matrix with flat entries, its first row and column constant.
+    """Return an orthogonal matrix with entries of about equal size, and with a constant first row and column.
 
-    All entries are `± n^-1/2` where a Hadamard matrix of the size is known: Sylvester's for powers of two, Paley's for
-    12, 20, 28, 36, 44 and others, and products of these. What is left of another size gets the matrix of the discrete
-    Hartley transform, whose entries are at most `(2 / n)^1/2`, as a Kronecker factor.
+    All entries are `± n^-1/2` if a Hadamard matrix of the size is known: Sylvester's for powers of two, Paley's for 12,
+    20, 28, 36, 44 and others, and products of these. For other sizes, the remaining factor of the size gets the matrix
+    of the discrete Hartley transform as a Kronecker factor. The entries of this matrix are at most `(2 / n)^1/2`.
 
     References:
         Paley (1933), On orthogonal matrices; Bracewell (1983), Discrete Hartley transform.
@@ -32,7 +32,7 @@ def flat_rotation(n: int) -> Square:
 
 @cache
 def flat_factors(n: int) -> tuple[Square, ...]:
-    """Return small orthogonal matrices whose Kronecker product is `flat_rotation(n)`, as small as they are known."""
+    """Return orthogonal matrices, as small as possible, whose Kronecker product is `flat_rotation(n)`."""
     if n < 1:
         raise ValueError(f"there is no rotation of {n} units; give one or more")
     order = max((k for k in range(1, n + 1) if n % k == 0 and _hadamard(k) is not None), default=1)
@@ -49,7 +49,7 @@ def _hartley(n: int) -> Square:
 
 @cache
 def _hadamard(n: int) -> tuple[Square, ...] | None:
-    """Return factors of a Hadamard matrix with ones in its first row and column; None if none is known here."""
+    """Return factors of a Hadamard matrix with ones in its first row and column, or None if no such matrix is known."""
     odd = n
     while odd % 2 == 0:
         odd //= 2
@@ -70,14 +70,14 @@ def _hadamard(n: int) -> tuple[Square, ...] | None:
 
 
 def _sylvester(n: int) -> tuple[Square, ...]:
-    """Return factors of about equal sizes of Sylvester's matrix of a power of two; none of a single entry."""
+    """Return Kronecker factors, of about equal sizes, of Sylvester's matrix of a power of two."""
     exponent, count = n.bit_length() - 1, -(-(n.bit_length() - 1) // (SYLVESTER.bit_length() - 1))
     sizes = [2 ** ((exponent + k) // count) for k in range(count)]
     return tuple(torch.from_numpy(hadamard(size)).double() for size in sizes)
 
 
 def _paley(n: int) -> Square | None:
-    """Paley's first construction where n - 1 is a prime, his second where n / 2 - 1 is one."""
+    """Return Paley's first construction if n - 1 is a prime, or his second if n / 2 - 1 is a prime."""
     if _is_prime(n - 1):
         core = _conference(n - 1)  # Skew, since n - 1 leaves 3 modulo 4.
         return _normalize(torch.eye(n, dtype=torch.float64) + core)
@@ -91,7 +91,7 @@ def _paley(n: int) -> Square | None:
 
 
 def _conference(q: int) -> Square:
-    """Jacobsthal's matrix of squares modulo a prime, with a border of ones."""
+    """Return Jacobsthal's matrix of squares modulo a prime, with a border of ones."""
     squares = {k * k % q for k in range(1, q)}
     character = torch.tensor([0.0, *(1.0 if k in squares else -1.0 for k in range(1, q))], dtype=torch.float64)
     k = torch.arange(q)

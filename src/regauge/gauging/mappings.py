@@ -1,4 +1,4 @@
-"""Tables of scale pairs, as llm-compressor and AutoAWQ take them: a layer that is divided, and the layers behind it."""
+"""Tables of scale pairs for llm-compressor and AutoAWQ: a layer that is divided, and the layers that read it."""
 
 import json
 import re
@@ -29,11 +29,11 @@ EXPRESSION = "re:"
 class ScalePair:
     """A layer whose output channels are divided by scales, and the layers whose input channels are multiplied by them.
 
-    Of a layer that makes more than these read, such as a fused one of queries, keys and values, tools divide the last
-    output channels.
+    If the layer has more output channels than these layers read, tools divide its last output channels. A fused layer
+    of queries, keys and values is an example.
 
-    Names of modules. In a table they may be patterns: `re:` and a regular expression for the beginning of a name, or
-    the end of one.
+    The fields hold names of modules. In a table, they may be patterns: `re:` and a regular expression for the beginning
+    of a name, or the end of a name.
     """
 
     smooth: str
@@ -42,11 +42,10 @@ class ScalePair:
 
 @check_arguments
 def scale_pairs(symmetry: Symmetry) -> tuple[list[ScalePair], list[tuple[str, str]]]:
-    """Return the pairs that hold for a model, found by its symmetry alone, and the families of scales that are no such
-    pairs.
+    """Return the scale pairs that hold for a model according to its symmetry, and the other families of scales.
 
-    A family is a pair if it divides one module and multiplies the inputs of others, and nothing else. The other
-    families are listed by the name of the group, with the reason.
+    A family is a pair if it divides one module, multiplies the inputs of other modules, and changes nothing else. The
+    other families are listed by the names of their groups, with the reasons.
     """
     pairs: dict[ScalePair, None] = {}
     others: list[tuple[str, str]] = []
@@ -85,15 +84,14 @@ def _pair_of(direction: Direction, symmetry: Symmetry) -> ScalePair | str:
 
 
 def _last_units(place: ScaleSite, length: int) -> tuple[int, ...]:
-    """Return the units at the end of an axis, in their order; none where they lie elsewhere or with gaps between
-    them."""
+    """Return the units at the end of an axis in order, or none if they lie elsewhere or have gaps between them."""
     order = place.positions.argsort()
     is_last = place.positions[order].tolist() == [*range(length - len(order), length)]
     return tuple(place.index.flatten()[order].tolist()) if is_last else ()
 
 
 def write_table(pairs: Sequence[ScalePair], tool: Tool) -> list[dict[str, Any]]:
-    """Return a table for a tool: AWQ's of llm-compressor, whose exact names are `re:^name$`, or that of AutoAWQ."""
+    """Return a table for AWQ in llm-compressor, in which exact names are `re:^name$`, or for AutoAWQ."""
     if tool == "autoawq":
         return [{"smooth_layer": one.smooth, "balance_layers": list(one.balance)} for one in pairs]
     return [
@@ -106,14 +104,14 @@ def write_table(pairs: Sequence[ScalePair], tool: Tool) -> list[dict[str, Any]]:
 def save_mappings(
     symmetry: Symmetry, path: str | Path, tool: Tool, *, overwrite: bool = False
 ) -> tuple[list[dict[str, Any]], list[tuple[str, str]]]:
-    """Write the scale pairs that hold for a model as a table of a tool, to a JSON or YAML file.
+    """Write the scale pairs that hold for a model to a JSON or YAML file, as a table for a tool.
 
     Returns:
-        The rows of the table; and for the families of scales that are no such pairs, the group and the reason.
+        The rows of the table, and the group and the reason for each family of scales that is not a pair.
 
     Raises:
         FileExistsError: The file exists, and `overwrite` is false.
-        ValueError: No pair can be written, or the name ends otherwise than `.json`, `.yaml` or `.yml`.
+        ValueError: No pair can be written, or the file name does not end in `.json`, `.yaml` or `.yml`.
     """
     path = Path(path)
     require_writable(path, overwrite=overwrite, suffixes=SUFFIXES)
@@ -132,10 +130,10 @@ def read_table(table: Any) -> list[ScalePair]:
     """Return the pairs of a table: rows with `smooth_layer` and `balance_layers`, or pairs of balance and smooth
     layers.
 
-    The second form is that of llm-compressor's SmoothQuant. A recipe that holds `mappings` somewhere is a table, too.
+    The second form is the one of llm-compressor's SmoothQuant. A recipe that contains `mappings` is also a table.
 
     Raises:
-        ValueError: It is no such table, or has no rows.
+        ValueError: The value is not a table of this kind, or has no rows.
     """
     rows = _find_rows(table)
     if not rows:
@@ -203,10 +201,10 @@ def _read_row(row: Any) -> ScalePair:
 
 
 def resolve_pair(pair: ScalePair, modules: Iterable[str]) -> list[ScalePair]:
-    """Return the pairs of modules that a row means: of each smooth layer, the balance layers in the smallest block
-    with any.
+    """Return the pairs of modules that a row names: each smooth layer with the balance layers in its smallest block.
 
-    Blocks are the modules around the smooth layer, up to what the last number in its name counts: a layer, an expert.
+    Blocks are the modules that contain the smooth layer, and the smallest block that contains balance layers is used.
+    The largest block is the one that the last number in the layer's name indexes, such as a layer or an expert.
     """
     names = list(modules)
     result = []

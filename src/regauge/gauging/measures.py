@@ -20,10 +20,10 @@ MOST_CHANNELS = 1024
 
 @dataclass
 class LayerMeasures:
-    """Squared rounding errors of each layer, before and after, and the ranges of what its inputs are multiplied by.
+    """Squared rounding errors of each layer before and after a move, and the ranges of its weights by input channel.
 
     Args:
-        symmetry: Symmetry with the layers of the model, and the axes that count their rows.
+        symmetry: Symmetry with the layers of the model, and the axes that index their rows.
         schemes: The rounding scheme of weights.
     """
 
@@ -33,7 +33,7 @@ class LayerMeasures:
     _ranges: dict[str, list[Tensor]] = field(default_factory=dict)
 
     def add(self, name: str, before: Tensor, after: Tensor) -> None:
-        """Take a tensor, or a piece of it along its first axis, before and after it was moved."""
+        """Add the errors of a tensor, or of a piece of it along its first axis, before and after the move."""
         rows = layer_rows(self.symmetry).get(name)
         if rows is None:
             return
@@ -53,8 +53,7 @@ class LayerMeasures:
                 known[k] = torch.maximum(known[k], ranges)
 
     def table(self) -> list[dict[str, Any]]:
-        """Return one row for each layer: its relative squared errors by scheme, before and after, and ranges of
-        channels."""
+        """Return a row for each layer: relative squared errors by scheme, before and after, and channel ranges."""
         result = []
         for name, sums in self._sums.items():
             errors = (sums[:, 1:] / sums[:, :1].clamp_min(1e-300)).tolist()
@@ -86,5 +85,5 @@ class LayerMeasures:
 
 
 def _channels(rows: Sequence[int], ndim: int) -> int:
-    """Return the axis of inputs: the first that counts no rows."""
+    """Return the axis of inputs: the first axis that does not index rows."""
     return next((axis for axis in range(ndim) if axis not in rows), 0)

@@ -1,4 +1,4 @@
-"""Moves to a gauge: elements of one symmetry after another, with gains that become one in between."""
+"""Moves to a gauge: a sequence of elements of symmetries, between which gains become one."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ from regauge.discovery.rewrites.gains import gains, unit_gains
 
 @dataclass(frozen=True)
 class Move:
-    """An element of a symmetry, and gains that it brings to one up to rounding, which are then exactly one."""
+    """An element of a symmetry, and the gains that it brings to one, which are then set to exactly one."""
 
     symmetry: Symmetry
     element: Element
@@ -39,7 +39,7 @@ class Move:
         return tuple(group for group in self.symmetry.groups if is_moved(group))
 
     def tensor(self, name: str, tensor: Tensor) -> Tensor:
-        """Return one tensor of a network, or a piece of it along an axis on which nothing acts, moved."""
+        """Return a moved tensor of a network, or a moved piece of it along an axis on which no group acts."""
         if name in self.ones:
             return torch.full_like(tensor, 1 - self.symmetry.added.get(name, 0.0))
         sites = self.symmetry.sites.get(name)
@@ -48,13 +48,13 @@ class Move:
         return _act.act(self.symmetry.groups, {name: sites}, self.element, {name: tensor}, {name: tensor.ndim})[name]
 
     def __call__(self, params: Mapping[str, Tensor]) -> Params:
-        """The moved network."""
+        """Return the moved network."""
         moved = self.symmetry.act(self.element, params)
         return {**moved, **{name: self.tensor(name, moved[name]) for name in self.ones if name in moved}}
 
 
 def apply_moves(moves: Sequence[Move], params: Mapping[str, Tensor]) -> Params:
-    """Take a network through moves, one after the other; dtypes are kept, and rounded to once, at the end."""
+    """Apply moves to a network, one after the other, and round the result to the network's dtypes once, at the end."""
     wide = to_work(params)
     for move in moves:
         wide = move(wide)
@@ -62,7 +62,7 @@ def apply_moves(moves: Sequence[Move], params: Mapping[str, Tensor]) -> Params:
 
 
 def move_tensor(moves: Sequence[Move], name: str, tensor: Tensor) -> Tensor:
-    """One tensor taken through moves, and rounded to its dtype once."""
+    """Apply moves to one tensor, and round the result to its dtype once."""
     if not tensor.is_floating_point():
         return tensor
     wide = tensor.to(work_dtype(tensor.dtype))
@@ -74,11 +74,11 @@ def move_tensor(moves: Sequence[Move], name: str, tensor: Tensor) -> Tensor:
 def take_out_translations(
     symmetry: Symmetry, params: Mapping[str, Tensor], dtypes: Mapping[str, torch.dtype]
 ) -> Move | None:
-    """Return the move that brings the coordinates of translations to zero, and leaves gains where they are.
+    """Return the move that brings the coordinates of translations to zero and does not change gains.
 
-    None where there is nothing to take out. Left out are families that hold only with running statistics as stored,
-    since whoever computes these anew would undo half of a move, and those of tensors with 16 bits, in which a
-    representative is another function.
+    The result is None if there are no such translations. Two kinds of families are excluded. The first kind holds only
+    with the stored running statistics: computing these statistics again would undo half of a move. The second kind
+    moves tensors with 16 bits, with which a representative computes another function.
     """
     symmetry = symmetry.on_data
     families = [
@@ -94,12 +94,12 @@ def take_out_translations(
 
 @dataclass(frozen=True)
 class Uncovered:
-    """Rotations that gains of one uncover.
+    """Rotations that become possible if gains are one.
 
     Attributes:
-        before: The move that brings these gains to one; None where no gain stood in the way.
-        symmetry: The groups that rotate, and those within which they are repeated.
-        reasons: Gains that stay, each with the reason.
+        before: The move that brings these gains to one; None if no gain prevented rotations.
+        symmetry: The groups that rotate, and the groups within which they are repeated.
+        reasons: Gains that are not changed, each with the reason.
     """
 
     before: Move | None
@@ -116,7 +116,7 @@ def uncover_rotations(
     kwargs: Mapping[str, Any],
     outputs: Outputs = None,
 ) -> Uncovered:
-    """Bring those gains to one, by scales and signs of the symmetry, that stand in the way of rotations.
+    """Bring the gains that prevent rotations to one, by scales and signs of the symmetry.
 
     Only the gains themselves are read, so that the module may be on the meta device and the network on the disk.
 
@@ -126,7 +126,7 @@ def uncover_rotations(
         module: The architecture.
         inputs: Positional inputs for the trace.
         kwargs: Keyword inputs.
-        outputs: The outputs that must stay.
+        outputs: The outputs that must not change.
 
     References:
         Ashkboos et al. (2024), SliceGPT, section 3.1.
@@ -164,12 +164,12 @@ def uncover_rotations(
 
 @check_arguments
 def rotating(symmetry: Symmetry) -> Symmetry:
-    """Return the groups of a symmetry that rotate, and, without their freedom, those within which they are repeated."""
+    """Return the groups of a symmetry that rotate, and, as fixed groups, the groups within which they are repeated."""
     return _restricted(symmetry, [group for group in symmetry.groups if group.matrix != "none"])
 
 
 def _restricted(symmetry: Symmetry, kept: Collection[Group]) -> Symmetry:
-    """Return some groups of a symmetry, and, without their freedom, those within which they are repeated."""
+    """Return some groups of a symmetry, and, as fixed groups, the groups within which they are repeated."""
     bases = {name for group in kept for name in group.within}
 
     def still(group: Group) -> Group:

@@ -1,4 +1,4 @@
-"""The ways to choose a gauge by their names on the command line."""
+"""Gauge methods by their names on the command line."""
 
 from dataclasses import fields
 from typing import Any, Literal
@@ -24,13 +24,13 @@ METHODS: dict[str, type[GaugeMethod]] = {
 def named_method(
     name: str, scheme: RoundToNearest, *, is_loss: bool, is_kept_always: bool = False, **settings: Any
 ) -> BestGauge:
-    """Make the method of a name, whose network is kept if it loses no more by rounding than the one as it is.
+    """Return the method of a name, whose network is kept if it loses no more by rounding than the unchanged network.
 
     Args:
         name: One of `METHODS`, or "best".
         scheme: The rounding that a gauge is chosen for.
-        is_loss: Whether the loss of a task decides, or the rounding error of the weights.
-        is_kept_always: Whether the moved network is kept anyway.
+        is_loss: Whether networks are compared by the loss of a task, or by the rounding error of the weights.
+        is_kept_always: Whether the moved network is kept in any case.
         settings: Further settings, for methods that have them: `steps` and `by` of learned rotations.
     """
     chosen = None

@@ -15,14 +15,14 @@ AS_IT_IS = "as it is"
 
 @dataclass(frozen=True)
 class Trials:
-    """Networks of one orbit, compared by what rounding does to them.
+    """Networks of one orbit, compared by the effect of rounding.
 
     Attributes:
-        measure: The quantity that was compared; the lower, the better.
-        values: It for each network that was tried, the one as it is first.
+        measure: The quantity by which networks were compared; lower is better.
+        values: The quantity for each network that was tried; the unchanged network is the first one.
         kept: The network that was kept.
-        whole: The value without rounding, where it is a loss.
-        judged: Values on data that chose nothing, of the given network and of the one that was kept.
+        whole: The value without rounding, if the quantity is a loss.
+        judged: Values of the given network and of the kept network on held-out data.
     """
 
     measure: str
@@ -43,16 +43,16 @@ def _list_values(values: Mapping[str, float]) -> str:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The choice of a method: moves to a gauge, and its objective before and after them.
+    """The choice of a method: moves to a gauge, and the method's objective before and after the moves.
 
     Attributes:
         moves: The moves that take the network to its gauge, one after the other.
-        objective: The objective there, which the method maximizes.
-        initial: The objective of the network as it was.
+        objective: The objective after the moves, which the method maximizes.
+        initial: The objective of the given network.
         history: The objective at the start and after each step; it never falls.
         unit: The unit of the objective.
-        fixed: Groups and gains that the method left as they are, each with the reason.
-        notes: Sentences about what was chosen.
+        fixed: Groups and gains that the method did not change, each with the reason.
+        notes: Messages about the choice.
         trials: The networks that were compared, if there were several.
     """
 
@@ -68,21 +68,21 @@ class Chosen:
 
 @dataclass(frozen=True)
 class GaugeResult:
-    """A network in another gauge: the same function, other weights.
+    """A network in another gauge, with the same function and other weights.
 
-    `params` is `apply_moves(moves, the given network)`; where a single move took it there, and no gain stood in the
-    way, it is `symmetry.act(element, the given network)`.
+    `params` is `apply_moves(moves, the given network)`; if there was a single move, and no gain prevented rotations, it
+    is `symmetry.act(element, the given network)`.
 
     Attributes:
-        params: The moved network: of the same names, shapes, dtypes and devices.
-        moves: The moves that took it there, one after the other.
+        params: The moved network, with the same names, shapes, dtypes and devices.
+        moves: The moves to the gauge, one after the other.
         objective: The objective of the method, which is maximized; never less than `initial`.
-        initial: The objective of the network as it was.
+        initial: The objective of the given network.
         history: The objective at the start and after each step; it never falls.
         unit: The unit of the objective, such as "dB" for a ratio of signal to rounding noise.
-        fixed: Groups and gains that were left as they are, each with the reason.
-        notes: Sentences about what was chosen.
-        certificate: The change of the outputs; None where there was no task to run.
+        fixed: Groups and gains that were not changed, each with the reason.
+        notes: Messages about the choice.
+        certificate: The change of the outputs; None if there was no task to run.
         trials: The networks that were compared, if there were several.
     """
 
@@ -109,7 +109,7 @@ class GaugeResult:
 
     @property
     def report(self) -> str:
-        """Sentences on the objective, the certificate, the notes, and what was left as it is."""
+        """Messages about the objective, the certificate, the notes, and the groups and gains that were not changed."""
         gained = f"objective {self.initial:.4g} -> {self.objective:.4g} {self.unit}".rstrip()
         gained = gained if self.trials is None else str(self.trials)
         certified = [str(self.certificate)] if self.certificate is not None else []
@@ -120,7 +120,7 @@ class GaugeResult:
 
 
 def describe_fixed(fixed: Sequence[tuple[str, str]]) -> list[str]:
-    """Return sentences about what was left as it is, one for each reason."""
+    """Return messages about the groups and gains that were not changed, one for each reason."""
     by_reason: dict[str, list[str]] = {}
     for name, reason in fixed:
         by_reason.setdefault(reason, []).append(name)

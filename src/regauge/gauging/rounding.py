@@ -1,4 +1,4 @@
-"""Round-to-nearest quantization: what gauges are chosen for, and how they are judged."""
+"""Round-to-nearest quantization, by which gauges are chosen and evaluated."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -20,14 +20,15 @@ from regauge.core.symmetry import Symmetry
 
 @dataclass(frozen=True)
 class RoundToNearest:
-    """Values rounded to the nearest of `2^bits - 1` equally spaced levels around zero, and multiplied back.
+    """Rounding of values to the nearest of `2^bits - 1` equally spaced levels around zero.
 
-    The largest magnitude that shares a scale is the largest level: of a row (all that makes one output), of `group`
-    values in a row that follow one another along its inputs, or with `is_per_tensor` of the whole tensor.
+    Among the values that share a scale, the largest magnitude is the largest level. A scale is shared by a row (all
+    weights of one output), by `group` consecutive values in a row along its inputs, or with `is_per_tensor` by the
+    whole tensor.
 
     Attributes:
         bits: Bits of a value, from 2 to 16.
-        group: Values that share a scale; a whole row where it is None. The last group of a row may be shorter.
+        group: Number of values that share a scale; a whole row if it is None. The last group of a row may be shorter.
         is_per_tensor: Whether the whole tensor shares one scale.
     """
 
@@ -46,7 +47,7 @@ class RoundToNearest:
 
     @property
     def levels(self) -> int:
-        """The number of the largest level."""
+        """Index of the largest level."""
         return int(2 ** (self.bits - 1)) - 1
 
     def __str__(self) -> str:
@@ -54,17 +55,16 @@ class RoundToNearest:
         return f"{self.bits} bits per {where}"
 
     def __call__(self, tensor: Tensor, rows: tuple[int, ...] = (0,)) -> Tensor:
-        """The rounded tensor, with its shape and dtype; `rows` are the axes that count its rows, the others fill them.
+        """Return the rounded tensor, with the same shape and dtype; `rows` are the axes that index its rows.
 
-        Rounding takes place in float32, or in float64 where the tensor is that.
+        Rounding takes place in float32, or in float64 if the tensor has that dtype.
         """
         values = self._blocks(tensor.to(work_dtype(tensor.dtype)), rows)
         step = self._steps(values)
         return self._unblock((values / step).round() * step, tensor, rows).to(tensor.dtype)
 
     def straight_through(self, tensor: Tensor, rows: tuple[int, ...]) -> Tensor:
-        """Return the rounded tensor, differentiable as if the number of each level were a real one: steps keep their
-        gradient.
+        """Return the rounded tensor, differentiable as if level indices were not rounded; steps keep their gradient.
 
         References:
             Esser et al. (2020), Learned step size quantization, equation 3, with steps that follow the range.
@@ -78,10 +78,9 @@ class RoundToNearest:
     def expected_error(
         self, tensor: Tensor, rows: tuple[int, ...] = (0,), weights: Tensor | None = None
     ) -> Float[Tensor, ""]:
-        """Return the expected squared error of all values, each times its weight, with levels close together: `step^2
-        / 12`.
+        """Return the weighted sum of the expected squared errors of all values, `step^2 / 12` for close levels.
 
-        Differentiable.
+        The result is differentiable.
         """
         values = self._blocks(tensor, rows)
         shares = self._blocks(torch.ones_like(tensor) if weights is None else weights, rows)
@@ -89,12 +88,12 @@ class RoundToNearest:
         return (steps.square() * shares.sum(-1)).sum() / 12
 
     def _steps(self, values: Tensor) -> Tensor:
-        """Return the distance between levels of each block; one where there is nothing but zeros."""
+        """Return the distance between levels of each block, or one for a block of zeros."""
         step = values.abs().amax(-1, keepdim=True) / self.levels
         return torch.where(step == 0, 1.0, step)
 
     def _blocks(self, tensor: Tensor, rows: tuple[int, ...]) -> Tensor:
-        """Return values that share a scale along the last axis, filled up with zeros."""
+        """Return the values with those that share a scale along the last axis, padded with zeros."""
         if self.is_per_tensor:
             return tensor.reshape(1, -1)
         rows = tuple(axis % tensor.ndim for axis in rows)
@@ -122,10 +121,11 @@ FOUR_BITS = RoundToNearest()
 
 @remembered
 def layer_rows(symmetry: Symmetry) -> dict[str, tuple[int, ...]]:
-    """Return the weights of layers, and the axes that count their rows: all that makes one output.
+    """Return the weights of layers, and the axes that index their rows; a row holds all weights of one output.
 
-    Left out are vectors, buffers, tables of embeddings and of positions, and all but one name of a tied tensor. An axis
-    along which a layer sums fills rows, and so do axes behind the first on which no group acts (of kernels).
+    The result excludes vectors, buffers, tables of embeddings and of positions, and all but one name of a tied tensor.
+    Rows extend along the axes over which a layer sums, and along axes of kernels, after the first axis, on which no
+    group acts.
     """
     acting: dict[str, set[int]] = {}
     for group in symmetry.groups:
@@ -160,9 +160,9 @@ REPORTED = tuple(RoundToNearest(bits) for bits in (8, 4, 3))
 def round_network(
     params: Mapping[str, Tensor], symmetry: Symmetry, scheme: Callable[[Tensor, tuple[int, ...]], Tensor]
 ) -> Params:
-    """Return a network whose layers have rounded weights; what is no weight of a layer is shared with `params`.
+    """Return a network whose layers have rounded weights; all other tensors are shared with `params`.
 
-    `scheme` is a `RoundToNearest`, or another function of a tensor and the axes that count its rows.
+    `scheme` is a `RoundToNearest`, or another function of a tensor and the axes that index its rows.
     """
     rounded = {name: scheme(params[name], rows) for name, rows in layer_rows(symmetry).items() if name in params}
     for names in symmetry.tied:
@@ -188,14 +188,14 @@ def mean_error(params: Mapping[str, Tensor], symmetry: Symmetry, scheme: RoundTo
 
 
 def relative_error(tensor: Tensor, rows: tuple[int, ...], scheme: RoundToNearest) -> float:
-    """`|W - Q(W)|^2 / |W|^2`, zero for a tensor of zeros."""
+    """Return `|W - Q(W)|^2 / |W|^2`, or zero for a tensor of zeros."""
     values = tensor.to(work_dtype(tensor.dtype))
     whole = float(values.square().sum(dtype=torch.float64))
     return float((values - scheme(values, rows)).square().sum(dtype=torch.float64)) / whole if whole else 0.0
 
 
 def decibels(share: float) -> float:
-    """Return the ratio of signal to noise in dB, of a noise that is this share of the signal."""
+    """Return the ratio of signal to noise in dB, from the noise as a fraction of the signal."""
     return -10 * math.log10(max(share, 1e-30))
 
 
@@ -207,7 +207,7 @@ INPUTS = {
 
 
 class _Rounded(TorchFunctionMode):
-    """Rounds what layers read."""
+    """A mode in which the inputs of layers are rounded."""
 
     def __init__(self, scheme: RoundToNearest) -> None:
         super().__init__()
@@ -227,7 +227,8 @@ class _Rounded(TorchFunctionMode):
 
 @contextmanager
 def rounded_activations(scheme: RoundToNearest | None) -> Iterator[None]:
-    """Within this context layers read rounded activations: each token, or of convolutions each example, with a scale.
+    """Return a context in which layers read rounded activations, with a scale per token, or per example in
+    convolutions.
 
     Linear layers, convolutions and `addmm` are covered; products of activations with one another are not.
     """

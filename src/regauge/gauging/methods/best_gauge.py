@@ -1,4 +1,4 @@
-"""BestGauge: of several methods the one whose network loses least by rounding, and none where none loses less."""
+"""The method BestGauge, which keeps the network that loses least by rounding among those of several methods."""
 
 import copy
 import math
@@ -34,26 +34,28 @@ OF_LOSS, OF_WEIGHTS = "loss, sign turned", "relative squared error, sign turned"
 
 @dataclass(frozen=True)
 class BestGauge(GaugeMethod):
-    """Several methods are tried, and the network that loses least by rounding is kept.
+    """A method that tries several methods and keeps the network that loses least by rounding.
 
     The objectives of methods cannot be compared, and a smaller rounding error of weights does not mean a smaller loss.
-    With a task, its loss decides, over all batches and with the weights of all layers rounded. Without one, the mean
-    over layers of the relative squared rounding error of their weights decides, and nothing else is claimed: a network
-    is not kept either where that error grows at 8, 4 or 3 bits per row. The unchanged network is a candidate: the
-    result is never worse than it. The objective is what decides, with its sign turned.
+    With a task, networks are compared by its loss over all batches, with the weights of all layers rounded. Without a
+    task, they are compared by the mean over layers of the relative squared rounding error of their weights. In this
+    case, a network is also rejected if that error grows at 8, 4 or 3 bits per row. The unchanged network is a
+    candidate, so that the result is never worse than this network. The objective is the compared quantity with opposite
+    sign.
 
-    Methods begin where the coordinates of translations are zero; that gauge is a candidate, too. Translated copies get
-    one gauge, except a copy that is best as it is. In 16 bits translations are left alone: they would cost digits.
+    Methods begin in the gauge in which the coordinates of translations are zero. This gauge is also a candidate.
+    Translated copies of a network get the same gauge, except a copy for which the unchanged network is best.
+    Translations do not change tensors with 16 bits, because these tensors would lose precision.
 
     Attributes:
         scheme: The rounding scheme of weights.
-        methods: The methods in the order in which they are tried. The first of equally good ones is kept. By default,
-            scales are equalized, what can be rotated is turned by Hadamard matrices, and rotations are learned by the
-            error of the weights, with a task by function, too.
-        by: Whether the loss of the task decides, or the rounding error of the weights; with a task the loss by
-            default.
-        steps: The number of steps of learned rotations, where no methods are given.
-        is_kept_always: Whether the best network that a method moved is kept, even where the one as it is loses less.
+        methods: The methods in the order in which they are tried. If several are equally good, the first one is kept.
+            By default, scales are equalized, Hadamard matrices rotate all groups that can be rotated, and rotations are
+            learned by the error of the weights. With a task, rotations are also learned by function.
+        by: Whether networks are compared by the loss of the task or by the rounding error of the weights. With a task,
+            the default is the loss.
+        steps: The number of steps of learned rotations, if no methods are given.
+        is_kept_always: Whether the best network that a method moved is kept even if the unchanged network loses less.
     """
 
     scheme: RoundToNearest = FOUR_BITS
@@ -70,7 +72,7 @@ class BestGauge(GaugeMethod):
 
     @property
     def needs_task(self) -> bool:  # type: ignore[override]
-        """Whether the loss decides, or one of the methods needs a task."""
+        """Whether networks are compared by the loss, or one of the methods needs a task."""
         return self.by == "loss" or any(method.needs_task for method in self.methods or ())
 
     def choose(self, problem: GaugeProblem) -> Chosen:
@@ -111,7 +113,7 @@ class BestGauge(GaugeMethod):
         )
 
     def _methods(self, problem: GaugeProblem, *, is_loss: bool) -> tuple[tuple[GaugeMethod, ...], tuple[str, ...]]:
-        """Return the methods that are tried, and sentences about those that are not."""
+        """Return the methods that are tried, and messages about the methods that are not tried."""
         if self.methods is not None:
             return self.methods, ()
         size = sum(problem.params[name].numel() for name in layer_rows(problem.symmetry) if name in problem.params)
@@ -123,8 +125,7 @@ class BestGauge(GaugeMethod):
         return methods, () if is_learned else (note,)
 
     def _judge(self, problem: GaugeProblem, compared: Mapping[str, Chosen]) -> tuple[float, dict[str, float]]:
-        """Return the loss without rounding, and the losses of some networks on data that chose nothing, if there are
-        any."""
+        """Return the loss without rounding, and the losses of some networks on held-out data, if there are any."""
         whole = self._loss(problem, problem.task, is_rounded=False)(problem.moved(()))
         if problem.test is None:
             return whole, {}
@@ -132,14 +133,14 @@ class BestGauge(GaugeMethod):
         return whole, {name: test(problem.moved(chosen.moves)) for name, chosen in compared.items()}
 
     def _measures(self, problem: GaugeProblem, *, is_loss: bool) -> list[Callable[[Params], float]]:
-        """Return functions of a network: the first decides between methods, and none of them may grow."""
+        """Return functions of a network: methods are compared by the first one, and none of their values may grow."""
         if is_loss:
             return [self._loss(problem, problem.task)]
         schemes = dict.fromkeys((self.scheme, *REPORTED))
         return [partial(_error, problem, scheme) for scheme in schemes]
 
     def _loss(self, problem: GaugeProblem, task: Task | None, *, is_rounded: bool = True) -> Callable[[Params], float]:
-        """Return the loss of a network on a task; infinite where it is not a number."""
+        """Return the loss of a network on a task, or infinity if the loss is not a number."""
         assert task is not None
         dtype = next((t.dtype for t in problem.params.values() if t.is_floating_point()), torch.float32)
         wide = _in_precision(task, dtype)
@@ -152,29 +153,29 @@ class BestGauge(GaugeMethod):
 
 
 class TranslationsTakenOut(GaugeMethod):
-    """The gauge in which the coordinates of translations are zero, where the other methods begin."""
+    """The gauge in which the coordinates of translations are zero and in which the other methods begin."""
 
     label = "translations taken out"
 
     def choose(self, problem: GaugeProblem) -> Chosen:
-        """No move more than that."""
+        """Return no further move."""
         return Chosen((), 0.0, 0.0, (), "")
 
 
 def default_methods(
     scheme: RoundToNearest, steps: int, *, is_loss: bool, is_learned: bool = True, is_by_function: bool = True
 ) -> tuple[GaugeMethod, ...]:
-    """Return the methods that are tried where none are given.
+    """Return the methods that are tried if none are given.
 
-    Where the loss decides, Hadamard matrices go to all groups, and rotations are learned by function, too; else groups
-    are left whose rounding error would grow.
+    If networks are compared by the loss, Hadamard matrices rotate all groups, and rotations are also learned by
+    function. Otherwise, groups whose rounding error would grow are not rotated.
 
     Args:
         scheme: The rounding scheme of weights.
         steps: The number of steps of learned rotations.
-        is_loss: Whether a loss decides.
+        is_loss: Whether networks are compared by a loss.
         is_learned: Whether rotations are learned.
-        is_by_function: Whether they may be learned by function, which holds many gradients in memory.
+        is_by_function: Whether rotations may be learned by function, which holds many gradients in memory.
     """
     methods: list[GaugeMethod] = [Equalize(), Hadamard(scheme, is_kept_always=is_loss)]
     if is_learned:
@@ -193,7 +194,7 @@ def _number(value: float) -> float:
 
 
 def _in_precision(task: Task, dtype: torch.dtype) -> Task:
-    """Return a task whose model and data have the precision in which networks are compared."""
+    """Return the task with its model and data in the precision in which networks are compared."""
 
     def converted(tensor: Tensor) -> Tensor:
         return tensor.to(dtype) if tensor.is_floating_point() else tensor

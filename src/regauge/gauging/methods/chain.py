@@ -1,4 +1,4 @@
-"""Chain: several methods, one after the other."""
+"""The method Chain, which applies several methods one after the other."""
 
 from dataclasses import dataclass, replace
 
@@ -9,12 +9,12 @@ from regauge.gauging.result import Chosen
 
 @dataclass(frozen=True)
 class Chain(GaugeMethod):
-    """Several methods, each on what the one before it left; the objective is that of the last one.
+    """A sequence of methods, each applied to the result of the one before it, with the objective of the last one.
 
-    Scales come before rotations: these bring gains to one, and scaling them again would undo that.
+    Scales come before rotations, because rotations bring gains to one, and later scales would change these gains.
 
     Attributes:
-        methods: The methods, in the order in which they are taken.
+        methods: The methods, in the order in which they are applied.
     """
 
     methods: tuple[GaugeMethod, ...]
@@ -51,7 +51,7 @@ class Chain(GaugeMethod):
 
 
 def _join(moves: tuple[Move, ...]) -> tuple[Move, ...]:
-    """Moves of one symmetry that follow one another as one."""
+    """Join consecutive moves of one symmetry into one move."""
     joined: list[Move] = []
     for move in moves:
         last = joined[-1] if joined else None

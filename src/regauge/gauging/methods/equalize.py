@@ -1,4 +1,4 @@
-"""Equalize: ranges of weights agree on both sides of every unit, without data."""
+"""The method Equalize, which makes ranges of weights on both sides of every unit equal without data."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -28,18 +28,19 @@ Units = Float64[Tensor, " unit"]
 
 @dataclass(frozen=True)
 class Equalize(GaugeMethod):
-    """Cross-layer equalization for every family of positive scales: no data, one exact step after another.
+    """Cross-layer equalization for every family of positive scales, in exact steps without data.
 
-    A unit's factor makes the range (the largest magnitude) of what it multiplies equal to the range of what it divides:
-    `s = sqrt(range_out / range_in)` for a plain ReLU unit. Ranges are taken over the weights of layers and tables;
-    where one side has none, as the gain of a norm, over its vectors. Linear groups (values, queries and keys of
-    attention) are scaled by diagonal matrices. Sweeps over all families go on until nothing
-    moves: the largest imbalance falls, and the end does not depend on where on its orbit the network was.
+    The range of weights is their largest magnitude. The factor of a unit makes the range of the weights that it
+    multiplies equal to the range of the weights that it divides. For a plain ReLU unit, this is `s = sqrt(range_out /
+    range_in)`. Ranges are taken over the weights of layers and tables. If one side has only vectors, such as the gain
+    of a norm, its range is taken over them. Linear groups (values, queries and keys of attention) are scaled by
+    diagonal matrices. Sweeps over all families continue until nothing moves. The largest imbalance falls, and the
+    result does not depend on the network's initial point on its orbit.
 
-    The objective is minus the mean imbalance of all units, `|log2(range_out / range_in)|`, with its sign turned.
+    The objective is minus the mean imbalance of all units, `|log2(range_out / range_in)|`.
 
     Attributes:
-        sweeps: Over all families, at most.
+        sweeps: The largest number of sweeps over all families.
 
     References:
         Nagel et al. (2019), Data-free quantization through weight equalization and bias correction, section 4.1, for
@@ -79,7 +80,7 @@ class Equalize(GaugeMethod):
 
 @dataclass(frozen=True)
 class _Pair:
-    """One family of scales, with the places on both sides whose ranges are compared."""
+    """A family of scales, with the tensors on both sides whose ranges are compared."""
 
     direction: Direction
     rising: tuple[ScaleSite, ...]
@@ -90,7 +91,7 @@ class _Ranges:
     """Magnitudes of the weights while they are equalized.
 
     Attributes:
-        alone: Groups with a family that has nothing on one side.
+        alone: Groups with a family that has no weights on one side.
     """
 
     def __init__(self, symmetry: Symmetry, params: Mapping[str, Tensor]) -> None:
@@ -119,7 +120,7 @@ class _Ranges:
         return [(pair.direction, self._logs[k].clone()) for k, pair in enumerate(self.pairs)]
 
     def sweep(self) -> float:
-        """Return one exact step for each family; the largest one."""
+        """Take an exact step for each family, and return the largest step."""
         largest = 0.0
         for k, pair in enumerate(self.pairs):
             gap, is_there = self._gap(pair)
@@ -141,7 +142,7 @@ class _Ranges:
         return total / max(count, 1)
 
     def _gap(self, pair: _Pair) -> tuple[Units, Tensor]:
-        """Return the logarithm of the ratio of the ranges, and for which units both are there."""
+        """Return the logarithm of the ratio of the ranges, and the mask of the units that have both ranges."""
         sides = []
         for places in (pair.rising, pair.falling):
             each = [self._range(place, pair.direction.count) for place in places]
@@ -165,8 +166,7 @@ class _Ranges:
 
 @remembered
 def diagonal(symmetry: Symmetry) -> Symmetry:
-    """Return the symmetry with the diagonal matrices of linear groups, as families of scales, in place of all of
-    them."""
+    """Return the symmetry with families of scales, the diagonal matrices, in place of linear groups."""
 
     def scales_of(group: Group) -> Group:
         if group.matrix != "linear":
@@ -178,7 +178,7 @@ def diagonal(symmetry: Symmetry) -> Symmetry:
 
 
 def unit_sizes(place: ScaleSite, sizes: Tensor, count: int, how: Literal["amax", "mean"] = "amax") -> Units:
-    """Return the largest or the mean magnitude of what each unit owns at a place."""
+    """Return the largest or the mean magnitude of the entries that belong to each unit at a place."""
     others = [axis for axis in range(sizes.ndim) if axis not in place.axes]
     reduced = sizes if not others else sizes.amax(others) if how == "amax" else sizes.mean(others)
     order = sorted(range(len(place.axes)), key=lambda k: place.axes[k])
@@ -189,13 +189,13 @@ def unit_sizes(place: ScaleSite, sizes: Tensor, count: int, how: Literal["amax",
 
 
 def _telling(symmetry: Symmetry, places: Sequence[ScaleSite]) -> tuple[ScaleSite, ...]:
-    """Return the places whose ranges count: matrices, kernels and tables; vectors where there are none of these."""
+    """Return the places whose ranges are compared: matrices, kernels and tables, or else vectors."""
     wide = tuple(place for place in places if len(symmetry.shapes[place.name]) > 1)
     return wide or tuple(places)
 
 
 def scaled_element(element: Element, logs: Sequence[tuple[Direction, Units]]) -> Element:
-    """Return an element, times these factors."""
+    """Return an element multiplied by these factors."""
     for direction, units in logs:
         value = element[direction.group]
         if value.matrix is not None:

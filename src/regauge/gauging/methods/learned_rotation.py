@@ -1,4 +1,4 @@
-"""LearnedRotation: descent over a network's orbit for small rounding errors, of weights or of the function."""
+"""The method LearnedRotation: descent over a network's orbit to small rounding errors of weights or of the function."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,32 +25,34 @@ ON_EXPECTED = 150
 
 @dataclass(frozen=True)
 class LearnedRotation(GaugeMethod):
-    """Rotations of every orthogonal and linear group, and with data scales and whole matrices, found by descent.
+    """Rotations of every orthogonal and linear group, found by descent; with data, also scales and whole matrices.
 
-    With `by="weights"` no data are used. Descent begins at the identity or where Hadamard matrices lead, whichever is
-    better. Rotations are `C(A) R_0` with Cayley's map `C(A) = (1 - A)^-1 (1 + A)` of a skew matrix A for each copy of a
-    group. The descent lowers the expected rounding error, `sum over scales of range^2`, relative to the norm of each
-    layer, and the objective is the ratio of signal to rounding noise of the weights of all layers, in dB.
+    With `by="weights"`, no data are used. Descent begins at the identity or at Hadamard matrices, whichever is better.
+    Rotations are `C(A) R_0` with Cayley's map `C(A) = (1 - A)^-1 (1 + A)` of a skew matrix A for each copy of a group.
+    The descent reduces the expected rounding error, `sum over scales of range^2`, relative to the norm of each layer.
+    The objective is the ratio of signal to rounding noise of the weights of all layers, in dB.
 
-    With `by="function"` descent follows the outputs on the batches of the task: the distance of those of the rounded
-    network from those of the network as it was. This is the divergence of the softmax in nats if the task has cross
-    entropy, else the relative squared error. It moves, besides the rotations, all of the linear groups (queries against
-    keys, values against outputs; by matrix exponentials) and every family of positive scales, and begins at the network
-    as it is. First descends the distance that is expected of rounding errors, to second order: weights to which the
-    outputs are sensitive get small steps. Then descends the distance itself, with gradients that go straight through
-    the rounding and through the steps that the ranges set. The objective is that distance on the last quarter of the
-    batches, which are held out from both descents, with its sign turned. Targets are not needed. Signs are left: they
-    change no rounding. It holds `PROBES` gradients of the layers in memory.
+    With `by="function"`, descent reduces the distance between the outputs of the rounded network and of the given
+    network on the batches of the task. If the task has cross entropy, this distance is the divergence of the softmax in
+    nats, otherwise it is the relative squared error. Besides rotations, the descent moves the whole linear groups
+    (queries against keys, values against outputs) by matrix exponentials, and every family of positive scales. It
+    begins at the given network. The first descent reduces the distance that is expected of rounding errors, to second
+    order. Weights to which the outputs are sensitive then get small quantization steps. The second descent reduces the
+    distance itself, with straight-through gradients of the rounding and gradients of the quantization steps, which
+    depend on the ranges. The objective is minus the distance on the last quarter of the batches, which neither descent
+    sees. Targets are not needed. Signs are not moved, because they do not change the rounding. The method holds
+    `PROBES` gradients of the layers in memory.
 
-    Either way the best element with true rounding that is met on the way is kept. Rounding makes the function rugged,
-    by how much depends on the network: the second descent on the function is taken in rounds, each from the best
-    element so far and at a lower rate than the one before.
+    In both cases, the method keeps the best element, with true rounding, of all steps. Rounding makes the distance a
+    rugged function, to a degree that depends on the network. The second descent therefore consists of rounds. Each
+    round begins at the best element so far, with a lower learning rate than the round before.
 
     Attributes:
         scheme: The rounding scheme of weights.
-        steps: Steps of Adam; by function, at most `ON_EXPECTED` steps on the expected distance come before them.
-        lr: Its rate at the start; it falls to zero along a line, in each round.
-        by: Whether the error of weights or that of the function is made small; the latter needs a task.
+        steps: Steps of Adam. By function, at most `ON_EXPECTED` steps on the expected distance precede these steps.
+        lr: The initial learning rate of Adam. The rate falls linearly to zero in each round.
+        by: Whether the error of weights or the error of the function is minimized. The error of the function needs a
+            task.
 
     References:
         Liu et al. (2024), SpinQuant, section 3.2, for descent on rotations by Cayley's map; Shao et al. (2024),
@@ -77,7 +79,7 @@ class LearnedRotation(GaugeMethod):
         return self.by == "function"
 
     def choose(self, problem: GaugeProblem) -> Chosen:
-        """Return the best element met on the way."""
+        """Return the best element of all steps."""
         is_function = self.by == "function"
         reach = OrbitPart(problem, is_scaled=is_function)
         loss: OfFunction | OfWeights = OfWeights(self.scheme)
@@ -106,9 +108,10 @@ class LearnedRotation(GaugeMethod):
     def _climb(
         self, loss: RoundingLoss, reach: OrbitPart, starts: Sequence[Point], rounds: Sequence[tuple[int, float]]
     ) -> tuple[Point, list[float]]:
-        """Return the best point that descents meet, each from the best so far, and at each trial the best score so far.
+        """Return the best point of all descents, each from the best point so far, and the best score so far at each
+        trial.
 
-        `rounds` has the steps of each descent, and its rate at the start.
+        `rounds` holds the number of steps and the initial learning rate of each descent.
         """
         symmetry = reach.symmetry
         scored = [(loss.score(reach.params(start), symmetry), start) for start in starts]

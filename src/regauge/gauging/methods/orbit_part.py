@@ -1,4 +1,4 @@
-"""The part of a network's orbit that descents move over: matrices behind gains of one, and scales behind these."""
+"""The part of a network's orbit over which descents move: matrices if gains are one, followed by scales."""
 
 import math
 from collections.abc import Iterable
@@ -29,8 +29,8 @@ class Point:
     """A point of the orbit.
 
     Attributes:
-        matrices: Matrices of the groups that rotate, acting where gains are one.
-        scales: Scales of the whole symmetry, acting after them; None where there are none.
+        matrices: Matrices of the groups that rotate, acting on the network whose gains are one.
+        scales: Scales of the whole symmetry, acting after the matrices; None if no scales are moved.
     """
 
     matrices: Element
@@ -45,9 +45,9 @@ class OrbitPart:
         is_scaled: Whether scales and whole linear groups are moved, not only rotations.
 
     Attributes:
-        found: The groups that rotate, and how gains are brought to one before they do.
+        found: The groups that rotate, and the move that brings gains to one before the rotations.
         symmetry: The whole symmetry.
-        start: The network with these gains of one, which the matrices of points act on.
+        start: The network with these gains of one, on which the matrices of points act.
     """
 
     def __init__(self, problem: GaugeProblem, *, is_scaled: bool) -> None:
@@ -64,12 +64,12 @@ class OrbitPart:
 
     @property
     def can_scale(self) -> bool:
-        """Whether scales are moved, and there are some."""
+        """Whether there are scales, and they are moved."""
         return self._is_scaled and bool(directions(self.symmetry, "keep"))
 
     @cached_property
     def layers(self) -> dict[str, tuple[int, ...]]:
-        """The weights of layers that move, and the axes that count their rows."""
+        """Weights of the layers that move, and the axes that index their rows."""
         moved = {place.parameter for g in self.found.symmetry.groups if g.matrix != "none" for place in g.placements}
         if self.can_scale:
             moved |= {place.name for direction in directions(self.symmetry, "keep") for place in direction.places}
@@ -77,13 +77,13 @@ class OrbitPart:
 
     @property
     def fixed(self) -> tuple[tuple[str, str], ...]:
-        """Groups and gains that nothing here moves, each with the reason."""
+        """Groups and gains that no point moves, each with the reason."""
         scaled = {direction.group for direction in directions(self.symmetry, "keep")} if self.can_scale else set()
         return tuple((name, why) for name, why in fixed_reasons(self.symmetry, self.found) if name not in scaled)
 
     @property
     def as_it_is(self) -> Point:
-        """The network as it was: gains get their values back."""
+        """The point of the given network, in which gains have their given values."""
         still = self.found.symmetry.identity()
         if not self.can_scale:
             return Point(still, None)
@@ -102,16 +102,15 @@ class OrbitPart:
         return (*before, *turns, *(() if point.scales is None else (Move(self.symmetry, point.scales),)))
 
     def params(self, point: Point, names: Iterable[str] | None = None) -> Params:
-        """Return the network at a point, or some tensors of it; differentiable in the point."""
+        """Return the network at a point, or some of its tensors, differentiable in the point."""
         moved = self.start if names is None else {name: self.start[name] for name in names if name in self.start}
         return self._moved(self.symmetry, moved, point.matrices, point.scales)
 
     def gradients(self, point: Point, gradients: Params) -> Params:
-        """Return gradients of a function of the network at a point, given those at the start; differentiable in the
-        point.
+        """Return a function's gradients at a point, differentiable in the point, from its gradients at the start.
 
-        A function that the symmetry leaves alone has gradients that move by the inverse transposed action. Theirs may
-        be several, along a leading axis.
+        If the symmetry does not change the function, its gradients move by the inverse transposed action. A leading
+        axis may index several gradients.
         """
         scales = None if point.scales is None else _inverse_transposed(self.symmetry, point.scales)
         matrices = _inverse_transposed(self.found.symmetry, point.matrices)
@@ -126,7 +125,7 @@ class OrbitPart:
         return tensors
 
     def tangents(self, start: Point) -> "Tangents":
-        """Free parameters around a point."""
+        """Return free parameters around a point."""
         scales = start.scales
         if scales is None and self.can_scale:
             scales = self.symmetry.identity()
@@ -134,10 +133,11 @@ class OrbitPart:
 
 
 class Tangents:
-    """Free parameters of the points around a start, which is where they are zero.
+    """Free parameters of the points around a start, at which the parameters are zero.
 
-    A matrix is `T(A) M` with that of the start, M, and `T(A)` Cayley's map `(1 - S)^-1 (1 + S)` of `S = A - A^T`; with
-    `is_whole`, of linear groups the exponential of A. Scales have logarithms that are added to those of the start.
+    A matrix is `T(A) M`, where M is the matrix of the start and `T(A)` is Cayley's map `(1 - S)^-1 (1 + S)` of `S = A -
+    A^T`. For linear groups with `is_whole`, `T(A)` is the exponential of A. The parameters of scales are added to the
+    logarithms of the scales of the start.
 
     Attributes:
         turns: The parameters of rotations.
@@ -167,7 +167,7 @@ class Tangents:
         return Point(Element(values), scales)
 
     def clip(self) -> None:
-        """Bring back parameters of scales and whole linear groups that went too far."""
+        """Clip the parameters of scales and whole linear groups to their bounds."""
         with torch.no_grad():
             for name in self._whole:
                 sizes = self._raw[name].norm(dim=(-2, -1), keepdim=True)
@@ -190,7 +190,7 @@ class Tangents:
 
 
 def _inverse_transposed(symmetry: Symmetry, element: Element) -> Element:
-    """Return the element whose action is the inverse transposed one, of an element that reorders and shifts nothing."""
+    """Return the element that acts as the inverse transpose of an element without permutations and shifts."""
     values = {}
     for group in symmetry.groups:
         value = element[group.name]

@@ -25,7 +25,8 @@ PROBES = 16
 
 
 class RoundingLoss(Protocol):
-    """A score of networks with true rounding, and a differentiable loss that leads to points with better scores."""
+    """A score of networks with true rounding, and a differentiable loss whose descent finds points with better
+    scores."""
 
     unit: str
 
@@ -37,7 +38,7 @@ class RoundingLoss(Protocol):
 
 
 class OfWeights:
-    """The rounding error of all layers, relative to the norm of each: without data."""
+    """The rounding error of all layers, relative to the norm of each layer, without data."""
 
     unit = "dB"
 
@@ -62,10 +63,10 @@ class OfWeights:
 class OfFunction:
     """The distance of the rounded network's outputs from those of the given network, on the task's batches.
 
-    For a task with cross entropy that is the Kullback-Leibler divergence of the softmax over the last axis, in nats;
-    for others the squared distance relative to the squared outputs. Targets are not used. The last quarter of the
-    batches, at least one, is held out: scores are taken there, and descents see the others, one after the other. A
-    single batch serves both.
+    If the task has cross entropy, the distance is the Kullback-Leibler divergence of the softmax over the last axis, in
+    nats. For other tasks, it is the squared distance relative to the squared outputs. Targets are not used. The last
+    quarter of the batches, and at least one batch, is held out. Scores use the held-out batches, and descents use the
+    other batches, one after the other. A single batch is used for both.
     """
 
     def __init__(self, params: Mapping[str, Tensor], scheme: RoundToNearest, task: Task) -> None:
@@ -84,14 +85,14 @@ class OfFunction:
         self._next = 0
 
     def score(self, params: Mapping[str, Tensor], symmetry: Symmetry) -> float:
-        """Return the negative distance with rounded weights, over the batches that are held out."""
+        """Return the negative distance with rounded weights, over the held-out batches."""
         rounded = round_network(params, symmetry, self._scheme)
         with torch.no_grad():
             found = [float(self._distance(rounded, k)) for k in self._held]
         return -sum(found) / len(found)
 
     def descend(self, reach: OrbitPart, point: Point) -> Tensor:
-        """Return the distance with rounded weights on the next batch, whose gradient goes straight through the
+        """Return the distance with rounded weights on the next batch, with a straight-through gradient of the
         rounding."""
         rounded = round_network(reach.params(point), reach.symmetry, self._scheme.straight_through)
         self._next = (self._next + 1) % len(self._seen)
@@ -99,11 +100,11 @@ class OfFunction:
             return self._distance(rounded, self._next)
 
     def curvature(self, reach: OrbitPart, generator: torch.Generator) -> Params:
-        """Return the second derivative of the distance by the weights of the layers that move, where the reach starts.
+        """Return the second derivative of the distance with respect to the weights of the layers that move, at the
+        start.
 
-        Of each layer these are gradients `[probes, *shape]`, with a second derivative of the sum of their outer
-        products in expectation: those of outputs that are weighted at random, each of a part of the batches that
-        descents see.
+        The result holds gradients `[probes, *shape]` of each layer. The expected sum of their outer products is the
+        second derivative. Each is a gradient of randomly weighted outputs on a part of the batches that descents use.
 
         References:
             Martens (2020), New insights on the natural gradient method, section 9.2, for the divergence.
@@ -125,7 +126,8 @@ class OfFunction:
         return sums
 
     def _root(self, made: Tensor) -> Tensor:
-        """Return the square root of the second derivative of the distance by the outputs, which is diagonal."""
+        """Return the square root of the second derivative of the distance with respect to the outputs, a diagonal
+        matrix."""
         if self._is_divergence:
             return (made.exp() / made[..., 0].numel()).sqrt()
         return (2 / made.square().sum().clamp_min(1e-30)).sqrt()
@@ -143,9 +145,9 @@ class OfFunction:
 
 
 class DifferentiableStatistics(TorchFunctionMode):
-    """Within this context batch normalization in evaluation is differentiable in its running statistics, too.
+    """A context in which batch normalization in evaluation is also differentiable in its running statistics.
 
-    Scales of what is normalized move these statistics; torch refuses their gradients.
+    Scales of the normalized values move these statistics, but torch does not compute their gradients.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -164,7 +166,7 @@ def _batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """`functional.batch_norm`, written out where its statistics have gradients."""
+    """Compute `functional.batch_norm`, with elementary operations if its statistics have gradients."""
     is_moved = any(one is not None and one.requires_grad for one in (running_mean, running_var))
     if training or not is_moved or running_mean is None or running_var is None:
         return functional.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
@@ -175,11 +177,12 @@ def _batch_norm(
 
 
 class Expected:
-    """The distance of the outputs that rounding is expected to make, to second order, on the batches that descents see.
+    """The expected distance of the outputs caused by rounding, to second order, on the batches that descents use.
 
-    To second order it is `sum over values of step^2 F / 24`, with the mean square F of the gradient of each value. On
-    an orbit gradients move along with the weights, by the inverse transposed action, so that the network is run only
-    once. It is smooth where the outputs of the rounded network are rugged. Scores are those of `function`.
+    To second order, the distance is `sum over values of step^2 F / 24`, with the mean square F of the gradient of each
+    value. On an orbit, gradients move with the weights by the inverse transposed action. Therefore the network is run
+    only once. This expected distance is smooth, unlike the outputs of the rounded network. Scores are the scores of
+    `function`.
     """
 
     def __init__(
@@ -192,7 +195,8 @@ class Expected:
         self._curvature = function.curvature(reach, chance)
 
     def descend(self, reach: OrbitPart, point: Point) -> Tensor:
-        """Return the logarithm of the expected distance, whose gradients are as large for many bits as for few."""
+        """Return the logarithm of the expected distance, whose gradients are equally large for many and for few
+        bits."""
         params, gradients = reach.params(point, reach.layers), reach.gradients(point, self._curvature)
         terms = [
             self._scheme.expected_error(params[name], rows, gradients[name].square().sum(0))

@@ -1,4 +1,4 @@
-"""Smooth: channels that are hard to round move from activations into weights, or back, by scales fitted on data."""
+"""The method Smooth: scales fitted on data move outlier channels from activations into weights, or back."""
 
 import copy
 from collections.abc import Mapping
@@ -29,26 +29,27 @@ LARGEST_FACTOR = 1e4
 class Smooth(GaugeMethod):
     """Scales between activations and the weights that read them: SmoothQuant and AWQ for any architecture.
 
-    Families of positive scales move the inputs of layers: behind gains of norms, values of attention, hidden units,
-    channels. For each of them, activations are divided by `s = a^alpha / w^beta`, up to a common factor, and the
-    weights that read them multiplied; a is the size of each unit's activations, and w the largest weight that reads it.
-    Alphas of a grid are tried. The one is kept with which the outputs of the layers, with rounded weights, change
-    least. None is kept if all make it worse. The symmetry finds all that reads the same values, such as routers and
-    shared experts. Nothing is scaled through an operation that does not commute with scales.
+    Families of positive scales move the inputs of layers, such as outputs of norms, values of attention, hidden units
+    and channels. For each family, activations are divided by `s = a^alpha / w^beta`, up to a common factor, and the
+    weights that read these activations are multiplied by it. Here a is the size of each unit's activations, and w is
+    the largest weight that reads the unit. The method tries several values of alpha on a grid. It keeps the value with
+    which the outputs of the layers with rounded weights change least. If every value makes the change larger, the
+    family is not scaled. The symmetry contains all layers that read the same values, such as routers and shared
+    experts. Nothing is scaled through an operation that does not commute with scales.
 
     `Smooth()` searches as AWQ does; `Smooth(alpha=0.5, statistic="max", is_against_weights=True)` is SmoothQuant.
 
-    The objective is the mean over families of the ratio of signal to rounding noise, in dB, of what the layers put out.
-    Looked at is the first batch of the task.
+    The objective is the mean over families of the ratio of signal to rounding noise, in dB, of the outputs of layers on
+    the first batch of the task.
 
     Attributes:
         scheme: The rounding scheme of weights.
-        activations: The rounding scheme of activations while alphas are compared, each token or example with a scale of
-            its own; None does not round them.
-        alpha: The exponent; searched where it is None.
+        activations: The rounding scheme of activations while values of alpha are compared. Each token or example has a
+            separate scale. With None, activations are not rounded.
+        alpha: The exponent. If it is None, the method searches for it.
         grid: Exponents that are tried between zero and one.
-        statistic: The size of activations: their mean or their largest magnitude.
-        is_against_weights: Whether `beta = 1 - alpha`; zero otherwise.
+        statistic: The measure of the size of activations: their mean or their largest magnitude.
+        is_against_weights: Whether `beta = 1 - alpha`; otherwise, beta is zero.
 
     References:
         Xiao et al. (2023), SmoothQuant, equation 4; Lin et al. (2023), AWQ, section 3.2.
@@ -74,7 +75,7 @@ class Smooth(GaugeMethod):
             raise ValueError(f"grid is {self.grid}, but one exponent or more are tried; give one at least")
 
     def choose(self, problem: GaugeProblem) -> Chosen:
-        """Return factors for one family after the other."""
+        """Return the factors of all families, chosen one after the other."""
         work = _Work(self, problem)
         fixed: list[tuple[str, str]] = []
         steps: list[tuple[Direction, Units]] = []
@@ -102,7 +103,7 @@ class Smooth(GaugeMethod):
 
 @dataclass(frozen=True)
 class _Pair:
-    """A family of scales with the activations that it moves, the weights that read them, and what these layers make."""
+    """A family of scales, with the activations that it moves, the weights that read them, and the layers' outputs."""
 
     direction: Direction
     values: tuple[ScaleSite, ...]
@@ -111,7 +112,7 @@ class _Pair:
 
 
 class _Work:
-    """A network that is smoothed, family by family, in float32."""
+    """A network to which factors are applied family by family, in float32."""
 
     def __init__(self, method: Smooth, problem: GaugeProblem) -> None:
         assert problem.task is not None
@@ -131,7 +132,8 @@ class _Work:
         self._schemes: dict[tuple[int, ...], Any] = {}
 
     def pair(self, direction: Direction) -> _Pair | str:
-        """Return the values and readers that the scales of a family move; a reason where its scales are not chosen."""
+        """Return the values and readers that the scales of a family move, or the reason why its scales are not
+        chosen."""
         there = self._by_family.get((direction.group, direction.weights))
         read = {*self._found.read}
         values = tuple(place for place in there.places if place.name in read) if there is not None else ()
@@ -172,7 +174,7 @@ class _Work:
         return best, before, reached
 
     def move(self, direction: Direction, logs: Units) -> None:
-        """Take the factors of a family."""
+        """Apply the factors of a family to the network."""
         self._params = self._moved(self._params, direction, logs)
 
     def _ratio(self, pair: _Pair, logs: Units | None, reference: list[Tensor]) -> float:
@@ -189,7 +191,7 @@ class _Work:
         return decibels(sum(shares) / len(shares))
 
     def _change(self, place: ScaleSite) -> Any:
-        """Return the rounding of activations: of a token where units are its features, else of an example."""
+        """Return the rounding of activations, by token if units are its features, otherwise by example."""
         ndim = len(self._found.symmetry.shapes[place.name])
         rows = tuple(range(ndim - 1)) if place.axes[-1] == ndim - 1 else (0,)
         scheme = self._method.activations
@@ -216,7 +218,7 @@ def _single(tensor: Tensor) -> Tensor:
 
 
 def _logs(sizes: Units) -> Units:
-    """Logarithms of sizes, of units that have none the mean of the others."""
+    """Return logarithms of sizes; units without a size get the mean of the others."""
     is_there = sizes > 0
     logs = torch.where(is_there, sizes, 1.0).log()
     mean = logs[is_there].mean() if bool(is_there.any()) else torch.zeros((), dtype=logs.dtype)

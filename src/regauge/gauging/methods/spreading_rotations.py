@@ -1,4 +1,4 @@
-"""Hadamard and RandomRotation: outliers spread over all directions of what can be rotated."""
+"""The methods Hadamard and RandomRotation, which spread outliers over all directions that can be rotated."""
 
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -21,9 +21,9 @@ from regauge.gauging.rounding import FOUR_BITS, RoundToNearest, decibels, layer_
 
 
 class RoundedLayers:
-    """The rounding error of all layers of a network while groups of it are moved, one after the other.
+    """The rounding error of all layers of a network while its groups are moved one after the other.
 
-    The error is the mean over layers of `|W - Q(W)|^2 / |W|^2`, each counted by its number of values.
+    The error is the mean over layers of `|W - Q(W)|^2 / |W|^2`, each weighted by its number of values.
     """
 
     def __init__(self, params: Mapping[str, Tensor], symmetry: Symmetry, scheme: RoundToNearest) -> None:
@@ -39,7 +39,7 @@ class RoundedLayers:
         return decibels(sum(self._errors.values()) / self._whole)
 
     def offer(self, group: Group, element: Element, *, is_certain: bool = False) -> bool:
-        """Move one group by its value in an element, if the error does not grow by it or it is certain to be moved."""
+        """Move a group by its value in an element, if this does not increase the error or the move is required."""
         sites = {name: [s for s in local if s.group.name == group.name] for name, local in self.symmetry.sites.items()}
         sites = {name: local for name, local in sites.items() if local and name in self.params}
         ndims = {name: self.params[name].ndim for name in sites}
@@ -57,14 +57,14 @@ class RoundedLayers:
 
 @dataclass(frozen=True)
 class Rotation(GaugeMethod):
-    """A rotation of every orthogonal and linear group, kept where it does not make rounding worse.
+    """A rotation of every orthogonal and linear group, which is kept if it does not increase the rounding error.
 
     The objective is the ratio of signal to rounding noise of the weights of all layers, in dB.
 
     Attributes:
         scheme: The rounding scheme of weights.
-        is_kept_always: Whether rotations are kept even where they make the rounding of weights worse, because
-            activations are rounded too; the objective then may fall.
+        is_kept_always: Whether rotations are kept even if they increase the rounding error of weights. This is useful
+            if activations are also rounded. The objective may then fall.
     """
 
     scheme: RoundToNearest = FOUR_BITS
@@ -72,10 +72,10 @@ class Rotation(GaugeMethod):
 
     @abstractmethod
     def rotate(self, symmetry: Symmetry, generator: torch.Generator | None) -> Element:
-        """Return one rotation for each group and copy, without a look at the weights; the identity elsewhere."""
+        """Return a rotation for each group and copy without reading the weights, and the identity for all others."""
 
     def choose(self, problem: GaugeProblem) -> Chosen:
-        """Rotations of all groups, one after the other."""
+        """Return rotations of all groups, chosen one after the other."""
         found = problem.uncovered
         symmetry, before = found.symmetry, found.before
         initial = RoundedLayers(problem.params, problem.symmetry, self.scheme).decibels
@@ -101,9 +101,9 @@ class Rotation(GaugeMethod):
 class Hadamard(Rotation):
     """A Hadamard matrix for every orthogonal and linear group, with random signs given a generator.
 
-    Of sizes without one it is the Kronecker product of the largest Hadamard matrix that divides them with the matrix of
-    the Hartley transform. Streams behind LayerNorm get the rotation that keeps the ones; pairs of rotary positions are
-    turned by 45 degrees, which is all that commutes with them.
+    If a size has no Hadamard matrix, the Kronecker product of the largest Hadamard matrix whose size divides it with
+    the matrix of the Hartley transform is used. Residual streams read by LayerNorm get a rotation that keeps the vector
+    of ones. Pairs of rotary positions are turned by 45 degrees, because only rotations within pairs commute with them.
 
     References:
         Ashkboos et al. (2024), QuaRot, section 4; Chee et al. (2023), QuIP, section 4, on incoherence.
@@ -112,7 +112,7 @@ class Hadamard(Rotation):
     label = "Hadamard"
 
     def rotate(self, symmetry: Symmetry, generator: torch.Generator | None) -> Element:
-        """Flat rotations of all groups."""
+        """Return flat rotations of all groups."""
         element = symmetry.identity()
         for group in symmetry.groups:
             value = element[group.name]
@@ -123,7 +123,7 @@ class Hadamard(Rotation):
 
 @dataclass(frozen=True)
 class RandomRotation(Rotation):
-    """A uniformly random rotation of every orthogonal and linear group; needs a generator.
+    """A uniformly random rotation of every orthogonal and linear group, which needs a generator.
 
     References:
         Liu et al. (2024), SpinQuant, section 2.2.
