@@ -82,8 +82,7 @@ def audit(
     outputs: Outputs = None,
     convert: Convert = dict,
 ) -> list[Finding]:
-    """Test every pair of a table: scale the pair alone by random factors, as a tool would, and run the model in
-    float64.
+    """Test every pair of a table: scale it alone by random factors, as a tool would, and run the model in float64.
 
     Tools multiply the input channels of balance layers, and divide the output channels of the smooth layer. If the
     smooth layer has more outputs than the balance layers read, tools divide its last outputs. A fused layer of queries,
@@ -274,8 +273,7 @@ class _Audit:
 
 
 def _why_skipped(made: int, counts: Mapping[str, int], *, is_norm: bool) -> str:
-    """Return the reason why no tool scales a pair with these numbers of channels, or an empty text if tools scale
-    it."""
+    """Return the reason why no tool scales a pair with these numbers of channels, or an empty text."""
     if len({*counts.values()}) > 1:
         listed = ", ".join(f"{name} reads {count}" for name, count in counts.items())
         return f"its balance layers read different numbers of channels ({listed}): no tool scales these"

@@ -227,8 +227,7 @@ class _Rounded(TorchFunctionMode):
 
 @contextmanager
 def rounded_activations(scheme: RoundToNearest | None) -> Iterator[None]:
-    """Return a context in which layers read rounded activations, with a scale per token, or per example in
-    convolutions.
+    """Return a context in which layers read activations rounded with a scale per token, or per example in convolutions.
 
     Linear layers, convolutions and `addmm` are covered; products of activations with one another are not.
     """

@@ -1,4 +1,4 @@
-"""Structured pruning: units of groups removed wherever they have a placement."""
+"""Structured pruning, which removes units of groups from every tensor in which they have a placement."""
 
 from regauge.names import attach
 

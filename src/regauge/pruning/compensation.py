@@ -1,4 +1,4 @@
-"""Least squares: the weights that read a group fitted such that units that stay take the place of removed ones."""
+"""Compensation of removed units: a least-squares fit of the weights that read the remaining units of a group."""
 
 from dataclasses import dataclass
 
@@ -22,9 +22,10 @@ class ReadValue:
 
     Attributes:
         places: Parameters and where the group acts in them.
-        sizes: The root of the mean square of each unit, and of a constant last; one where a unit is never but zero.
-        moments: Mean products of all pairs of values divided by their sizes. Those of the constant are zero where some
-            place has no bias.
+        sizes: The root mean square of each unit, followed by that of a constant. It is one for a unit that is always
+            zero.
+        moments: Mean products of all pairs of values divided by their sizes. The products with the constant are zero if
+            some place has no bias.
         weights: Inner products of the weights that all pairs of units are multiplied by, times their sizes.
     """
 
@@ -81,14 +82,14 @@ class SecondMoments:
         return cls(group, tuple(readings), shape)
 
     def error(self, reading: ReadValue, mixing: Float[Tensor, "copies units_and_one units_and_one"]) -> float:
-        """Return the mean squared change of what the places make when they read `mixing` times the values instead."""
+        """Return the mean squared change of the outputs if the places read `mixing` times the values."""
         rest = torch.eye(self.shape[1] + 1, dtype=torch.float64) - mixing
         noise = (rest @ reading.moments @ rest.mT)[:, :-1, :-1]
         return float((noise * reading.weights).sum())
 
 
 def values_read(network: Network, group: str) -> dict[str, list[tuple[str, Site]]]:
-    """Return the values of a group that layers read, each with the places that read it; empty where it is not known."""
+    """Return the values of a group that layers read, each with the places that read it; empty if they are not known."""
     placed = {p.parameter for p in network.found.symmetry[group].placements}
     by_value: dict[str, list[tuple[str, Site]]] = {}
     for name, site in network.sites(group, reading=True):
@@ -101,10 +102,10 @@ def values_read(network: Network, group: str) -> dict[str, list[tuple[str, Site]
 def remove_compensated(
     network: Network, moments: SecondMoments, gone: Bool[Tensor, "copies units"], count: int, *, is_compensated: bool
 ) -> Bool[Tensor, "copies units"]:
-    """Remove the cheapest units of each copy up to a number, fit what reads the others, and return which are removed.
+    """Remove a number of the cheapest units of each copy, fit the weights that read the others, and return the removed.
 
-    The objective is the mean squared change of what layers make of the group. Where fitting is not better on it than
-    leaving out, as rounding can make it, weights are left as they are.
+    The objective is the mean squared change of the outputs of layers that read the group. If the fit does not improve
+    this objective, for example because of rounding, the weights are not changed.
     """
     copies, size = moments.shape
     removed = gone.clone()
@@ -131,7 +132,7 @@ def remove_compensated(
 
 @dataclass
 class _State:
-    """The inverse of the moments of the units that are left, and what stands for each unit so far."""
+    """The inverse of the moments of the remaining units, and the current approximation of each unit."""
 
     reading: ReadValue
     inverse: Tensor
@@ -140,24 +141,24 @@ class _State:
 
     @classmethod
     def of(cls, reading: ReadValue) -> "_State":
-        """The state before anything is removed."""
+        """Return the state before any unit is removed."""
         length = reading.moments.shape[-1]
         mixing = torch.eye(length, dtype=torch.float64).expand_as(reading.moments).clone()
         return cls(reading, _inverse(reading.moments), mixing, reading.weights.clone())
 
     def costs(self, copy: int) -> Float[Tensor, " units"]:
-        """Return the further error of removing each unit."""
+        """Return the additional error caused by removing each unit."""
         # 1 / (M^-1)_ii is the variance that the other units leave of unit i: the error of the best linear substitute,
         # counted by the weights that read it (as for the optimal brain surgeon, Hassibi and Stork 1993).
         return self.weights[copy].diagonal() / self.inverse[copy].diagonal()[:-1].clamp_min(1e-300)
 
     def plain(self, copy: int, removed: Bool[Tensor, " units"]) -> Float[Tensor, " units"]:
-        """Return the further error where nothing is fitted."""
+        """Return the additional error caused by removing each unit without a fit."""
         joint = self.reading.moments[copy][:-1, :-1] * self.reading.weights[copy]
         return joint.diagonal() + 2 * joint[:, removed].sum(1)
 
     def remove(self, copy: int, unit: int) -> None:
-        """Express a unit by those that are left: `x_unit = -sum_j inverse[unit, j] / inverse[unit, unit] x_j`."""
+        """Express a unit by the remaining units: `x_unit = -sum_j inverse[unit, j] / inverse[unit, unit] x_j`."""
         row = self.inverse[copy, unit] / self.inverse[copy, unit, unit]
         # Schur's complement: the inverse of the moments without this unit, by one outer product.
         self.inverse[copy] -= torch.outer(self.inverse[copy, :, unit], row)
@@ -173,14 +174,15 @@ class _State:
 
 
 def _inverse(moments: Float[Tensor, "copies n n"]) -> Float[Tensor, "copies n n"]:
-    """Return the inverse of moments of values of size one, with a small ridge; what is always zero is kept apart."""
+    """Return the inverse, with a small ridge, of moments of values of size one; values that are always zero are
+    separate."""
     lifted = torch.where(moments.diagonal(dim1=1, dim2=2) > 0, RIDGE, 1.0)
     inverse: Tensor = torch.linalg.inv(moments + torch.diag_embed(lifted))
     return inverse
 
 
 def _mix(network: Network, reading: ReadValue, mixing: Tensor, removed: Tensor) -> None:
-    """Let layers read `mixing` times the values of the units, both divided by their sizes."""
+    """Change weights so that layers read `mixing` times the values of the units, both divided by their sizes."""
     mixing = reading.sizes.unsqueeze(2) * mixing / reading.sizes.unsqueeze(1)
     for name, site in reading.places:
         tensor, entries = network.params[name], network.entries(name, site)

@@ -1,4 +1,4 @@
-"""Criteria: which units of a group are removed first, and what becomes of the weights that read the others."""
+"""Criteria that decide which units of a group are removed first, and how the weights of other units change."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -20,10 +20,10 @@ Scores = Mapping[str, Float[Tensor, "copies units"]]
 
 
 class Criterion(ABC):
-    """A way to choose the units that are removed: a small frozen dataclass. Subclasses define `scores`.
+    """A criterion for choosing the units that are removed: a small frozen dataclass. Subclasses define `scores`.
 
     The network that a criterion sees is balanced: it has the smallest norm that scales and invertible matrices can
-    reach without a change of the function. The choice is the same for all networks of an orbit.
+    reach without changing the function. The criterion therefore chooses the same units for all networks of an orbit.
     """
 
     needs_task = False
@@ -33,12 +33,12 @@ class Criterion(ABC):
 
     @abstractmethod
     def scores(self, network: Network, groups: tuple[str, ...], generator: torch.Generator | None) -> Scores:
-        """Return scores of the units, by importance; those with the smallest ones are removed first."""
+        """Return the importance scores of the units; units with the smallest scores are removed first."""
 
     def remove(
         self, network: Network, group: str, scores: Float[Tensor, "copies units"], gone: Tensor, count: int
     ) -> Tensor:
-        """Remove the units of each copy with the smallest scores up to a number, and return which are removed."""
+        """Remove a number of units with the smallest scores from each copy, and return the removed units."""
         order = scores.masked_fill(gone, -torch.inf).argsort(dim=1, stable=True)
         removed = torch.zeros_like(gone).scatter(1, order[:, :count], value=True)
         network.remove(group, removed.flatten())
@@ -61,12 +61,12 @@ class Magnitude(Criterion):
 
 @dataclass(frozen=True)
 class RandomUnits(Criterion):
-    """Units at random: what any other criterion must be better than."""
+    """A random choice of units, which is the baseline for all other criteria."""
 
     needs_generator = True
 
     def scores(self, network: Network, groups: tuple[str, ...], generator: torch.Generator | None) -> Scores:
-        """Uniform numbers."""
+        """Return uniformly random numbers."""
         symmetry = network.symmetry
         return {
             name: torch.rand(symmetry.count_copies(name), symmetry[name].size, generator=generator, dtype=torch.float64)
@@ -76,9 +76,9 @@ class RandomUnits(Criterion):
 
 @dataclass(frozen=True)
 class Taylor(Criterion):
-    """The change of the loss to first order when a unit is removed: gradient times weight, over what reads the unit.
+    """The first-order change of the loss when a unit is removed: gradient times weight, over the weights that read it.
 
-    It is squared and summed over the batches of the task.
+    This change is squared and summed over the batches of the task.
 
     References:
         Molchanov et al. (2019), Importance estimation for neural network pruning, equations 6 to 8.
@@ -100,14 +100,16 @@ class Taylor(Criterion):
 
 @dataclass(frozen=True)
 class OutputError(Criterion):
-    """The change of what layers make of a group when a unit is removed and the rest is fitted to take its place.
+    """The change of the outputs of layers that read a group, when a unit is removed and the others are fitted to
+    replace it.
 
-    The output of the removed unit is replaced by its best linear approximation from the units that stay (and a constant
-    where layers have biases), by the second moments of the values over the batches of the task. Units are removed one
-    by one, the cheapest first; groups one after the other, each with the values that it has by then.
+    The output of the removed unit is replaced by its best linear approximation from the remaining units, and from a
+    constant if layers have biases. The approximation uses the second moments of the values over the batches of the
+    task. Units are removed one by one, beginning with the cheapest. Groups are cut one after the other, each with its
+    values at that time.
 
     Attributes:
-        is_compensated: Whether weights are fitted; otherwise what the removed units send is only left out.
+        is_compensated: Whether weights are fitted. Otherwise the contributions of removed units are dropped.
 
     References:
         Hassibi and Stork (1993), Optimal brain surgeon, equations 4 and 5; He et al. (2017), Channel pruning for
@@ -119,7 +121,8 @@ class OutputError(Criterion):
     needs_task = True
 
     def scores(self, network: Network, groups: tuple[str, ...], generator: torch.Generator | None) -> Scores:
-        """Magnitudes for groups whose readers are not known. The other groups are scored when it is their turn."""
+        """Return magnitudes for groups whose readers are not known. `remove` scores the other groups one after the
+        other."""
         unknown = tuple(name for name in groups if not values_read(network, name))
         symmetry = network.symmetry
         zeros = {name: torch.zeros(symmetry.count_copies(name), symmetry[name].size) for name in groups}
@@ -128,7 +131,7 @@ class OutputError(Criterion):
     def remove(
         self, network: Network, group: str, scores: Float[Tensor, "copies units"], gone: Tensor, count: int
     ) -> Tensor:
-        """Remove unit by unit, with the moments that the network has now."""
+        """Remove units one by one, with the current moments of the network."""
         moments = SecondMoments.collect(network, group)
         if not moments.readings:
             return super().remove(network, group, scores, gone, count)
@@ -140,7 +143,7 @@ class OutputError(Criterion):
 def _summed(
     network: Network, group: str, tensors: Mapping[str, Tensor], *, is_reading: bool = False
 ) -> Float[Tensor, "copies units"]:
-    """Return the sum of what each unit has, over all places or those that read it."""
+    """Return the sum of the entries of each unit, over all places or over the places that read it."""
     symmetry = network.symmetry
     places = network.sites(group, reading=True)
     places += [] if is_reading and places else network.sites(group, reading=False)
@@ -153,7 +156,7 @@ def _summed(
 
 
 def _products(network: Network, task: Task, batch: tuple[object, object]) -> Params:
-    """Gradient times value of each tensor for one batch."""
+    """Return gradient times value of each tensor for one batch."""
     dtype = next((p.dtype for p in task.module.parameters() if p.is_floating_point()), torch.float32)
     leaves: Params = {}
     known: dict[int, Tensor] = {}

@@ -1,4 +1,4 @@
-"""Families of translations of a network some of whose axes have been cut."""
+"""Families of translations of a network after some of its axes have been cut."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -20,15 +20,15 @@ Masks = Mapping[str, Mapping[int, Bool[Tensor, " length"]]]
 def cut_translations(
     families: Sequence[TranslationFamily], shapes: Mapping[str, Shape], masks: Masks
 ) -> dict[str, TranslationFamily]:
-    """Return the families that are left of a network when only some indices of axes stay, by their names before.
+    """Return the families that a network keeps if only some indices of its axes are kept, by their old names.
 
-    A family is left out where what remains of its entries lies in no regular order, where its vector and an image lose
-    different entries, or where one of its parameters is gone.
+    A family is dropped if its remaining entries are not regularly spaced, if its vector and an image lose different
+    entries, or if one of its parameters is removed.
 
     Args:
         families: The families of the whole network.
-        shapes: The shapes of its parameters, but of those that are gone.
-        masks: The indices that stay.
+        shapes: The shapes of its parameters, except of removed ones.
+        masks: Masks of the kept indices.
     """
     after = {
         name: tuple(int(masks.get(name, {}).get(axis, torch.ones(n)).sum()) for axis, n in enumerate(shape))
@@ -59,7 +59,7 @@ def _cut_family(
 
 
 def _cut_image(image: Image, vector: Tensor, shapes: Mapping[str, Shape], masks: Masks) -> Image:
-    """Return an image of a vector of which the masked entries stay."""
+    """Return the image of a vector of which only the masked entries are kept."""
     steps = list[ImageStep]()
     for step in image.steps:
         name = step.entries.parameter
@@ -94,19 +94,19 @@ def _require_alike(one: Tensor, other: Tensor) -> None:
 
 @dataclass(frozen=True)
 class _Cut:
-    """Entries that are left, and masks of those that stay along each axis of the whole array."""
+    """Remaining entries, and masks of the kept indices along each axis of the whole array."""
 
     entries: Entries
     kept: tuple[Bool[Tensor, " length"], ...]
 
     def mask(self, without: Sequence[int], but: Sequence[int] = ()) -> Bool[Tensor, " entries"]:
-        """Return the entries that stay of the array, flat, without some of its axes."""
+        """Return the flat mask of the kept entries of the array, without some of its axes."""
         axes = (kept for k, kept in enumerate(self.kept) if k not in without or k in but)
         return reduce(lambda a, b: (a.unsqueeze(-1) & b).flatten(), axes, torch.ones(1, dtype=torch.bool))
 
 
 def _cut(entries: Entries, shape: Shape, masks: Mapping[int, Tensor]) -> _Cut:
-    """Entries of a tensor of which the masked indices stay; a ValueError where what is left is no array."""
+    """Return the entries of a tensor at the masked indices; raise a ValueError if they form no array."""
     steps = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
     lengths = [int(masks[axis].sum()) if axis in masks else n for axis, n in enumerate(shape)]
     new_steps = [math.prod(lengths[axis + 1 :]) for axis in range(len(shape))]

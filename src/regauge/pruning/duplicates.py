@@ -1,4 +1,4 @@
-"""Units that compute the same as another one, up to the signs and scales of their group."""
+"""Duplicate units, which compute the same as another unit up to the signs and scales of their group."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -16,17 +16,16 @@ EQUAL_ENTRIES = 1e-12
 
 
 def find_duplicates(network: Network, group: Group, left: Sequence[int]) -> list[tuple[int, int, tuple[float, ...]]]:
-    """Return units whose tensors equal those of an earlier unit of the same copy, when both are brought to one scale
-    and sign.
+    """Return units that equal an earlier unit of the same copy up to scale and sign.
 
     Args:
         network: The network.
         group: The name of the group.
-        left: The units that are compared, counted copy by copy.
+        left: The indices of the units that are compared, copy by copy.
 
     Returns:
-        The unit, the other one, and for each place that reads them what the weights of the first must be multiplied by
-        when they are added to those of the other.
+        The unit, its earlier duplicate, and a factor for each place that reads them. The weights of the unit are
+        multiplied by this factor when they are added to the weights of the duplicate.
     """
     places = [
         (site, network.unit_entries(name, site, network.params))
@@ -61,7 +60,7 @@ def find_duplicates(network: Network, group: Group, left: Sequence[int]) -> list
 def _gauge(
     group: Group, places: Sequence[tuple[Site, Float[Tensor, "units values"]]]
 ) -> tuple[Float[Tensor, "units scales"], Int[Tensor, "units signs"]]:
-    """Logarithms of scales and signs of each unit, which move as the group moves the unit."""
+    """Return the logarithm of the scale and the sign of each unit, which move as the group moves the unit."""
     units = len(places[0][1])
     sizes = torch.stack([values.norm(dim=1) for _, values in places], 1)
     known = torch.where(sizes > 0, sizes, 1.0).log()

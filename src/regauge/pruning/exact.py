@@ -1,4 +1,4 @@
-"""Units that a network does not need, unread, dead, constant and duplicate ones: the outputs stay without them."""
+"""Unread, dead, constant and duplicate units, which can be removed without a change of the outputs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,11 +30,13 @@ class Removal:
 
     Attributes:
         group: Its group.
-        unit: Its number among all copies of the group, copy by copy.
-        why: Nothing reads it; or it is zero, or another constant, whatever the input; or it is another unit's double.
-        of: The other unit.
-        factors: For each place that reads a double what its weights are multiplied by when they are added up.
-        values: The constant that each reader gets.
+        unit: Its index among the units of all copies of the group, copy by copy.
+        why: The reason: no layer reads the unit; it is zero or another constant for all inputs; or it is a duplicate of
+            another unit.
+        of: The other unit, if this one is a duplicate.
+        factors: For each place that reads a duplicate, the factor of its weights when they are added to the other
+            unit's weights.
+        values: The constant that each reader receives.
     """
 
     group: str
@@ -49,10 +51,10 @@ class Removal:
 
 
 def find_removals(network: Network, groups: Sequence[Group], gone: Mapping[str, Tensor]) -> list[Removal]:
-    """Return units that can be removed from a network, those that are not gone yet; each is checked when it is tried.
+    """Return remaining units that can be removed from a network; each removal is checked when it is applied.
 
-    A unit is dead or constant if something that makes it has only zeros, and what layers read of it is then the same
-    for all inputs and for all values of what lies before it.
+    A unit is dead or constant under two conditions. A tensor that computes the unit has only zeros. The values that
+    layers read from the unit are then the same for all inputs and for all values of preceding units.
     """
     found: list[Removal] = []
     silent: dict[str, Tensor] = {}
@@ -75,7 +77,7 @@ def find_removals(network: Network, groups: Sequence[Group], gone: Mapping[str, 
 
 
 def apply_removals(network: Network, removals: Sequence[Removal]) -> str:
-    """Edit a network such that nothing reads these units; a reason where it cannot be done."""
+    """Edit a network such that no layer reads these units; return a reason if this is not possible."""
     for one in removals:
         if one.why == "constant":
             reason = _fold(network, one)
@@ -99,7 +101,7 @@ def apply_removals(network: Network, removals: Sequence[Removal]) -> str:
 
 
 def bias_of(network: Network, name: str, site: Site) -> tuple[str, int] | None:
-    """Return the bias that is added to what a weight makes, and the axis of the weight along which it lies."""
+    """Return the bias that is added to the product with a weight, and the axis of the weight that the bias matches."""
     stem, _, leaf = name.rpartition(".")
     bias = f"{stem}.{leaf.replace('weight', 'bias')}" if stem else leaf.replace("weight", "bias")
     held = network.params.get(bias)
@@ -112,7 +114,7 @@ def bias_of(network: Network, name: str, site: Site) -> tuple[str, int] | None:
 
 
 def _fold(network: Network, one: Removal) -> str:
-    """Add what a constant unit contributes to the biases of what reads it."""
+    """Add the contribution of a constant unit to the biases of the layers that read it."""
     for (name, site), value in zip(network.sites(one.group, reading=True), one.values, strict=True):
         if not value:
             continue
@@ -129,7 +131,7 @@ def _fold(network: Network, one: Removal) -> str:
 
 
 def _zeros(network: Network, group: Group) -> list[Tensor]:
-    """Masks of units with only zeros, for each tensor that makes the units of a group."""
+    """Return masks of units with only zeros, for each tensor that computes the units of a group."""
     return [
         (network.unit_entries(name, site, network.params) == 0).all(1)
         for name, site in network.sites(group.name, reading=False)
@@ -137,7 +139,7 @@ def _zeros(network: Network, group: Group) -> list[Tensor]:
 
 
 def _constants(network: Network, silent: Mapping[str, Tensor]) -> list[Removal]:
-    """Removals of silent units with constant activation, each with the constants that its readers get."""
+    """Return removals of silent units with constant activation, each with the constants that its readers receive."""
     if not silent:
         return []
     names = _read_by_place(network, silent)
@@ -189,7 +191,7 @@ def _ranges(found: Activations, group: str, name: str, runs: Sequence[Mapping[st
 
 
 def _disturbed(network: Network, silent: Mapping[str, Tensor], seed: int) -> Params:
-    """Return random values of everything but for the zeros of silent units."""
+    """Return random values of all tensors, except for the zeros of silent units."""
     generator = torch.Generator().manual_seed(seed)
     params = perturb(network.params, {*network.symmetry.buffers}, generator)
     for name, tensor in params.items():

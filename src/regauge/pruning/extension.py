@@ -1,4 +1,4 @@
-"""Symmetries and tensors of networks with more units: the other way round than `regauge.pruning.slices`."""
+"""Symmetries and tensors of networks with more units: the inverse of `regauge.pruning.slices`."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,17 +15,17 @@ from regauge.pruning.slices import kept_entries, placed_on
 
 
 def extend_symmetry(symmetry: Symmetry, sizes: Mapping[str, int]) -> Symmetry:
-    """Return the symmetry of a network some of whose groups have more units, which come after those that are there.
+    """Return the symmetry of a network to which units are added after the existing units of some groups.
 
-    Cutting the result to the sizes of the given symmetry, by `cut_symmetry`, gives it back, without its translations:
-    what would be added for the new units is not known.
+    `cut_symmetry` cuts the result back to the given symmetry. The result has no translations, because their values for
+    the new units are not known.
 
     Args:
         symmetry: The symmetry, with every size known.
         sizes: The larger numbers of units, by names of groups.
 
     Raises:
-        ValueError: The units of a group do not fill their part of an axis, so that there is no place for more.
+        ValueError: The units of a group do not fill their part of an axis, so that units cannot be added.
     """
     shapes = {name: list(shape) for name, shape in symmetry.shapes.items()}
     axes: dict[tuple[str, int], dict[int, tuple[Group, Placement]]] = {}
@@ -54,12 +54,12 @@ def extend_symmetry(symmetry: Symmetry, sizes: Mapping[str, int]) -> Symmetry:
 
 
 def pad_params(params: Mapping[str, Tensor], symmetry: Symmetry, sizes: Mapping[str, int]) -> Params:
-    """Return the tensors of a network with zeros for the units that it lacks, behind those that it has.
+    """Return the tensors of a network with zeros, after its own units, for the units that it lacks.
 
     Args:
-        params: One network, unchanged itself.
+        params: One network, which is not changed.
         symmetry: The symmetry of the network with all units.
-        sizes: The numbers of units of the given network, by names of groups, where it lacks some.
+        sizes: The numbers of units of the given network, by names of the groups in which units are missing.
     """
     padded = dict(params)
     for name, masks in kept_entries(symmetry, sizes).items():
@@ -72,7 +72,7 @@ def pad_params(params: Mapping[str, Tensor], symmetry: Symmetry, sizes: Mapping[
 
 
 def _extend_axis(own: dict[int, tuple[Group, Placement]], length: int, name: str, size: int) -> int:
-    """Bring the placements on one axis to where they are when a group has more units; the length of the axis then."""
+    """Move the placements on one axis to their positions after a group gets more units, and return the new length."""
     old = next(group.size for group, _ in own.values() if group.name == name)
     source, ends, copies = [torch.arange(length)], [2 * torch.arange(length)], [torch.zeros(length, dtype=torch.int64)]
     for group, place in own.values():
@@ -101,7 +101,7 @@ def _extend_axis(own: dict[int, tuple[Group, Placement]], length: int, name: str
 
 
 def _last_unit(group: Group, place: Placement) -> tuple[Tensor, Tensor]:
-    """Return the indices of the last unit of a group, and for each the end of the block of units that it is in."""
+    """Return the indices of the last unit of a group, each with the end of its block of units."""
     inner = [(n, step) for n, step in place.repeats if step < place.stride]
     if prod(n for n, _ in inner) != place.stride:
         raise ValueError(
@@ -116,7 +116,7 @@ def _last_unit(group: Group, place: Placement) -> tuple[Tensor, Tensor]:
 
 
 def _by_owner(owners: Tensor, places: Tensor, units: range) -> Tensor:
-    """Return the places that each unit owns, as many for each; a ValueError if they are not."""
+    """Return the places that each unit owns; raise a ValueError if their numbers differ."""
     is_own = (owners >= units.start) & (owners < units.stop)
     order = owners[is_own].argsort(stable=True)
     counts = torch.bincount(owners[is_own] - units.start, minlength=len(units))

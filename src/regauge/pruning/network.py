@@ -1,4 +1,4 @@
-"""A network whose units are removed: run in float64, and edited unit by unit without a change of its shapes."""
+"""A network whose units are removed, run in float64 and edited unit by unit without a change of its shapes."""
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,10 +23,10 @@ Outputs: TypeAlias = list[Tensor]
 
 
 class Network:
-    """A network in float64 with the groups of its symmetry, and a module and inputs to run it where there is a task.
+    """A network in float64 with the groups of its symmetry; with a task, also a module and inputs to run it.
 
     Attributes:
-        params: The values now; units are removed by setting to zero what reads them.
+        params: The current values. A unit is removed by setting the weights that read it to zero.
         symmetry: The symmetry, with every size known.
         task: The model and data, or None.
         tolerance: The relative change of the outputs that rounding allows.
@@ -49,7 +49,7 @@ class Network:
             self._probes = [first, other]
 
     def take(self, params: Mapping[str, Tensor]) -> None:
-        """Take other values of all tensors; tied names have one tensor."""
+        """Replace the values of all tensors; tied names share one tensor."""
         self.params = dict(params)
         for names in self.symmetry.tied:
             known = next((name for name in names if name in params), None)
@@ -61,7 +61,7 @@ class Network:
             return [output for probe in self._probes for output in probe(_completed(params, probe))]
 
     def run_smaller(self, module: nn.Module) -> Outputs:
-        """Return the outputs of another module on the same inputs, with its own values."""
+        """Return the outputs of another module, with other values, on the same inputs."""
         assert self.task is not None
         found: Outputs = []
         with InDouble():
@@ -72,7 +72,7 @@ class Network:
         return found
 
     def change(self, reference: Outputs, outputs: Outputs) -> float:
-        """Return the largest relative change of an output; infinite where shapes differ or values are not finite."""
+        """Return the largest relative change of an output, or infinity if shapes differ or values are not finite."""
         if [one.shape for one in reference] != [one.shape for one in outputs]:
             return float("inf")
         return relative_change(reference, outputs)
@@ -86,12 +86,12 @@ class Network:
         return activations(module, first.inputs, self.symmetry, first.kwargs, outputs=self.task.outputs)
 
     def values(self, params: Mapping[str, Tensor], names: Iterable[str], which: int = 0) -> dict[str, Tensor]:
-        """Intermediate values on one of the two inputs."""
+        """Return intermediate values on one of the two inputs."""
         probe = self._probes[which]
         return self.found.values(_completed(params, probe), probe.inputs, probe.kwargs, list(names))
 
     def read(self, inputs: Any, names: Sequence[str]) -> tuple[Activations, dict[str, Tensor]]:
-        """Intermediate values for any inputs of the task, in the precision of its module."""
+        """Return intermediate values for any inputs of the task, in the precision of its module."""
         found, _, args, kwargs = self._traces.prepare(inputs)
         params = {n: t.to(self._traces.dtype) if t.is_floating_point() else t for n, t in self.params.items()}
         return found, found.values(params, args, kwargs, names)
@@ -117,7 +117,7 @@ class Network:
         return found
 
     def entries(self, name: str, site: Site) -> Int[Tensor, "units values"]:
-        """Flat indices of the values of each unit, copy by copy."""
+        """Return flat indices of the values of each unit, copy by copy."""
         key = (name, site.group.name, hash(site.placement))
         if key not in self._index:
             self._index[key] = unit_index(self.symmetry, name, site)
@@ -128,14 +128,14 @@ class Network:
         return params[name].flatten()[self.entries(name, site)]
 
     def put(self, changes: Mapping[str, Tensor]) -> None:
-        """Take new values of some tensors, under all names of each."""
+        """Replace the values of some tensors under all of their names."""
         for name, tensor in changes.items():
             old = self.params[name]
             for other in [other for other, known in self.params.items() if known is old]:
                 self.params[other] = tensor
 
     def remove(self, group: str, units: Bool[Tensor, " units"]) -> None:
-        """Set to zero what reads some units, counted copy by copy; all that they have where no readers are known."""
+        """Set the weights that read some units to zero, or all values of these units if no readers are known."""
         places = self.sites(group, reading=True) or self.sites(group, reading=False)
         for name, site in places:
             if name not in self.symmetry.buffers:
@@ -144,7 +144,7 @@ class Network:
                 self.put({name: flat.reshape(self.params[name].shape)})
 
     def fork(self) -> "Network":
-        """Return a copy that is edited on its own."""
+        """Return a copy that can be edited independently."""
         other = copy.copy(self)
         other.params = dict(self.params)
         return other
@@ -166,7 +166,7 @@ def _detached(tensor: Tensor) -> Tensor:
 
 
 def _shaken(inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return other inputs of the same shapes: noise of three times the size, and integers in another order."""
+    """Return other inputs of the same shapes: noise of three times the magnitude, and integers in another order."""
     generator = torch.Generator().manual_seed(0)
 
     def other(tensor: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""`prune`: a network without units that it does not need, and without some that it needs least."""
+"""The function `prune`, which removes units that a network does not need, and some of those that it needs least."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -61,34 +61,37 @@ def prune(
 ) -> Pruned:
     """Remove units of groups, in every tensor where they have a placement: hidden units, channels, heads, experts.
 
-    Units that the network does not need are removed first, and its function stays. These are units that nothing reads,
-    constant units (folded into the biases of their readers), and doubles of other units (added to these). Each removal
-    is checked on outputs in float64 and dropped if it fails. Then the criterion removes units until the share of each
-    group is gone. Units are looked for and removed at the representative (`Symmetry.split`), and the result has the
-    coordinates of the given network: translated copies become copies again.
+    First, `prune` removes units that the network does not need, without changing its function. These are units that no
+    layer reads, constant units, and duplicates of other units. Constant units are folded into the biases of their
+    readers, and duplicates are added to the other units. Each removal is checked on outputs in float64 and dropped if
+    it fails. Then the criterion removes units until the share of each group is removed. Units are found and removed at
+    the representative (`Symmetry.split`), and the result gets the coordinates of the given network. Pruned copies of
+    one network that differ by a translation therefore differ by a translation again.
 
     Args:
-        params: One network, unchanged itself: parameters by name, or the path of a checkpoint.
+        params: One network, which is not changed: parameters by name, or the path of a checkpoint.
         symmetry: The symmetry of its architecture.
-        share: The share of each group's units that are removed in all, from 0 to below 1, or a share by group name.
-            With one number, groups over whose units a norm is taken are left as they are, and so are linear groups;
-            name them to cut them. A linear group loses the directions with the smallest singular values.
+        share: The share of each group's units that are removed in all, from 0 to below 1, or a share by group name. A
+            single number does not cut linear groups or groups over whose units a norm is taken; name such groups to cut
+            them. A linear group loses the directions with the smallest singular values.
         criterion: `OutputError()` by default, and `Magnitude()` without a task; see `regauge.pruning`.
-        task: The model and data: removals are checked on the inputs of the first batch. Without one, nothing is run,
-            nothing is checked, and no exact removals are made.
-        test: The task that judges: losses are measured on it. By default, and where a criterion looks at data, half
-            of the examples of `task` judge and choose nothing (`Task.split`); all do if examples cannot be split.
-        generator: The source of chance, for criteria that need it.
-        alike: Sets of groups that keep equal numbers of units, because one number of a configuration says it for all.
-        build: Makes a module of the smaller sizes, for models whose sizes are decided elsewhere, such as in a
-            configuration. By default, a copy of the task's module is resized. If it has methods `files` and
-            `changes`, the files and the changed numbers are written, too.
-        out: Where the smaller network of a checkpoint is written, with a report next to it: a path, or an `Output`.
-        memory: How much may be held for a checkpoint: bytes, or text such as "2GB"; half of the machine's memory by
+        task: The model and data: removals are checked on the inputs of the first batch. Without a task, the network is
+            not run, nothing is checked, and no exact removals are made.
+        test: The task on which losses are measured. By default, if the criterion uses data, half of the examples of
+            `task` are held out for these losses (`Task.split`). If examples cannot be split, all of them are used for
+            both.
+        generator: The random generator, for criteria that need one.
+        alike: Sets of groups that keep equal numbers of units, because one number of a configuration sets all of their
+            sizes.
+        build: A function that makes a module of the smaller sizes, for models whose sizes come from elsewhere, such as
+            a configuration. By default, a copy of the task's module is resized. If it has methods `files` and
+            `changes`, the files and the changed numbers are also written.
+        out: The path or `Output` to which the smaller network of a checkpoint is written, with a report next to it.
+        memory: The limit on memory for a checkpoint: bytes, or text such as "2GB"; half of the machine's memory by
             default. The values, in float64, must fit.
 
     Returns:
-        The smaller network, its symmetry, a module that runs it, what was removed, and the certificate.
+        The smaller network, its symmetry, a module that runs it, the removed units, and the certificate.
 
     Raises:
         KeyError: There is no group of a name, or a parameter is missing.
@@ -171,7 +174,7 @@ def _shares(share: float | Mapping[str, float], symmetry: Symmetry) -> dict[str,
 
 @dataclass
 class _Work:
-    """A network that is pruned: which groups take part, and which of their units are gone."""
+    """A network that is pruned, the groups that are cut, and their removed units."""
 
     network: Network
     given: Mapping[str, Tensor]
@@ -190,12 +193,12 @@ class _Work:
         return self.network.symmetry
 
     def losses(self, task: Task) -> dict[str, dict[str, float]]:
-        """Return the task's metrics of the given network, and of the network as it is now."""
+        """Return the task's metrics of the given network and of the current network."""
         now = self._as_given(join_again(self.network.params, self.coordinates, self.given, self.symmetry))
         return {"as it was": task.evaluate(self.given), "exact removals": task.evaluate(now)}
 
     def choose_groups(self) -> None:
-        """Find the groups that can be cut: without units that nothing reads the rest computes the same."""
+        """Find the groups that can be cut: cutting their unread units does not change the function."""
         trials: list[tuple[str, ...]] = []
         for names in self.sets:
             reason = next((found for name in names if (found := self._obstacle(self.symmetry[name]))), "")
@@ -226,7 +229,7 @@ class _Work:
         return "" if group.size > 1 else "it has a single unit"
 
     def _pass(self, sets: list[tuple[str, ...]], reasons: dict[tuple[str, ...], str]) -> list[tuple[str, ...]]:
-        """Find by bisection the sets of groups that can be cut; `reasons` gets the refusals of single sets."""
+        """Find the sets of groups that can be cut by bisection, and store the refusals of single sets in `reasons`."""
         if not sets:
             return []
         trial = self.network.fork()
@@ -250,8 +253,8 @@ class _Work:
     def _smaller(
         self, network: Network, gone: Mapping[str, Tensor], *, is_compared: bool
     ) -> tuple[Params, Symmetry, dict[str, Tensor], nn.Module]:
-        """Return the network without units, and a module for it; compared with the network in which nothing reads
-        them."""
+        """Return the network without units and its module, compared with the network in which no layer reads the
+        units."""
         assert network.task is not None
         kept = self._kept(gone)
         after = cut_symmetry(self.symmetry, {name: units.shape[-1] for name, units in kept.items()})
@@ -280,7 +283,7 @@ class _Work:
         return kept
 
     def remove_exactly(self, reference: list[Tensor]) -> tuple[Removal, ...]:
-        """Remove what the network does not need, round by round, as far as outputs stay."""
+        """Remove the units that the network does not need, in rounds, if outputs do not change."""
         done: list[Removal] = []
         refused: set[tuple[str, int]] = set()
         groups = [self.symmetry[name] for names in self.free for name in names]
@@ -298,7 +301,7 @@ class _Work:
         return tuple(done)
 
     def _even(self, found: Sequence[Removal]) -> list[Removal]:
-        """Trim the removals: all copies of the groups of a set lose equally many units and keep at least one."""
+        """Trim the removals so that all copies of the groups of a set lose equally many units and keep at least one."""
         chosen: list[Removal] = []
         for names in self.free:
             lists: list[list[Removal]] = []
@@ -314,7 +317,7 @@ class _Work:
     def _checked(
         self, found: Sequence[Removal], reference: list[Tensor], refused: set[tuple[str, int]]
     ) -> list[Removal]:
-        """Apply the removals that leave the outputs unchanged, all at once or by sets and reasons; return them."""
+        """Apply the removals that do not change the outputs, all at once or by sets and reasons, and return them."""
         if not found:
             return []
         trial = self.network.fork()
@@ -342,7 +345,7 @@ class _Work:
         return self.network.change(reference, trial.run(trial.params)) <= self.network.tolerance
 
     def remove_by(self, criterion: Criterion, shares: Mapping[str, float], generator: torch.Generator | None) -> None:
-        """Let the criterion remove units until the share of each group is gone."""
+        """Remove units by the criterion until the share of each group is removed."""
         counts: dict[str, int] = {}
         for names in self.free + self.normed:
             for name in names:
@@ -381,7 +384,8 @@ class _Work:
         change: float,
         given: list[Tensor],
     ) -> Pruned:
-        """Cut the tensors and build the module, and compare it with the network in which nothing reads what is gone."""
+        """Cut the tensors, build the module, and compare it with the network in which no layer reads the removed
+        units."""
         task = self.network.task
         sizes = {name: (mask.shape[1], mask.shape[1] - int(mask[0].sum())) for name, mask in self.gone.items()}
         is_compared = not any(sizes[name][0] > sizes[name][1] for names in self.normed for name in names)
@@ -425,7 +429,7 @@ class _Work:
         return join_again(small, cut_coordinates(self.coordinates, self.symmetry.on_data, kept), given, after)
 
     def _as_given(self, params: Params) -> Params:
-        """Return the tensors that were given, in their dtypes and on their devices."""
+        """Return the tensors under the given names, in their given dtypes and on their given devices."""
         same: dict[int, Tensor] = {}
         result: Params = {}
         for name, old in self.given.items():

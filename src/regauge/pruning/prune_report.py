@@ -1,4 +1,4 @@
-"""A pruned network in files: the smaller checkpoint, and the report next to it."""
+"""Files of a pruned network: the smaller checkpoint, and the report next to it."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -14,10 +14,10 @@ from regauge.pruning.pruned import Pruned
 
 @runtime_checkable
 class Configuration(Protocol):
-    """The files of a folder that say how large its network is."""
+    """The files of a folder that define the sizes of its network."""
 
     def changes(self) -> Mapping[str, tuple[Any, Any]]:
-        """Return the numbers that changed with the network, before and after."""
+        """Return the numbers that changed with the network, with old and new values."""
 
     def files(self) -> Mapping[str, bytes | None]:
         """Return the files with the new numbers."""
@@ -36,17 +36,17 @@ def write_pruned(
     share: float | Mapping[str, float],
     configuration: Configuration | None,
 ) -> Checkpoint:
-    """Write a pruned network in the place of the one in a file, with its report.
+    """Write a pruned network, in the form of the given checkpoint, with its report.
 
     Args:
         job: The checkpoint and the output.
         result: The pruned network.
-        criterion: What chose the units.
-        share: What was asked for.
-        configuration: What the folder says about sizes, if anything.
+        criterion: The criterion that chose the units.
+        share: The requested share of units.
+        configuration: The files of the folder that define sizes, if there are any.
 
     Raises:
-        ValueError: The certificate says that the network computes something else.
+        ValueError: According to the certificate, the network computes another function.
     """
     if result.certificate is not None and not result.certificate.ok:
         raise ValueError(f"{result.certificate}; nothing was written: please report this model")

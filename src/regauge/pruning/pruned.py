@@ -17,15 +17,14 @@ SHOWN = 12
 
 @dataclass(frozen=True)
 class PruneCertificate:
-    """Changes of outputs by pruning, relative to the largest entry of each, with all networks in float64.
+    """Changes of outputs by pruning, relative to the largest entry of each output, with all networks in float64.
 
     Attributes:
-        exact: The change by the removals that should leave the function as it is.
-        cut: The smaller network against the given one in which nothing reads the removed units; None where a norm over
-            the units of a group makes these differ.
-        tolerance: The change that rounding allows in both.
-        given: The smaller network against the given one, with all of its units, on the first batch: how far pruning
-            went.
+        exact: The change by the removals that should not change the function.
+        cut: The change from the given network, in which no layer reads the removed units, to the smaller network. None
+            if a norm over the units of a group makes the two networks differ.
+        tolerance: The largest allowed value of `exact` and `cut`, because of rounding.
+        given: The change from the given network with all units to the smaller network, on the first batch.
     """
 
     exact: float
@@ -55,18 +54,18 @@ class Pruned:
     """A network without some of its units.
 
     Attributes:
-        params: Its tensors, smaller than those of the given network, of the same names and dtypes.
-        symmetry: Its symmetry: the same groups with the new sizes.
-        kept: For each group that was cut the units of the given network that stayed: `[*bases, kept]`.
-        sizes: Units of each group before and after, of all groups that could be cut.
+        params: Its tensors, with the names and dtypes of the given network.
+        symmetry: Its symmetry, which has the same groups with the new sizes.
+        kept: For each group that was cut, the kept units of the given network: `[*bases, kept]`.
+        sizes: Numbers of units, before and after, of each group that could be cut.
         exact: Units that were removed without a change of the function, each with the reason.
-        fixed: Groups that were left as they are, each with the reason.
+        fixed: Groups that were not cut, each with the reason.
         module: A copy of the task's module that has the new sizes and values and runs; None without a task.
         certificate: Changes of the outputs; None without a task, because nothing was run then.
-        losses: Losses by the task that judges: of the network as it was, without the exact removals, and at the end;
-            empty without one.
-        data: The names of the data that chose, and of those that judged.
-        notes: Sentences about what was done.
+        losses: Losses on the held-out task: of the given network, of the network after the exact removals, and of the
+            result. Empty without a task.
+        data: The names of the data that chose the units, and of the data on which losses are measured.
+        notes: Messages about the pruning.
     """
 
     params: Params
@@ -83,12 +82,12 @@ class Pruned:
 
     @property
     def values(self) -> int:
-        """The number of values that are left."""
+        """The number of remaining values."""
         tensors = {id(tensor): tensor for tensor in self.params.values()}
         return sum(tensor.numel() for tensor in tensors.values() if tensor.is_floating_point())
 
     def removed(self, group: str) -> Tensor:
-        """Return the units of a group that were removed, of each copy: `[*bases, removed]`."""
+        """Return the removed units of each copy of a group: `[*bases, removed]`."""
         kept, (size, left) = self.kept[group], self.sizes[group]
         mask = torch.ones(*kept.shape[:-1], size, dtype=torch.int64).scatter(-1, kept, 0)
         return mask.argsort(dim=-1, descending=True, stable=True)[..., : size - left]
@@ -113,7 +112,7 @@ class Pruned:
         return "\n".join([*lines, *self.describe_fixed(), *self.notes])
 
     def describe_fixed(self) -> list[str]:
-        """Return sentences about the groups that were left as they are, one for each reason."""
+        """Return messages about the groups that were not cut, one for each reason."""
         reasons: dict[str, list[str]] = {}
         for name, reason in self.fixed:
             reasons.setdefault(reason, []).append(name)

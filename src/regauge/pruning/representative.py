@@ -1,4 +1,4 @@
-"""Networks that are pruned at their representatives, and written in the coordinates in which they were given."""
+"""Pruning of networks at their representatives, with results in the coordinates of the given networks."""
 
 from collections.abc import Mapping
 
@@ -15,9 +15,11 @@ ROUNDING = 1e-12
 
 
 def take_representative(network: Network) -> dict[str, Tensor]:
-    """Let a network take the values of its representative, and return its coordinates; none without translations.
+    """Replace a network's values by those of its representative, and return its coordinates, or none without
+    translations.
 
-    What is zero but for rounding is zero: nothing reads a unit whose weights hold only what a norm removes.
+    Values that are zero up to rounding become exactly zero. A unit is unread if its weights hold only components that a
+    norm removes.
     """
     symmetry = network.symmetry.on_data
     if not symmetry.translations:
@@ -33,8 +35,8 @@ def take_representative(network: Network) -> dict[str, Tensor]:
 def join_again(
     params: Params, coordinates: Mapping[str, Tensor], given: Mapping[str, Tensor], symmetry: Symmetry
 ) -> Params:
-    """Return a network at its representative in some coordinates; entries that are those given but for rounding are
-    these."""
+    """Return a representative moved to some coordinates; entries that equal given ones up to rounding are kept
+    exactly."""
     if not coordinates:
         return params
     symmetry = symmetry.on_data

@@ -1,4 +1,4 @@
-"""A module with other sizes: other tensors, and other numbers where its layers keep those of their shapes."""
+"""A module with other sizes, both of its tensors and in the attributes of its layers."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -24,18 +24,18 @@ Key: TypeAlias = tuple[str, str, int]
 def resize(
     module: nn.Module, params: Mapping[str, Tensor], before: Symmetry, after: Symmetry, accept: Accept
 ) -> nn.Module:
-    """Make a copy of a module that holds the tensors of a smaller network and runs.
+    """Make a runnable copy of a module that holds the tensors of a smaller network.
 
     Torch's own layers get their numbers (`out_features`, `groups`, ...) from the shapes of their tensors. Integers that
-    other modules keep, such as a number of heads, are found by trying: those that equal a size that changed get the new
-    one, alike in all modules of a class, until the copy is accepted.
+    other modules keep, such as a number of heads, are found by trial. Integers that equal a changed size get the new
+    size, equally in all modules of a class, until the copy is accepted.
 
     Args:
-        module: The architecture, left as it is.
+        module: The architecture, which is not changed.
         params: The tensors of the smaller network.
         before: The symmetry of the module.
         after: The symmetry of the smaller network.
-        accept: Whether a copy computes what it should; what it raises counts as no.
+        accept: A function that returns whether a copy computes the right outputs; an exception counts as no.
 
     Raises:
         ValueError: No copy is accepted.
@@ -60,7 +60,7 @@ def resize(
 
 
 def shared_sizes(module: nn.Module, symmetry: Symmetry) -> list[tuple[str, ...]]:
-    """Sets of groups whose size is one number of a layer: the layers and directions of a recurrent network."""
+    """Return sets of groups whose size is one number of a layer: the layers and directions of a recurrent network."""
     found = []
     for path, layer in module.named_modules():
         if isinstance(layer, nn.RNNBase):
@@ -71,7 +71,7 @@ def shared_sizes(module: nn.Module, symmetry: Symmetry) -> list[tuple[str, ...]]
 
 
 def _replace_tensors(module: nn.Module, params: Mapping[str, Tensor]) -> None:
-    """Put tensors into a module; parameters that were tied stay tied."""
+    """Replace the tensors of a module; tied parameters remain tied."""
     made: dict[int, nn.Parameter] = {}
     owners = dict(module.named_modules(remove_duplicate=False))
     for name, old in list(module.named_parameters(remove_duplicate=False)):
@@ -92,7 +92,7 @@ def _set_numbers(layer: nn.Module, prefix: str, before: Symmetry, after: Symmetr
     """Return the numbers of a layer of torch, from the shapes of its tensors and the sizes of the groups on them."""
 
     def blocks(count: int) -> int:
-        """Return the number of equal blocks of the weight's first axis of which entries stay."""
+        """Return the number of equal blocks, of the weight's first axis, of which entries are kept."""
         name = f"{prefix}weight"
         mask = kept_entries(before, sizes).get(name, {}).get(0) if count > 1 else None
         return count if mask is None else int(mask.reshape(count, -1).any(1).sum())
@@ -130,9 +130,9 @@ def _set_numbers(layer: nn.Module, prefix: str, before: Symmetry, after: Symmetr
 def _guesses(
     module: nn.Module, before: Symmetry, after: Symmetry
 ) -> tuple[dict[Key, list[nn.Module]], dict[Key, list[int]]]:
-    """Integers of modules that are not torch's which may be a size that changed, and what each may be now.
+    """Return integers of modules outside torch that may be a changed size, with the possible new values of each.
 
-    What it was comes last where a layer of the module itself has the size, and first otherwise.
+    The old value comes last if a layer of the module itself has this size, and first otherwise.
     """
     changed = [name for name, shape in before.shapes.items() if after.shapes[name] != shape]
     places: dict[Key, list[nn.Module]] = {}
@@ -156,7 +156,7 @@ def _guesses(
 
 
 def new_sizes(names: list[str], before: Symmetry, after: Symmetry) -> dict[int, list[int]]:
-    """New values for old lengths of axes, old sizes of groups, and old numbers of units in all copies."""
+    """Return new values for old lengths of axes, old sizes of groups, and old numbers of units in all copies."""
     found: dict[int, list[int]] = {}
 
     def add(old: int, new: int) -> None:

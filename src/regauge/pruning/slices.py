@@ -24,27 +24,26 @@ Kept = Mapping[str, Int[Tensor, "*bases kept"]]
 def cut_params(params: Mapping[str, Tensor], symmetry: Symmetry, kept: Kept) -> Params:
     """Return the tensors of a network without the units that are not kept.
 
-    The units that stay are brought to the front of each group by the symmetry itself, from nested groups outwards, and
-    what lies behind them is cut off.
+    The symmetry moves the kept units to the front of each group, from nested groups outwards. The entries after them
+    are then cut off.
 
     Args:
-        params: One network, unchanged itself.
+        params: One network, which is not changed.
         symmetry: The symmetry, with every size known.
-        kept: The units that stay, in their order; `[*bases, kept]` for a group that is repeated within others.
+        kept: The kept units, in their order; `[*bases, kept]` for a group that is repeated within others.
     """
     return _cut_tensors(params, symmetry.bind(params), kept)
 
 
 def cut_coordinates(coordinates: Mapping[str, Tensor], symmetry: Symmetry, kept: Kept) -> dict[str, Tensor]:
-    """Return the coordinates of a network without the units that are not kept, as `Symmetry.split` of it would name
-    them.
+    """Return the coordinates, named as by `Symmetry.split`, of a network without the units that are not kept.
 
-    Those of families that are not left are not either.
+    The result has no coordinates for families that the smaller network loses.
 
     Args:
         coordinates: The coordinates of the network with all units.
         symmetry: Its symmetry, with every size known.
-        kept: The units that stay.
+        kept: The kept units.
     """
     masks = kept_entries(symmetry, {one: units.shape[-1] for one, units in kept.items()})
     found = {}
@@ -77,7 +76,7 @@ def _cut_tensors(tensors: Mapping[str, Tensor], symmetry: Symmetry, kept: Kept) 
 
 @check_arguments
 def cut_symmetry(symmetry: Symmetry, sizes: Mapping[str, int]) -> Symmetry:
-    """Return the symmetry of a network some of whose groups have been cut to smaller sizes."""
+    """Return the symmetry of a network after some of its groups are cut to smaller sizes."""
     masks = kept_entries(symmetry, sizes)
     shapes = dict(symmetry.shapes)
     for name, by_axis in masks.items():
@@ -103,18 +102,18 @@ def cut_symmetry(symmetry: Symmetry, sizes: Mapping[str, int]) -> Symmetry:
 
 
 def _reordered(group: Group) -> Group:
-    """Return a group of matrices as the group of orders that it contains."""
+    """Return the subgroup of permutations of a group of matrices."""
     return group if group.matrix == "none" else replace(group, matrix="none", is_permuted=True)
 
 
 def _to_front(units: Int[Tensor, "*bases kept"], size: int) -> Int[Tensor, "*bases size"]:
-    """Return the order of all units in which these come first."""
+    """Return the order of all units in which the given units come first."""
     behind = torch.ones(*units.shape[:-1], size, dtype=torch.int64).scatter(-1, units, 0)
     return behind.argsort(dim=-1, stable=True)
 
 
 def kept_entries(symmetry: Symmetry, sizes: Mapping[str, int]) -> dict[str, dict[int, Bool[Tensor, " length"]]]:
-    """Masks of the indices that stay on each axis that is cut, when the units that stay come first in each group."""
+    """Return masks of the kept indices on each axis that is cut, if kept units come first in each group."""
     result: dict[str, dict[int, Tensor]] = {}
     for name, local in symmetry.sites.items():
         for site in local:
@@ -128,7 +127,7 @@ def kept_entries(symmetry: Symmetry, sizes: Mapping[str, int]) -> dict[str, dict
 
 
 def _placed(placement: Placement, rows: Int[Tensor, "units entries"], mask: Bool[Tensor, " length"]) -> Placement:
-    """Return a placement on an axis of which only the masked indices are left."""
+    """Return a placement on an axis of which only the masked indices are kept."""
     columns = mask[rows].all(0)
     if not torch.equal(mask[rows].any(0), columns):
         raise ValueError(f"the remaining entries of {_axis(placement)} are not evenly spaced; cut other groups")
@@ -136,7 +135,8 @@ def _placed(placement: Placement, rows: Int[Tensor, "units entries"], mask: Bool
 
 
 def placed_on(placement: Placement, rows: Int[Tensor, "units entries"]) -> Placement:
-    """Return a placement with other indices of its axis for each unit; a ValueError if they are in no regular order."""
+    """Return a placement with other indices of its axis for each unit; raise a ValueError if they are not regularly
+    spaced."""
     places = rows.sort(1).values
     start, stride = int(places[0, 0]), int(places[1, 0] - places[0, 0]) if len(places) > 1 else 1
     offsets = (places[0] - start).tolist()
@@ -152,7 +152,7 @@ def _axis(placement: Placement) -> str:
 
 
 def _repeats(offsets: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """Return sizes and strides whose sums are ascending offsets, which begin with zero."""
+    """Return sizes and strides whose sums are the given ascending offsets, which begin with zero."""
     result: list[tuple[int, int]] = []
     block = 1
     while block < len(offsets):

@@ -108,8 +108,7 @@ class LearnedRotation(GaugeMethod):
     def _climb(
         self, loss: RoundingLoss, reach: OrbitPart, starts: Sequence[Point], rounds: Sequence[tuple[int, float]]
     ) -> tuple[Point, list[float]]:
-        """Return the best point of all descents, each from the best point so far, and the best score so far at each
-        trial.
+        """Return the best point of descents, each from the best point so far, and the best score so far at each trial.
 
         `rounds` holds the number of steps and the initial learning rate of each descent.
         """

@@ -25,8 +25,7 @@ PROBES = 16
 
 
 class RoundingLoss(Protocol):
-    """A score of networks with true rounding, and a differentiable loss whose descent finds points with better
-    scores."""
+    """A score of networks with true rounding, and a differentiable loss whose descent improves this score."""
 
     unit: str
 
@@ -92,16 +91,14 @@ class OfFunction:
         return -sum(found) / len(found)
 
     def descend(self, reach: OrbitPart, point: Point) -> Tensor:
-        """Return the distance with rounded weights on the next batch, with a straight-through gradient of the
-        rounding."""
+        """Return the distance with rounded weights on the next batch, with straight-through gradients."""
         rounded = round_network(reach.params(point), reach.symmetry, self._scheme.straight_through)
         self._next = (self._next + 1) % len(self._seen)
         with DifferentiableStatistics():
             return self._distance(rounded, self._next)
 
     def curvature(self, reach: OrbitPart, generator: torch.Generator) -> Params:
-        """Return the second derivative of the distance with respect to the weights of the layers that move, at the
-        start.
+        """Return the second derivative of the distance, at the start, with respect to the weights that move.
 
         The result holds gradients `[probes, *shape]` of each layer. The expected sum of their outer products is the
         second derivative. Each is a gradient of randomly weighted outputs on a part of the batches that descents use.
@@ -126,8 +123,7 @@ class OfFunction:
         return sums
 
     def _root(self, made: Tensor) -> Tensor:
-        """Return the square root of the second derivative of the distance with respect to the outputs, a diagonal
-        matrix."""
+        """Return the square root of the distance's second derivative with respect to the outputs, a diagonal."""
         if self._is_divergence:
             return (made.exp() / made[..., 0].numel()).sqrt()
         return (2 / made.square().sum().clamp_min(1e-30)).sqrt()
@@ -195,8 +191,7 @@ class Expected:
         self._curvature = function.curvature(reach, chance)
 
     def descend(self, reach: OrbitPart, point: Point) -> Tensor:
-        """Return the logarithm of the expected distance, whose gradients are equally large for many and for few
-        bits."""
+        """Return the logarithm of the expected distance; its gradients are equally large for many and for few bits."""
         params, gradients = reach.params(point, reach.layers), reach.gradients(point, self._curvature)
         terms = [
             self._scheme.expected_error(params[name], rows, gradients[name].square().sum(0))

@@ -132,8 +132,7 @@ class _Work:
         self._schemes: dict[tuple[int, ...], Any] = {}
 
     def pair(self, direction: Direction) -> _Pair | str:
-        """Return the values and readers that the scales of a family move, or the reason why its scales are not
-        chosen."""
+        """Return the values and readers that the scales of a family move, or the reason why it has no scales."""
         there = self._by_family.get((direction.group, direction.weights))
         read = {*self._found.read}
         values = tuple(place for place in there.places if place.name in read) if there is not None else ()
