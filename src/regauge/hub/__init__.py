@@ -1,4 +1,4 @@
-"""Models, networks and data by name; the model, inputs, tokens and configuration of a folder of transformers."""
+"""Models, networks and data by name, and the model, inputs, tokens and configuration of a transformers folder."""
 
 from regauge.names import attach
 

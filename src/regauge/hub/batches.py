@@ -1,4 +1,4 @@
-"""Batches of data by their names: from factories, and from files of arrays."""
+"""Batches of data by name, from factories and from files of arrays."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -23,7 +23,7 @@ def open_batches(name: str | Path, batch: int = 512) -> list[Batch]:
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: There are no batches, or they hold something else, NaN or Inf.
+        ValueError: There are no batches, or they hold other values, NaN or Inf.
     """
     name = str(name)
     if batch < 1:
@@ -73,5 +73,6 @@ def _as_batch(item: Any, name: str) -> Batch:
 
 
 def _signed(targets: Tensor) -> Tensor:
-    """Targets in a dtype in which torch can compare them; what is too large becomes negative, which is no class."""
+    """Return targets in a dtype that torch can compare; values that are too large become negative, which is no
+    class."""
     return targets.long() if targets.dtype in (torch.uint16, torch.uint32, torch.uint64) else targets

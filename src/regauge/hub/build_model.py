@@ -1,4 +1,4 @@
-"""Models by their names: built in evaluation mode, with example inputs where they bring some."""
+"""Models by name, built in evaluation mode, with example inputs if the factory returns some."""
 
 import importlib
 import re
@@ -28,12 +28,13 @@ class Built:
     """A module in evaluation mode with its example inputs.
 
     Attributes:
-        module: The module, without values where it is on the meta device.
+        module: The module, which has no values if it is on the meta device.
         inputs: Positional inputs.
         kwargs: Keyword inputs.
         checkpoint: The checkpoint that describes the network, if any.
-        further: Keyword inputs that are traced instead where the first cannot be, or do not reach every part.
-        lack: Why there are no inputs.
+        further: Alternative keyword inputs for the trace, used if the first ones cannot be traced or do not reach every
+            part.
+        lack: The reason why there are no inputs.
     """
 
     module: nn.Module
@@ -50,15 +51,15 @@ class Built:
 
 
 def build_model(name: str, values: Values = "if small") -> Built:
-    """Build the model of a name, which may have no example inputs.
+    """Build the model with a name; it may have no example inputs.
 
     Args:
         name: `package.module:factory`, `file.py:factory`, a folder with config.json, a model of the Hugging Face hub
             that is in the cache on this machine, or a checkpoint whose header describes its network.
-        values: When a model gets values, and when it is built on the meta device.
+        values: Whether a model gets values or is built on the meta device.
 
     Raises:
-        ValueError: The name means nothing, or the model cannot be built.
+        ValueError: The name is unknown, or the model cannot be built.
     """
     folder = folder_of(name)
     if folder is not None:
@@ -88,13 +89,13 @@ def build_model(name: str, values: Values = "if small") -> Built:
 
 
 def folder_of(name: str) -> Path | None:
-    """Return the folder that a model is named by, also one in the cache of the hub; None for other names."""
+    """Return the folder that a model's name stands for, possibly in the cache of the hub, or None for other names."""
     folder = find_cached(name) or Path(name)
     return folder if folder.is_dir() else None
 
 
 def name_model(checkpoint: Checkpoint) -> str | None:
-    """Return the name of the model of a checkpoint that itself says which it is; None if it does not."""
+    """Return the name of the model of a checkpoint that contains this name, or None."""
     is_described = (Path(checkpoint.home) / "config.json").is_file() or checkpoint.header.get("kind") in DESCRIBED
     return checkpoint.home if is_described else None
 
@@ -115,11 +116,11 @@ def described_networks(checkpoint: Checkpoint) -> Any:
 
 
 def describe_inputs(shapes: Sequence[str], dtypes: Sequence[str], device: str = "cpu") -> tuple[Tensor, ...]:
-    """Positional inputs of some shapes and dtypes: normal noise, or small integers.
+    """Return positional inputs of some shapes and dtypes: normal noise, or small integers.
 
     Args:
         shapes: Sizes with x between them, such as `2x3x32x32`.
-        dtypes: Names of dtypes of torch, one for each or one for all; float32 by default.
+        dtypes: Names of torch dtypes, one for each input or one for all; float32 by default.
         device: Device of the inputs.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Chat templates that recipes name, each in the format of the models that it is called after.
+"""Chat templates that recipes name, each in the format of the models that give the template its name.
 
 References:
     Taori et al. (2023), Stanford Alpaca, whose headings are those of `alpaca`; the model cards of OpenAI's ChatML,

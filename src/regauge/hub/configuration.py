@@ -1,4 +1,4 @@
-"""The configuration of a network that was made of others: how many layers it has, and how many tokens."""
+"""The configuration of a network made of other networks: its numbers of layers and of tokens."""
 
 import copy
 import json
@@ -25,7 +25,7 @@ GENERATION = "generation_config.json"
 
 
 class Configuration:
-    """A config.json that is edited: its text part, where a network has several."""
+    """An editor of a config.json, or of its text part if a network has several parts."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -55,11 +55,11 @@ class Configuration:
         return self._count("vocab_size", "tokens")
 
     def keep_layers(self, kept: Sequence[int], stack: str | None = None) -> None:
-        """Keep these of the old layers: their number, and settings that have an entry for each layer, change with it.
+        """Keep some of the old layers: change the number of layers, and settings with an entry for each layer.
 
         Args:
-            kept: The numbers of old layers, in their new order.
-            stack: A part of the name of the stack of layers, where a network has several.
+            kept: The indices of the kept old layers, in their new order.
+            stack: A part of the name of the stack of layers, if a network has several stacks.
 
         Raises:
             ValueError: No setting is the number of layers.
@@ -73,7 +73,7 @@ class Configuration:
         _keep(part, key, count, kept)
 
     def _find_count(self, stack: str) -> tuple[int, tuple[str, ...]]:
-        """Return the number of layers of a stack, and the place of its setting: raising it lengthens this stack
+        """Return the number of layers of a stack, and the path of the setting that changes the length of this stack
         alone."""
         settings, names = self._config.to_dict(), list(self.build())
         layers = LayerStack.of(names, str(self.folder), stack)
@@ -99,14 +99,14 @@ class Configuration:
         )
 
     def count_tokens(self, count: int) -> None:
-        """Say how many rows embeddings have."""
+        """Set the number of rows of embeddings."""
         self._set("vocab_size", count)
 
     def renumber(self, number: Callable[[int], int | None]) -> dict[str, bytes | None]:
-        """Give tokens that configurations name by their numbers their new ones; those that are gone are left out.
+        """Replace the token ids in configurations by new ids, and drop the ids of removed tokens.
 
         Returns:
-            The configuration of generation, where there is one.
+            The configuration of generation, if there is one.
         """
         _renumber(self.document, number)
         path = self.folder / GENERATION
@@ -123,7 +123,7 @@ class Configuration:
 
     @contextmanager
     def as_folder(self) -> Iterator[Path]:
-        """Temporary folder that holds the edited config.json alone."""
+        """A temporary folder that holds only the edited config.json."""
         with TemporaryDirectory() as name:
             (Path(name) / CONFIG).write_bytes(self.content)
             yield Path(name)
@@ -142,7 +142,7 @@ class Configuration:
         return self.module.state_dict()
 
     def names_in(self, checkpoint: Checkpoint) -> dict[str, tuple[str, ...]]:
-        """Return the tensors of the model in their order, and the names of those in the files that hold them."""
+        """Return the tensors of the model in order, each with the names of the tensors in the files that hold it."""
         module = self.module
         view, names = name_for(checkpoint, module), list(module.state_dict())
         if not isinstance(view, Converted):
@@ -154,7 +154,8 @@ class Configuration:
     def token_axes(self) -> dict[str, int]:
         """Return the axis of tokens of every tensor of the model that has one.
 
-        It is found by building the model with one token more: what becomes larger has such an axis.
+        To find this axis, the method builds the model with one more token. The axis that becomes longer is the axis of
+        tokens.
         """
         larger = copy.copy(self)
         larger.document = copy.deepcopy(self.document)
@@ -186,7 +187,7 @@ class Configuration:
 
 
 def _places(settings: Mapping[str, Any], count: int, place: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Yield the paths of the settings that equal this number, also of nested ones."""
+    """Yield the paths of the settings, including nested ones, that equal this number."""
     for key, value in settings.items():
         if isinstance(value, dict):
             yield from _places(value, count, (*place, key))
@@ -203,7 +204,7 @@ def _part_at(document: dict[str, Any], place: Sequence[str]) -> dict[str, Any]:
 
 
 def _keep(part: dict[str, Any], key: str, count: int, kept: Sequence[int]) -> None:
-    """Keep some of as many layers in a part of a configuration, where a setting says how many there are."""
+    """Keep some layers in a part of a configuration if one of its settings is the number of layers."""
     for name, value in part.items():
         if "layer" in name and isinstance(value, list) and len(value) == count:
             part[name] = [value[k] if k < count else value[-1] for k in kept]
@@ -229,7 +230,7 @@ def _renumber(document: dict[str, Any], number: Callable[[int], int | None]) -> 
 
 
 def _renumbered(value: Any, number: Callable[[int], int | None]) -> Any:
-    """Return a token's number, or a list or dictionary of them, without those that are gone."""
+    """Return the new id of a token, or a list or dictionary of ids, without removed tokens."""
     if isinstance(value, list):
         return [new for old in value if (new := _renumbered(old, number)) not in (None, [])]
     if isinstance(value, dict):

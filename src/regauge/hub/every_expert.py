@@ -1,7 +1,7 @@
-"""Loops over the experts that some token chose, computed as loops over all experts and tokens.
+"""Loops over the experts that are chosen for some token, computed as loops over all experts and tokens.
 
-Which experts are chosen depends on values, so that such a loop cannot be traced. Every expert on every token, with what
-was not chosen multiplied by zero, is the same function.
+Such a loop cannot be traced, because the chosen experts depend on values. A loop that applies every expert to every
+token, and multiplies the results of experts that were not chosen by zero, is the same function.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,14 +19,14 @@ from torch.utils import _pytree as pytree
 
 
 class EveryExpert(TorchFunctionMode):
-    """Within this context a loop over chosen experts visits all of them, and all tokens in each.
+    """A context in which a loop over chosen experts applies every expert to every token.
 
-    Such a loop asks with `nonzero` which experts are chosen, with `where` which tokens chose one of them, and adds what
-    was computed of these tokens with `index_add_`. Nothing else may use what `where` returns. The last `spare` experts
-    of its masks are none: they stand for tokens of other devices.
+    Such a loop finds the chosen experts with `nonzero`, finds the tokens of an expert with `where`, and adds the
+    results of these tokens with `index_add_`. No other code may use the result of `where`. The last `spare` entries of
+    its masks are no experts: they stand for tokens on other devices.
 
-    Or it splits tokens that are sorted by their expert by how many each has, in a list, and joins what was computed of
-    the parts with `cat`.
+    In another form of the loop, tokens are sorted by expert. The loop splits them by a list of the number of tokens of
+    each expert, and joins the results of the parts with `cat`.
     """
 
     def __init__(self, spare: int = 0) -> None:
@@ -66,22 +66,22 @@ class EveryExpert(TorchFunctionMode):
 
 
 class _Number(list[int]):
-    """The number of an expert, as the tensor of one entry that `nonzero` gives."""
+    """The index of an expert, as the tensor of one entry that `nonzero` returns."""
 
     def item(self) -> int:
-        """Return the number as an int, as of a tensor with one entry."""
+        """Return the index as an int, as for a tensor with one entry."""
         return self[0]
 
 
 class _Counts(list[int]):
-    """The number of rows of each expert, of rows that are sorted by expert; blanks stand for the numbers in a trace."""
+    """The number of rows of each expert if rows are sorted by expert; placeholders stand for the numbers in a trace."""
 
     def __init__(self, blanks: list[int], counts: Tensor) -> None:
         super().__init__(blanks)
         self._ends = counts.cumsum(0)
 
     def choose(self, results: Sequence[Tensor]) -> Tensor:
-        """Select the result of each row's own expert from the results of all experts for all rows."""
+        """Select the result of each row's expert from the results of all experts for all rows."""
         row = torch.arange(results[0].shape[0], device=self._ends.device)
         expert = (row.unsqueeze(1) >= self._ends).sum(1)
         masks = (expert.eq(k).unsqueeze(1).to(one.dtype) for k, one in enumerate(results))
@@ -93,9 +93,10 @@ def _is_close(before: Tensor, after: Tensor) -> bool:
 
 
 def visit_every_expert(module: nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Let a module compute loops over its experts in this way from now on, if it then computes what it did.
+    """Make a module compute loops over its experts in this way, if its outputs do not change.
 
-    A module without values is only run, and trusted to be one of the loops that `EveryExpert` knows.
+    The outputs of a module without values are not compared: it is only run, and assumed to be a loop that `EveryExpert`
+    knows.
     """
     forward = module.forward
     is_meta = any(tensor.is_meta for tensor in module.state_dict().values())

@@ -1,4 +1,4 @@
-"""Inputs that a transformers model runs on, made up from its configuration and from the names of what it reads."""
+"""Inputs on which a transformers model runs, generated from its configuration and the names of its arguments."""
 
 import inspect
 import itertools
@@ -49,11 +49,11 @@ Kwargs: TypeAlias = dict[str, Tensor]
 
 
 def example_inputs(module: nn.Module, config: Any) -> Iterator[Kwargs]:
-    """Yield small inputs that a transformers model runs on, those first that reach most of its weights.
+    """Yield small inputs on which a transformers model runs, beginning with the inputs that reach most of its weights.
 
-    For a model that reads images or sounds next to text, the last are embeddings. They do not reach the parts that make
-    embeddings, and the axes of the embeddings themselves then stay as they are. Of other inputs that leave out a part
-    there is one, behind those that leave out none.
+    If a model reads images or sounds besides text, the last inputs are embeddings. These inputs do not reach the parts
+    that compute embeddings, so that the symmetry does not change the axes of the embeddings. At most one other input
+    that leaves out a part follows the inputs that leave out none.
 
     Raises:
         ValueError: No inputs are known that the model runs on.
@@ -86,12 +86,12 @@ def example_inputs(module: nn.Module, config: Any) -> Iterator[Kwargs]:
 
 
 def _needs_values(error: Exception) -> bool:
-    """Return whether something depends on values, which only a trace can follow on the meta device."""
+    """Return whether an operation depends on values, so that only a trace can follow it on the meta device."""
     return isinstance(error, NotImplementedError) or "a meta tensor" in str(error)
 
 
 def parts_of(module: nn.Module) -> dict[str, nn.Module]:
-    """Return the models of which a model of transformers consists, such as one of images, by their names."""
+    """Return the models of which a transformers model consists, such as an image model, by their names."""
     found = {}
     for name, part in module.named_modules():
         if name and is_of_transformers(part) and any(tensor.ndim for tensor in part.parameters()):
@@ -110,7 +110,7 @@ def _reaches(module: nn.Module, kwargs: Kwargs, parts: Mapping[str, nn.Module]) 
 
 
 def with_masks(module: nn.Module, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return inputs with the masks that say that every token counts, for models that do not run without in a trace."""
+    """Return inputs with masks that include every token, for models that cannot be traced without masks."""
     known, masks = inspect.signature(module.forward).parameters, {}
     for name, tokens in MASKED.items():
         if name in known and tokens in kwargs:
@@ -157,11 +157,11 @@ class _Made:
             yield from self._combined([*needed, "inputs_embeds"])
 
     def _is_text_alone(self) -> bool:
-        """Return whether a model has no part of its own for images or sounds."""
+        """Return whether a model has no separate part for images or sounds."""
         return not any(hasattr(self.config, name) for name in ("vision_config", "audio_config"))
 
     def _with_text(self, names: Sequence[str]) -> Iterator[Kwargs]:
-        """Media, and text with marks in the place of which their features are put, or without."""
+        """Yield media, with text that contains placeholder tokens for their features, or without text."""
         companions = [name for name in COMPANIONS if name in self.known]
         for more in [[], companions] if companions else [[]]:
             for kwargs in self._combined([*names, *more]):
@@ -171,7 +171,7 @@ class _Made:
                 yield kwargs | {"input_ids": self._tokens()}
 
     def _kinds_of(self, text: Tensor) -> Kwargs:
-        """Return the medium of each token, for models that ask for it: text, images, videos, sounds."""
+        """Return the medium of each token (text, images, videos, sounds), for models that read it."""
         if KINDS not in self.known:
             return {}
         kinds = torch.zeros_like(text)
@@ -180,7 +180,7 @@ class _Made:
         return {KINDS: kinds}
 
     def _mark(self, medium: str) -> int:
-        """Return the token in the place of which features of a medium are put; -1 if there is none."""
+        """Return the placeholder token for the features of a medium, or -1 if there is none."""
         return next((int(v) for n in MEDIA[medium][1] if (v := getattr(self.config, n, None)) is not None), -1)
 
     def _combined(self, names: Sequence[str]) -> Iterator[Kwargs]:
@@ -191,7 +191,7 @@ class _Made:
                 yield {name: make() for name, make in zip(names, chosen, strict=True)}
 
     def _offers(self, name: str) -> list[Maker]:
-        """Makers of candidates for the input of this name, by the conventions of transformers; none for others."""
+        """Return makers of candidates for the input of this name in transformers, or none for other names."""
         if name == "pixel_values_videos":
             return self._patches() if "video_grid_thw" in self.known else self._pictures()[1:]
         if name == "pixel_values" and not {"spatial_shapes", "pixel_position_ids"}.isdisjoint(self.known):
@@ -249,7 +249,7 @@ class _Made:
         return not {"image_grid_thw", "grid_thw"}.isdisjoint(self.known)
 
     def _codes(self) -> list[Maker]:
-        """Return several codes in place of each token, as codecs of sounds write."""
+        """Return several codes in place of each token, as audio codecs produce."""
         count = self._setting(("num_codebooks", "num_quantizers", "num_channels"), None)
         return [] if count is None else [lambda: torch.stack([self._tokens() for _ in range(int(count))], -1)]
 
@@ -282,7 +282,8 @@ class _Made:
         return (size, size) if isinstance(size, int) else (int(size[0]), int(size[-1]))
 
     def _pictures(self) -> list[Maker]:
-        """Images, sequences of them, and sequences with the channels first; pairs where images are matched."""
+        """Return images, sequences of images, and sequences with the channels first, or pairs if the model matches
+        images."""
         sides, channels = self._sides(), self._setting(("num_channels", "in_channels", "in_chans"), 3)
         frames = self._setting(("num_frames", "frames_per_clip"), None)
         shapes: list[tuple[int, ...]] = [(channels, *sides)]
@@ -291,18 +292,18 @@ class _Made:
         return [partial(self._noise, 2, *shape) for shape in shapes]
 
     def _patches(self) -> list[Maker]:
-        """Flat patches of two images, which the grid counts."""
+        """Return flat patches of two images, with the numbers of patches in the grid."""
         return [partial(self._noise, 2 * 4 * 4, width) for width in self._patch_widths()]
 
     def _patch_widths(self) -> list[int]:
-        """Return the number of values of a flat patch; some models take patches of two frames and have no setting for
-        it."""
+        """Return possible numbers of values of a flat patch; some models read patches of two frames without a setting
+        for it."""
         side, frames = self._setting("patch_size", 14), self._setting("temporal_patch_size", None)
         width = self._setting(("in_channels", "in_chans", "num_channels"), 3) * side * side
         return [width * int(frames)] if frames else [width, 2 * width]
 
     def _sounds(self) -> list[Maker]:
-        """Spectra with frequencies or times first, and waves."""
+        """Return spectra with frequencies or times first, and waves."""
         bins = self._setting(("num_mel_bins", "feature_size", "n_mels", "input_feat_per_channel"), 80)
         positions = self._setting("max_source_positions", 1500)
         weights = [p for p in self.module.parameters() if p.ndim in (2, 3)]
@@ -314,7 +315,7 @@ class _Made:
         return [partial(self._noise, *shape) for shape in (shapes[1:] + shapes[:1] if is_wave else shapes)]
 
     def _series(self, name: str) -> list[Maker]:
-        """Return values of several series over time, and what is known of every time."""
+        """Return values of several series over time, and the known features of every time."""
         lags = self._setting("lags_sequence", None) or [0]
         past, future = self._setting("context_length", 32) + max(lags), self._setting("prediction_length", None) or 1
         length = past if name.startswith("past_") else future
@@ -327,8 +328,7 @@ class _Made:
         return [partial(torch.ones, shape) for shape in shapes]
 
     def _marked(self, kwargs: Kwargs) -> Tensor | None:
-        """Return text behind as many marks as the media have features, for models that put the features in their
-        places."""
+        """Return text after placeholder tokens for the features of media, as many as there are features."""
         marks = []
         for medium in (name for name in MEDIA if name in kwargs):
             mark, find = self._mark(medium), getattr(self.module, MEDIA[medium][0], None)
@@ -344,7 +344,7 @@ class _Made:
         return torch.cat([*marks, self._tokens()], 1)
 
     def _setting(self, names: str | Sequence[str], default: Any) -> Any:
-        """Return the first of these settings that the configuration has, or that of one of its parts."""
+        """Return the first of these settings that the configuration, or one of its parts, has."""
         parts = [self.config, *(getattr(self.config, name, None) for name in self.config.sub_configs)]
         wanted = (names,) if isinstance(names, str) else names
         found = (getattr(part, name, None) for part in parts for name in wanted)
@@ -352,7 +352,7 @@ class _Made:
 
 
 def _is_mark(name: str, value: Any) -> bool:
-    """Return whether a setting is a token that stands for images, videos or sounds, or for where they begin and end."""
+    """Return whether a setting is a token that stands for images, videos or sounds, or for their beginning or end."""
     return (
         isinstance(value, int) and name.endswith(("token_id", "token_index")) and name[:3] not in ("bos", "eos", "pad")
     )

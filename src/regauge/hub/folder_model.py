@@ -1,4 +1,4 @@
-"""The model of a Hugging Face folder, with inputs on which it can be traced."""
+"""The model of a Hugging Face folder, with example inputs for its trace."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,8 +19,7 @@ EXPERTS = "batched_mm"
 
 
 def build_folder(folder: Path, values: Values) -> tuple[nn.Module, Iterator[Kwargs]]:
-    """Return the model of a folder with config.json in evaluation mode, and example inputs, the most telling ones
-    first."""
+    """Return the model of a folder with config.json in evaluation mode, and example inputs, the best ones first."""
     if not (folder / "config.json").is_file():
         raise ValueError(
             f"the folder {str(folder)!r} has no config.json, so its model is unknown; name the model as "
@@ -42,16 +41,14 @@ def build_folder(folder: Path, values: Values) -> tuple[nn.Module, Iterator[Kwar
 
 
 def traceable(module: nn.Module) -> nn.Module:
-    """Return a model whose experts are computed in the way that can be traced; its weights and its function are the
-    same."""
+    """Return a model with traceable loops over experts, and with the same weights and function."""
     model: Any = module
     model.set_experts_implementation(EXPERTS)
     return module
 
 
 def unreached_parts(module: nn.Module, symmetry: Symmetry) -> list[str]:
-    """Return the models that a model of transformers consists of, such as one of images, none of whose tensors is
-    used."""
+    """Return the parts of a transformers model, such as an image model, of which no tensor is used."""
     unused, parts = set(symmetry.unused), []
     for name, part in parts_of(module).items():
         if unused.issuperset(f"{name}.{one}" for one, tensor in part.named_parameters() if tensor.ndim):

@@ -1,4 +1,4 @@
-"""The layers of a network, told by the numbers in the names of its tensors."""
+"""The layers of a network, found by the numbers in the names of its tensors."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -8,14 +8,14 @@ from regauge.checkpoints.names.prefixes import LAYER
 
 @dataclass(frozen=True)
 class LayerStack:
-    """A stack of layers: the prefix of their names before the number, and how many layers there are."""
+    """A stack of layers: the prefix of their names before the index, and the number of layers."""
 
     prefix: str
     count: int
 
     @classmethod
     def of(cls, names: Iterable[str], label: str, stack: str | None = None) -> "LayerStack":
-        """Find the layers of the only stack, or of the one with `stack` in its name.
+        """Find the layers of the only stack, or of the stack with `stack` in its name.
 
         Args:
             names: The names of tensors.
@@ -23,7 +23,7 @@ class LayerStack:
             stack: Components of names with dots between them, such as "encoder".
 
         Raises:
-            ValueError: There are none, or several of them.
+            ValueError: There is no such stack, or there are several.
         """
         stacks: dict[str, set[int]] = {}
         for name in names:
@@ -48,7 +48,7 @@ class LayerStack:
         return cls(chosen[0], max(stacks[chosen[0]]) + 1)
 
     def split(self, name: str) -> tuple[int, str] | None:
-        """Return the number of the layer of a tensor and the rest of its name; None outside of layers."""
+        """Return the index of the layer of a tensor and the rest of its name, or None outside of layers."""
         if not name.startswith(self.prefix):
             return None
         number, dot, rest = name.removeprefix(self.prefix).partition(".")
@@ -56,6 +56,6 @@ class LayerStack:
 
 
 def _shortest(stack: str, stacks: Sequence[str]) -> str:
-    """Return the last component of the name of a stack that no other has."""
+    """Return the last component of the name of a stack that no other stack has."""
     others = {part for one in stacks if one != stack for part in one.split(".")}
     return next((part for part in stack.split(".") if part and part not in others), stack.removesuffix("."))

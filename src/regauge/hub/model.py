@@ -1,4 +1,4 @@
-"""Models by their names: a module, inputs on which it runs, and its symmetry, each made when it is first asked for."""
+"""Models by name: a module, inputs on which it runs, and its symmetry, each computed on first access."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -19,14 +19,14 @@ from regauge.hub.user_code import Values
 
 
 class Model:
-    """A model by its name; it is built, and traced, when that is first asked for. Made by `open_model`.
+    """A model by name, which is built and traced on first access. `open_model` makes it.
 
     Attributes:
         name: The name of the model.
-        tracing: Settings with which it is traced.
-        values: When it gets values, and when it is built on the meta device.
-        retrace: Whether it is traced anew although its symmetry is known.
-        verify: Whether the symmetry is verified; by default, where that takes little time.
+        tracing: Settings with which the model is traced.
+        values: Whether the model gets values or is built on the meta device.
+        retrace: Whether the model is traced again although its symmetry is known.
+        verify: Whether the symmetry is verified; by default, if this takes little time.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Model:
 
     @cached_property
     def built(self) -> Built:
-        """The module with the inputs that it brings, or those that were described."""
+        """The module with its example inputs, or with the described inputs."""
         built = build_model(self.name, self.values) if self._given is None else self._given
         if self._given is None and self.tracing.input_shape:
             device = "meta" if built.is_meta else "cpu"
@@ -57,36 +57,38 @@ class Model:
 
     @property
     def module(self) -> nn.Module:
-        """The module, in evaluation mode. It has no values where it is on the meta device."""
+        """The module, in evaluation mode. It has no values if it is on the meta device."""
         return self.built.module
 
     @property
     def inputs(self) -> tuple[Any, ...]:
-        """Positional inputs on which the module runs; empty where all are keyword inputs.
+        """Positional inputs on which the module runs; empty if all inputs are keyword inputs.
 
         Raises:
-            ValueError: There are none of either.
+            ValueError: There are neither positional nor keyword inputs.
         """
         self._require_inputs()
         return self.built.inputs
 
     @property
     def kwargs(self) -> Mapping[str, Any] | None:
-        """Keyword inputs on which the module runs: those on which `trace` traced it, or else the first that it takes.
+        """Keyword inputs on which the module runs: the inputs of the trace, or else the first inputs that the module
+        accepts.
 
         Raises:
-            ValueError: No keyword inputs are known, nor positional ones.
+            ValueError: Neither keyword nor positional inputs are known.
         """
         self._require_inputs()
         return self._traced_now.kwargs if "_traced_now" in self.__dict__ else self.built.kwargs
 
     def trace(self) -> Traced:
-        """Trace the model in this process, also where its symmetry is known; once."""
+        """Trace the model once in this process, even if its symmetry is known."""
         return self._traced_now
 
     @property
     def symmetry(self) -> Symmetry:
-        """The symmetry, found once: that of a folder is kept in the user's cache by the content of its config.json."""
+        """The symmetry, found once. The user's cache keeps the symmetry of a folder by the content of its
+        config.json."""
         return self.traced.symmetry
 
     @property
@@ -107,7 +109,7 @@ class Model:
 
     @cached_property
     def traced(self) -> Traced:
-        """The result of tracing the model, from the cache where an earlier run kept it."""
+        """The result of tracing the model, from the cache if an earlier run stored it."""
         if self._given is not None or "_traced_now" in self.__dict__ or folder_of(self.name) is None:
             return self._traced_now  # What a factory makes may change from run to run: nothing is kept.
         settings = [self.values, self.verify]
@@ -118,7 +120,7 @@ class Model:
         return Model(str(folder), self.tracing, values=self.values, retrace=self.retrace, verify=self.verify)
 
     def on(self, inputs: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> "Model":
-        """Return a copy of the model with other inputs to be traced and run on, such as a batch of data."""
+        """Return a copy of the model with other inputs for its trace and runs, such as a batch of data."""
         built = replace(self.built, inputs=inputs, kwargs=kwargs, further=())
         return Model(self.name, self.tracing, values=self.values, verify=self.verify, built=built)
 
@@ -126,8 +128,8 @@ class Model:
     def _traced_now(self) -> Traced:
         """The result of tracing in this process.
 
-        The first example inputs count that reach all models of which it consists, or that are embeddings: then the
-        outputs of unreached parts are inputs, whose axes stay as they are.
+        The trace uses the first example inputs that reach all parts of the model or that are embeddings. With
+        embeddings, the outputs of unreached parts are inputs, and the symmetry does not change their axes.
         """
         self._require_inputs()
         built = self.built
@@ -153,8 +155,7 @@ class Model:
         raise ValueError(str(first)) from first
 
     def _trace_on(self, kwargs: Mapping[str, Any] | None) -> tuple[Symmetry, Mapping[str, Any] | None]:
-        """Return the symmetry on some inputs, with loops over chosen experts made traceable if need be, and the
-        inputs."""
+        """Return the symmetry on some inputs, with loops over experts made traceable if necessary, and the inputs."""
         built, verify = self.built, self.verify and not self.is_meta
 
         def find(kwargs: Mapping[str, Any] | None) -> Symmetry:
@@ -184,7 +185,8 @@ class Model:
             raise first from None
 
     def _unreached(self, found: Symmetry) -> list[str]:
-        """Parts of a folder's model that its example inputs do not reach; those of a factory are the user's choice."""
+        """Return parts of a folder's model that its example inputs do not reach; a factory's inputs are the user's
+        choice."""
         if not self.built.further:
             return []
         from regauge.hub.folder_model import unreached_parts
@@ -212,25 +214,25 @@ def open_model(
     verify: bool | None = None,
     retrace: bool = False,
 ) -> Model:
-    """Open a model by its name: its module, inputs on which it runs, and its symmetry.
+    """Open a model by name: its module, inputs on which it runs, and its symmetry.
 
-    Nothing is built or traced before it is asked for. The symmetry of a folder is kept in the user's cache: the next
-    process need not trace it. Code in a folder is never run, and nothing is fetched.
+    The model is built and traced on first access only. The symmetry of a folder is kept in the user's cache, so that
+    the next process need not trace the model. Code in a folder is never run, and nothing is downloaded.
 
     Args:
         name: A folder with config.json in Hugging Face style, or `org/model`, which is read from the cache of the
             Hugging Face hub on this machine. Or `package.module:factory` or `file.py:factory`: a function that returns
             a module, (module, example_inputs) or (module, example_inputs, example_kwargs). Or a file of weights whose
             header describes its network, as `rg.inr.Inr.save` writes them.
-        input_shape: Shapes of positional inputs, for example `["2x3x32x32"]`, instead of those that the model brings.
-        input_dtype: Their dtypes, for example `["int64"]`; float32 by default.
+        input_shape: Shapes of positional inputs, for example `["2x3x32x32"]`, instead of the model's example inputs.
+        input_dtype: Dtypes of positional inputs, for example `["int64"]`; float32 by default.
         outputs: Names of the outputs that must not change; all tensors by default.
-        keep: Frozen parameters that are structure, as masks are, by names or patterns; see `rg.discover`.
+        keep: Frozen parameters that are structure, such as masks, by names or patterns; see `rg.discover`.
         move: Buffers that are moved like weights although no normalization fills them, by names or patterns.
-        values: "always", "never" (the meta device), or "if small": below 150 million parameters. The values of a folder
-            are drawn at random: its checkpoint is opened by `open_networks`.
-        verify: Whether the symmetry is verified numerically; by default, where that takes little time.
-        retrace: Whether the model is traced anew, although its symmetry is known from an earlier run.
+        values: "always", "never" (the meta device), or "if small": below 150 million parameters. The values of a
+            folder's model are random, because only `open_networks` opens the checkpoint.
+        verify: Whether the symmetry is verified numerically; by default, if this takes little time.
+        retrace: Whether the model is traced again although its symmetry is known from an earlier run.
     """
     tracing = Tracing(tuple(input_shape), tuple(input_dtype), tuple(outputs), tuple(keep), tuple(move))
     return Model(str(name), tracing, values=values, retrace=retrace, verify=verify)

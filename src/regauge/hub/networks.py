@@ -30,8 +30,8 @@ class Networks:
     Attributes:
         checkpoints: The networks, each a mapping from the names of the model to tensors.
         symmetry: Their symmetry, with every size known.
-        model: Their model; None where the symmetry was given alone.
-        notes: Sentences on the parts that tracing left out.
+        model: Their model; None if only the symmetry was given.
+        notes: Messages about the parts that tracing left out.
     """
 
     checkpoints: tuple[Checkpoint, ...]
@@ -52,14 +52,14 @@ def open_networks(
 
     Args:
         paths: The checkpoints: files, folders, models of the hub in the cache on this machine, or BASE+ADAPTER.
-        model: Their model, or its name; that of the first checkpoint by default, where it is a folder with
-            config.json or its header describes its network.
-        symmetry: Their symmetry, instead of that of the model.
+        model: Their model, or its name. The default is the model of the first checkpoint, if the checkpoint is a folder
+            with config.json or its header describes its network.
+        symmetry: Their symmetry, instead of the symmetry of the model.
         streamed: Whether the tensors stay on the disk until they are read one by one.
 
     Raises:
         FileNotFoundError: A checkpoint does not exist.
-        ValueError: The symmetry is unknown, a checkpoint is damaged, or they are no networks of this model.
+        ValueError: The symmetry is unknown, a checkpoint is damaged, or the checkpoints are not networks of this model.
     """
     checkpoints = [Checkpoint.open(path) for path in paths]
     if model is None and symmetry is None:
@@ -96,7 +96,7 @@ def read_symmetry(path: str | Path) -> Symmetry:
     """Read the symmetry that `regauge discover -o` wrote.
 
     Raises:
-        ValueError: There is no network, or the file holds something else.
+        ValueError: There is no network, or the file does not hold a symmetry.
     """
     path = Path(path)
     if not path.is_file():
@@ -116,7 +116,7 @@ def open_checkpoints(paths: Sequence[str | Path | Checkpoint], model: Model) -> 
 
     Raises:
         FileNotFoundError: A checkpoint does not exist.
-        ValueError: A checkpoint is damaged, or is no network of this model.
+        ValueError: A checkpoint is damaged, or is not a network of this model.
     """
     state = model.module.state_dict()
     named = [name_for(_unwrap(Checkpoint.open(path), state), model.module) for path in paths]
@@ -129,13 +129,14 @@ def _unwrap(checkpoint: Checkpoint, state: Params) -> Checkpoint:
 
 
 def _share(named: Sequence[Named], *, streamed: bool = False) -> Iterator[Checkpoint]:
-    """Checkpoints with the tensors of their model in its order, as they are if their tensors stay on the disk."""
+    """Return checkpoints with the tensors of their model in its order, or unchanged if their tensors stay on the
+    disk."""
     for view, (_, expected) in zip(share([one for one, _ in named]), named, strict=True):
         yield view if streamed else view.with_params(match(view.params, expected or view.params, view.label))
 
 
 def _name_all(checkpoints: Sequence[Checkpoint], model: Model, state: Params) -> Sequence[Named]:
-    """Checkpoints under the names of a model, which is built if it is needed for that."""
+    """Return checkpoints under the names of a model, which is built only if needed."""
     if all(has_names(one.on_meta(), state) for one in checkpoints):
         return [(one, state) for one in checkpoints]
 

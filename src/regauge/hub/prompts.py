@@ -1,4 +1,4 @@
-"""Texts as language models in folders read them: their tokens, and the residual streams that they give."""
+"""Inputs of language models in folders: the tokens of texts, and the residual streams that the models compute."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,11 +11,10 @@ from regauge.hub.tokenizers import load_tokenizer
 
 
 def open_tokens(folder: str | Path) -> Callable[[str], Tensor]:
-    """Return a function from texts to the numbers of their tokens, `[1, token]`, which begin with that of the
-    beginning.
+    """Return a function from texts to token ids `[1, token]`, which begin with the id of the beginning token.
 
     Raises:
-        ValueError: The folder has no tokenizer. Later, if a text has no tokens.
+        ValueError: The folder has no tokenizer. The function raises it if a text has no tokens.
     """
     tokenizer = load_tokenizer(Path(folder), "prompts are read by it: add tokenizer.json")
 

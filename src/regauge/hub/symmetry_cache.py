@@ -1,9 +1,10 @@
-"""The cache of symmetries: what tracing a folder's model found is known to later runs.
+"""The cache of symmetries, from which later runs read the results of tracing a folder's model.
 
-What a folder's configuration says decides the model, together with the code that builds and traces it. So what was
-found is kept in the user's cache under the content of config.json, the installed packages, the source of regauge, and
-the options. Models of factories are traced every time, because their code may have changed, and so are those whose
-configuration does not say everything: it has code of its own, or names quantized values or other files.
+The symmetry depends on the folder's configuration and on the code that builds and traces the model. The user's cache
+therefore stores results by the content of config.json, the installed packages, the source of regauge, and the options.
+Models of factories are traced every time, because their code may have changed. Models whose configuration is not
+complete are also traced every time: such a folder contains code, or its configuration names quantized values or other
+files.
 """
 
 import hashlib
@@ -53,11 +54,11 @@ class Traced:
 
     Attributes:
         symmetry: Its symmetry.
-        state: Its `state_dict()`, on the meta device where the model was built there, or is known from an earlier run.
-        was_meta: Whether it was built on the meta device.
-        is_known: Whether this is from an earlier run.
-        kwargs: Keyword inputs on which it was traced; None too where it is known.
-        notes: Sentences: on parts that were left out, or that the symmetry is known from an earlier run.
+        state: Its `state_dict()`, on the meta device if the model was built there or is known from an earlier run.
+        was_meta: Whether the model was built on the meta device.
+        is_known: Whether the result is from an earlier run.
+        kwargs: Keyword inputs of the trace; None if there are none or the result is from an earlier run.
+        notes: Messages about parts that were left out, or about the earlier run that found the symmetry.
     """
 
     symmetry: Symmetry
@@ -88,14 +89,14 @@ class Traced:
 
 
 def trace_once(name: str, tracing: Tracing, settings: Any, trace: Callable[[], Traced], *, retrace: bool) -> Traced:
-    """Trace a model, or recall what was found in an earlier run.
+    """Trace a model, or return the cached result of an earlier run.
 
     Args:
         name: The name of the model.
         tracing: Settings with which it is traced.
-        settings: All else on which the result depends.
-        trace: Traces it.
-        retrace: Whether it is traced in any case.
+        settings: All other settings on which the result depends.
+        trace: A function that traces the model.
+        retrace: Whether the model is traced in any case.
     """
     origin = _origin_of(name, tracing, settings)
     if origin is None:
@@ -110,14 +111,14 @@ def trace_once(name: str, tracing: Tracing, settings: Any, trace: Callable[[], T
 
 
 def name_once(name: str, checkpoint: Checkpoint, state: Params, find: Callable[[], Named], *, retrace: bool) -> Named:
-    """Bring a checkpoint under the names of a model, by what was found in an earlier run where it is known.
+    """Bring a checkpoint under the names of a model, by the cached result of an earlier run if there is one.
 
     Args:
         name: The name of the model.
         checkpoint: The checkpoint.
         state: The tensors of the model.
-        find: Finds the names, and the tensors that the checkpoint must have.
-        retrace: Whether they are found in any case.
+        find: A function that finds the names, and the tensors that the checkpoint must have.
+        retrace: Whether the names are found again in any case.
     """
     from regauge.checkpoints.names.conversion import Conversion
     from regauge.checkpoints.names.converted import Converted
@@ -138,7 +139,7 @@ def name_once(name: str, checkpoint: Checkpoint, state: Params, find: Callable[[
 
 
 def _origin_of(name: str, tracing: Tracing, settings: Any) -> dict[str, Any] | None:
-    """Return all that the symmetry of a folder's model depends on; None if that is not known."""
+    """Return all facts on which the symmetry of a folder's model depends, or None if they are not known."""
     folder = folder_of(name)
     if folder is None:
         return None
@@ -163,7 +164,7 @@ def _origin_of(name: str, tracing: Tracing, settings: Any) -> dict[str, Any] | N
 
 
 def _tensors_in(folder: Path) -> str | None:
-    """Return the SHA-256 of what tensors the folder's own checkpoint has, which says of which class the model is."""
+    """Return the SHA-256 of the tensor list of the folder's checkpoint, which determines the model's class."""
     try:
         stored = Checkpoint.open(folder).stored
     except (OSError, ValueError):
@@ -172,7 +173,7 @@ def _tensors_in(folder: Path) -> str | None:
 
 
 def _is_released() -> bool:
-    """Return whether the code of transformers is that of its version, and no working copy."""
+    """Return whether the code of transformers is a released version, and not a working copy."""
     try:
         found, spec = distribution("transformers"), find_spec("transformers")
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Tasks: a model with data by their names, and a loss; targets that do not fit the outputs are refused."""
+"""Tasks: a model and data by name, and a loss; targets that do not fit the outputs are refused."""
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ def open_task(
 
     Args:
         model: The model, with values.
-        data: The name of batches; see `open_batches`. For a model that is a signal also a signal.
+        data: The name of batches; see `open_batches`. If the model represents a signal, this may also be a signal.
         loss: The loss; accuracy is measured next to the cross entropy.
         batch: Examples in a batch, for data from a file.
         outputs: The name of the output that is compared with the targets; the first one by default.
@@ -62,7 +62,7 @@ def make_task(
     dtype: torch.dtype = torch.float32,
     outputs: Sequence[str] = (),
 ) -> Task:
-    """Make the task of a module on batches, each of which is run once: later it would fail after hours of work."""
+    """Make the task of a module on batches, and run each batch once so that bad data fail early."""
     converted = [(convert(inputs, dtype), targets) for inputs, targets in batches]
     task = Task(module, converted, _squared_error if loss == "mse" else _cross_entropy, tuple(outputs) or None)
     blank = {name: t.to(dtype) if t.is_floating_point() else t for name, t in module.state_dict().items()}

@@ -1,7 +1,7 @@
-"""Tokens that rows of embeddings stand for, which must agree before folders are combined.
+"""Tokens of the rows of embeddings, which must agree before folders are combined.
 
-Which row of an embedding belongs to which token is said by the tokenizer's files. Folders whose tokens lie at other
-rows are not combined entry by entry. Other files that differ are named, with the folder that they are taken from.
+The tokenizer's files assign tokens to rows of an embedding. Folders whose tokens have different rows are not combined
+entry by entry. Messages name all other files that differ, and the folder from which each is copied.
 """
 
 import json
@@ -36,8 +36,8 @@ class Difference:
 
     Attributes:
         first: The tokens that only the first folder has.
-        second: The tokens that only the second one has.
-        moved: Tokens of both at other rows, with both rows.
+        second: The tokens that only the second folder has.
+        moved: Tokens that both folders have at different rows, with both rows.
     """
 
     first: tuple[str, ...]
@@ -49,7 +49,7 @@ class Difference:
 
     @property
     def is_order(self) -> bool:
-        """Whether both have the same tokens, at other rows."""
+        """Whether both folders have the same tokens at different rows."""
         return not (self.first or self.second)
 
     @classmethod
@@ -63,7 +63,7 @@ class Difference:
         )
 
     def explain(self, first: str, second: str) -> str:
-        """Return the difference in a clause."""
+        """Return the difference as a clause."""
         parts = []
         for label, tokens in ((first, self.first), (second, self.second)):
             if tokens:
@@ -90,10 +90,10 @@ def load_tokenizer(folder: Path, need: str = OTHER_FILES) -> Any:
 
     Args:
         folder: The folder.
-        need: The reason why it is needed, and what to do, for the error.
+        need: The reason why the tokenizer is needed, and the remedy, for the error.
 
     Raises:
-        ValueError: It cannot be read, or would be read from files outside of the folder.
+        ValueError: The tokenizer cannot be read, or would be read from files outside of the folder.
     """
     _require_own_files(folder)
     try:
@@ -109,7 +109,7 @@ def load_tokenizer(folder: Path, need: str = OTHER_FILES) -> Any:
 
 
 def _require_own_files(folder: Path) -> None:
-    """Raise if a tokenizer is, or names, a file outside of its folder: its lines would become tokens of a result."""
+    """Raise if a tokenizer is, or names, a file outside its folder, whose lines would become tokens of a result."""
     for path in _describing(folder).values():
         require_inside(path)
     for path in (folder / name for name in WITHOUT_TOKENS):
@@ -123,11 +123,10 @@ def _require_own_files(folder: Path) -> None:
 
 
 def compare_tokens(checkpoints: Sequence[Checkpoint]) -> dict[str, Difference]:
-    """Return the differences of folders' tokens from those of the first one, by label; folders without any are left
-    out.
+    """Return the differences from the first folder's tokens, by the label of each folder that differs.
 
     Args:
-        checkpoints: Checkpoints, in folders or not; those that are not have no tokens to compare.
+        checkpoints: Checkpoints, in folders or not. Checkpoints outside of folders have no tokens to compare.
 
     Raises:
         ValueError: A tokenizer cannot be read.
@@ -147,12 +146,12 @@ def compare_tokens(checkpoints: Sequence[Checkpoint]) -> dict[str, Difference]:
 
 
 def note_files(checkpoints: Sequence[Checkpoint], source: int, *, united: Collection[str] = ()) -> list[str]:
-    """Return sentences about the files and settings next to the weights that differ from those of the first folder.
+    """Return messages about files and settings next to the weights that differ from those of the first folder.
 
     Args:
         checkpoints: Checkpoints, in folders or not.
-        source: The number of the one whose files the output takes over.
-        united: The labels of those whose tokens are brought together, so that files of tokens are not named.
+        source: The index of the checkpoint whose files the output takes over.
+        united: The labels of the checkpoints whose tokens are united, for which messages do not name token files.
     """
     (first, folder), *others = list(_folders(checkpoints).items()) or [("", Path())]
     notes = []
@@ -178,8 +177,7 @@ def different_files(first: Path, second: Path) -> list[str]:
 
 
 def _different_settings(first: Path, second: Path, is_united: bool) -> list[str]:
-    """Return the settings of two models that differ, as one text, without those that follow the tokens if these are
-    united."""
+    """Return the settings that differ between two models as one text, without token settings if tokens are united."""
     if not ((first / CONFIG).is_file() and (second / CONFIG).is_file()):
         return []
     try:
@@ -192,7 +190,7 @@ def _different_settings(first: Path, second: Path, is_united: bool) -> list[str]
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Return whether a folder says what its tokens are."""
+    """Return whether a folder has files that define its tokens."""
     return any(is_tokenizer(name) and name not in WITHOUT_TOKENS for name in _describing(folder))
 
 
@@ -202,12 +200,12 @@ def is_tokenizer(name: str) -> bool:
 
 
 def holds_tokens(key: str) -> bool:
-    """Return whether a setting of a model names tokens by their numbers."""
+    """Return whether a setting of a model holds token ids."""
     return key.endswith(NUMBERED)
 
 
 def tokenizer_files(folder: Path) -> tuple[Path, ...]:
-    """Return the files of a folder that say what its tokens are."""
+    """Return the files of a folder that define its tokens."""
     return tuple(path for name, path in sorted(_describing(folder).items()) if is_tokenizer(name))
 
 
@@ -221,7 +219,7 @@ def _describing(folder: Path) -> dict[str, Path]:
 
 
 def _is_same(first: Path | None, second: Path | None) -> bool:
-    """Return whether two files have the same content, of JSON files the same values in whatever format."""
+    """Return whether two files have the same content; JSON files are compared by their values."""
     if first is None or second is None:
         return False
     one, two = first.read_bytes(), second.read_bytes()

@@ -1,7 +1,8 @@
-"""Networks with different vocabularies under one: rows of embeddings and heads are brought to the rows of the result.
+"""Networks with different vocabularies under one vocabulary: rows of embeddings and heads in the result's order.
 
-A token that a network lacks has the row of the base, where the base has it, else the mean over the networks that have
-it. Such rows are taken when all networks are aligned, because before they are in other coordinates.
+If a network lacks a token, it gets the base's row of the token. If the base also lacks the token, the network gets the
+mean row of the networks that have it. These rows are copied after all networks are aligned, because before the
+alignment they have other coordinates.
 
 References:
     Goddard et al. (2024), mergekit: the documentation of `tokenizer` says which network gives missing tokens.
@@ -26,9 +27,9 @@ class TokenSource:
 
     Attributes:
         model: The folder of a model; None for a zero embedding.
-        token: The token of that model, if it is called otherwise there.
-        number: Its number there, instead.
-        is_forced: Whether models that have the token take it, too.
+        token: The token of that model, if it has another name there.
+        number: The id of the token there, instead of its name.
+        is_forced: Whether models that have the token also get this embedding.
     """
 
     model: Path | None
@@ -42,10 +43,10 @@ class Vocabulary:
     """The tokens of the result.
 
     Attributes:
-        source: The union of all, those of the base (or the first model), or those of a model's folder; "shared" are
-            those that all have, which networks are compared by.
-        tokens: Tokens whose embeddings are said; new ones are added.
-        multiple: The number of embeddings is rounded up to a multiple of it.
+        source: The union of all tokens, the tokens of the base (or the first model), or the tokens of a model's folder.
+            With "shared", they are the tokens that all networks have, by which networks are compared.
+        tokens: Tokens with specified embeddings. New tokens are added.
+        multiple: A number; the number of embeddings is rounded up to a multiple of it.
     """
 
     source: Literal["union", "base", "shared"] | Path
@@ -58,12 +59,12 @@ class TokenPlan:
     """The sources of the rows of token tensors, for networks brought under one vocabulary.
 
     Attributes:
-        axes: The axis of tokens of each tensor that has one.
-        own: For each network the index in its own tensors of each row of the result; -1 for rows that it lacks.
-        taken: Rows that a network takes from others, `[network, row]`.
+        axes: The axis of tokens of each tensor that has such an axis.
+        own: For each network, the index in its tensors of each row of the result; -1 for rows that the network lacks.
+        taken: Rows that a network takes from other networks, `[network, row]`.
         shares: The share of each network in a row that is taken, `[network, row]`.
-        given: Rows that are another row of one network, by their number: that network and its own row.
-        blank: Rows without a token, which are the mean of the others.
+        given: By the index of each row that copies a row of one network: this network and its row.
+        blank: Rows without a token, which are the mean of the other rows.
     """
 
     axes: Mapping[str, int]
@@ -100,15 +101,16 @@ class TokenPlan:
         Args:
             vocabulary: The row of every token of the result.
             networks: The row of every token of each network that has a row for it.
-            axes: The axis of tokens of each tensor that has one.
-            base: The number of the base, where there is one.
-            tokens: Tokens whose rows are said: the number of the network that gives them (None for zeros), and how.
-            multiple: The number of rows is rounded up to a multiple of it.
-            kept: The number of rows that all networks have, where all of them have the same tokens: rows without a
-                token are carried along in their order.
+            axes: The axis of tokens of each tensor that has such an axis.
+            base: The index of the base, if there is one.
+            tokens: Tokens with specified rows: the index of the network that gives the row (None for zeros), and the
+                method.
+            multiple: A number; the number of rows is rounded up to a multiple of it.
+            kept: The number of rows of all networks, if all of them have the same tokens. Rows without a token are then
+                kept in their order.
 
         Raises:
-            ValueError: A network does not have a token that it is to give.
+            ValueError: A network lacks a token whose row it must give.
         """
         size = -(-(max(vocabulary.values(), default=-1) + 1) // multiple) * multiple if kept is None else kept
         own = [torch.full((size,), -1) for _ in networks]
@@ -143,10 +145,10 @@ class TokenPlan:
 
 
 class Retokenized(Checkpoint):
-    """A checkpoint under another vocabulary; rows of tokens that it lacks are zero.
+    """A checkpoint under another vocabulary, in which the rows of missing tokens are zero.
 
     Attributes:
-        source: The checkpoint under its own vocabulary.
+        source: The checkpoint under its original vocabulary.
     """
 
     def __init__(self, source: Checkpoint, axes: Mapping[str, int], rows: Tensor, files: Sequence[Path] = ()) -> None:
@@ -163,7 +165,7 @@ class Retokenized(Checkpoint):
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """All files that it is read from, those of the vocabularies too."""
+        """All files from which the checkpoint is read, including those of the vocabularies."""
         return (*self.source.files, *self._vocabulary)
 
     @property
@@ -205,7 +207,7 @@ class Retokenized(Checkpoint):
 
 
 def as_tokenized(checkpoint: Checkpoint) -> Checkpoint:
-    """Return a checkpoint under its own vocabulary, and under the names that it has now."""
+    """Return a checkpoint under its original vocabulary and its current names."""
     if isinstance(checkpoint, Retokenized):
         return checkpoint.source
     if isinstance(checkpoint, Converted):
@@ -214,7 +216,7 @@ def as_tokenized(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def _runs(rows: Tensor, most: int) -> Iterator[tuple[int, int, Tensor]]:
-    """Ranges of rows of a file with the places where they are wanted, in the order of the file; -1 is left out."""
+    """Return ranges of rows of a file with their target rows, in the order of the file, without rows of -1."""
     places = (rows >= 0).nonzero().flatten()
     there, order = rows[places].sort(stable=True)
     starts = [0, *((there.diff() != 1).nonzero().flatten() + 1).tolist(), len(there)]

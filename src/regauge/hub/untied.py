@@ -1,4 +1,4 @@
-"""A folder whose tied head gets a tensor of its own."""
+"""A folder whose tied head gets a separate tensor."""
 
 import json
 import shutil
@@ -25,15 +25,15 @@ def untie(name: str | None, *checkpoints: Checkpoint) -> Iterator[tuple[Any, ...
     """Untie the model of a folder, for as long as the context lasts.
 
     Args:
-        name: The folder; that of the first checkpoint where it is None.
+        name: The folder; if it is None, the folder of the first checkpoint.
         checkpoints: Its checkpoints, and others of the same architecture.
 
     Yields:
         A temporary folder with the configuration of the model without ties, and each checkpoint with a second copy of
-        what was tied, and such a configuration.
+        the tied tensors and with such a configuration.
 
     Raises:
-        ValueError: This is no folder with config.json, nothing in it is tied, or its tensors cannot be untied.
+        ValueError: This is not a folder with config.json, no tensor in it is tied, or its tensors cannot be untied.
     """
     name = name_model(checkpoints[0]) if name is None else name
     folder = Path(name or "")
@@ -63,7 +63,7 @@ def untie(name: str | None, *checkpoints: Checkpoint) -> Iterator[tuple[Any, ...
 
 
 def untie_job(job: FileJob | None) -> FileJob:
-    """Return a job whose folders have a tensor of their own under each name of a tied one, and say so in config.json.
+    """Return a job whose folders have a separate tensor under each name of a tied tensor, and an untied config.json.
 
     Raises:
         ValueError: The networks are in memory, the output is a file, or `untie` refuses a folder.
@@ -85,7 +85,7 @@ def _untied_configuration(folder: Path) -> bytes:
 
 
 def _tied(module: nn.Module) -> list[tuple[str, ...]]:
-    """Return the names of each parameter that has several."""
+    """Return the names of each parameter that has several names."""
     names: dict[int, list[str]] = {}
     for name, tensor in module.named_parameters(remove_duplicate=False):
         names.setdefault(id(tensor), []).append(name)
@@ -98,7 +98,7 @@ def _without_ties(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_copies(checkpoint: Checkpoint, tied: list[tuple[str, ...]]) -> Checkpoint:
-    """Return a checkpoint that has what was stored once under all of its names."""
+    """Return a checkpoint that has a tensor under each name of a tied tensor that was stored once."""
     stored = dict(checkpoint.stored)
     for names in tied:
         known = next((name for name in names if name in stored), None)

@@ -1,4 +1,4 @@
-"""Code of the user: factories by their names. What such code raises becomes one sentence."""
+"""User code: factories by name, whose exceptions become errors of one sentence."""
 
 import importlib
 import importlib.util
@@ -17,7 +17,7 @@ Values = Literal["never", "if small", "always"]
 
 @contextmanager
 def users_code(failure: str) -> Iterator[None]:
-    """Raise a ValueError with one sentence for whatever the code in this context raises.
+    """Convert every exception of the code in this context to a ValueError with one sentence.
 
     Args:
         failure: The beginning of the sentence, such as "the model fails on the data".
@@ -39,7 +39,7 @@ def call_factory(text: str, what: str, context: AbstractContextManager[Any] | No
         context: Entered while it is called.
 
     Raises:
-        ValueError: There is no such factory, or it fails.
+        ValueError: There is no such factory, or the factory fails.
     """
     place, colon, name = text.rpartition(":")
     if text.endswith(".py"):

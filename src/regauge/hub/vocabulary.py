@@ -1,4 +1,4 @@
-"""The vocabularies of several networks brought to one."""
+"""Unification of the vocabularies of several networks."""
 
 import json
 import logging
@@ -40,9 +40,9 @@ class United:
     Attributes:
         networks: The checkpoints.
         plan: The sources of the rows; None if none of the networks is changed.
-        files: Files that take the place of those of the network whose files the output takes over; None for those that
-            go.
-        note: A sentence on the changes.
+        files: Files that replace those of the network whose files the output takes over; None for files that are
+            dropped.
+        note: A message about the changes.
     """
 
     networks: tuple[Checkpoint, ...]
@@ -51,7 +51,7 @@ class United:
     note: str = ""
 
     def require_place(self, out: Path) -> None:
-        """Raise if the output is no folder, although it has tokens of its own."""
+        """Raise if the output is not a folder although its tokens are new."""
         if self.files and out.suffix == SUFFIX:
             raise ValueError(
                 "the tokenizer of the result needs a place: give a folder as the output, or with `tokenizer=FOLDER` "
@@ -67,20 +67,20 @@ def bring_together(
     remedy: str = "",
     is_shared: bool = False,
 ) -> United:
-    """Bring networks under one vocabulary: the requested one, or that of the first where only the order differs.
+    """Bring networks under the requested vocabulary, or under the first network's if only the order differs.
 
     Other files and settings that differ are logged.
 
     Args:
-        checkpoints: Networks in folders or files; what is no folder says nothing about tokens.
-        source: The number of the checkpoint whose files the output takes over.
+        checkpoints: Networks in folders or files. Only folders define tokens.
+        source: The index of the checkpoint whose files the output takes over.
         tokenizer: "union", "base" (that of the first network), or one of the folders.
         remedy: Advice on different tokens, for the error.
-        is_shared: Whether tokens that not all networks have are left out; otherwise they are an error.
+        is_shared: Whether tokens that some networks lack are dropped. Otherwise such tokens are an error.
 
     Raises:
-        ValueError: Tokens differ, and no vocabulary was chosen. Or a network has no tokenizer, or its embeddings have
-            other names than in its model.
+        ValueError: Tokens differ and no vocabulary was chosen, a network has no tokenizer, or its embeddings have other
+            names than in its model.
     """
     first, networks = checkpoints[0].label, tuple(checkpoints)
     differences = {} if tokenizer is not None else compare_tokens(checkpoints)
@@ -116,7 +116,7 @@ def bring_together(
 
 @contextmanager
 def model_with(model: str | None, united: United) -> Iterator[str | None]:
-    """MODEL, or where it is not given and the number of tokens is another one: a folder with the new configuration."""
+    """Return MODEL, or a folder with the new configuration if MODEL is not given and the number of tokens changed."""
     content = united.files.get(CONFIG)
     if model is not None or content is None:
         yield model
@@ -130,7 +130,7 @@ def read_choice(text: str, folders: Sequence[Path]) -> Any:
     """Read the source of a vocabulary: "union", "base", or one of the folders.
 
     Raises:
-        ValueError: It is none, or a network is no folder.
+        ValueError: The choice is not one of these, or a network is not a folder.
     """
     files = [str(folder) for folder in folders if not Path(str(folder).partition("+")[0]).is_dir()]
     if files:
@@ -145,17 +145,17 @@ def read_choice(text: str, folders: Sequence[Path]) -> Any:
 def unite(
     networks: Sequence[Checkpoint], wanted: Vocabulary, config: Configuration, *, base: int | None, source: int = 0
 ) -> United | None:
-    """Bring networks under the vocabulary that is wanted; None if they are under it already.
+    """Bring networks under the requested vocabulary; return None if they have it already.
 
     Args:
         networks: The networks; paths in `wanted` are their labels.
-        wanted: The vocabulary.
-        config: The configuration of the one whose files the output takes over; the number of tokens is set in it.
+        wanted: The requested vocabulary.
+        config: The configuration of the checkpoint whose files the output takes over. Its number of tokens is set.
         base: The number of the base, where there is one.
-        source: The number of the checkpoint whose files the output takes over.
+        source: The index of the checkpoint whose files the output takes over.
 
     Raises:
-        ValueError: A network has no tokenizer, or names its embeddings otherwise than its model.
+        ValueError: A network has no tokenizer, or its embeddings have other names than in its model.
     """
     folders, named = [Path(one.label) for one in networks], config.token_axes()
     places = [one.path.parent for one in networks]
@@ -228,7 +228,7 @@ def unite(
 
 
 def choose_template(wanted: str, folders: Sequence[Path]) -> str | None:
-    """Return the chat template that is wanted: this one, or for "auto" the most common one of some folders."""
+    """Return the requested chat template, or for "auto" the most common template of some folders."""
     if wanted != "auto":
         return wanted
     found = [template for folder in folders if (template := _template(folder))]
@@ -236,7 +236,7 @@ def choose_template(wanted: str, folders: Sequence[Path]) -> str | None:
 
 
 def template_files(template: str, files: Mapping[str, bytes | None], folder: Path) -> dict[str, bytes | None]:
-    """Return the files of a chat template, for a folder that takes over those of another one but `files`."""
+    """Return the files of a chat template, for a folder that takes over another folder's files except `files`."""
     result: dict[str, bytes | None] = {TEMPLATE: template.encode(), "chat_template.json": None}
     name = "tokenizer_config.json"
     content = files.get(name) if name in files else read_inside(folder / name) if (folder / name).is_file() else None
@@ -277,8 +277,7 @@ def _is_one_to_one(vocabulary: Mapping[str, int]) -> bool:
 
 
 def _added(tokenizer: Any, others: Sequence[Any], known: Sequence[Mapping[str, int]]) -> list[Any]:
-    """Return tokens that are added for a union: of the other networks in their order, special ones with their
-    settings."""
+    """Return tokens added for a union: those of the other networks in order, special tokens with their settings."""
     have = set(tokenizer.get_vocab())
     plain: dict[str, Any] = {}
     special: dict[str, Any] = {}
@@ -292,7 +291,7 @@ def _added(tokenizer: Any, others: Sequence[Any], known: Sequence[Mapping[str, i
 
 
 def _files(tokenizer: Any, first: Path, source: Path, *, is_new: bool) -> dict[str, bytes | None]:
-    """Return the files of a tokenizer, and None for those of the first network that it does not have."""
+    """Return the files of a tokenizer, and None for the first network's files that this tokenizer lacks."""
     if not is_new and source == first:
         return {}
     with TemporaryDirectory() as name:

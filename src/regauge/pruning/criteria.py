@@ -100,8 +100,7 @@ class Taylor(Criterion):
 
 @dataclass(frozen=True)
 class OutputError(Criterion):
-    """The change of the outputs of layers that read a group, when a unit is removed and the others are fitted to
-    replace it.
+    """The change of the outputs of the layers that read a group, if a unit is removed and the others are fitted.
 
     The output of the removed unit is replaced by its best linear approximation from the remaining units, and from a
     constant if layers have biases. The approximation uses the second moments of the values over the batches of the
@@ -121,8 +120,7 @@ class OutputError(Criterion):
     needs_task = True
 
     def scores(self, network: Network, groups: tuple[str, ...], generator: torch.Generator | None) -> Scores:
-        """Return magnitudes for groups whose readers are not known. `remove` scores the other groups one after the
-        other."""
+        """Return magnitudes for groups whose readers are not known; `remove` scores the other groups in turn."""
         unknown = tuple(name for name in groups if not values_read(network, name))
         symmetry = network.symmetry
         zeros = {name: torch.zeros(symmetry.count_copies(name), symmetry[name].size) for name in groups}

@@ -253,8 +253,7 @@ class _Work:
     def _smaller(
         self, network: Network, gone: Mapping[str, Tensor], *, is_compared: bool
     ) -> tuple[Params, Symmetry, dict[str, Tensor], nn.Module]:
-        """Return the network without units and its module, compared with the network in which no layer reads the
-        units."""
+        """Return the network without units and its module, compared with the network in which the units are unread."""
         assert network.task is not None
         kept = self._kept(gone)
         after = cut_symmetry(self.symmetry, {name: units.shape[-1] for name, units in kept.items()})
@@ -384,8 +383,7 @@ class _Work:
         change: float,
         given: list[Tensor],
     ) -> Pruned:
-        """Cut the tensors, build the module, and compare it with the network in which no layer reads the removed
-        units."""
+        """Cut the tensors, build the module, and compare it with the network in which removed units are unread."""
         task = self.network.task
         sizes = {name: (mask.shape[1], mask.shape[1] - int(mask[0].sum())) for name, mask in self.gone.items()}
         is_compared = not any(sizes[name][0] > sizes[name][1] for names in self.normed for name in names)

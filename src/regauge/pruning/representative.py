@@ -15,8 +15,7 @@ ROUNDING = 1e-12
 
 
 def take_representative(network: Network) -> dict[str, Tensor]:
-    """Replace a network's values by those of its representative, and return its coordinates, or none without
-    translations.
+    """Replace a network's values by those of its representative, and return its coordinates.
 
     Values that are zero up to rounding become exactly zero. A unit is unread if its weights hold only components that a
     norm removes.
@@ -35,8 +34,7 @@ def take_representative(network: Network) -> dict[str, Tensor]:
 def join_again(
     params: Params, coordinates: Mapping[str, Tensor], given: Mapping[str, Tensor], symmetry: Symmetry
 ) -> Params:
-    """Return a representative moved to some coordinates; entries that equal given ones up to rounding are kept
-    exactly."""
+    """Return a representative moved to some coordinates; entries equal to given ones up to rounding become these."""
     if not coordinates:
         return params
     symmetry = symmetry.on_data

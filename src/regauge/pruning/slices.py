@@ -135,8 +135,7 @@ def _placed(placement: Placement, rows: Int[Tensor, "units entries"], mask: Bool
 
 
 def placed_on(placement: Placement, rows: Int[Tensor, "units entries"]) -> Placement:
-    """Return a placement with other indices of its axis for each unit; raise a ValueError if they are not regularly
-    spaced."""
+    """Return a placement with other indices of its axis for each unit; raise a ValueError if they are irregular."""
     places = rows.sort(1).values
     start, stride = int(places[0, 0]), int(places[1, 0] - places[0, 0]) if len(places) > 1 else 1
     offsets = (places[0] - start).tolist()
