@@ -1,4 +1,4 @@
-"""One network in files: safetensors (sharded too), weights-only torch files, adapters, stored alignments."""
+"""Networks in files: safetensors, including sharded ones, weights-only torch files, adapters, and stored alignments."""
 
 from regauge.names import attach
 

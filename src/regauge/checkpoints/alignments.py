@@ -45,7 +45,7 @@ class Alignment:
     element: Element
 
     def save(self: Aligned, path: str | Path, *, overwrite: bool = False) -> Path:
-        """Write the element and its symmetry to a safetensors file, whole or not at all; `regauge apply` reads it too.
+        """Write the element and its symmetry to a safetensors file, completely or not at all, also for `regauge apply`.
 
         Args:
             path: The file, named `....safetensors`.
@@ -53,7 +53,7 @@ class Alignment:
 
         Raises:
             FileExistsError: The file exists, and `overwrite` is false.
-            TypeError: There is no element in what was given.
+            TypeError: The given object has no element.
             ValueError: The element is a batch.
         """
         if not isinstance(getattr(self, "element", None), Element):
@@ -82,11 +82,12 @@ def alignment_path(checkpoint: str | Path) -> Path:
 
 
 def load_alignment(path: str | Path) -> Alignment:
-    """Read what `.save` of an alignment, or `regauge align`, wrote; `symmetry.act(element, params)` applies it.
+    """Read an alignment that its `.save` or `regauge align` wrote; `symmetry.act(element, params)` applies it.
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: The file is damaged, no alignment, of a newer version, or its element does not fit its symmetry.
+        ValueError: The file is damaged, is not an alignment, has a newer version, or its element does not fit its
+            symmetry.
     """
     path = Path(path)
     if not path.exists():
@@ -154,7 +155,7 @@ def _element(symmetry: Symmetry, blanks: Mapping[str, Value], tensors: dict[str,
 def _named(
     part: str, shapes: Mapping[str, tuple[int, ...]], tensors: Mapping[str, Tensor], path: Path
 ) -> dict[str, Tensor]:
-    """Return the tensors of a part that only some names have; files of earlier versions have none."""
+    """Return the tensors of an optional part, which files of earlier versions lack."""
     found = {name: tensors[f"{part}/{name}"] for name in shapes if f"{part}/{name}" in tensors}
     for name, tensor in found.items():
         if tensor.shape != shapes[name] or tensor.dtype != torch.float64:

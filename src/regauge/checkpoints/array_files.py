@@ -1,4 +1,4 @@
-"""Arrays in files: `.npz` as numpy writes it, and `.safetensors`."""
+"""Arrays in files: numpy's `.npz`, and `.safetensors`."""
 
 import tokenize
 import warnings
@@ -29,7 +29,7 @@ def read_arrays(path: str | Path) -> Params:
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: It is damaged, holds objects, or is packed so tightly that it would fill the memory.
+        ValueError: The file is damaged, holds objects, or is compressed so strongly that it would fill the memory.
     """
     path = Path(path)
     if not path.is_file():
@@ -48,7 +48,7 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
     """Return the arrays in an `.npz` file by name, as numpy has them; nothing is unpickled.
 
     Raises:
-        ValueError: It is damaged, holds objects, or is packed so tightly that it would fill the memory.
+        ValueError: The file is damaged, holds objects, or is compressed so strongly that it would fill the memory.
     """
     try:
         with ZipFile(path) as archive:
@@ -60,11 +60,11 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def map_array(path: Path) -> NDArray[Any]:
-    """Return the numbers of a `.npy` file, which are read when they are looked at; nothing is unpickled.
+    """Return the numbers of a `.npy` file, which are read on access; nothing is unpickled.
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: It is damaged, or holds anything else than real numbers.
+        ValueError: The file is damaged, or holds values that are not real numbers.
     """
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {str(path)!r}; check the path")

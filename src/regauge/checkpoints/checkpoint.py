@@ -1,7 +1,7 @@
-"""A checkpoint, wherever it lies: headers are read when it is opened, tensors when they are asked for, or all at once.
+"""Checkpoints in files: headers are read on opening, and tensors on access or all at once.
 
-Files are read with plain reads into a small buffer and never mapped, so that no page of them counts as this process's
-memory.
+Files are read with plain reads into a small buffer and never mapped. No page of a file therefore counts as memory of
+this process.
 """
 
 import math
@@ -53,9 +53,9 @@ POINTER = b"version https://git-lfs"
 
 @dataclass
 class Reading:
-    """Bytes read so far, and the seconds that this took (copying out of the page cache, without conversions).
+    """The bytes read so far, and the seconds spent on reading (copying from the page cache, without conversions).
 
-    While `seen` is set, it is given what is read: the file, the first byte and the bytes.
+    While `seen` is set, it is called with each read: the file, the first byte and the bytes.
     """
 
     nbytes: int = 0
@@ -64,24 +64,24 @@ class Reading:
 
 
 class Checkpoint(Mapping[str, Tensor]):
-    """A network in a file, or in shards with their index, opened once.
+    """A network in a file, or in shards with an index, opened once.
 
-    It is a mapping from names to tensors. Tensors of safetensors files are read each time they are asked for, until
-    `params` reads them all; torch files are read as a whole when they are opened, with `weights_only=True`. The formats
-    are listed in `FORMATS`, to which other packages add theirs.
+    A checkpoint is a mapping from names to tensors. Tensors of safetensors files are read on each access, until
+    `params` reads all of them. Torch files are read completely on opening, with `weights_only=True`. `FORMATS` lists
+    the formats, and other packages can add formats to it.
 
     Attributes:
         label: The name in messages: the path that the user gave.
         path: The file, or the index of the shards.
-        stored: The place of every tensor, by name: names, dtypes and order of what `write` writes.
+        stored: The place of every tensor, by name. `write` uses these names, dtypes and this order.
         metadata: The strings in the header of each file, without its provenance.
-        form: The form in which a network that takes over these files is written.
-        home: The path of the network that is in these files: the label without adapters.
-        notes: Sentences about a result that takes over these files.
-        replaced: Contents of files that such a result, in a folder, has in the place of those here; None for those that
-            it leaves out.
-        read_so_far: The bytes read from the disk.
-        adapter: The adapter by which it differs from its base, where the result is to be one, too.
+        form: The form of an output that takes over these files.
+        home: The path of the network in these files: the label without adapters.
+        notes: Messages about an output that takes over these files.
+        replaced: Contents that replace files of this checkpoint in such an output, if the output is a folder. None for
+            files that the output omits.
+        read_so_far: The number of bytes read from the disk.
+        adapter: The adapter by which the network differs from its base, if the output is also an adapter.
     """
 
     notes: tuple[str, ...]
@@ -112,15 +112,15 @@ class Checkpoint(Mapping[str, Tensor]):
         Args:
             path: `.safetensors`; `.index.json` of a sharded checkpoint; `.pt`, `.pth`, `.bin` or `.ckpt` with a state
                 dict, or with a dictionary that holds one, such as under "state_dict" or "model"; or a folder with such
-                a file. With `BASE+ADAPTER` the network is that of a base, changed by the adapter in a folder of PEFT's
-                format, and `org/model` is read from the cache of the Hugging Face hub, where it lies there. A
-                checkpoint that is open already is returned as it is.
-            entry: The entry of a dictionary that is read, such as "state_dict_ema"; `FILE:NAME` as the path says it,
-                too. By default the usual one, and a warning in the log names the others.
+                a file. `BASE+ADAPTER` is the network of a base, changed by the adapter in a folder in PEFT's format.
+                `org/model` is read from the cache of the Hugging Face hub, if the cache contains it. An open checkpoint
+                is returned unchanged.
+            entry: The entry of a dictionary that is read, such as "state_dict_ema"; the path `FILE:NAME` has the same
+                effect. The default is the usual entry, and a warning in the log names the others.
 
         Raises:
-            FileNotFoundError: The file, or a shard that its index names, is not there.
-            ValueError: The file has another form, is damaged or not complete, holds something else than tensors or a
+            FileNotFoundError: The file, or a shard that its index names, does not exist.
+            ValueError: The file has another form, is damaged or incomplete, holds other values than tensors, holds a
                 quantized network, or is an index that names missing files.
         """
         if isinstance(path, Checkpoint):
@@ -192,12 +192,12 @@ class Checkpoint(Mapping[str, Tensor]):
 
     @property
     def header(self) -> Mapping[str, str]:
-        """The strings in the header of the first file, such as which INR it holds."""
+        """The strings in the header of the first file, such as the description of an INR."""
         return next(iter(self.metadata.values()))
 
     @property
     def nbytes(self) -> int:
-        """Length of all values."""
+        """Length of all values in bytes."""
         return sum(tensor.nbytes for tensor in self.stored.values())
 
     @property
@@ -207,27 +207,28 @@ class Checkpoint(Mapping[str, Tensor]):
 
     @property
     def is_lazy(self) -> bool:
-        """Whether tensors are read from the disk one by one: those of safetensors files, until all are in memory."""
+        """Whether tensors are read from the disk one by one, as for safetensors files before all tensors are in
+        memory."""
         return self._params is None and self.is_safetensors
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """All files that it is read from."""
+        """All files from which the checkpoint is read."""
         return (*self.metadata, *self._adapters)
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        """Tensors in the files that no class of its model has, where they were looked for."""
+        """Tensors in the files that no class of the model has, if the files were searched for them."""
         return ()
 
     @property
     def is_adapter(self) -> bool:
-        """Whether it holds the factors of an adapter, and no network."""
+        """Whether the checkpoint holds the factors of an adapter, and no network."""
         return self.path.name in ADAPTER_FILES and is_adapter(self.path.parent)
 
     @property
     def is_folder(self) -> bool:
-        """Whether it was named as a folder or by its index: its result may then be a folder, too."""
+        """Whether the checkpoint was named by its folder or index, so that an output may also be a folder."""
         return Path(self.home).is_dir() or self.path.name.endswith((".index.json", METADATA))
 
     def on_meta(self) -> Params:
@@ -237,16 +238,18 @@ class Checkpoint(Mapping[str, Tensor]):
         return {n: torch.empty(s.shape, dtype=self.dtype_of(n), device="meta") for n, s in self.stored.items()}
 
     def dtype_of(self, name: str) -> torch.dtype:
-        """Return the dtype in which a tensor is read: as stored, or as precise as its changes and `form` ask for."""
+        """Return the dtype in which a tensor is read: the stored one, or the precision that its changes and `form`
+        need."""
         if self._params is not None:
             return self._params[name].dtype
         stored = self.stored[name].dtype
         return self.form.work_dtype(work_dtype(stored) if name in self._changes else stored)
 
     def layout(self, file: str | None = None) -> list[Shard]:
-        """Return the files of another checkpoint with the same names, dtypes and order, or those of `form`.
+        """Return the layout of the files of an output with the same names, dtypes and order, or with those of `form`.
 
-        They are as many as here, or one of that name, with wide dtypes first so that values stay aligned.
+        There are as many files as in this checkpoint, or a single file of that name. Wide dtypes come first, so that
+        values stay aligned.
         """
         is_parted = any(one.is_parted for one in self.stored.values())
         if file is None and is_parted:
@@ -271,13 +274,12 @@ class Checkpoint(Mapping[str, Tensor]):
         return self.form.layout([Shard(file or own, tuple(every), self.header)], stem)
 
     def _take_over(self, source: "Checkpoint") -> None:
-        """Become another view of the files of a checkpoint: what is said and written about them stays."""
+        """Make this object another view of a checkpoint's files, with the same notes and metadata."""
         self.read_so_far, self.form, self.home = source.read_so_far, source.form, source.home
         self.notes, self.replaced, self.adapter = source.notes, source.replaced, source.adapter
 
     def with_params(self, params: Mapping[str, Tensor]) -> "Checkpoint":
-        """Return a checkpoint of the same files with other values; further names, such as of tied tensors, are not
-        written."""
+        """Return a checkpoint of the same files with other values; additional names of tied tensors are not written."""
         absent = [name for name in self.stored if name not in params]
         if absent:
             raise KeyError(f"the parameters lack {shorten(absent)}, which {self.label} has; give all of its tensors")
@@ -286,15 +288,15 @@ class Checkpoint(Mapping[str, Tensor]):
         return result
 
     def replacing(self, files: Mapping[str, bytes | None]) -> "Checkpoint":
-        """Return a view whose result in a folder has these files in the place of those here; see `replaced`."""
+        """Return a view whose output folder has these files in place of those of this checkpoint; see `replaced`."""
         result = copy(self)
         result.replaced, result._files = {**self.replaced, **files}, {}
         return result
 
     def resized(self, params: Mapping[str, Tensor]) -> "Checkpoint":
-        """Return a view of the files with the tensors of a network of other sizes, under the names of its model.
+        """Return a view of the files with tensors of other sizes, under the names of the model.
 
-        A second name of one tensor is written only if the files have it.
+        A second name of a tensor is written only if the files have it.
         """
         result = Checkpoint(self.label, self.path, {}, self.metadata)
         result._take_over(self)
@@ -311,7 +313,8 @@ class Checkpoint(Mapping[str, Tensor]):
         return result.with_params(params)
 
     def written_as(self, form: Form) -> "Checkpoint":
-        """Return a copy whose result is written in another form; it is read as precisely as that asks for."""
+        """Return a copy whose output is written in another form; tensors are read with the precision that the form
+        needs."""
         result = copy(self)
         result.form, result._files = form, {}
         if result._params is not None:
@@ -319,7 +322,7 @@ class Checkpoint(Mapping[str, Tensor]):
         return result
 
     def as_stored(self) -> Params:
-        """Return all tensors under the names that they have in the files."""
+        """Return all tensors under their names in the files."""
         return {name: self[name] for name in self.stored}
 
     def from_stored(self, params: Mapping[str, Tensor]) -> Params:
@@ -327,11 +330,11 @@ class Checkpoint(Mapping[str, Tensor]):
         return dict(params)
 
     def view_alike(self, other: "Checkpoint") -> "Checkpoint":
-        """Another checkpoint with the same files, under the names that this one has."""
+        """Return another checkpoint with the same files, under the names of this one."""
         return other
 
     def write(self, path: str | Path, *, overwrite: bool = False, provenance: str | None = None) -> Path:
-        """Write to one `.safetensors` file, with the names and the header of the files that were read, in its form."""
+        """Write the checkpoint to one `.safetensors` file in its form, with the names and the header of its files."""
         (shard,) = self.layout(Path(path).name)
         values = self.as_stored()
         params = {name: round_to(values[name], dtype, name) for name, _, dtype in shard.tensors}
@@ -376,7 +379,7 @@ class Checkpoint(Mapping[str, Tensor]):
         return result
 
     def _read_parts(self, stored: StoredTensor, rows: tuple[int, int] | None, dtype: torch.dtype) -> Tensor:
-        """Return a tensor, or a range of its first axis, from those of its parts that it touches."""
+        """Return a tensor, or a range of its first axis, from the parts that the range overlaps."""
         first, end = rows if rows is not None else (0, stored.shape[0] if stored.shape else 1)
         result = torch.empty(stored.shape if rows is None else (end - first, *stored.shape[1:]), dtype=dtype)
         for part in stored.parts:
@@ -397,7 +400,7 @@ class Checkpoint(Mapping[str, Tensor]):
         return result
 
     def _read_part(self, stored: StoredTensor, part: StoredPart, rows: tuple[int, int], dtype: torch.dtype) -> Tensor:
-        """Return rows of a part that is not one range of bytes of its tensor."""
+        """Return rows of a part whose bytes are not contiguous in its tensor."""
         if part.strides is None:
             count = math.prod(part.sizes[1:])
             values = torch.empty(rows[1] - rows[0], *part.sizes[1:], dtype=dtype)
@@ -408,7 +411,7 @@ class Checkpoint(Mapping[str, Tensor]):
         return whole.as_strided(part.sizes, part.strides)[rows[0] : rows[1]]
 
     def _read_flat(self, stored: StoredTensor, file: Path, start: int, flat: Tensor) -> None:
-        """Fill a tensor with the values that begin at a byte of a file."""
+        """Fill a tensor with the values from a byte of a file on."""
         size, done = stored.dtype.itemsize, 0
         nbytes = flat.numel() * size
         while done < nbytes:
@@ -419,7 +422,7 @@ class Checkpoint(Mapping[str, Tensor]):
             done += length
 
     def changed_by(self, folder: Path) -> "Checkpoint":
-        """Return the network with the changes of an adapter in a folder, which are computed when tensors are read."""
+        """Return the network with the changes of an adapter in a folder, which are computed on each read."""
         from regauge.checkpoints.formats.adapters import find_tied, place_changes, read_changes
         from regauge.checkpoints.names.adapted import changes_of_files, require_untied
 
@@ -459,10 +462,10 @@ class Checkpoint(Mapping[str, Tensor]):
 
 @check_arguments
 def load(path: str | Path, *, entry: str | None = None) -> Params:
-    """Read all parameters and buffers of a checkpoint, on the CPU, with the dtypes of the file.
+    """Read all parameters and buffers of a checkpoint to the CPU, with the dtypes of the file.
 
     Args:
-        path: As for `Checkpoint.open`.
+        path: The path, as for `Checkpoint.open`.
         entry: The network of a training checkpoint that is read, such as "state_dict_ema".
     """
     with Checkpoint.open(path, entry=entry) as checkpoint:
@@ -470,7 +473,7 @@ def load(path: str | Path, *, entry: str | None = None) -> Params:
 
 
 def require_alike(checkpoints: Sequence[Checkpoint]) -> None:
-    """Raise unless checkpoints have tensors of the same names and shapes."""
+    """Raise unless checkpoints have tensors with the same names and shapes."""
     first, *others = checkpoints
     for other in others:
         match(other.on_meta(), first.on_meta(), other.label, first.label)
@@ -490,7 +493,7 @@ def require_same_kinds(checkpoints: Sequence[Checkpoint]) -> None:
 
 
 def _require_named(file: Path, index: Mapping[str, str], shards: Mapping[str, Sequence[str]]) -> None:
-    """Refuse shards with tensors that their index leaves out, or that two of them have: which is meant is not known."""
+    """Refuse shards with tensors that their index omits or that two shards contain, because these are ambiguous."""
     left_out = [name for name in shards if name not in index]
     if left_out:
         where = shards[left_out[0]][0]
@@ -507,7 +510,7 @@ def _require_named(file: Path, index: Mapping[str, str], shards: Mapping[str, Se
 
 
 def _read(file: Path, entry: str | None) -> OpenedFile:
-    """Open one file by its format; the strings in its header come without its provenance."""
+    """Open a file by its format; the strings of its header are returned without the provenance."""
     require_plain(file)
     with file.open("rb") as stream:
         begin = stream.read(len(POINTER))

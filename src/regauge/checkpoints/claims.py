@@ -1,4 +1,4 @@
-"""Sizes that a file claims for a module, compared with the sizes that it holds before memory is taken."""
+"""A comparison, before memory is allocated, of the sizes that a file claims for a module with its tensors."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -18,9 +18,9 @@ tensors that may be."""
 
 
 class Claims(TorchFunctionMode):
-    """A context in which no module can be built that needs far more floating-point values than a file holds.
+    """A context that prevents building a module with far more floating-point values than a file holds.
 
-    A header of a few bytes may say that a net has a width of a trillion, or a billion layers.
+    A header of a few bytes can claim that a network has a width of a trillion, or a billion layers.
 
     Args:
         tensors: The tensors that the file holds.

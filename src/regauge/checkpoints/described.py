@@ -1,4 +1,4 @@
-"""Safetensors files whose header says what they hold, such as a trained net, and in which version."""
+"""Safetensors files whose header names the kind of their content, such as a trained network, and a version."""
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -33,7 +33,7 @@ def damage(what: str, path: str | Path, error: Exception, remedy: str = "train i
 
 
 def describe_kind(header: Mapping[str, str]) -> str:
-    """Return a clause about the kind of a file, by its header, and about what reads it."""
+    """Return a clause about the kind of a file, according to its header, and about the command that reads it."""
     what, reader = READERS.get(header.get("kind", ""), ("the checkpoint of a network", ""))
     return f"{what}, which {reader} reads" if reader else f"{what}, whose path regauge.align and regauge.merge take"
 
@@ -45,15 +45,15 @@ def read_described(
 
     Args:
         path: The file.
-        kind: The kind that the header has to name.
-        version: The version that the header has to have.
+        kind: The kind that the header must name.
+        version: The version that the header must have.
         name: The name of such files in errors.
         writer: The command that writes such files.
-        earlier: Versions that are read, too.
+        earlier: Earlier versions that are also read.
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: It is damaged, of another kind, or of another version.
+        ValueError: The file is damaged, of another kind, or of another version.
     """
     path = Path(path)
     if not path.exists():

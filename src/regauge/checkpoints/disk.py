@@ -1,4 +1,4 @@
-"""The disk under an output: room for it, and what killed runs left there."""
+"""The disk of an output: its free space, and the temporary files of killed runs."""
 
 import errno
 import os
@@ -23,11 +23,11 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class FullDiskError(OSError):
-    """A disk without room for an output, or a used up quota.
+    """An error about a disk without space for an output, or an exhausted quota.
 
     Args:
         path: The path of the output.
-        nbytes: The bytes that the output still needs, if that is known.
+        nbytes: The number of bytes that the output still needs, if it is known.
         remedy: The advice in the error.
     """
 
@@ -38,14 +38,14 @@ class FullDiskError(OSError):
 
 
 def require_space(path: Path, nbytes: int) -> None:
-    """Raise unless the disk has room for an output of so many bytes."""
+    """Raise unless the disk has space for an output of this many bytes."""
     if shutil.disk_usage(path.parent).free < nbytes:
         raise FullDiskError(path, nbytes)
 
 
 @contextmanager
 def full_disks_told(path: Path, nbytes: int | None = None) -> Iterator[None]:
-    """A full disk, or a used up quota, within the block is an error that names the output and says what to do."""
+    """Convert errors about a full disk or quota in the block to an error with the output's name and a remedy."""
     try:
         yield
     except OSError as error:
@@ -56,7 +56,7 @@ def full_disks_told(path: Path, nbytes: int | None = None) -> Iterator[None]:
 
 @contextmanager
 def held(temporary: Path) -> Iterator[None]:
-    """A new file that `remove_leftovers` leaves alone until the block, or this process, ends."""
+    """Open a new file that `remove_leftovers` does not delete until the block, or this process, ends."""
     descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666)
     try:
         if fcntl is not None:
@@ -70,7 +70,7 @@ def held(temporary: Path) -> Iterator[None]:
 def remove_leftovers(path: Path) -> None:
     """Remove temporary files that killed runs left next to a file, under names of `TEMPORARY`.
 
-    What a living process writes stays, and so do files of other names, and links.
+    Files that a running process writes, files with other names, and links are not removed.
     """
     for leftover in path.parent.iterdir():
         found = TEMPORARY.fullmatch(leftover.name)

@@ -24,14 +24,14 @@ SETTINGS = ("dtype", "torch_dtype")
 
 @dataclass(frozen=True)
 class Form:
-    """The form in which a network is written; None keeps what the files that the network takes over have.
+    """The form in which a network is written; None keeps the form of the files that the network takes over.
 
     Attributes:
         dtype: The dtype of all floating-point tensors; values are rounded to it once.
-        shard_size: Bytes of the values in one file at most; a larger tensor has a file of its own.
+        shard_size: The largest number of bytes of the values in one file. A larger tensor has a separate file.
 
     Raises:
-        ValueError: The dtype is none of `DTYPES`, or the size is not positive.
+        ValueError: The dtype is not in `DTYPES`, or the size is not positive.
     """
 
     dtype: torch.dtype | None = None
@@ -67,10 +67,9 @@ class Form:
         return torch.promote_types(stored, self.dtype_of(stored)) if stored.is_floating_point else stored
 
     def layout(self, shards: Sequence[Shard], stem: str, count: int = 0) -> list[Shard]:
-        """Return the files of a network in this form, from those that it would have; `stem` begins the names of new
-        files.
+        """Return the files of a network in this form, from its unchanged files; names of new files begin with `stem`.
 
-        Of a distributed checkpoint there are about as many as the `count`, of equal sizes, unless this form says more.
+        A distributed checkpoint has about `count` files of equal sizes, unless this form requires more files.
         """
         cast = [
             replace(one, tensors=tuple(spec._replace(dtype=self.dtype_of(spec.dtype)) for spec in one.tensors))
@@ -92,15 +91,14 @@ class Form:
         ]
 
     def index(self, shards: Sequence[Shard], known: str) -> str:
-        """Return the name of the index of these files, where the network that they take over had the one that is
-        known."""
+        """Return the name of the index of these files, given the index of the network that they take over."""
         named = re.fullmatch(r"(.+)-\d{5}-of-\d{5}" + re.escape(SUFFIX), shards[0].file)
         if known.endswith(INDEX_SUFFIX) and (self.shard_size is None or named is None):
             return known
         return ("model" if named is None else named[1]) + INDEX_SUFFIX
 
     def describe(self, content: bytes, config: Path) -> bytes:
-        """Return the content of a config.json with this dtype wherever it names one."""
+        """Return the content of a config.json with every dtype replaced by this one."""
         if self.dtype is None:
             return content
         named = _rename(parse_object(content, config), _name(self.dtype))
@@ -116,7 +114,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _fill(specs: Sequence[TensorSpec], size: int) -> Iterator[list[TensorSpec]]:
-    """Yield tensors in their order, in files that are full."""
+    """Yield groups of consecutive tensors that fill a file."""
     part: list[TensorSpec] = []
     for spec in specs:
         if part and sum(one.nbytes for one in part) + spec.nbytes > size:

@@ -1,8 +1,8 @@
-"""Networks in files: whether they are worked on in memory or streamed, and where the result goes.
+"""Jobs on networks in files, in memory or streamed, and the places of their outputs.
 
-In memory, networks are read as a whole. Where they need more than the memory that is allowed, they stay on the disk and
-are read tensor by tensor. In both cases the result, one file or a folder, is made in a folder next to the output, and
-takes its place when it is complete.
+In memory, networks are read completely. If they need more memory than the limit, they stay on the disk and are read
+tensor by tensor. In both cases the output, a file or a folder, is made in a folder next to its final place. It is moved
+to this place when it is complete.
 """
 
 import json
@@ -68,11 +68,11 @@ SHARED = ("aligning", "merging")
 
 @dataclass(frozen=True)
 class FileJob:
-    """Checkpoints of which one is made.
+    """A job that makes one checkpoint from several.
 
     Attributes:
         number: The index of the checkpoint whose names, dtypes and files the output takes over.
-        output: The place of the result; None if it is not written.
+        output: The place of the output; None if no output is written.
         limit: The limit on memory.
         work: The work in memory, one of `WORKS`.
     """
@@ -106,7 +106,7 @@ class FileJob:
 
     @property
     def is_streamed(self) -> bool:
-        """Whether the networks stay on the disk, because in memory they would need more than is allowed."""
+        """Whether the networks stay on the disk, because they would need more memory than the limit."""
         is_shared = self.output is not None and self.output.shared
         return all(checkpoint.is_lazy for checkpoint in self.checkpoints) and (is_shared or not self.fits)
 
@@ -124,7 +124,7 @@ class FileJob:
 
     @property
     def fits(self) -> bool:
-        """Whether memory suffices for the work."""
+        """Whether the memory limit suffices for the work."""
         return self.nbytes <= self.limit.nbytes
 
     @property
@@ -210,7 +210,7 @@ class FileJob:
         beside: str | Callable[[Path], object] | None = None,
         progress: Progress = no_progress,
     ) -> Checkpoint:
-        """Write a result, whole or not at all, and open it; what an interrupted run left is made anew.
+        """Write the output, completely or not at all, and open it; parts from an interrupted run are made again.
 
         Args:
             made: The result in memory, or its tensors piece by piece.
@@ -285,13 +285,13 @@ def open_job(
     memory: int | str | MemoryLimit | None = None,
     work: str = "aligning",
 ) -> FileJob | None:
-    """Open networks that are in files, and read their headers; None if they are dictionaries.
+    """Open networks in files, and read their headers; return None if the networks are dictionaries.
 
-    The result has the form of the checkpoint with this number unless the output says another one.
+    The output has the form of the checkpoint with this index, unless `output` specifies another form.
 
     Raises:
         TypeError: Some networks are in files, and others are dictionaries, or all are and the result is to be written.
-        FileNotFoundError: A checkpoint is not there.
+        FileNotFoundError: A checkpoint does not exist.
         ValueError: A checkpoint is damaged, or the memory cannot be read.
     """
     checkpoints = tuple(Checkpoint.open(one) for one in networks if isinstance(one, str | Path | Checkpoint))

@@ -1,4 +1,4 @@
-"""Places of checkpoints, by the names that users give them; nothing here imports torch.
+"""Places of checkpoints by the names that users give; this module does not import torch.
 
 A name is the path of a file, of an index of shards or of a folder; or it is `FILE:NAME`, one of the networks in a file,
 or `BASE+ADAPTER`. `org/model` is a model of the Hugging Face hub: it is read from the cache of that hub on this machine
@@ -47,7 +47,7 @@ def folder_files() -> tuple[str, ...]:
 
 
 def locate(path: str | Path) -> Path:
-    """Return the file that holds a checkpoint, or the index of its shards; in a folder, the one that is read.
+    """Return the file that holds a checkpoint, or the index of its shards; for a folder, the file that is read.
 
     A model of the hub is looked up in the cache; see `find_cached`.
     """

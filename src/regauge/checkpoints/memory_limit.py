@@ -20,9 +20,9 @@ LARGE, LARGEST = 1 << 22, 1 << 25
 
 @dataclass(frozen=True)
 class MemoryLimit:
-    """Bytes that work may hold, above `base`: what the process held before, such as the interpreter and its libraries.
+    """The bytes that work may hold in addition to `base`, the memory of the interpreter and its libraries.
 
-    Unless `base` is given, that is what the process holds when work begins.
+    Unless `base` is given, it is the memory that the process holds when work begins.
     """
 
     nbytes: int
@@ -61,7 +61,7 @@ class MemoryLimit:
 
 
 def read_size(size: str, what: str) -> int:
-    """Bytes from text such as "2GB"; `what` is what an error calls it."""
+    """Return the number of bytes from text such as "2GB"; errors call the text `what`."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]i?|)b?", size.strip().lower())
     if found is None or found[2] not in UNITS:
         raise ValueError(f"the {what} {size!r} cannot be read; write for example 3GB or 500MB")
@@ -72,8 +72,8 @@ def read_size(size: str, what: str) -> int:
 def large_blocks_returned() -> Iterator[None]:
     """Give large blocks of memory back to the system when they are freed, until the context ends.
 
-    Else glibc keeps those below 32 MiB for later ones, which rarely fit: a rule that needs ten copies of a tensor was
-    seen to hold 24. Other C libraries are left alone.
+    Otherwise, glibc keeps blocks below 32 MiB for later allocations, which rarely fit. In a measurement, a rule that
+    needs ten copies of a tensor held 24. Other C libraries are not changed.
     """
     setting = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if setting is None:
@@ -98,7 +98,7 @@ def resident() -> int:
 
 
 def size_text(nbytes: float) -> str:
-    """Bytes for people."""
+    """Return a number of bytes as readable text."""
     for unit in ("B", "kB", "MB"):
         if nbytes < 1000:
             return f"{nbytes:.3g} {unit}"

@@ -73,6 +73,5 @@ def _as_batch(item: Any, name: str) -> Batch:
 
 
 def _signed(targets: Tensor) -> Tensor:
-    """Return targets in a dtype that torch can compare; values that are too large become negative, which is no
-    class."""
+    """Return targets in a dtype that torch can compare; too large values become negative, which is no class."""
     return targets.long() if targets.dtype in (torch.uint16, torch.uint32, torch.uint64) else targets

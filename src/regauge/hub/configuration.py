@@ -73,8 +73,7 @@ class Configuration:
         _keep(part, key, count, kept)
 
     def _find_count(self, stack: str) -> tuple[int, tuple[str, ...]]:
-        """Return the number of layers of a stack, and the path of the setting that changes the length of this stack
-        alone."""
+        """Return the number of layers of a stack, and the path of the setting for the length of this stack alone."""
         settings, names = self._config.to_dict(), list(self.build())
         layers = LayerStack.of(names, str(self.folder), stack)
         count = layers.count

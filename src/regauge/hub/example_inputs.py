@@ -282,7 +282,7 @@ class _Made:
         return (size, size) if isinstance(size, int) else (int(size[0]), int(size[-1]))
 
     def _pictures(self) -> list[Maker]:
-        """Return images, sequences of images, and sequences with the channels first, or pairs if the model matches
+        """Return images, sequences of images, and sequences with channels first, or pairs if the model matches
         images."""
         sides, channels = self._sides(), self._setting(("num_channels", "in_channels", "in_chans"), 3)
         frames = self._setting(("num_frames", "frames_per_clip"), None)
@@ -296,8 +296,7 @@ class _Made:
         return [partial(self._noise, 2 * 4 * 4, width) for width in self._patch_widths()]
 
     def _patch_widths(self) -> list[int]:
-        """Return possible numbers of values of a flat patch; some models read patches of two frames without a setting
-        for it."""
+        """Return the number of values of a flat patch; some models read patches of two frames without a setting."""
         side, frames = self._setting("patch_size", 14), self._setting("temporal_patch_size", None)
         width = self._setting(("in_channels", "in_chans", "num_channels"), 3) * side * side
         return [width * int(frames)] if frames else [width, 2 * width]

@@ -72,8 +72,7 @@ class Model:
 
     @property
     def kwargs(self) -> Mapping[str, Any] | None:
-        """Keyword inputs on which the module runs: the inputs of the trace, or else the first inputs that the module
-        accepts.
+        """Keyword inputs on which the module runs: the inputs of the trace, or else the first accepted ones.
 
         Raises:
             ValueError: Neither keyword nor positional inputs are known.
@@ -87,8 +86,7 @@ class Model:
 
     @property
     def symmetry(self) -> Symmetry:
-        """The symmetry, found once. The user's cache keeps the symmetry of a folder by the content of its
-        config.json."""
+        """The symmetry, found once; for a folder, the user's cache stores it by the content of config.json."""
         return self.traced.symmetry
 
     @property
@@ -185,8 +183,7 @@ class Model:
             raise first from None
 
     def _unreached(self, found: Symmetry) -> list[str]:
-        """Return parts of a folder's model that its example inputs do not reach; a factory's inputs are the user's
-        choice."""
+        """Return parts of a folder's model that its example inputs do not reach; users choose inputs of factories."""
         if not self.built.further:
             return []
         from regauge.hub.folder_model import unreached_parts

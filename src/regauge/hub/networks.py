@@ -129,8 +129,7 @@ def _unwrap(checkpoint: Checkpoint, state: Params) -> Checkpoint:
 
 
 def _share(named: Sequence[Named], *, streamed: bool = False) -> Iterator[Checkpoint]:
-    """Return checkpoints with the tensors of their model in its order, or unchanged if their tensors stay on the
-    disk."""
+    """Return checkpoints with the tensors of their model in its order, or unchanged if tensors stay on the disk."""
     for view, (_, expected) in zip(share([one for one, _ in named]), named, strict=True):
         yield view if streamed else view.with_params(match(view.params, expected or view.params, view.label))
 

@@ -174,8 +174,7 @@ class _State:
 
 
 def _inverse(moments: Float[Tensor, "copies n n"]) -> Float[Tensor, "copies n n"]:
-    """Return the inverse of moments of values of size one, with a small ridge, apart from values that are always
-    zero."""
+    """Return the inverse, with a small ridge, of moments of values of size one; always zero values are separate."""
     lifted = torch.where(moments.diagonal(dim1=1, dim2=2) > 0, RIDGE, 1.0)
     inverse: Tensor = torch.linalg.inv(moments + torch.diag_embed(lifted))
     return inverse
