@@ -207,8 +207,7 @@ class Checkpoint(Mapping[str, Tensor]):
 
     @property
     def is_lazy(self) -> bool:
-        """Whether tensors are read from the disk one by one, as for safetensors files before all tensors are in
-        memory."""
+        """Whether tensors are read from the disk one by one: safetensors files, before all tensors are in memory."""
         return self._params is None and self.is_safetensors
 
     @property
@@ -238,8 +237,7 @@ class Checkpoint(Mapping[str, Tensor]):
         return {n: torch.empty(s.shape, dtype=self.dtype_of(n), device="meta") for n, s in self.stored.items()}
 
     def dtype_of(self, name: str) -> torch.dtype:
-        """Return the dtype in which a tensor is read: the stored one, or the precision that its changes and `form`
-        need."""
+        """Return the dtype in which a tensor is read: the stored one, or the one that its changes and `form` need."""
         if self._params is not None:
             return self._params[name].dtype
         stored = self.stored[name].dtype
@@ -313,8 +311,7 @@ class Checkpoint(Mapping[str, Tensor]):
         return result.with_params(params)
 
     def written_as(self, form: Form) -> "Checkpoint":
-        """Return a copy whose output is written in another form; tensors are read with the precision that the form
-        needs."""
+        """Return a copy whose output is written in another form; tensors are read with the precision of this form."""
         result = copy(self)
         result.form, result._files = form, {}
         if result._params is not None:

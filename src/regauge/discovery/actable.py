@@ -1,4 +1,4 @@
-"""Whether what was found can act: an element is drawn and applied to random tensors of the shapes of the parameters.
+"""Tests of whether groups can act: a random element is applied to random tensors of the parameters' shapes.
 
 One parameter at a time, and of a large one only the axes that decide what happens along one of them, so that a model on
 the meta device needs no memory of its size. Parameters on which groups act alike, as in layers of one shape, are
@@ -25,7 +25,7 @@ RETURN_TOLERANCE = 1e-8
 
 
 def cannot_act(symmetry: Symmetry) -> dict[str, str]:
-    """Return groups that cannot act where their placements are, and why."""
+    """Return groups that cannot act at their placements, with the reasons."""
     failed: dict[str, str] = {}
     good: set[Hashable] = set()
     for part in _parts(symmetry):
@@ -80,7 +80,7 @@ class _Part:
         return failed
 
     def _try(self, chosen: Sequence[int]) -> str | None:
-        """Why groups cannot act together on a random tensor; None if they can."""
+        """Return the reason why groups cannot act together on a random tensor, or None if they can."""
         shapes, generator = {self.parameter: self.shape}, torch.Generator().manual_seed(0)
         groups = tuple(self.groups[k] for k in chosen)
         symmetry, algebra = Symmetry(groups, shapes), Symmetry(tuple(self.whole[k] for k in chosen), {})

@@ -161,7 +161,7 @@ class Activations:
             parameters. A group that moves no value that is reported has no placements.
         read: Values that layers read: operands of matrix products, convolutions, attention and recurrent layers,
             each once, before copies and changes of shape. Of groups that none of these shows, all values.
-        notes: Sentences about what is not known.
+        notes: Messages about groups and values that are not known.
         intermediate: All intermediate values of the model.
     """
 
@@ -202,11 +202,11 @@ def activations(
     numerically with a random element, and those that fail are left out (not on the meta device).
 
     Args:
-        module: The model; it runs in evaluation mode and is left as it was.
+        module: The model; it runs in evaluation mode and is not changed.
         example_inputs: One batch, as for `discover`.
         symmetry: Found by `discover`, a part of such a symmetry, or written by hand.
         example_kwargs: Keyword inputs.
-        outputs: The outputs that must stay, as it was given to `discover`.
+        outputs: The outputs that must not change, as given to `discover`.
         only_read: Whether no other values are reported than those that layers read (see `Activations.read`), a
             fraction of all, which needs less time and memory to check.
 

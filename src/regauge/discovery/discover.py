@@ -1,4 +1,4 @@
-"""The symmetry of any model: trace it, tie its axes, solve for what may act on them."""
+"""Discovery of a model's symmetry: trace the model, tie its axes, and solve for the groups that act on them."""
 
 import gc
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -64,9 +64,9 @@ def discover(
     """Find the transformations of a model's parameters and buffers that leave its function unchanged.
 
     The module is traced in evaluation mode with `torch.export`. Axes that operators tie together become one group; the
-    operators that touch a group decide what may act on it. An operator without a rule freezes the axes that it touches.
-    The result holds for the shapes, the branches and the outputs of this trace. An element is drawn and applied to
-    random tensors, piece by piece; a group that fails there is frozen, with the reason.
+    operators that touch a group determine the transformations that may act on it. An operator without a rule freezes
+    the axes that it touches. The result holds for the shapes, the branches and the outputs of this trace. An element is
+    drawn and applied to random tensors, piece by piece; a group that fails there is frozen, with the reason.
 
     Buffers that a normalization fills (running means and variances) are statistics and move with the network. All
     other buffers that the outputs depend on are structure: masks, permutations, tables. Nothing scales them, and
@@ -74,15 +74,15 @@ def discover(
     `symmetry.structure` names them.
 
     Args:
-        module: Any module that `torch.export` can trace, also on the meta device. It is left as it was.
+        module: Any module that `torch.export` can trace, also on the meta device. The module is not changed.
         example_inputs: A tuple of positional inputs, one tensor, or a mapping of keyword inputs. Give batches and
             sequences a length of at least two.
         example_kwargs: Keyword inputs.
-        outputs: The outputs that must stay: a field name or several, or a function of the output. By default all
-            tensors in it; objects such as key-value caches do not count.
-        ones: Gains that are exactly one, and stay so (`rg.discovery.fold` makes them so). A residual stream that is
-            read through RMSNorm can then be rotated. One that is read through LayerNorm can be rotated if the vector of
-            ones stays. The symmetry holds for networks with these gains only.
+        outputs: The outputs that must not change: one or several field names, or a function of the output. The default
+            is all tensors in the output; objects such as key-value caches are ignored.
+        ones: Gains that are exactly one and remain one; `rg.discovery.fold` makes gains one. A residual stream that is
+            read through RMSNorm can then be rotated. A residual stream that is read through LayerNorm can be rotated if
+            the rotation keeps the vector of ones. The symmetry holds for networks with these gains only.
         keep: Further tensors that are structure, by names or patterns such as "*.position": frozen parameters that are
             equal in all networks, such as tables of sines or fixed filters.
         move: Buffers that move with the network although no normalization fills them, by names or patterns; "*" moves

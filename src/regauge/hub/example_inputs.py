@@ -282,8 +282,7 @@ class _Made:
         return (size, size) if isinstance(size, int) else (int(size[0]), int(size[-1]))
 
     def _pictures(self) -> list[Maker]:
-        """Return images, sequences of images, and sequences with channels first, or pairs if the model matches
-        images."""
+        """Return images, and sequences of images also with channels first, or pairs if the model matches images."""
         sides, channels = self._sides(), self._setting(("num_channels", "in_channels", "in_chans"), 3)
         frames = self._setting(("num_frames", "frames_per_clip"), None)
         shapes: list[tuple[int, ...]] = [(channels, *sides)]

@@ -1,1 +1,1 @@
-"""Relaxed elements: what methods optimize that do not choose one group after the other."""
+"""Relaxed elements, which are optimized by methods that choose all groups at once."""

@@ -1,9 +1,9 @@
 """Relaxed elements: matrices on units in place of permutations, and their differentiable action.
 
-A hard element moves values, `x'[u] = factor[u] x[perm[u]]`; that is a product with a signed permutation
-matrix. A relaxed element has any matrices instead, `x'[u] = sum_v M[u, v] x[v]`: doubly stochastic ones, convex
-combinations of hard ones, or whatever a method optimizes. The action is linear in each matrix and never larger
-than units: positions, kernel entries and flattened images are carried along.
+A hard element moves values, `x'[u] = factor[u] x[perm[u]]`, which is a product with a signed permutation matrix. A
+relaxed element has arbitrary matrices instead, `x'[u] = sum_v M[u, v] x[v]`. Examples are doubly stochastic matrices
+and convex combinations of hard elements. The action is linear in each matrix, and matrices act on units only:
+positions, kernel entries and flattened images move with their units.
 
 A group that is repeated within others has one matrix for all of it, on the pairs (block, unit), blocks first:
 `J[(b, u), (c, v)] = P[b, c] Q_bc[u, v]`, with P the matrix of the block group. Where two such groups act on one
@@ -43,8 +43,8 @@ class RelaxedAction:
 
     Args:
         symmetry: The symmetry, with every size known.
-        names: Tensors that move; those that no group acts on pass through.
-        groups: Groups that have matrices; the others stay as they are. All, by default.
+        names: Tensors that move. Tensors on which no group acts are not changed.
+        groups: Groups that have matrices; the other groups do not act. All groups by default.
 
     Attributes:
         keys: The matrices that are needed.

@@ -1,6 +1,6 @@
-"""The Sinkhorn operator: from logits to a doubly stochastic matrix, with the gradient of its fixed point.
+"""The Sinkhorn operator from logits to a doubly stochastic matrix, with the gradient of its fixed point.
 
-Nothing of the iterations is kept for the gradient, and its cost does not depend on their number.
+The gradient needs no stored iterations, and its cost does not depend on the number of iterations.
 """
 
 import math
@@ -35,7 +35,7 @@ def sinkhorn(
     It is the plan that maximizes `<P, logits> + temperature * entropy(P)`; at small temperatures it tends to
     the permutation of the assignment on the logits. Columns sum to one up to rounding, rows up to `tolerance`.
 
-    The gradient is that of the limit, by the implicit function theorem: with H = P * G for the incoming
+    The gradient is the gradient of the limit, by the implicit function theorem: with H = P * G for the incoming
     gradient G and the marginals a = P 1, b = P' 1,
 
         (diag(a) - P diag(1/b) P') x = H 1 - P diag(1/b) H' 1,   y = (H' 1 - P' x) / b,
@@ -51,7 +51,7 @@ def sinkhorn(
         temperature: Positive.
         potentials: g of similar logits, `[..., n]`, to start from.
         tolerance: Largest deviation of a row sum from one.
-        max_iterations: Stop there in any case; small temperatures need many.
+        max_iterations: The largest number of iterations; small temperatures need many.
 
     Returns:
         The plan, and its potentials g for the next call (without gradient).
@@ -112,7 +112,7 @@ def normalize(logits: Tensor, tolerance: float, max_iterations: int) -> Tensor:
 
 
 def _anneal(logits: Tensor, max_iterations: int) -> Tensor:
-    """Potentials to start from: those of higher temperatures, halved until the one that is wanted."""
+    """Return initial potentials, found at higher temperatures that are halved down to the requested one."""
     g = torch.zeros_like(logits[..., 0, :])
     spread = float(logits.amax() - logits.amin()) if logits.numel() else 0.0
     doublings = max(0, math.ceil(math.log2(max(spread, 1.0) / SPREAD)))

@@ -1,4 +1,4 @@
-"""Pictures of alignments: what moved, group by group."""
+"""Pictures of alignments: the share of each group that moved."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,11 +16,11 @@ LABELED = 240
 
 
 def moves_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """Draw the shares of each group that moved, in the order of the network; next to them the factors of its scales.
+    """Draw the shares of each group that moved, in the order of the network, and the factors of its scales.
 
     Args:
-        rows: `Result.moves`: "group", "units", shares that are None where a group has no such part, and "low" and
-            "high", between which nine in ten factors lie.
+        rows: `Result.moves`: "group", "units", shares that are None if a group has no such part, and "low" and "high",
+            between which nine in ten factors lie.
     """
     scaled = [(k, row["low"], row["high"]) for k, row in enumerate(rows) if row["low"] is not None]
     has_scales = any(not low == high == 1 for _, low, high in scaled)

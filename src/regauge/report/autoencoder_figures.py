@@ -1,4 +1,4 @@
-"""Figures of an autoencoder: networks next to their decoded twins, and a map of the latent vectors."""
+"""Figures of an autoencoder: networks next to their reconstructions, and a map of the latent vectors."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from regauge.report.population_figures import map_figure
 
 
 def pictures_figure(originals: NDArray[np.float64], decoded: NDArray[np.float64]) -> Figure:
-    """Images of networks above the images of their decoded twins, from `[networks, height, width, channels]`."""
+    """Return images of networks above those of their reconstructions, from `[networks, height, width, channels]`."""
     count, height, width = originals.shape[:3]
     with draw_figure(0.85 * count, 1.8 * height / width) as figure:
         for row, (images, label) in enumerate(((originals, "original"), (decoded, "decoded"))):
@@ -28,7 +28,7 @@ def pictures_figure(originals: NDArray[np.float64], decoded: NDArray[np.float64]
 
 
 def outputs_figure(originals: Sequence[float], decoded: Sequence[float]) -> Figure:
-    """Return outputs of decoded networks against those of the originals, with the line on which they are equal."""
+    """Return outputs of decoded networks against outputs of the originals, with the line of equality."""
     ends = (min(originals), max(originals))
     with draw_figure(4.6, 4.4) as figure:
         axes = figure.add_subplot()
@@ -39,7 +39,7 @@ def outputs_figure(originals: Sequence[float], decoded: Sequence[float]) -> Figu
 
 
 def latents_figure(points: Sequence[Sequence[float]], labels: Sequence[Any], share: float, column: str) -> Figure:
-    """Latent vectors in the plane of their largest variance, in colors by a column."""
+    """Return latent vectors in the plane of their largest variance, colored by a column."""
     title = f"{len(points)} test networks"
     places = np.array(points)
     if labels and all(type(one) is float for one in labels):

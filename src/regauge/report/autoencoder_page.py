@@ -1,4 +1,4 @@
-"""The report of an autoencoder: one HTML page that needs nothing but itself, from the numbers of the training."""
+"""The report of an autoencoder: a self-contained HTML page from the numbers of the training."""
 
 from typing import Any
 

@@ -16,12 +16,12 @@ LEAST = 1e-4
 def chains_figure(
     rhat: Mapping[str, NDArray[np.float64]], ess: Mapping[str, NDArray[np.float64]], converged: float
 ) -> Figure:
-    """Draw the share of entries up to each R-hat, and from each effective sample size on, for groups of entries.
+    """Draw the shares of entries up to each R-hat, and above each effective sample size, for groups of entries.
 
     Args:
-        rhat: For each group R-hat of its entries, by its name in the legend.
+        rhat: R-hat of the entries of each group, by the group's name in the legend.
         ess: Effective sample sizes, likewise.
-        converged: The largest R-hat of chains that converged, where a line is drawn.
+        converged: The largest R-hat of converged chains, at which a line is drawn.
     """
     with draw_figure(7.2, 3.4) as figure:
         left, right = figure.subplots(1, 2, sharey=True)

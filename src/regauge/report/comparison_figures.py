@@ -1,4 +1,4 @@
-"""Pictures of comparisons: what one network explains of the layers of another one."""
+"""Pictures of comparisons: the share of each layer of a network that another network explains."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -32,9 +32,9 @@ def shares_figure(layers: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 def tree_figure(branches: Sequence[Mapping[str, Any]]) -> Figure:
-    """Return a tree with branches from left to right, as long as they are, and the name of each network at its place.
+    """Return a tree with branches from left to right, drawn to scale, and the name of each network at its leaf.
 
-    Branches that are not certain are dotted.
+    Uncertain branches are dotted.
     """
     children: dict[str, list[Mapping[str, Any]]] = {}
     for branch in branches:

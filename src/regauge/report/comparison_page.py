@@ -1,4 +1,4 @@
-"""The report of a comparison: one HTML page that needs nothing but itself, from what `regauge compare` found."""
+"""The report of a comparison: a self-contained HTML page from the results of `regauge compare`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,8 +16,8 @@ def comparison_page(facts: Mapping[str, Any]) -> str:
     """Return the page of two networks.
 
     Args:
-        facts: Verdict, reason, numbers, layers, tensors, tested groups, draws and notes, as the command tells them in
-            JSON, with the names of both networks (`a`, `b`), `seed` and `version`.
+        facts: Verdict, reason, numbers, layers, tensors, tested groups, draws and notes, as in the command's JSON, with
+            the names of both networks (`a`, `b`), `seed` and `version`.
     """
     page = page_template(
         "comparison.html.j2",
@@ -34,8 +34,7 @@ def lineage_page(facts: Mapping[str, Any], matrices: Mapping[str, NDArray[np.flo
     """Return the page of many networks.
 
     Args:
-        facts: Pairs, families, trees, names and what was left out, as the command tells them in JSON, with `seed` and
-            `version`.
+        facts: Pairs, families, trees, names and omissions, as in the command's JSON, with `seed` and `version`.
         matrices: Distances modulo the group of the networks of each architecture.
     """
     page = page_template(
@@ -61,5 +60,5 @@ def tensor_map_page(facts: Mapping[str, Any]) -> str:
 
 
 def _begin_sentence(text: str) -> str:
-    """A text with a capital letter at its beginning, unless it begins with a name, which is more than letters."""
+    """Return a text with a capital letter at its beginning, unless it begins with a name, which has non-letters."""
     return text[:1].upper() + text[1:] if text.partition(" ")[0].isalpha() else text

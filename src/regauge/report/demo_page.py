@@ -1,4 +1,4 @@
-"""The demo's report: one HTML page that needs nothing but itself, from the files that the demo wrote."""
+"""The demo's report: a self-contained HTML page from the files that the demo wrote."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,7 +22,7 @@ def demo_page(folder: str | Path) -> str:
     """Return the page for a folder with the demo's results.
 
     Raises:
-        ValueError: A file of the folder is damaged, or does not hold what the page shows.
+        ValueError: A file of the folder is damaged, or lacks values that the page shows.
     """
     numbers, arrays = Path(folder) / RESULTS, Path(folder) / PICTURES
     results, tensors = parse_object(numbers.read_bytes(), numbers), read_arrays(arrays)

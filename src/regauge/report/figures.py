@@ -1,4 +1,4 @@
-"""Figures from tables, arrays and populations. No pyplot: nothing global, nothing to close."""
+"""Figures from tables, arrays and populations, without pyplot and its global state."""
 
 import base64
 import io
@@ -73,7 +73,7 @@ LEVELS = 12
 
 @contextmanager
 def draw_figure(width: float, height: float, layout: Any = "constrained") -> Iterator[Figure]:
-    """A figure of a size in inches, in the style of all figures while it is drawn."""
+    """Return a figure of a size in inches, in the style of all figures while it is drawn."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(width, height), layout=layout)
         yield figure
@@ -83,7 +83,7 @@ def draw_figure(width: float, height: float, layout: Any = "constrained") -> Ite
 
 
 def _show_texts_as_they_are(figure: Figure) -> None:
-    """Escape names out of files, in which dollars would begin formulas; ticks of numbers stay as they are."""
+    """Escape names from files, in which dollar signs would begin formulas; tick labels of numbers do not change."""
     axes = [axis for one in figure.axes for axis in (one.xaxis, one.yaxis)]
     ticks = {id(label) for axis in axes for label in (*axis.get_ticklabels(), *axis.get_ticklabels(minor=True))}
     for text in figure.findobj(Text):
@@ -109,17 +109,18 @@ def plane_figure(
     title: str = "loss",
     about: str = "",
 ) -> Figure:
-    """Contours of a loss over a plane, with networks marked.
+    """Return contours of a loss over a plane, with networks marked.
 
-    Levels rise in equal ratios above the smallest value: they show the floors of valleys and the heights between them.
-    Values that are not finite stay white. Values are `[rows, columns]` and low is good; points are `[networks, 2]`.
+    Levels rise in equal ratios above the smallest value, to show the floors of valleys and the heights between them.
+    Values that are not finite are white. Values are `[rows, columns]`, and lower values are better. Points are
+    `[networks, 2]`.
     """
     marked = [(float(x), float(y)) for x, y in points]
     return picture_figure((Surface(title, xs.tolist(), ys.tolist(), values.tolist(), marked, tuple(labels), about),))
 
 
 def picture_figure(picture: Picture) -> Figure:
-    """Draw charts, surfaces or sheets of images: as many side by side as fit, in rows of equal length."""
+    """Draw charts, surfaces or sheets of images, as many side by side as fit, in rows of equal length."""
     if not picture:
         raise ValueError("a picture needs at least one panel")
     sizes = [_panel_size(panel) for panel in picture]
@@ -139,7 +140,7 @@ def picture_figure(picture: Picture) -> Figure:
 
 
 def _panel_size(panel: Panel) -> tuple[float, float]:
-    """Inches of a panel."""
+    """Return the size of a panel in inches."""
     if isinstance(panel, Surface):
         return _plane_size(np.array(panel.xs), np.array(panel.ys))
     if isinstance(panel, Images):
@@ -156,12 +157,12 @@ def _names_of(chart: Chart) -> list[str]:
 
 
 def _is_named_at_ends(names: Sequence[str]) -> bool:
-    """Return whether names stand at the ends of their lines: many names, or long ones, would cover the lines."""
+    """Return whether names are drawn at the ends of lines, because many or long names would cover the lines."""
     return len(names) > 3 or max(map(len, names), default=0) > LEGEND
 
 
 def _draw_images(axes: Axes, images: Images) -> None:
-    """A sheet of images, with what rows and columns show."""
+    """Draw a sheet of images, with labels of rows and columns."""
     counts = len(images.rows), len(images.columns)
     sheet = np.block([[np.pad(images.image(r, c), 1) for c in range(counts[1])] for r in range(counts[0])])
     axes.imshow(sheet, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
@@ -174,7 +175,7 @@ def _draw_images(axes: Axes, images: Images) -> None:
 
 
 def permutation_figure(name: str, perm: NDArray[np.int64]) -> Figure:
-    """Return a permutation matrix: a dot where a position (row) takes its unit from (column)."""
+    """Return a permutation matrix, with a dot in each row (position) at the column from which its unit comes."""
     n = len(perm)
     with draw_figure(3.0, 3.1) as figure:
         axes = figure.add_subplot()
@@ -196,7 +197,7 @@ def weights_figures(rows: Mapping[str, NDArray[np.float32]]) -> list[Figure]:
     """Return weights of units as images `[units, height, width]`, a few in a figure, one row per label; blue is
     positive.
 
-    All share one scale of colors, so that dead units look dead.
+    All images share one color scale, so that dead units are visible as such.
     """
     limit = float(np.quantile(np.abs(np.concatenate([images.ravel() for images in rows.values()])), 0.995)) or 1.0
     count = len(next(iter(rows.values())))
@@ -239,7 +240,7 @@ def data_uris(figures: Iterable[Figure], kind: Literal["svg", "png"] = "svg") ->
 
 
 def _plane_size(xs: Floats, ys: Floats) -> tuple[float, float]:
-    """Inches of a plane with its color bar."""
+    """Return the size of a plane with its color bar in inches."""
     width = 4.4
     return width + 0.9, float(np.clip(width * (ys[-1] - ys[0]) / (xs[-1] - xs[0]), 2.4, 6.0)) + 0.9
 
@@ -319,7 +320,7 @@ def _draw_chart(axes: Axes, chart: Chart, height: float) -> None:
 
 
 def _name_at_ends(axes: Axes, ends: Sequence[tuple[str, str, float, float]], height: float) -> None:
-    """Write names to the right of the axes, each led to the end of its line, in the order of the ends."""
+    """Write names to the right of the axes, each connected to the end of its line, in the order of the ends."""
     axes.autoscale_view()
     to_share = axes.transData + axes.transAxes.inverted()
     wanted = [float(np.clip(np.nan_to_num(to_share.transform((x, y))[1], nan=0.5), 0, 1)) for *_, x, y in ends]
@@ -332,7 +333,7 @@ def _name_at_ends(axes: Axes, ends: Sequence[tuple[str, str, float, float]], hei
 
 
 def _spread(wanted: Sequence[float], heights: Sequence[float]) -> list[float]:
-    """Middles of labels near where they are wanted, between 0 and 1, that do not overlap."""
+    """Return centers of labels that do not overlap, between 0 and 1, near the desired positions."""
     order, places = sorted(range(len(wanted)), key=wanted.__getitem__), [0.0] * len(wanted)
     bottom = 0.0
     for k in order:

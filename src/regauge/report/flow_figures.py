@@ -1,4 +1,4 @@
-"""Figures of drawn networks: their losses next to others, their places among trained ones, and their calibration."""
+"""Figures of sampled networks: their losses compared with others, their places among trained ones, and calibration."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ def losses_figure(losses: Mapping[str, Sequence[float]]) -> Figure:
 
 
 def places_figure(places: Mapping[str, Sequence[Sequence[float]]], share: float) -> Figure:
-    """Training, held-out and generated networks in a plane, with distances to scale."""
+    """Return training, held-out and generated networks in a plane, with distances to scale."""
     with draw_figure(5.0, 4.8) as figure:
         axes = figure.add_subplot()
         for (name, points), color in zip(places.items(), (MUTED, COLORS[1], COLORS[0]), strict=True):
@@ -49,7 +49,7 @@ def places_figure(places: Mapping[str, Sequence[Sequence[float]]], share: float)
 
 
 def reliability_figures(reliability: Mapping[str, Sequence[Sequence[float]]]) -> list[Figure]:
-    """Accuracy against confidence, of single networks and of the average of all; the size is the share of answers."""
+    """Return accuracy against confidence of single networks and of the average; size shows the share of answers."""
     return [_reliability_figure(reliability, kind) for kind in ("single", "average")]
 
 

@@ -1,4 +1,4 @@
-"""The report on drawn networks: one HTML page that needs nothing but itself, from the numbers of the judgement."""
+"""The report on sampled networks: a self-contained HTML page from the numbers of `regauge flow judge`."""
 
 from typing import Any
 

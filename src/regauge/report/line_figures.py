@@ -55,7 +55,7 @@ def path_figure(curves: Curves, title: str, ends: tuple[str, str]) -> Figure:
 
 
 def _write_legend(figure: Figure) -> None:
-    """Say below the axes what the lines of the first panel are."""
+    """Write a legend of the lines of the first panel below the axes."""
     handles, labels = figure.axes[0].get_legend_handles_labels()
     if handles:
         figure.legend(handles, labels, loc="outside lower left", ncols=len(labels), frameon=False, fontsize=9)
@@ -64,7 +64,7 @@ def _write_legend(figure: Figure) -> None:
 def draw_curves(
     axes: Axes, curves: Curves, metric: str, title: str, ends: tuple[str, str], *, has_barrier: bool = True
 ) -> None:
-    """Curves with their ends marked, in an axis that holds them; the first one with its barrier if `has_barrier`."""
+    """Draw curves with marked ends in an axis that contains them, and the first curve's barrier if `has_barrier`."""
     for (label, rows), color in zip(curves.items(), COLORS, strict=False):
         t, values = [row["t"] for row in rows], [row[metric] for row in rows]
         axes.plot(t, values, color=color, linewidth=2.2, label=label or None, solid_capstyle="round")
@@ -88,7 +88,7 @@ def draw_curves(
 
 
 def _fit_axis(axes: Axes, values: Sequence[float]) -> bool:
-    """Show what values there are, from zero unless they are far from it; returns whether zero is shown."""
+    """Fit the axis to the values, from zero unless they are far from zero; return whether zero is shown."""
     found = np.array([value for value in values if np.isfinite(value)] or [0.0])
     low, high = float(found.min()), float(found.max())
     margin = 0.08 * (high - low) or 0.05 * abs(high) or 1.0
@@ -104,7 +104,7 @@ def _barrier(rows: Sequence[Row]) -> tuple[Row, float]:
 
 
 def _mark_barrier(axes: Axes, curves: Sequence[Sequence[Row]]) -> None:
-    """The line that the first barrier is measured from, and the barrier, where it is high enough to be seen."""
+    """Draw the line from which the first barrier is measured, and the barrier if it is high enough to be visible."""
     rows = curves[0]
     axes.plot([0, 1], [rows[0]["loss"], rows[-1]["loss"]], ":", color=MUTED, linewidth=1.3, label=CHORD, zorder=2.5)
     top, height = _barrier(rows)

@@ -1,4 +1,4 @@
-"""Templates of pages, filled strictly: a value that a page shows and that is missing is an error."""
+"""Templates of pages, in which a missing value is an error."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ from regauge.core.escaping import escape_lines
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Raise a ValueError that names the file if its numbers are not those of the page that is made of them."""
+    """Raise a ValueError that names the file if its numbers do not fit the page."""
     try:
         yield
     except (
@@ -60,5 +60,5 @@ def page_template(name: str, **filters: Callable[..., str]) -> jinja2.Template:
 
 
 def _shown(value: Any) -> Any:
-    """Escape invisible characters, and those that turn the direction of text, in texts that come from files."""
+    """Escape invisible characters, and characters that change the text direction, in texts from files."""
     return escape_lines(value) if type(value) is str else value

@@ -39,7 +39,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Surface:
-    """A function of a plane, with points marked."""
+    """A function on a plane, with marked points."""
 
     title: str
     xs: Sequence[float]  # of the columns
@@ -55,7 +55,7 @@ class Images:
     """Gray images in rows and columns.
 
     Attributes:
-        title: Above all.
+        title: The title above all images.
         rows: Labels of the rows.
         columns: Labels of the columns.
         height: Height of an image, in pixels.
@@ -70,7 +70,7 @@ class Images:
 
     @classmethod
     def of(cls, title: str, rows: Sequence[str], columns: Sequence[str], values: Tensor) -> "Images":
-        """Images `[rows, columns, height, width]` of values from 0 to 1."""
+        """Return images from values `[rows, columns, height, width]` between 0 and 1."""
         levels = (values.clamp(0, 1) * 255).round().byte().numpy()
         pixels = tuple(tuple(base64.b64encode(one.tobytes()).decode() for one in row) for row in levels)
         return cls(title, tuple(rows), tuple(columns), values.shape[2], pixels)
@@ -81,7 +81,7 @@ class Images:
 
     @classmethod
     def from_json(cls, known: Mapping[str, Any]) -> "Images":
-        """Return the images of which `asdict` gave the text."""
+        """Return images from the JSON form of `asdict`."""
         names = {name: tuple(known[name]) for name in ("rows", "columns")}
         return cls(known["title"], **names, height=known["height"], pixels=tuple(map(tuple, known["pixels"])))
 

@@ -26,8 +26,8 @@ def matrices_figure(matrices: Mapping[str, NDArray[np.float64]], what: str) -> F
     """Return matrices of pairs side by side, in one range of colors that begins at zero; below each, mean and
     deviation.
 
-    The mean is over pairs of different networks. NaN is drawn gray, and left out; not all values may be so. A network
-    and itself are no pair: the diagonal is white.
+    The mean is over pairs of different networks. NaN is drawn gray and excluded from the mean, and at least one value
+    must be finite. The diagonal is white, because a network and itself are not a pair.
     """
     known = {title: _between(matrix) for title, matrix in matrices.items()}
     everything = np.concatenate(list(known.values()))
@@ -71,11 +71,11 @@ def map_figure(
     column: Sequence[Any] | None = None,
     what: str = "",
 ) -> Figure:
-    """Return networks as points in the plane, in the color of their group; or, given values, in shades of these.
+    """Return networks as points in the plane, colored by group or, given values, shaded by value.
 
-    A column in place of groups is shown in either way: texts, truth values and few whole numbers are groups. Distances
-    are to scale. A legend names two to twenty groups; NaN is drawn gray. Below it stands which share of the squared
-    distances the plane shows.
+    A column may replace groups: texts, truth values and few distinct integers are groups, and other columns are values.
+    Distances are to scale. A legend names two to twenty groups, and NaN is drawn gray. A text below the map gives the
+    share of the squared distances that the plane shows.
     """
     if column is not None:
         groups, values = list(map(str, column)), shades_of(column)
@@ -101,7 +101,7 @@ def shades_of(column: Sequence[Any]) -> NDArray[np.float64] | None:
     """Return the values of a column that is shown in shades, NaN where there is none; None of one whose values are
     groups.
 
-    Groups are texts, truth values, and whole numbers of which there are few.
+    Groups are texts, truth values, and few distinct integers.
     """
     is_class = all(type(value) is int for value in column) and len(set(column)) <= GROUPS
     if is_class or not all(value is None or type(value) in (int, float) for value in column):
@@ -110,7 +110,8 @@ def shades_of(column: Sequence[Any]) -> NDArray[np.float64] | None:
 
 
 def name_plane(axes: Axes, share: float) -> None:
-    """Name the axes of a plane through points in more dimensions, and say how much of their distances it shows."""
+    """Name the axes of a plane through points in more dimensions, and write the share of their distances that it
+    shows."""
     shown, hidden = round(100 * share), 100 - round(100 * share)
     left_out = f"The plane shows {shown}% of the squared distances"
     left_out += f";\n{hidden}% lie in directions that it leaves out." if hidden else "."
@@ -137,7 +138,7 @@ def _draw_groups(axes: Axes, points: NDArray[np.float64], groups: Sequence[str |
 
 
 def _draw_bar(figure: Figure, drawn: Any, what: str, extend: str = "neither") -> None:
-    """The bar that says which color is which value."""
+    """Draw the color bar."""
     bar = figure.colorbar(drawn, ax=figure.axes, extend=extend, fraction=0.05, pad=0.02)
     bar.set_label(textwrap.fill(what, BAR))
     bar.outline.set_visible(False)

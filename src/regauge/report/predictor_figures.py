@@ -43,7 +43,7 @@ def _curves_figure(history: Sequence[Mapping[str, Any]], best: int, title: str, 
 
 
 def scatter_figure(measured: NDArray[np.float64], predicted: NDArray[np.float64], name: str) -> Figure:
-    """Predicted against measured numbers, with the line on which they are equal; in the range of the measured ones."""
+    """Return predicted against measured numbers with the line of equality, in the range of the measured numbers."""
     low, high = float(measured.min()), float(measured.max())
     margin = 0.05 * (high - low) or 1.0
     ends = (low - margin, high + margin)

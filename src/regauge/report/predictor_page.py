@@ -1,4 +1,4 @@
-"""The report of a predictor: one HTML page that needs nothing but itself, from the numbers that the training wrote."""
+"""The report of a predictor: a self-contained HTML page from the numbers of the training."""
 
 from collections.abc import Mapping
 from typing import Any

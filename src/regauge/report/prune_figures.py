@@ -12,7 +12,7 @@ SHOWN = 40
 
 
 def units_figure(groups: Sequence[Mapping[str, Any]]) -> Figure:
-    """Return the share of the units of each group that stay, in the order of the network."""
+    """Return the share of the kept units of each group, in the order of the network."""
     shown = groups[:SHOWN]
     with draw_figure(4.6, 0.9 + 0.26 * len(shown)) as figure:
         axes = figure.add_subplot()
@@ -27,7 +27,7 @@ def units_figure(groups: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 def losses_figure(losses: Mapping[str, Mapping[str, float]]) -> Figure:
-    """Return each metric as the network was, without what it does not need, and at the end."""
+    """Return each metric of the given network, of the network after exact removals, and of the result."""
     metrics = list(next(iter(losses.values())))
     with draw_figure(4.6, 2.4 * len(metrics)) as figure:
         for k, metric in enumerate(metrics):

@@ -1,4 +1,4 @@
-"""The report of pruning: one HTML page that needs nothing but itself, from the numbers in the file next to it."""
+"""The report of pruning: a self-contained HTML page from the numbers in the file next to it."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Results as files: their numbers as JSON, and the page that shows them."""
+"""Files of results: the numbers as JSON, and the page that shows them."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ PAGES: Mapping[str, Callable[[str | Path], str]] = {
 
 
 def write_page(results: Mapping[str, Any], page: str | Path) -> Path:
-    """Write results as a page that needs nothing but itself, and their numbers to the same name with `.json`.
+    """Write results as a self-contained page, and their numbers to the same name with `.json`.
 
     Args:
         results: Results such as `Predictor.results()`; their "format" names the page.

@@ -27,7 +27,7 @@ REACH = 1.02
 
 @dataclass(frozen=True)
 class View:
-    """The direction of the parallel rays that show a shape: turn about its upward axis and elevation, in degrees.
+    """The direction of the parallel rays that project a shape: azimuth about its upward axis and elevation, in degrees.
 
     At azimuth zero the axis after the upward one points to the viewer. `up`, 0 to 2, is 1 (y) in graphics and 2 (z) in
     engineering.
@@ -43,7 +43,7 @@ class View:
 
     @property
     def matrix(self) -> Floats:
-        """Rows: right, up, and toward the viewer."""
+        """Return the matrix whose rows point right, up, and toward the viewer."""
         a, e = np.radians([self.azimuth, self.elevation])
         turn = np.array([[np.cos(a), 0, -np.sin(a)], [0, 1, 0], [np.sin(a), 0, np.cos(a)]])
         tilt = np.array([[1, 0, 0], [0, np.cos(e), -np.sin(e)], [0, np.sin(e), np.cos(e)]])
@@ -58,7 +58,7 @@ def shape_figure(shape: Mesh | PointCloud, view: View) -> Figure:
 
 
 def draw_shape(axes: Axes, shape: Mesh | PointCloud, view: View, color: str) -> None:
-    """A shape in an empty square of the unit ball's size."""
+    """Draw a shape in an empty square of the unit ball's size."""
     axes.set(xlim=(-REACH, REACH), ylim=(-REACH, REACH), aspect="equal")
     axes.set_axis_off()
     if isinstance(shape, Mesh):
@@ -68,7 +68,7 @@ def draw_shape(axes: Axes, shape: Mesh | PointCloud, view: View, color: str) -> 
 
 
 def _draw_points(axes: Axes, seen: Floats, color: str) -> None:
-    """A point cloud, each point shaded by its normal, which its neighbors give, and paler far away.
+    """Draw a point cloud; each point is shaded by its normal, estimated from its neighbors, and paler far away.
 
     Markers are about as wide as the points lie apart, so that the front hides the back.
     """
@@ -83,7 +83,7 @@ def _draw_points(axes: Axes, seen: Floats, color: str) -> None:
 
 
 def _draw_mesh(axes: Axes, seen: Floats, faces: NDArray[np.int64], color: str) -> None:
-    """Triangles, each in the shade of its normal, the far ones first."""
+    """Draw triangles, each shaded by its normal, beginning with the far triangles."""
     corners = seen[faces]
     normals = np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0])
     normals /= np.maximum(np.linalg.norm(normals, axis=1, keepdims=True), 1e-12)
@@ -97,7 +97,7 @@ def _draw_mesh(axes: Axes, seen: Floats, faces: NDArray[np.int64], color: str) -
 
 
 def _normals(points: Floats) -> tuple[Floats, float]:
-    """Directions of least variance among neighbors, and how far apart points typically lie."""
+    """Return directions of least variance among neighbors, and the typical distance between points."""
     count = min(NEIGHBORS, len(points))
     distances, near = cKDTree(points).query(points, k=[*range(1, count + 1)])
     centered = points[near] - points[near].mean(1, keepdims=True)
@@ -107,7 +107,7 @@ def _normals(points: Floats) -> tuple[Floats, float]:
 
 
 def _shade(normals: Floats, depths: Floats, color: str) -> Floats:
-    """Diffuse light on surfaces that have no back: a normal that points away is turned."""
+    """Return diffuse light on two-sided surfaces: normals that point away are reversed."""
     facing = normals * np.where(normals[:, 2:] < 0, -1.0, 1.0)
     light = np.clip(facing @ LIGHT, 0, 1)
     base, paper = np.array(to_rgb(color)), np.ones(3)

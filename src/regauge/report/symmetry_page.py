@@ -14,14 +14,14 @@ LANE, BAND, LEFT = 16, 46, 30
 
 
 def symmetry_page(symmetry: Symmetry, model: str) -> str:
-    """Return the page of a symmetry, which needs nothing but itself.
+    """Return the self-contained page of a symmetry.
 
-    Pointing at a thread, or following the link of a group, lights up the thread and all axes on which the group acts.
-    Frozen axes say why when pointed at; a list below says it too.
+    Pointing at a thread, or following the link of a group, highlights the thread and all axes on which the group acts.
+    Pointing at a frozen axis shows the reason, and a list below repeats the reasons.
 
     Args:
         symmetry: A symmetry, with or without sizes.
-        model: What the page calls the model.
+        model: The name of the model on the page.
     """
     layout = lay_out(symmetry.groups, symmetry.shapes, symmetry.frozen, symmetry.readers)
     numbers = {thread.group.name: k for k, thread in enumerate(layout.threads)}

@@ -23,9 +23,11 @@ def threads_figure(
     frozen: Sequence[Frozen],
     readers: Collection[tuple[str, int]],
 ) -> Figure:
-    """Draw a layer in each row and a group in each color: full dots write its units, rings read them.
+    """Draw a layer in each row and a group in each color, with full dots for layers that write its units and rings for
+    readers.
 
-    Gray squares mark layers with an axis that nothing moves. The names of groups stand where their threads begin.
+    Gray squares mark layers with an axis that no group moves. The names of groups are at the beginnings of their
+    threads.
     """
     layout = lay_out(groups, shapes, frozen, readers)
     count, lanes = len(layout.bands), layout.lanes

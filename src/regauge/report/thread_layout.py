@@ -1,4 +1,4 @@
-"""A symmetry as threads through layers: which layer is which band, and which group runs in which lane."""
+"""The layout of a symmetry as threads through layers: the band of each layer, and the lane of each group."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from regauge.core.groups import Frozen, Group
 
 @dataclass(frozen=True)
 class Mark:
-    """A place where a group acts on a layer; `is_read` where the layer sums over the units."""
+    """A place where a group acts on a layer; `is_read` if the layer sums over the units."""
 
     band: int
     parameter: str
@@ -32,7 +32,7 @@ class Thread:
 
 @dataclass(frozen=True)
 class ShownAxis:
-    """An axis in the picture: its size, the numbers of the threads on it, and why it is frozen, if it is."""
+    """An axis in the picture: its size, the indices of the threads on it, and the reason if it is frozen."""
 
     number: int
     size: int
@@ -77,7 +77,7 @@ def lay_out(
     frozen: Sequence[Frozen],
     readers: Collection[tuple[str, int]],
 ) -> ThreadLayout:
-    """Lay out threads from top to bottom; a lane is used again below the layer where a thread ends."""
+    """Lay out threads from top to bottom; a lane is reused below the last layer of a thread."""
     places = [place for group in groups for place in group.placements]
     known = [(place.parameter, place.axis) for place in places] + [(row.parameter, row.axis) for row in frozen]
     ranks = {name: len(shape) for name, shape in shapes.items()}
