@@ -1,8 +1,8 @@
 """Tests of whether groups can act: a random element is applied to random tensors of the parameters' shapes.
 
-One parameter at a time, and of a large one only the axes that decide what happens along one of them, so that a model on
-the meta device needs no memory of its size. Parameters on which groups act alike, as in layers of one shape, are
-tried once.
+Parameters are tested one at a time. Of a large parameter, only the axes that affect each other are tested. A model on
+the meta device therefore needs no memory of its size. Parameters on which groups act equally, such as layers of one
+shape, are tested once.
 """
 
 import math
@@ -52,7 +52,7 @@ class _Part:
     whole: tuple[Group, ...]
 
     def geometry(self) -> Hashable:
-        """A key of groups, placements and shape without names: parts with equal keys act alike."""
+        """Return a key of groups, placements and shape without names; groups act equally on parts with equal keys."""
         numbers = {group.name: str(k) for k, group in enumerate(self.groups)}
 
         def key(here: Group, whole: Group) -> Hashable:
@@ -65,7 +65,7 @@ class _Part:
         return self.shape, tuple(map(key, self.groups, self.whole))
 
     def failures(self) -> dict[str, str]:
-        """Return the groups that fail together with those before them."""
+        """Return the groups that fail together with the preceding groups."""
         failed: dict[str, str] = {}
         if self._try(range(len(self.groups))) is None:
             return failed

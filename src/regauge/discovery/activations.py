@@ -55,7 +55,7 @@ class IntermediateValues:
         kwargs: Mapping[str, Any],
         names: Sequence[str],
     ) -> dict[str, Tensor]:
-        """Run the model as far as the named values need it, on inputs of the shapes of the trace; no gradients."""
+        """Run the model up to the named values, without gradients, on inputs with the shapes of the trace."""
         with torch.no_grad():
             return self.run(params, inputs, kwargs, names)
 
@@ -67,9 +67,10 @@ class IntermediateValues:
         names: Sequence[str],
         changes: Mapping[str, Change] | None = None,
     ) -> dict[str, Tensor]:
-        """Like `__call__`, but differentiable; `torch.func.vmap` applies if it knows the model's operators.
+        """Run the model like `__call__`, but differentiably; `torch.func.vmap` applies if it knows the model's
+        operators.
 
-        A value with a change is replaced by that function of it for all operators that read it.
+        If a value has a change, all operators that read the value get this function of it.
         """
         graph = self._graph(tuple(names), tuple((changes or {}).items()))
         with leaves_as_operators(self.module):
@@ -77,7 +78,7 @@ class IntermediateValues:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Names of the outputs that count."""
+        """Names of the outputs that must not change."""
         return tuple(f"%{node.name}" for node in self.program.outputs)
 
     def products(self, parameters: Collection[str]) -> tuple[str, ...]:
@@ -197,9 +198,9 @@ def activations(
 ) -> Activations:
     """Find the intermediate values on which the groups of a symmetry act, and how.
 
-    The module is discovered again for these inputs; the axes of its intermediate values that operators tie to
-    axes of parameters get placements from the same solution as the parameters. Every value is also checked
-    numerically with a random element, and those that fail are left out (not on the meta device).
+    The module is discovered again for these inputs; axes of its intermediate values that operators tie to axes of
+    parameters get placements from the same solution as the parameters. Unless the module is on the meta device, every
+    value is also checked numerically with a random element, and values that fail are excluded.
 
     Args:
         module: The model; it runs in evaluation mode and is not changed.
@@ -301,7 +302,7 @@ def _reached(program: Program) -> set[Node]:
 
 
 def _dependent(program: Program) -> set[Node]:
-    """Floating-point results of operators that depend on the inputs of the model."""
+    """Return floating-point results of operators that depend on the inputs of the model."""
     reached = _reached(program)
 
     def is_floating(node: Node) -> bool:

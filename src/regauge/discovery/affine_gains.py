@@ -1,4 +1,4 @@
-"""Gains written as `1 + weight`: the graph reads them as gains, and says which number the model adds."""
+"""Gains written as `1 + weight`, which the graph reads as gains, with the number that the model adds."""
 
 from collections.abc import Iterator
 
@@ -8,9 +8,9 @@ from regauge.discovery.operators import NORMS, PRODUCTS, SAME, operator_name
 
 
 def take_out_numbers(graph: GraphModule, names: dict[str, str], shapes: dict[str, tuple[int, ...]]) -> dict[str, float]:
-    """Let what multiplies by a parameter plus a number multiply by the parameter itself.
+    """Replace multiplications by a parameter plus a number by multiplications by the parameter.
 
-    Only parameters with one axis, of which every use is the same sum, and is multiplied by.
+    This is done only for parameters with one axis, if every use of the parameter is the same sum and a factor.
 
     Args:
         graph: A traced program, which is changed.
@@ -54,7 +54,7 @@ def _uses(node: Node) -> Iterator[tuple[Node, Node]]:
 
 
 def _number(node: Node) -> float | None:
-    """Return the number that an operator adds to a parameter; None if it does something else."""
+    """Return the number that an operator adds to a parameter, or None if it is not such a sum."""
     name = operator_name(node) if node.op == "call_function" else ""
     if name not in ("add", "sub") or node.kwargs or len(node.args) != 2:
         return None

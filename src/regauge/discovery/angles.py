@@ -51,7 +51,7 @@ def free_angles(
 
 
 class _Trial:
-    """Turns of pairs, tried one after the other."""
+    """Rotations of pairs, tested one after the other."""
 
     def __init__(
         self, freedoms: Sequence[Freedom], slots: Slots, program: Program, found: Pass, inputs: Sequence[Any]
@@ -101,8 +101,7 @@ class _Trial:
     def _free_pairs(
         self, slots: Sequence[int], atom: Atom, bases: frozenset[Atom]
     ) -> tuple[int | None, Sequence[PairedAxis]]:
-        """Return the first way to read slots as pairs such that all turns of them pass; no pairs where there is
-        none."""
+        """Return the first reading of slots as pairs whose rotations all pass, or no pairs if there is none."""
         reasons = []
         for number, pairs in _pairings(slots, bases, self.places):
             groups = _groups(pairs, atom, {base: self.where[base] for base in bases})
@@ -138,7 +137,7 @@ class _Trial:
 
 
 def _is_scale_of(scale: Family, axes: Sequence[PairedAxis], bases: frozenset[Atom], own: Sequence[int]) -> bool:
-    """Return whether a family multiplies both coordinates of each paired alike, and no other parameters."""
+    """Return whether a family multiplies both coordinates of each pair equally, and no other parameters."""
     family, within = scale
     covered = {slot for paired in axes for slot in paired.slots}
     is_alike = all(family.get(paired.slots[0], 0) == family.get(paired.slots[1], 0) for paired in axes)

@@ -19,7 +19,7 @@ Operand = Value | float | int | bool | complex
 
 
 class Builder(Movement):
-    """Everything that a rule may use: moving values, sums and products, functions of entries, reductions."""
+    """The primitives that a rule may use: moving values, sums and products, functions of entries, reductions."""
 
     def multilinear(
         self,
@@ -73,7 +73,7 @@ class Builder(Movement):
         return self._pointwise(operands, shape, "add", select)
 
     def maximum(self, operands: Sequence[Operand], shape: Sequence[int]) -> Value:
-        """Maximum or minimum, entry by entry."""
+        """Return the maximum or minimum, entry by entry."""
         return self._pointwise(operands, shape, "maximum")
 
     def mul(self, operands: Sequence[Operand], shape: Sequence[int], exponents: Sequence[int] | None = None) -> Value:
@@ -81,7 +81,7 @@ class Builder(Movement):
         return self._pointwise(operands, shape, "mul", exponents=exponents)
 
     def joint(self, operands: Sequence[Operand], shape: Sequence[int]) -> Value:
-        """Any function of the entries at the same index: reordering only."""
+        """Return any function of the entries at the same index, which only reorderings preserve."""
         return self._pointwise(operands, shape, "joint")
 
     def reduce(

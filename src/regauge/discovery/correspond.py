@@ -23,9 +23,10 @@ def carry_over(
 ) -> tuple[tuple[Group, ...], tuple[str, ...]]:
     """Return the groups of a symmetry placed on the values on which discovery placed its own groups.
 
-    A group corresponds to the one that was found which has the same units on the same parameters; its families are
-    written as combinations of those found, and act on the values, given by their shapes, by the same combinations.
-    Returned are the groups with placements on values only, and a sentence for each group that corresponds to none.
+    A group corresponds to the discovered group with the same units on the same parameters. The families of the group
+    are written as combinations of the discovered families. They act on the values, given by their shapes, by the same
+    combinations. The result holds the groups with placements on values only, and a message for each group without a
+    correspondence.
     """
     owners = {group.name: _owners(group, symmetry.shapes) for group in symmetry.groups}
     theirs = [(group, _owners(group, symmetry.shapes)) for group in found]
@@ -155,7 +156,7 @@ def _tables(group: Group, other: Group, symmetry: Symmetry) -> tuple[dict[str, F
 
 
 def _combination(rows: Floats, basis: Floats) -> Floats | None:
-    """Coefficients c with `c @ basis == rows`; None where there are none."""
+    """Return coefficients c with `c @ basis == rows`, or None if there are none."""
     if not basis.size or not rows.size:
         return None if rows.any() else np.zeros((len(rows), len(basis)))
     found = np.linalg.lstsq(basis.T, rows.T, rcond=None)[0].T.astype(np.float64)

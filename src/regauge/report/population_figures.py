@@ -110,8 +110,7 @@ def shades_of(column: Sequence[Any]) -> NDArray[np.float64] | None:
 
 
 def name_plane(axes: Axes, share: float) -> None:
-    """Name the axes of a plane through points in more dimensions, and write the share of their distances that it
-    shows."""
+    """Name the axes of a plane through points in more dimensions, with the share of their distances that it shows."""
     shown, hidden = round(100 * share), 100 - round(100 * share)
     left_out = f"The plane shows {shown}% of the squared distances"
     left_out += f";\n{hidden}% lie in directions that it leaves out." if hidden else "."

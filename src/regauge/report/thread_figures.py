@@ -23,8 +23,7 @@ def threads_figure(
     frozen: Sequence[Frozen],
     readers: Collection[tuple[str, int]],
 ) -> Figure:
-    """Draw a layer in each row and a group in each color, with full dots for layers that write its units and rings for
-    readers.
+    """Draw a layer in each row and a group in each color; full dots mark writers of its units, and rings readers.
 
     Gray squares mark layers with an axis that no group moves. The names of groups are at the beginnings of their
     threads.
