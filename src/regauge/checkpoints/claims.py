@@ -1,4 +1,4 @@
-"""A comparison, before memory is allocated, of the sizes that a file claims for a module with its tensors."""
+"""A comparison of the sizes that a file claims for a module with the sizes of the file's tensors."""
 
 import math
 from collections.abc import Callable, Mapping

@@ -67,8 +67,7 @@ class IntermediateValues:
         names: Sequence[str],
         changes: Mapping[str, Change] | None = None,
     ) -> dict[str, Tensor]:
-        """Run the model like `__call__`, but differentiably; `torch.func.vmap` applies if it knows the model's
-        operators.
+        """Run the model like `__call__`, but differentiably; `torch.func.vmap` applies if it knows its operators.
 
         If a value has a change, all operators that read the value get this function of it.
         """
