@@ -1,4 +1,4 @@
-"""Low-rank adapters as PEFT stores them: what they change of a network, and the symmetry of their factors.
+"""Low-rank adapters in PEFT's format: their changes of a network, and the symmetry of their factors.
 
 An adapter is a folder with `adapter_config.json` and `adapter_model.safetensors`. A matrix W of its network becomes
 `W + s B A`, with a factor s from the configuration. So the factors `(B M^-1, M A)` are the same adapter for every

@@ -1,4 +1,4 @@
-"""Changes of single tensors of a network, computed when these are read, as a whole or a range of their first axis."""
+"""Changes of single tensors of a network, computed on each read of a tensor or of a range of its first axis."""
 
 import math
 from collections.abc import Callable

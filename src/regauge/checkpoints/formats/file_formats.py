@@ -1,4 +1,4 @@
-"""The formats of files that hold networks: what their names end in, and what opens and writes them.
+"""The formats of files that hold networks: their suffixes, and the functions that open and write them.
 
 Nothing here imports torch. Other packages add formats by the entry point `regauge.checkpoint_formats`, which names a
 `FileFormat`.

@@ -1,6 +1,6 @@
 """Quantized checkpoints: recognized by their configuration or by tensors that accompany their codes, and refused.
 
-Their tensors are codes of values, packed and scaled in ways of their own; moving or averaging codes destroys them.
+Their tensors are codes of values, packed and scaled in specific formats. Moving or averaging codes destroys the values.
 """
 
 import json

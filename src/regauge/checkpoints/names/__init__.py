@@ -1,1 +1,1 @@
-"""Checkpoints whose files name, stack or split their tensors otherwise than their modules do."""
+"""Checkpoints whose files name, stack or split tensors differently from their modules."""

@@ -1,9 +1,9 @@
-"""Names, and pieces of tensors, that differ between the files of a network and its module.
+"""Conversion of names and pieces of tensors that differ between the files of a network and its module.
 
 A library may store a network under other names than those of its module, the experts of a layer one by one instead of
-stacked, or three matrices as one. A `Conversion` says for every tensor of the module of which entries of which tensors
-in the files it consists. It is the same in both directions: what is read is brought together, and what is written has
-the names and shapes that the files had.
+stacked, or three matrices as one. A `Conversion` lists, for every tensor of the module, the entries of tensors in the
+files of which it consists. It applies in both directions: tensors are assembled when they are read, and written tensors
+have the names and shapes of the files.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Tensors in files that no class of their model has, so that nothing says how they move: those of the first network."""
+"""Tensors in files that no class of their model has, and which all networks therefore take from the first network."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Prefixes that training puts before the names of tensors, where the model has none: recognized, and left out."""
+"""Removal of prefixes that training puts before the names of tensors, if the model has no such prefixes."""
 
 import logging
 import re

@@ -1,4 +1,4 @@
-"""Models that transformers builds, and how their tensors are made of those in files, asked from transformers itself.
+"""Models that transformers builds, with the conversion of their tensors from files, as defined by transformers.
 
 The library renames, stacks and splits tensors while it loads. Its own transformations are run on tensors without
 values, and every entry is followed.
