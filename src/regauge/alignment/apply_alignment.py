@@ -20,7 +20,7 @@ def apply(
     inverse: bool = False,
     progress: Progress = no_progress,
 ) -> Checkpoint:
-    """Move a checkpoint by an alignment and write the result, tensor by tensor, so that it may be larger than memory.
+    """Move a checkpoint by an alignment and write the result, tensor by tensor so that it may be larger than memory.
 
     Args:
         alignment: The alignment that `load_alignment` read, or the path of its file.

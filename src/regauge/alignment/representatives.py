@@ -219,7 +219,7 @@ def _choose(symmetry: Symmetry, problem: Problem, rotate: Rotate) -> RotationCho
     """Choose between rotations and orders for the representatives of pairs, by matching them by orders in a frame."""
 
     def explain() -> tuple[tuple[Tensor, Tensor, Tensor], tuple[Results, Frame]]:
-        # Between balanced networks, so that it does not matter where on its orbit either of them happens to be.
+        # Between balanced networks so that it does not matter where on its orbit either of them happens to be.
         frame = Frame.of(problem.a, problem.b, problem.symmetry, "balance")
         known = WeightMatching().match(_framed(replace(problem, task=None), frame))
         shared = rotated_tensors(problem.symmetry, symmetry.rotatable, frame.a)

@@ -107,7 +107,7 @@ class _Work:
             blank = self.symmetry.identity(self.lead)
             self.element = self.symmetry.compose(blank.replace(name, move[name]), self.element)
         else:
-            # All orders come after this kind of step, so that no group moves what another one says.
+            # All orders come after this kind of step so that no group moves what another one says.
             so_far = Element({key: replace(self.element[key], perm=None) for key in names}, self.lead)
             product = _element.compose(fixed, move, so_far)[name]
             self.element = self.element.replace(name, replace(product, perm=self.element[name].perm))
@@ -222,7 +222,7 @@ class _Work:
     def shift(self, step: ShiftStep) -> Value:
         """Return the half periods that bring the mean into the cell around zero."""
         amount = step.place.site.placement.shift[step.family]
-        # The two ends of the cell are one point, so that a mean which rounding has moved across one stays there.
+        # The two ends of the cell are one point so that a mean which rounding has moved across one stays there.
         steps = -torch.ceil(self.values(step.place).mean(-1) / amount - 0.5 - self.tolerance).to(torch.int64)
         families = range(self.symmetry[step.group].shifts)
         return Value(shift=torch.stack([steps if f == step.family else steps * 0 for f in families], dim=-2))
@@ -275,7 +275,7 @@ class _Classes:
         order = np.lexsort((column, self._classes))
         sizes = scales.reshape(-1, self._size).amax(-1).repeat_interleave(self._size).numpy()
         # Neighbors are compared, not all values with the first: values in a chain of steps below the tolerance stay
-        # together, so that no pair within rounding of each other is ever told apart.
+        # together so that no pair within rounding of each other is ever told apart.
         is_new = np.diff(self._classes[order]) != 0
         is_new |= np.diff(column[order]) > self._tolerance * sizes[order][1:]
         self._classes[order] = np.concatenate([[0], np.cumsum(is_new)])

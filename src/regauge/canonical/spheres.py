@@ -117,7 +117,7 @@ class Manifold:
         """Return the initial velocity with which the geodesic from the first network reaches the second in unit time.
 
         Raises:
-            ValueError: The networks are not canonical or not of one architecture, or two units lie opposite each other,
+            ValueError: The networks are not canonical or not of one architecture, or two units lie opposite each other
                 so that the shortest geodesic between them is not unique.
         """
         self._require_pair(params_a, params_b)

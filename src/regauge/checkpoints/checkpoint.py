@@ -227,7 +227,7 @@ class Checkpoint(Mapping[str, Tensor]):
 
     @property
     def is_folder(self) -> bool:
-        """Whether the checkpoint was named by its folder or index, so that an output may also be a folder."""
+        """Whether the checkpoint was named by its folder or index so that an output may also be a folder."""
         return Path(self.home).is_dir() or self.path.name.endswith((".index.json", METADATA))
 
     def on_meta(self) -> Params:
@@ -246,7 +246,7 @@ class Checkpoint(Mapping[str, Tensor]):
     def layout(self, file: str | None = None) -> list[Shard]:
         """Return the layout of the files of an output with the same names, dtypes and order, or with those of `form`.
 
-        There are as many files as in this checkpoint, or a single file of that name. Wide dtypes come first, so that
+        There are as many files as in this checkpoint, or a single file of that name. Wide dtypes come first so that
         values stay aligned.
         """
         is_parted = any(one.is_parted for one in self.stored.values())

@@ -92,7 +92,7 @@ def compare(
             reference fingerprints, by distance from the first network's fingerprint. This p-value is exact at any
             points of the orbits.
         draws: The number of random elements in the test of independence.
-        generator: Source of randomness for the test. By default a generator with seed 0, so that the result is always
+        generator: Source of randomness for the test. By default a generator with seed 0 so that the result is always
             the same.
         out: The place of the page of the comparison, a self-contained `.html` file: a path, or an `Output`.
         memory: The limit on memory for networks in files: bytes, or text such as "2GB"; half of the machine's memory

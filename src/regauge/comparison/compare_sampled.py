@@ -199,7 +199,7 @@ class _Sampled:
     def _may_be_rotated(self) -> bool:
         """Whether a rotation of a stream may explain what orders do not: it keeps inner products of other axes.
 
-        With E = X - Y R, the Gram matrices differ by at most |E| (|X| + |Y|), so that where a rotation explains nearly
+        With E = X - Y R, the Gram matrices differ by at most |E| (|X| + |Y|) so that where a rotation explains nearly
         all their entries correlate.
         """
         names = self._symmetry.rotatable

@@ -153,7 +153,7 @@ def _features(symmetry: Symmetry, tensors: Mapping[str, Tensor]) -> dict[str, Fe
                 if k == 0 and not any(site.group.name in other.group.within for other in sites):
                     # Otherwise each unit is moved in a way of its own.
                     found[f"{name} {number}"] = _gram_norm(values).double()
-                # The same orders and rotations act at all places of a group, so that what they keep of a mixture of
+                # The same orders and rotations act at all places of a group so that what they keep of a mixture of
                 # all places ties these together.
                 term = (values.square().sum(-1) if site.group.matrix == "none" else values @ values.mT).double()
                 mixed = groups.setdefault(key, [torch.zeros_like(term)])

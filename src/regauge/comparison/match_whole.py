@@ -40,7 +40,7 @@ def match_whole(
     """Align two networks in memory, by their weights or by their function.
 
     Networks that differ by translations and gains are the same behind them: the representatives are aligned. Factors of
-    a matrix product that has not its full rank hold numbers that their product does not, so that two networks of one
+    a matrix product that has not its full rank hold numbers that their product does not so that two networks of one
     function may differ by no element. Where alignment leaves a distance, the factors are therefore aligned again
     without those numbers; and residual streams are rotated, if that explains what orders do not.
 

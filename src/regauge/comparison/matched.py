@@ -60,7 +60,7 @@ class Matched:
     @property
     def reference_p_value(self) -> float | None:
         """The p-value of the second network's distance among those of the references, by fingerprints."""
-        # A Monte Carlo p-value counts the second network itself, so that it is never zero (Phipson and Smyth, 2010).
+        # A Monte Carlo p-value counts the second network itself so that it is never zero (Phipson and Smyth, 2010).
         nearer = sum(other <= self.distances[0] for other in self.distances[1:])
         return (1 + nearer) / len(self.distances) if len(self.distances) > 1 else None
 

@@ -20,7 +20,7 @@ from regauge.core.symmetry import Symmetry
 from regauge.pruning import cut_symmetry
 
 UNITS = 256
-"""Units of a group that are sampled; twice the largest group of matrices if that is more, so that these are fixed."""
+"""Units of a group that are sampled; twice the largest group of matrices if that is more so that these are fixed."""
 LAYERS = 4
 """Layers of a stack that are sampled."""
 ENTRIES = 2048
@@ -116,7 +116,7 @@ class Sample:
 
         A group is matched by the tensors whose other axes belong to groups that are known already: the first one, such
         as a residual stream, by those that nothing else moves. Each sampled unit may take any unit of the second
-        network, so that of strangers more is explained than by an order of all units.
+        network so that of strangers more is explained than by an order of all units.
 
         Returns:
             The units, and the smallest number of values of a unit that any of these matches rests on.

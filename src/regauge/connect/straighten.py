@@ -107,7 +107,7 @@ def straighten(
     """Train the second network until the loss on the line from the first network is small.
 
     This is the loss of `hyper_match` without the hypernetwork, which only reparametrizes the result if there is a
-    single pair. Align the second network first, so that training needs to move it only a little. Nothing keeps the
+    single pair. Align the second network first so that training needs to move it only a little. Nothing keeps the
     result close to the initial network, and the first network itself is also a minimum. `FlatLine.approach` measures
     how far the result collapsed onto the first network.
 

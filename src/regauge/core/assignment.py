@@ -86,7 +86,7 @@ def assign_many(
         potentials: Potentials that similar problems returned.
         current: Columns to keep if they are optimal; the identity by default.
         slack: The gain up to which current columns are kept; zero by default.
-        is_repeated: Whether similar problems will follow, so that potentials are worth their computation.
+        is_repeated: Whether similar problems will follow so that potentials are worth their computation.
 
     Raises:
         ValueError: A profit is NaN or Inf.

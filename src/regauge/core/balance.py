@@ -75,7 +75,7 @@ def balance(params: Mapping[str, Tensor], symmetry: Symmetry, *, buffers: Buffer
     logarithm of its factor then makes the minimum finite: the sum of squares of what it has, each weighted by
     its exponent, becomes one. A unit that has only zeros keeps its factors. For what one side of a linear group has
     and the other annihilates, the Gram matrix becomes the identity. Groups whose Gram matrices are singular within
-    rounding, so that their rank is in doubt, keep their matrices; see `balance_alike`.
+    rounding so that their rank is in doubt, keep their matrices; see `balance_alike`.
 
     Args:
         symmetry: The symmetry of the architecture.

@@ -108,7 +108,7 @@ def rotatable(symmetry: Gained) -> tuple[str, ...]:
 def on_representatives(symmetry: Owner, rotated: tuple[str, ...] = ()) -> Owner:
     """Return the symmetry of representatives, in which some groups are rotated; see `Symmetry.on_representatives`."""
     gains = [name for one in gain_scales(symmetry, symmetry.gains) for name in one.sites]
-    # Every representative has the same statistics there: nothing moves them, so that they hold no scale in its place.
+    # Every representative has the same statistics there: nothing moves them so that they hold no scale in its place.
     constant = {family.entries.parameter for family in symmetry.translations if family.is_stored_only}
     groups = []
     for group in symmetry.groups:

@@ -171,7 +171,7 @@ def _needed(symmetry: Charted) -> frozenset[str]:
 
 
 def _widen(symmetry: Charted, params: Mapping[str, Tensor]) -> Params:
-    """Return networks whose parameters are in the next wider dtype, so that they are rounded once."""
+    """Return networks whose parameters are in the next wider dtype so that they are rounded once."""
     needed = _needed(symmetry)
     return {name: widen(tensor) if name in needed else tensor for name, tensor in params.items()}
 

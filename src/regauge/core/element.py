@@ -54,7 +54,7 @@ class Value:
     sign: Num[Tensor, "*lead signs size"] | None = None
     shift: Num[Tensor, "*lead shifts size"] | None = None
     matrix: Float[Tensor, "*lead size size"] | None = None
-    product = cast(Kronecker | None, None)  # Without an annotation: no field, so that it is not copied.
+    product = cast(Kronecker | None, None)  # Without an annotation: no field so that it is not copied.
 
     @classmethod
     def of_product(cls, product: Kronecker) -> "Value":

@@ -82,7 +82,7 @@ def complete(family: Family, values: Mapping[str, Value], batch: Sequence[int]) 
 
 
 def coupled_tensors(family: Family) -> frozenset[str]:
-    """Return tensors on which the root acts along two axes, so that the objective is quadratic in it."""
+    """Return tensors on which the root acts along two axes so that the objective is quadratic in it."""
     return frozenset(
         name
         for name, local in family.sites.items()
@@ -263,7 +263,7 @@ def dot(x: Tensor, y: Tensor) -> float:
 def unit_index(symmetry: Symmetry, name: str, site: Site) -> Int[Tensor, "units values"]:
     """Flat indices into a parameter of the values of each unit, in every copy of a site's group.
 
-    Units are counted copy by copy, so that the first axis can be reshaped to `[*bases, size]`.
+    Units are counted copy by copy so that the first axis can be reshaped to `[*bases, size]`.
     """
     shape, axis, group = symmetry.shapes[name], site.placement.axis, site.group
     flat = torch.arange(torch.Size(shape).numel()).reshape(shape)

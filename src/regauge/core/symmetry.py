@@ -160,7 +160,7 @@ class Symmetry:
 
     @property
     def moves_statistics(self) -> bool:
-        """Return whether scales move running statistics of a normalization, so that these fit only one network's
+        """Return whether scales move running statistics of a normalization so that these fit only one network's
         activations.
         """
         places = [place for group in self.groups for place in group.placements if any(place.scale)]
@@ -650,7 +650,7 @@ class Symmetry:
         return replace(last, evaluations=last.evaluations + (0 if check is None else check.evaluations))
 
     def to_json(self) -> str:
-        """Return the symmetry as JSON text in a stable format. Fields with default values are left out, so that the
+        """Return the symmetry as JSON text in a stable format. Fields with default values are left out so that the
         text is easy to edit.
         """
         values = {field.name: getattr(self, field.name) for field in fields(self)[1:]}

@@ -123,6 +123,6 @@ def shared_start(folder: str | Path | None = None) -> dict[str, Tensor]:
     """
     content = read(SHARED_START, folder)
     tensors = load(content)
-    # There a sine layer is a linear layer and its activation, so that names have one more number: layers.0.0.weight.
+    # There a sine layer is a linear layer and its activation so that names have one more number: layers.0.0.weight.
     parts = {name: name.split(".") for name in tensors}
     return {f"layers.{part[1]}.{part[-1]}": tensors[name] for name, part in sorted(parts.items())}

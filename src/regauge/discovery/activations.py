@@ -31,7 +31,7 @@ from regauge.discovery.solve import solve
 from regauge.discovery.trace import Program
 
 Change = Callable[[Tensor], Tensor]
-"""A function of a value before it is read; give the same object each time, so that graphs are made once."""
+"""A function of a value before it is read; give the same object each time so that graphs are made once."""
 SELECTIONS = words("index index_select gather embedding")
 """Operators that pick entries of their first operand."""
 ROUNDING = 0.25

@@ -2,7 +2,7 @@
 
 What may act on a single axis index is solved elsewhere, and of a pair of coordinates that positions turn by fixed
 angles it finds a common scale and a common sign. Both belong to more: all rotations of the paired commute with the
-turns, so that queries and keys may be turned by one angle. Which of the pairs are such axes no operator says by its
+turns so that queries and keys may be turned by one angle. Which of the pairs are such axes no operator says by its
 name, and halves, neighbors and complex numbers are written in many ways. So every pair that shares a sign is tried: the
 operators between the parameters and the first values that do not have the axis any more are evaluated on random
 numbers in float64, with the constants of the trace in their places, before and after random turns. As everything

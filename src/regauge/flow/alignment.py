@@ -1,4 +1,4 @@
-"""Alignment of points, so that each coordinate means the same unit in all networks."""
+"""Alignment of points so that each coordinate means the same unit in all networks."""
 
 import torch
 from torch import Tensor
@@ -36,7 +36,7 @@ def sort_points(space: Space, points: Points) -> Points:
 def align_points(space: Space, reference: Tensor, points: Points) -> Points:
     """Move points along their orbits, as near to a reference as weight matching brings them.
 
-    Matching ends in a local optimum, which may depend on its initialization. Points are therefore sorted first, so that
+    Matching ends in a local optimum, which may depend on its initialization. Points are therefore sorted first so that
     all networks of an orbit get the same point.
 
     Args:

@@ -67,7 +67,7 @@ class PlainGaussian:
 
 @dataclass(frozen=True)
 class FullGaussian:
-    """Normal values with the mean and all covariances of aligned networks, so that a flow begins near its end.
+    """Normal values with the mean and all covariances of aligned networks so that a flow begins near its end.
 
     On spheres, the distribution is the same as `MatchedGaussian`.
 
@@ -128,7 +128,7 @@ class Prior:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> Points:
-        """Sample points on the CPU, so that all devices give the same points."""
+        """Sample points on the CPU so that all devices give the same points."""
         noise = torch.randn(count, self.space.dim, generator=generator, dtype=torch.float64)
         return self.place(noise).to(device, dtype)
 

@@ -36,7 +36,7 @@ def integrate(
         field: The velocity, a tangent vector at each point.
         x: The start.
         steps: The number of steps.
-        solver: "euler" follows geodesics, so that one step with the velocity of a geodesic ends at the end of the
+        solver: "euler" follows geodesics so that one step with the velocity of a geodesic ends at the end of the
             geodesic. Others are "heun" (order 2, two evaluations a step) and "runge_kutta" (order 4, four evaluations).
         start: The first time.
         end: The last time; less than `start` to go back.

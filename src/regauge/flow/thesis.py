@@ -22,7 +22,7 @@ def thesis_config(
 
     Args:
         kind: "euclidean" uses weights without changes. "geometric" normalizes the incoming weights of every hidden
-            unit, and the whole last layer, to unit spheres, so that the norm of the last layer is lost.
+            unit, and the whole last layer, to unit spheres so that the norm of the last layer is lost.
         head: Name of the weight of the last layer, for "geometric".
         head_bias: Name of the bias of the last layer, which is divided by the same norm.
         changes: Any settings that should differ, such as `seconds`, or a smaller `net`.

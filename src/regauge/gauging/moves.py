@@ -118,7 +118,7 @@ def uncover_rotations(
 ) -> Uncovered:
     """Bring the gains that prevent rotations to one, by scales and signs of the symmetry.
 
-    Only the gains themselves are read, so that the module may be on the meta device and the network on the disk.
+    Only the gains themselves are read so that the module may be on the meta device and the network on the disk.
 
     Args:
         read: The values of a parameter.

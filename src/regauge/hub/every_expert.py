@@ -121,7 +121,7 @@ def visit_every_expert(module: nn.Module, inputs: tuple[Any, ...], kwargs: Mappi
 
 
 def _visiting(forward: Callable[..., Any], spare: int) -> Callable[..., Any]:
-    """Return a method, so that a copy of the module runs its own parameters."""
+    """Return a method so that a copy of the module runs its own parameters."""
 
     def visiting(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         # Routers convert their own weights, which a trace cannot; tensors of a trace have lists of their own.

@@ -52,7 +52,7 @@ def example_inputs(module: nn.Module, config: Any) -> Iterator[Kwargs]:
     """Yield small inputs on which a transformers model runs, beginning with the inputs that reach most of its weights.
 
     If a model reads images or sounds besides text, the last inputs are embeddings. These inputs do not reach the parts
-    that compute embeddings, so that the symmetry does not change the axes of the embeddings. At most one other input
+    that compute embeddings so that the symmetry does not change the axes of the embeddings. At most one other input
     that leaves out a part follows the inputs that leave out none.
 
     Raises:
@@ -86,7 +86,7 @@ def example_inputs(module: nn.Module, config: Any) -> Iterator[Kwargs]:
 
 
 def _needs_values(error: Exception) -> bool:
-    """Return whether an operation depends on values, so that only a trace can follow it on the meta device."""
+    """Return whether an operation depends on values so that only a trace can follow it on the meta device."""
     return isinstance(error, NotImplementedError) or "a meta tensor" in str(error)
 
 

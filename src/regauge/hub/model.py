@@ -213,7 +213,7 @@ def open_model(
 ) -> Model:
     """Open a model by name: its module, inputs on which it runs, and its symmetry.
 
-    The model is built and traced on first access only. The symmetry of a folder is kept in the user's cache, so that
+    The model is built and traced on first access only. The symmetry of a folder is kept in the user's cache so that
     the next process need not trace the model. Code in a folder is never run, and nothing is downloaded.
 
     Args:

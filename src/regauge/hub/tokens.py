@@ -81,7 +81,7 @@ class TokenPlan:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all networks have all tokens of the result, so that no rows are taken from others."""
+        """Whether all networks have all tokens of the result so that no rows are taken from others."""
         return not bool(self.taken.any() or self.blank.any())
 
     @classmethod

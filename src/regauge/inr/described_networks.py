@@ -28,7 +28,7 @@ def build(checkpoint: Checkpoint, *, with_values: bool) -> tuple[nn.Module, tupl
 def find_task(model: Built, text: str, *, loss: str, dtype: torch.dtype) -> Task | None:
     """Return an INR on the signal that `text` names: 10,000 points of a shape, all cells of a grid, or all pixels.
 
-    The sampled points do not depend on anything else, so that losses of different commands can be compared. If `text`
+    The sampled points do not depend on anything else so that losses of different commands can be compared. If `text`
     names no signal, there is no task.
     """
     if not _is_signal(text):

@@ -142,7 +142,7 @@ class Gradient:
     """A function `f(params, (points, labels))` that returns the mean loss and its gradients, at the cost of matrix
     products.
 
-    A batch is processed in blocks of rows, each block forward and then immediately backward, so that a block stays in
+    A batch is processed in blocks of rows, each block forward and then immediately backward so that a block stays in
     the cache. Sines and cosines are computed once, in place, and no array of the size of the batch is written. The
     gradients equal those of automatic differentiation up to rounding, in the order of the parameters. The next call
     overwrites the memory of the gradients. The parameters have the dtype and device of `like`; `loss` goes from outputs

@@ -156,7 +156,7 @@ class Recovery:
     Attributes:
         params: The aligned copies, `[count, ...]`.
         errors: The largest deviation of a parameter of each copy from its target, as a share of the largest value of
-            its tensor, float64 `[count]`. The target is the original plus the noise of the copy, so that noisy copies
+            its tensor, float64 `[count]`. The target is the original plus the noise of the copy so that noisy copies
             can also be recovered exactly.
         distances: Euclidean distance of each aligned copy from the original, including the noise, float64 `[count]`.
         curves: The loss on the line from the original to each aligned copy; none without a task.

@@ -38,7 +38,7 @@ class Autoencoder:
         latents = auto.encode(population)          # [models, latent], the same for all networks of an orbit
         auto.decode(latents)                       # canonical networks, which compute what the population computes
 
-    Latent vectors are computed in double precision, so that networks of one orbit agree up to the rounding of their
+    Latent vectors are computed in double precision so that networks of one orbit agree up to the rounding of their
     weights. The result has the precision of the networks, but at least single precision.
 
     Attributes:

@@ -23,7 +23,7 @@ class FitArguments(TypedDict, total=False):
 
     Attributes:
         indices: Numbers of the networks to use, or a mask; all by default. Those that are not finite are left out.
-        split: Numbers of the networks for "train", "validation" and "test". By default, a store is divided by run,
+        split: Numbers of the networks for "train", "validation" and "test". By default, a store is divided by run
             so that two checkpoints of one run are never in two parts, with its own test networks where it has a column
             "split" with some; of a population fixed random networks are taken: 80%, 10% and 10%.
         split_by: Column by which stores are divided instead of by run, such as one that names the image of which there

@@ -1,4 +1,4 @@
-"""Settings of predictors, autoencoders and matchers; the module does not import torch, so that options load fast."""
+"""Settings of predictors, autoencoders and matchers; the module does not import torch so that options load fast."""
 
 import math
 from dataclasses import dataclass, field

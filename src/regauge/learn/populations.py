@@ -166,7 +166,7 @@ def find_usable(
 
 
 def kept_unless(split: Mapping[str, Any] | None, checkpoints: Kept) -> Kept:
-    """Return the checkpoints to use: all checkpoints if a split names networks, so that no named network is dropped."""
+    """Return the checkpoints to use: all checkpoints if a split names networks so that no named network is dropped."""
     return checkpoints if split is None else "all"
 
 
@@ -179,7 +179,7 @@ def split_networks(
     """Return the indices of the networks for "train", "validation" and "test".
 
     Given parts are used as they are. If a store has a column "split", this column defines the test part, and perhaps
-    the validation part. All other networks of stores are divided by run or by another column, so that networks with one
+    the validation part. All other networks of stores are divided by run or by another column so that networks with one
     value are in one part. If several runs fitted one signal, the default column is "signal". A population in memory is
     divided at random, but always in the same way.
 

@@ -1,4 +1,4 @@
-"""Vectors of units as tensors on which the groups of a symmetry act, so that vectors are matched like weights."""
+"""Vectors of units as tensors on which the groups of a symmetry act so that vectors are matched like weights."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

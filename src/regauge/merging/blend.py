@@ -159,7 +159,7 @@ class Blend:
 
     @cached_property
     def _first(self) -> dict[str, str]:
-        """Return one name for each set of tied names, so that tied names share random numbers and settings."""
+        """Return one name for each set of tied names so that tied names share random numbers and settings."""
         stored = self.reference.stored if isinstance(self.reference, Checkpoint) else self.reference
         found = {}
         for names in self.symmetry.tied:

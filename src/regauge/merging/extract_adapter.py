@@ -85,7 +85,7 @@ def extract_adapter(
     model: str | None = None,
     progress: Progress = no_progress,
 ) -> ExtractedAdapter:
-    """Make an adapter from the difference of two networks, so that `BASE+ADAPTER` approximates the tuned network.
+    """Make an adapter from the difference of two networks so that `BASE+ADAPTER` approximates the tuned network.
 
     The change of the weight of every linear layer and convolution is cut off after its largest singular values, which
     gives the closest matrix of that rank. Other tensors that differ are stored in full, so only this truncation loses
@@ -243,7 +243,7 @@ def _configuration(
     *,
     is_turned: bool,
 ) -> dict[str, Any]:
-    """Return the content of adapter_config.json, with alpha equal to the rank, so that the change is B A."""
+    """Return the content of adapter_config.json, with alpha equal to the rank so that the change is B A."""
     ranks = {one.name: one.rank for one in modules}
     most = max(ranks.values(), default=1)
     other = {name: rank for name, rank in ranks.items() if rank != most}

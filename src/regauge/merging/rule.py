@@ -90,7 +90,7 @@ class Rule(ABC):
     ) -> Sequence[int]:
         """Return the indices of the networks to combine, chosen by the task's loss; all networks unless overridden.
 
-        `soup` returns the combination of the networks with given indices, so that a choice can be evaluated.
+        `soup` returns the combination of the networks with given indices so that a choice can be evaluated.
         """
         return range(len(networks))
 

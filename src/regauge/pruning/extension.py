@@ -25,7 +25,7 @@ def extend_symmetry(symmetry: Symmetry, sizes: Mapping[str, int]) -> Symmetry:
         sizes: The larger numbers of units, by names of groups.
 
     Raises:
-        ValueError: The units of a group do not fill their part of an axis, so that units cannot be added.
+        ValueError: The units of a group do not fill their part of an axis so that units cannot be added.
     """
     shapes = {name: list(shape) for name, shape in symmetry.shapes.items()}
     axes: dict[tuple[str, int], dict[int, tuple[Group, Placement]]] = {}

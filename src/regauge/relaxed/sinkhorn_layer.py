@@ -43,7 +43,7 @@ def sinkhorn(
 
     The matrix is the Laplacian of a graph on the rows. It is built from its weights and solved by Cholesky
     after scaling it to a unit diagonal; differences that cancel where a plan saturates are sums over the other
-    entries instead, so that even vanishing gradients keep their direction. The gradient itself cannot be
+    entries instead so that even vanishing gradients keep their direction. The gradient itself cannot be
     differentiated again.
 
     Args:

@@ -197,7 +197,7 @@ def weights_figures(rows: Mapping[str, NDArray[np.float32]]) -> list[Figure]:
     """Return weights of units as images `[units, height, width]`, a few in a figure, one row per label; blue is
     positive.
 
-    All images share one color scale, so that dead units are visible as such.
+    All images share one color scale so that dead units are visible as such.
     """
     limit = float(np.quantile(np.abs(np.concatenate([images.ravel() for images in rows.values()])), 0.995)) or 1.0
     count = len(next(iter(rows.values())))

@@ -70,7 +70,7 @@ def draw_shape(axes: Axes, shape: Mesh | PointCloud, view: View, color: str) -> 
 def _draw_points(axes: Axes, seen: Floats, color: str) -> None:
     """Draw a point cloud; each point is shaded by its normal, estimated from its neighbors, and paler far away.
 
-    Markers are about as wide as the points lie apart, so that the front hides the back.
+    Markers are about as wide as the points lie apart so that the front hides the back.
     """
     seen = seen[np.argsort(seen[:, 2])]
     normals, spacing = _normals(seen)

@@ -1,7 +1,7 @@
 """The user's cache of computed texts, stored by a key of their inputs; every text can be recomputed.
 
-Each entry is one file. Its first line is the SHA-256 of the rest, so that damage is detected. The file is written
-atomically, so that processes can share the folder. Entries that cannot be read or written are skipped.
+Each entry is one file. Its first line is the SHA-256 of the rest so that damage is detected. The file is written
+atomically so that processes can share the folder. Entries that cannot be read or written are skipped.
 """
 
 import hashlib

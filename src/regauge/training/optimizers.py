@@ -17,7 +17,7 @@ from regauge.training.schedules import Rate
 from regauge.training.settings import Setting, require_setting
 
 UPDATED_AT_ONCE = 131_072
-"""Values that are updated at a time, so that they stay in the cache between the operations of an update."""
+"""Values that are updated at a time so that they stay in the cache between the operations of an update."""
 
 LARGE_NETWORK = 32_768
 """Networks with at least as many values are updated one by one, by torch's fused kernel, if their settings differ."""
@@ -79,7 +79,7 @@ class SGD:
         if not _is_zero(decay):
             gradient = gradient + decay * block.param
         for buffer in block.moments:
-            # Zeros at the first step, so that the buffer becomes the gradient then.
+            # Zeros at the first step so that the buffer becomes the gradient then.
             buffer.mul_(momentum).add_(gradient)
             gradient = gradient + momentum * buffer if self.is_nesterov else buffer
         if isinstance(lr, Tensor):

@@ -104,7 +104,7 @@ def chain_of(
 
 
 class VmapEngine:
-    """An engine for any module by `torch.func`: group by group, so that the networks of a group share their batch.
+    """An engine for any module by `torch.func`: group by group so that the networks of a group share their batch.
 
     Losses and gradients may be compiled, for stacks of one shape.
     """

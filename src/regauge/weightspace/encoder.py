@@ -113,7 +113,7 @@ class Encoder(nn.Module):
     """A map from block values to features, with separate parameters for every block.
 
     Values are standardized by one mean and one deviation for each block, which `standardize` sets. Axes that no group
-    permutes (pixels, classes, kernel positions) are input channels of these maps, so that the maps distinguish
+    permutes (pixels, classes, kernel positions) are input channels of these maps so that the maps distinguish
     positions. Every unit with a fixed position gets a learned vector, and so does the weight of a unit to itself. If
     signs still act on values, the encoder reads these values twice. It reads their sizes for features that no sign
     changes. It reads the values themselves, without biases, for features that signs change. The same holds for scales,

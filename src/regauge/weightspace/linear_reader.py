@@ -17,7 +17,7 @@ SOFT = 0.01
 LEAST = 1e-4
 """Spreads that are smaller, as a share of the sizes of a block's statistics, may be rounding, and are not read."""
 FURTHEST = 5.0
-"""Most deviations from the mean; what is further away is read as this, so that no answer explodes."""
+"""Most deviations from the mean; what is further away is read as this so that no answer explodes."""
 
 
 class LinearReader(nn.Module):

@@ -1,4 +1,4 @@
-"""Shares that weight units, so that a unit that is split in two counts as one unit.
+"""Shares that weight units so that a unit that is split in two counts as one unit.
 
 If the outgoing weights of two copies of a unit add up to those of the unit, the network computes the same function.
 Every unit gets a share that is proportional to its outgoing weights. The net divides outgoing weights by the shares,

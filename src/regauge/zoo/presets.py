@@ -69,7 +69,7 @@ def convolutional_architecture(
 def uci_mlps(count: int = 100, seed: int = 0) -> PopulationConfig:
     """MLPs 30-16-16-2 on UCI breast cancer: 50 epochs of Adam, a sample every 4 steps after 10 epochs.
 
-    Not said: the learning rate (1e-3 here). Batches have 51 of 410 examples, so that an epoch has 8 steps, as those
+    Not said: the learning rate (1e-3 here). Batches have 51 of 410 examples so that an epoch has 8 steps, as those
     of 64 of 455 have in the paper's code.
 
     References:
@@ -174,7 +174,7 @@ def small_cnns_tanh(count: int = 10_000, seed: int = 0) -> PopulationConfig:
 
     Learning rates are log-uniform in [5e-4, 5e-2], decays in [1e-8, 1e-2]; 10%, 25%, 50% or all of the data. The
     networks of the public zoo are trained for 86 epochs with dropout and a random optimizer. These networks are trained
-    for 20,000 steps of Adam without dropout and with decoupled decay. Images are gray as in the public zoo, so that the
+    for 20,000 steps of Adam without dropout and with decoupled decay. Images are gray as in the public zoo so that the
     networks have the same shapes.
 
     References:
@@ -201,7 +201,7 @@ def small_cnns_relu(count: int = 10_000, seed: int = 0) -> PopulationConfig:
 def cnn_zoo(count: int = 400, seed: int = 0) -> PopulationConfig:
     """Like `small_cnns_relu`, on Fashion-MNIST, 300 steps with batches of 64: a second of training on one core.
 
-    Each network has checkpoints at three steps. Groups of only 16 networks share their batches, so that shares of the
+    Each network has checkpoints at three steps. Groups of only 16 networks share their batches so that shares of the
     data differ more often.
     """
     return replace(
@@ -262,7 +262,7 @@ def sine_inrs(count: int = 2 * WAVES, seed: int = 0) -> PopulationConfig:
 def mnist_inrs(count: int = 70_000, seed: int = 0) -> PopulationConfig:
     """SIRENs 2-32-32-1 that fit MNIST's images: 1,000 steps of Adam with 5e-4 on all pixels.
 
-    The column "split" is "test" for test images. Test images are spread evenly, so that smaller populations have both
+    The column "split" is "test" for test images. Test images are spread evenly so that smaller populations have both
     kinds.
 
     References:

@@ -137,7 +137,7 @@ class Ascent:
         """Improve once every family of these pairs whose neighbors moved; return which of the pairs moved.
 
         Families that do not depend on one another are searched at the same time. Their steps are accepted in the order
-        of the families, so that the result is the same as with one search after another.
+        of the families so that the result is the same as with one search after another.
         """
         before = self.gained[rows]
         waiting: dict[int, Callable[[], None]] = {}
@@ -475,7 +475,7 @@ def climb_from_two_starts(families: Sequence[Family], a: Tensors, b: Tensors, so
     """Find one element for each problem by ascent from the identity and from the barycenter.
 
     Args:
-        families: The families. They share tensors, so that the best value of one family depends on the others.
+        families: The families. They share tensors so that the best value of one family depends on the others.
         a: First networks, `[problem, ...]`.
         b: Second networks.
         solve: Solves a family with nested groups while the other families stay.

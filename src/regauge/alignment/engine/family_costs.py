@@ -36,7 +36,7 @@ class _Term:
 class FamilyCost:
     """The cost of one family without nested groups, for every pair.
 
-    The cost uses second networks that all *other* families have moved, so that the best value does not depend on the
+    The cost uses second networks that all *other* families have moved so that the best value does not depend on the
     family's current value. A tensor on which only this family acts enters once and is never moved.
     """
 

@@ -50,7 +50,7 @@ class Side:
 
 @dataclass(frozen=True)
 class TwoSided:
-    """Two parts whose inner axes other groups move in the same way, so that only the rotation moves their product.
+    """Two parts whose inner axes other groups move in the same way so that only the rotation moves their product.
 
     For each index of the first part, `index` holds the index of the second part, because heads may share keys and
     values.
@@ -144,7 +144,7 @@ class FirstRotation:
     """The steps of a rotation that maximizes `<R, C> + sum_k w_k <A_k, R B_k R'>` over products A and B.
 
     C sums the inner products of tensors that nothing else moves. Each is divided by the root of the product of its
-    norms, so that large tensors count less, because these mostly stay near their initialization. All products have
+    norms so that large tensors count less, because these mostly stay near their initialization. All products have
     equal weight.
 
     Attributes:

@@ -1,7 +1,7 @@
 """Pairs of networks in the frame of their comparison: at the points of smallest norm on their orbits.
 
 A filter before batch normalization may be scaled such that gamma compensates for the scale while sigma stays. This
-moves the running mean and leaves the variance, so that the statistics no longer fit the activations. The function is
+moves the running mean and leaves the variance so that the statistics no longer fit the activations. The function is
 kept with statistics as stored, but recomputed statistics undo a part of the move. The second network therefore keeps
 its statistics, unless it is a copy: a network with the statistics of the first one, moved in this manner. The variances
 identify copies. In a copy they equal the variances of the first network. In a trained network they follow the scales of

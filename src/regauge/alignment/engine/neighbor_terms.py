@@ -19,7 +19,7 @@ class NeighborTerm:
     `update` adds to the cost the changes since the last update, which are the products with units that h moved. The
     group whose cost this is acts at the site `own` of the tensor. The other group acts at `neighbor`, on another axis.
 
-    Elements are on the CPU, and the moved units are found there, so that the code never waits for the device of the
+    Elements are on the CPU, and the moved units are found there so that the code never waits for the device of the
     tensors.
     """
 

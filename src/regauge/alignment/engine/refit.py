@@ -116,7 +116,7 @@ class GroupFit:
     """A Gauss-Newton step of the scales or the matrices of one group, from sums over the tensors that it acts on.
 
     The step X of second networks y towards first ones x minimizes `sum |x - y - X y|^2` over the places of the group.
-    For scales X multiplies each unit by the exponents of its families times their steps t, so that t solves the normal
+    For scales X multiplies each unit by the exponents of its families times their steps t so that t solves the normal
     equations of the unit. A matrix moves `y` to `(1 + X) y` where it acts, and to `(1 - X') y` where its inverse acts:
     `X F + G X = sum (x - y) y' - sum y (x - y)'`, with the Gram matrices F and G of both kinds of places. If a group
     acts on several axes of one tensor, their curvatures are multiplied such that the sum is never below the true one.

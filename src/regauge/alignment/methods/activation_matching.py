@@ -26,7 +26,7 @@ class ActivationMatching(Method):
     part, by their action on the values that layers read. These values are outputs of activation functions, every state
     of a residual stream, and queries, keys and values of attention heads. Values on which a group acts in the same way
     are summed. Entries along all other axes (images, positions, tokens) are samples. In correlations, units that a
-    rotation mixes share their mean variance, so that the result does not depend on the basis.
+    rotation mixes share their mean variance so that the result does not depend on the basis.
 
     The data are read once, for both networks and all groups. Memory holds one matrix of units against units for each
     value. In this method groups are independent of one another, and their order does not matter.

@@ -103,7 +103,7 @@ class JointMatching(Method):
         return 1.0 if self.weights is None else self.weights[dictionary_of(name)[0]]
 
     def _weigh(self, params: Mapping[str, Tensor]) -> Params:
-        """Multiply dictionaries by the roots of their weights, so that both networks share each weight evenly."""
+        """Multiply dictionaries by the roots of their weights so that both networks share each weight evenly."""
         result = {}
         for name, tensor in params.items():
             weight = self._weight(name)

@@ -75,7 +75,7 @@ def align_streamed(
     A spread group that acts on two axes of one tensor takes its linear step. If the objective falls in the next sweep,
     the step is undone and the climb ends.
 
-    As in memory, networks whose scales move running statistics climb twice, so that copies with moved statistics are
+    As in memory, networks whose scales move running statistics climb twice so that copies with moved statistics are
     found. The scales of nearly equal networks are fitted to the scales of the first one.
 
     Args:

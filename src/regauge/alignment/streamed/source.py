@@ -32,7 +32,7 @@ class Total:
     """The objective of one group, as a sum over parts of the network.
 
     A part is a working set or a loose tensor. Some families of signs act in one part alone. Given the signs that parts
-    share, each part chooses its own for every pair of units, so that one matrix for each pattern of shared signs
+    share, each part chooses its own for every pair of units so that one matrix for each pattern of shared signs
     suffices. With the shared signs s of a unit, the own signs t of a part, and the inner products C of a part, the
     matrix is
 

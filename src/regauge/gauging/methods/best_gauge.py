@@ -40,7 +40,7 @@ class BestGauge(GaugeMethod):
     With a task, networks are compared by its loss over all batches, with the weights of all layers rounded. Without a
     task, they are compared by the mean over layers of the relative squared rounding error of their weights. In this
     case, a network is also rejected if that error grows at 8, 4 or 3 bits per row. The unchanged network is a
-    candidate, so that the result is never worse than this network. The objective is the compared quantity with opposite
+    candidate so that the result is never worse than this network. The objective is the compared quantity with opposite
     sign.
 
     Methods begin in the gauge in which the coordinates of translations are zero. This gauge is also a candidate.

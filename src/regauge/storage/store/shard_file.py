@@ -1,6 +1,6 @@
 """One shard: a safetensors file with the weights and the rows of some networks, written once.
 
-The layout of the file is specified in docs/store.md. Its header is read without mapping the file, so that opening
+The layout of the file is specified in docs/store.md. Its header is read without mapping the file so that opening
 thousands of shards is fast. Other programs can read a shard as an ordinary safetensors file.
 """
 

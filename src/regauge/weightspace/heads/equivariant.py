@@ -198,7 +198,7 @@ class _Change:
         return change * self.values.unsqueeze(-2)
 
     def share_out(self, change: Tensor) -> Tensor:
-        """Multiply a change by the shares of the units that a value reads, so that copies of a unit share it."""
+        """Multiply a change by the shares of the units that a value reads so that copies of a unit share it."""
         if self.weights is None:
             return change
         return change * self.weights.reshape(*self.weights.shape, *([1] * (change.ndim - self.weights.ndim)))

@@ -5,7 +5,7 @@ A built layer takes `Features` and their layout, and returns new `Features`:
     layer = MessagePassing().build(Plan(layouts, width, reads=frozenset({"units", "network"}), generator=generator))
     features = layer(features, layout)
 
-`Plan.reads` lists the outputs that the next layer or the head reads, so that the last layer computes no unused outputs.
+`Plan.reads` lists the outputs that the next layer or the head reads so that the last layer computes no unused outputs.
 The names are "units", "pairs" and "network". "units" excludes sets whose units are not permuted ("positions"), and
 "pairs" excludes the blocks of `layout.unwritten` ("unwritten").
 

@@ -45,7 +45,7 @@ class OddUnits(nn.Module):
         plan: The plan of the layer.
         hidden: Width of the hidden layers of its MLPs.
         reaches: The characters of such features before this layer, for each layout.
-        is_pass: Whether features are initially sent unchanged, so that initial layers equal the network's own forward
+        is_pass: Whether features are initially sent unchanged so that initial layers equal the network's own forward
             pass.
     """
 

@@ -92,9 +92,9 @@ class Traits:
     """The properties of a layer that a net is built around.
 
     Attributes:
-        is_shared: Whether no parameters belong to single tensors, so that one built layer works on any layout.
+        is_shared: Whether no parameters belong to single tensors so that one built layer works on any layout.
         keeps_pairs: Whether the layer has features of pairs of units.
-        weighs_units: Whether the layer can weight units by shares, so that a unit that is split in two counts as one.
+        weighs_units: Whether the layer can weight units by shares so that a unit that is split in two counts as one.
             Means can, sums and maxima cannot.
         channels: The number of functions of each value between units by which the layer multiplies.
         has_odd: Whether the layer has features that signs or scales change; see `Layer.reaches`.

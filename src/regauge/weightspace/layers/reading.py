@@ -73,7 +73,7 @@ class _Activated(torch.autograd.Function):
 class _Mapped(torch.autograd.Function):
     """`x + silu(norm(x)) weight'` and `silu(norm(x))` without some axes, of which only `x` is kept.
 
-    What lies between is made for some networks at a time, and again for the gradient, so that it stays in the cache.
+    What lies between is made for some networks at a time, and again for the gradient so that it stays in the cache.
     """
 
     @staticmethod

@@ -29,7 +29,7 @@ class RelationalAttention(Layer):
     with a softmax over all that x attends to, in several heads. Before the attention, `e <- e + MLP(e, x, y)`. After
     the attention, `x <- x + MLP(x, messages)`. Every norm normalizes single vectors. Only connections are computed, in
     dense blocks, and a weight of zero is a connection like any other. Departures from the paper, whose units attend to
-    all units: `c e` takes the place of the product of `A e` and `B e`, and norms come before the layers, so that deep
+    all units: `c e` takes the place of the product of `A e` and `B e`, and norms come before the layers so that deep
     nets keep information about their inputs.
 
     Attributes:

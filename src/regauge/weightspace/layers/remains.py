@@ -110,7 +110,7 @@ def _ends(
 def find_relations(characters: Iterable[Character]) -> list[Relation]:
     """Return a basis of the relations between the scale exponents of some characters.
 
-    A relation has powers p with `sum_k p_k e_k = 0` for the exponents e of every family, so that no scale changes the
+    A relation has powers p with `sum_k p_k e_k = 0` for the exponents e of every family so that no scale changes the
     product of the sizes to these powers.
     """
     basis: list[Character] = []

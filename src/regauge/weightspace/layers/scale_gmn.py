@@ -1,4 +1,4 @@
-"""ScaleGMN: messages are products of weights and features, so that signs and scales act on features as on weights."""
+"""ScaleGMN: messages are products of weights and features so that signs and scales act on features as on weights."""
 
 import math
 from dataclasses import dataclass

@@ -91,7 +91,7 @@ def export_dwsnets(
 
     Layers are numbered one by one for sine networks and by twos for those with ReLU. Programs that read these sine
     networks add 1/2 to the output. If a network does not add 1/2 itself, 1/2 is therefore subtracted from its last
-    bias, so that its function stays the same. The label is the column "label", and the split is the column "split" or,
+    bias so that its function stays the same. The label is the column "label", and the split is the column "split" or,
     without such a column, the split of the store.
 
     Raises:

@@ -328,7 +328,7 @@ def settings_of(value: Any) -> Any:
 
 
 def _shard_size(config: PopulationConfig, examples: Examples) -> int:
-    """Return networks of a shard: whole groups, or an equal part of one, so that networks of a group share their
+    """Return networks of a shard: whole groups, or an equal part of one so that networks of a group share their
     batches."""
     size = max(1, min(SHARD, int(SHARD_WORK // _work(config, examples))))
     if size >= config.count:

@@ -183,7 +183,7 @@ def image_classes(data: ImageData, mean: float, std: float) -> Examples:
 def image_signals(data: ImageData) -> Examples:
     """Return every image, with its class, as a function from pixel centers in [-1, 1]^2, row by row, to channels.
 
-    Test images are spread evenly among training images, so that the first signals have both.
+    Test images are spread evenly among training images so that the first signals have both.
     """
     images, labels = torch.cat([data.train_images, data.test_images]), torch.cat([data.train_labels, data.test_labels])
     count, channels, height, width = images.shape

@@ -23,7 +23,7 @@ from regauge.zoo.training.examples import Examples, load_examples, require_train
 from regauge.zoo.training.stack_state import Member, Running, SavedNetworks
 
 ACTIVATION_BYTES = 8 * 2**20
-"""Bytes of the hidden layers of a stack, forward and backward, so that they stay in the cache."""
+"""Bytes of the hidden layers of a stack, forward and backward so that they stay in the cache."""
 CACHE_BYTES = 18 * 2**20
 """Bytes that a step of a stack reads and writes: hidden layers, parameters, gradients, moments."""
 DEVICE_BYTES = 2 * 2**30
@@ -138,7 +138,7 @@ def _draw(config: PopulationConfig, examples: Examples, network: int) -> Member:
 
 
 class _Maker:
-    """Makes the program of a stack; the same engine serves all stacks, so that it is compiled once."""
+    """Makes the program of a stack; the same engine serves all stacks so that it is compiled once."""
 
     def __init__(
         self, config: PopulationConfig, module: nn.Module, examples: Examples, backend: Backend | None, networks: int
