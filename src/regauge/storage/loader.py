@@ -54,8 +54,8 @@ class Loader(IterableDataset[Batch]):
             for batch in loader:
                 train_on(batch.params, store.rows["accuracy"][batch.indices])
 
-    The loader also reads several stores, of one or several architectures. Each batch has networks of one layout, so
-    that no padding is needed. Batches of all layouts come in random order. `collection.locate(batch.indices)` returns
+    The loader also reads several stores, of one or several architectures. Each batch has networks of one layout, and
+    no padding is needed. Batches of all layouts come in random order. `collection.locate(batch.indices)` returns
     the store of each network and the index of the network in this store.
 
     An iteration yields the rest of the current epoch, and the next iteration yields the next epoch. `stream()` never
