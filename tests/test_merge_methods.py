@@ -156,7 +156,8 @@ def test_statistics_are_averaged_and_integers_are_those_of_the_base() -> None:
     networks = []
     for seed in range(3):
         g = chance(seed)
-        state = {n: torch.rand(t.shape, generator=g) if t.is_floating_point() else t + seed for n, t in
+        drawn = {n: torch.randn(t.shape, generator=g) for n, t in module.state_dict().items()}
+        state = {n: t + seed if not t.is_floating_point() else drawn[n].abs() if t.ndim == 1 else drawn[n] for n, t in
                  module.state_dict().items()}  # fmt: skip
         networks.append(state)
     base, *others = networks

@@ -122,7 +122,7 @@ def test_the_default_needs_data_and_is_that_of_the_function(capsys: pytest.Captu
     assert "differ from those of the given one by" in page
     main(["prune", "model", "-o", "again", "--share", "0.5"])
     assert facts_of("again")["criterion"] == "magnitude"
-    assert "with data those go that others can stand in for" in " ".join(capsys.readouterr().out.split())
+    assert "With data, units are removed that others can replace" in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_command_and_the_function_prune_alike() -> None:

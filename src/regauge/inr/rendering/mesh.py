@@ -121,7 +121,9 @@ def load_mesh(path: str | Path) -> Mesh:
     except UNREADABLE as error:
         raise ValueError(f"{str(path)!r} is damaged or no mesh ({error}); write it again") from error
     if not isinstance(mesh, trimesh.Trimesh) or not len(mesh.faces):
-        raise ValueError(f"{str(path)!r} holds no mesh; give a file with faces, since a point cloud has none")
+        raise ValueError(
+            f"{str(path)!r} is damaged or holds no mesh; give a file with faces, since a point cloud has none"
+        )
     if path.suffix == ".stl":
         with np.errstate(invalid="ignore"):  # vertices that are not finite are told by who uses them
             mesh.merge_vertices()
