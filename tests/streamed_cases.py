@@ -69,6 +69,6 @@ def require_same(left: rg.Element, right: rg.Element) -> None:
             mine, theirs = getattr(value, field), getattr(right[name], field)
             assert (mine is None) == (theirs is None)
             assert mine is None or torch.equal(mine, theirs), (name, field)
-        for field, tolerance in (("scale", 1e-5), ("matrix", 1e-4)):
+        for field, tolerance in (("scale", 1e-6), ("matrix", 1e-4)):
             if getattr(value, field) is not None:
                 torch.testing.assert_close(getattr(value, field), getattr(right[name], field), rtol=0, atol=tolerance)

@@ -6,7 +6,7 @@ values of a product of matrices. After units are matched, scales and matrices ca
 instead. Signs are then chosen once more between the fitted networks.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -81,9 +81,9 @@ def refit(symmetry: Symmetry, buffers: Buffers, params_a: Tensors, params_b: Ten
     a, b = ({name: at(t, rows) for name, t in tensors.items()} for tensors in (a, b))
     total, now, given = symmetry.identity((len(rows),)), before[rows], b
     steps: list[Callable[[Tensors], tuple[Element, Tensor]]] = [
-        lambda b: fit_continuous(symmetry, groups, a, b),
+        lambda b: _fit_parts(symmetry, groups, a, b),
         lambda b: _match(symmetry, a, b),
-        lambda b: fit_continuous(symmetry, groups, a, b),
+        lambda b: _fit_parts(symmetry, groups, a, b),
     ]
     for step in steps:
         element, after = step(b)
@@ -106,6 +106,18 @@ def _match(symmetry: Symmetry, a: Tensors, b: Tensors) -> tuple[Element, Tensor]
     """Choose orders, signs and rotations once more; return them and the remaining squared distances."""
     element = climb(symmetry, a, b).element
     return element, squared_distances(a, _move(symmetry, element, b))
+
+
+def _fit_parts(symmetry: Symmetry, groups: Collection[Group], a: Tensors, b: Tensors) -> tuple[Element, PerPair]:
+    """Fit part by part, as networks on the disk are fitted: rounds of one part do not extrapolate another part."""
+    total, left = symmetry.identity((len(next(iter(a.values()))),)), squared_distances(a, b)
+    for part in fitted_parts(symmetry, groups, a):
+        x, y = ({name: tensors[name] for name in a if name in part} for tensors in (a, b))
+        own = [group for group in groups if any(place.parameter in part for place in group.placements)]
+        found, after = fit_continuous(symmetry, own, x, y)
+        total = join(total, {group.name: found[group.name] for group in own})
+        left = left - squared_distances(x, y) + after
+    return total, left
 
 
 def _move(symmetry: Symmetry, element: Element, tensors: Tensors) -> dict[str, Tensor]:
@@ -292,6 +304,16 @@ def fitted_parts(symmetry: Symmetry, groups: Collection[Group], names: Collectio
             for family in [-1] if group.matrix == "linear" else families:
                 moved.setdefault((group.name, family), set()).add(place.parameter)
     return connected(moved.values())
+
+
+def join(known: Element, found: Mapping[str, Value]) -> Element:
+    """Return the element of two parts: each part moves units of scales, and whole matrices, that the other leaves."""
+    for name, value in found.items():
+        here = known[name]
+        scale = None if here.scale is None or value.scale is None else here.scale * value.scale
+        matrix = here.matrix if value.matrix is None else value.matrix
+        known = known.replace(name, replace(here, scale=scale, matrix=matrix))
+    return known
 
 
 def squared_distances(a: Tensors, b: Tensors) -> PerPair:

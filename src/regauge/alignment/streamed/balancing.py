@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from regauge.alignment.engine.frames import notes_on
-from regauge.alignment.engine.refit import fit_continuous, squared_distances
+from regauge.alignment.engine.refit import fit_continuous, join, squared_distances
 from regauge.alignment.streamed.passes import Passes
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.core.balance import Balance, Buffers, agree, balance_but, balanced_parts, count_frozen_gains
-from regauge.core.element import Element, Value
+from regauge.core.element import Element
 from regauge.core.families import CHUNK, row_ranges
 from regauge.core.groups import Group, Placement
 from regauge.core.matrices import root_of
@@ -45,8 +45,7 @@ def balance_streamed(
     for found in passes.crew.map(balance_part, balanced_parts(symmetry, buffers=buffers)):
         notes += notes_on(found[0].rigid)
         for k, own in enumerate(found):
-            for name, value in own.element.items():
-                sides[k] = sides[k].replace(name, _join(sides[k][name], value))
+            sides[k] = join(sides[k], own.element)
     return sides, tuple(notes)
 
 
@@ -83,8 +82,7 @@ def fit_streamed(
 
     for gain, found in passes.crew.map(fit, parts):
         gained += gain
-        for name, value in found.items():
-            total = total.replace(name, _join(total[name], value))
+        total = join(total, found)
     return total, gained > 0
 
 
@@ -92,12 +90,6 @@ def _read_part(checkpoint: Checkpoint, symmetry: Symmetry, part: Collection[str]
     """Read what `balance` needs of some tensors, and all running statistics."""
     params = {name: checkpoint.read(name) for name in sorted(set(symmetry.buffers) & symmetry.sites.keys())}
     return params | {name: _reduce(checkpoint, symmetry, name) for name in sorted(part)}
-
-
-def _join(known: Value, found: Value) -> Value:
-    """Return the value of a group by two parts, of which each found the identity where the other did not."""
-    scale = None if known.scale is None or found.scale is None else known.scale * found.scale
-    return replace(known, scale=scale, matrix=known.matrix if found.matrix is None else found.matrix)
 
 
 def _restrict(symmetry: Symmetry, params: Params) -> Symmetry:
