@@ -22,6 +22,7 @@ import torch
 import regauge as rg
 from regauge.cli.main import main, parse
 from regauge.merging.merge_record import Needs
+from regauge_papers.table import Table
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").rglob("*.md") if "_build" not in path.parts)]
@@ -276,6 +277,31 @@ def test_tables_agree_with_their_records(record: Path, tmp_path: Path, capsys: p
     assert f"written: {tmp_path / record.stem}.md" in capsys.readouterr().out.replace("\n", "")
 
 
+def tables_of(page: Path) -> list[str]:
+    """The tables of a page that no comment draws."""
+    text = re.sub(r"(?ms)^```.*?^```$", "", page.read_text(encoding="utf-8"))
+    drawn = {"\n".join(shown) for _, shown in excerpts_of(page)}
+    return [one for one in re.findall(r"(?m)(?:^\|.*(?:\n|\Z))+", text) if one.strip() not in drawn]
+
+
+PAPERS = (
+    *("flows", "deep_align", "learned_alignment", "autoencoders", "shapes", "posteriors", "weightspace"),
+    *("merging", "transformers", "residual"),
+)
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_every_table_of_a_paper_comes_from_a_record(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And so does the best number of each page: none stands in bold outside such a table."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    defaults, records = importlib.import_module("defaults"), ROOT / "docs" / "records"
+    known = {Table.from_json(json.loads(path.read_text("utf-8"))).markdown() for path in records.glob("*.json")}
+    known |= {defaults.table(records / "defaults.jsonl", part) for part in defaults.PARTS}
+    page = ROOT / "docs" / "measurements" / f"{name}.md"
+    assert [table for table in tables_of(page) if not any(table.strip() in one for one in known)] == []
+    assert re.findall(r"\*\*[\d.]+\*\*", page.read_text(encoding="utf-8")) == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_excerpts_agree_with_their_records(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
@@ -345,6 +371,7 @@ def test_the_rules_can_fail(tmp_path: Path) -> None:
     drawn = "regauge reproduce --draw some.json --columns 'CPU s'"
     page.write_text(f"<!-- {drawn} -->\n\n| a |\n| --- |\n\n| another |\n\n<!-- {drawn} -->\n")
     assert excerpts_of(page) == [(shlex.split(drawn), ["| a |", "| --- |"]), (shlex.split(drawn), [])]
+    assert tables_of(page) == ["| another |\n"]
     assert (shown.kind, expected.is_behind, command.info) == ("python", True, ("sh", "long"))
     with pytest.raises(AssertionError, match="prints"):
         require_output(expected.text, "3\n", "here")

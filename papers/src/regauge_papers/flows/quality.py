@@ -49,13 +49,13 @@ def measure(study: Study, run: Run) -> Table:
             found = run.records(
                 f"drawn: {drawing.label}", settings, partial(comparison.judge, fitted, drawing), range(fitted.seeds)
             )
-            paper = dict(zip(("accuracy", "loss", "divergence"), drawing.paper, strict=False))
+            paper = dict(zip(("accuracy", "loss"), drawing.paper, strict=False))
             rows.append(Row.of(drawing.label, [[one["generated"]] for one in found], QUANTITIES, paper=paper))
             averages[drawing.label] = found[0]["averages"]
             if drawing.is_plotted:
                 curves[drawing.label] = found[0]["steps"]
             controls |= found[0]["others"]
-    paper = dict(zip(("accuracy", "loss", "divergence"), study.target, strict=False))
+    paper = dict(zip(("accuracy", "loss"), study.target, strict=False))
     rows.append(Row.of("held-out networks", [[controls.pop("held-out")]], QUANTITIES, paper=paper))
     rows += [Row.of(name, [[record]], QUANTITIES) for name, record in controls.items()]
     counts = {name: len(part) for name, part in networks.parts.items()}
