@@ -190,7 +190,7 @@ def chain_rows(rounds: int) -> list[dict[str, float]]:
     return found
 
 
-SOLVED = (("regauge.core.newton", "_solve"), ("regauge.core.balance", "_extrapolate"))
+SOLVED = (("regauge.core.balance", "_solve"), ("regauge.core.balance", "_extrapolate"))
 MULTIPLIED = (("regauge.core.squared_norm", "SquaredNorm.product"),)
 """What is called in every step or round, and for every product; in these sources or in earlier ones."""
 

@@ -12,7 +12,7 @@ from symmetries import generator
 from torch import Tensor, nn
 
 import regauge as rg
-from regauge.comparison.function import measure_function
+from regauge.comparison.match_whole import measure_function
 from regauge.core.params import Params
 from regauge.report.line_figures import path_figure
 from regauge.zoo.populations.pairs import Barriers

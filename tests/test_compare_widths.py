@@ -13,7 +13,7 @@ import regauge as rg
 from regauge import Params, Symmetry
 from regauge.checkpoints.checkpoint import load
 from regauge.checkpoints.writing import save
-from regauge.comparison.widths import count_units
+from regauge.comparison.common import count_units
 from regauge.pruning import cut_params, cut_symmetry
 from regauge.pruning.extension import extend_symmetry, pad_params
 

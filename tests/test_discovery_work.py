@@ -10,7 +10,7 @@ from torch import nn
 
 import regauge as rg
 from regauge.discovery import actable
-from regauge.discovery.translations import follow_offset
+from regauge.discovery.translations import search
 from regauge.nets.transformer import GPT, Llama
 
 NETS: dict[str, Callable[[int], nn.Module]] = {
@@ -31,8 +31,8 @@ def test_work_grows_with_depth_and_not_faster(name: str, monkeypatch: pytest.Mon
 
         return call
 
-    effects = {one: counted("effects", rule) for one, rule in follow_offset.EFFECTS.items()}
-    monkeypatch.setattr(follow_offset, "EFFECTS", effects)
+    effects = {one: counted("effects", rule) for one, rule in search.EFFECTS.items()}
+    monkeypatch.setattr(search, "EFFECTS", effects)
     monkeypatch.setattr(actable._Part, "failures", counted("trials", actable._Part.failures))
     found: list[Counter[str]] = []
     for depth in (3, 6, 12):

@@ -11,11 +11,11 @@ from matplotlib.text import Text
 from page_cases import LONG, many_groups
 
 from regauge.report.alignment_figures import moves_figure
-from regauge.report.comparison_figures import shares_figure, tree_figure
+from regauge.report.comparison_page import shares_figure, tree_figure
 from regauge.report.figures import abridge
 from regauge.report.line_figures import path_figure
 from regauge.report.population_figures import map_figure, matrices_figure
-from regauge.report.prune_figures import units_figure
+from regauge.report.prune_page import units_figure
 
 LAYER = "language_model.model.layers.31.self_attn.q_proj"
 ROWS = [{"t": t / 4, "loss": 1 + t * (4 - t), "accuracy": 0.9} for t in range(5)]

@@ -8,7 +8,7 @@ from symmetries import BY_HAND, drawn, generator, mlp_symmetry
 
 import regauge as rg
 from regauge import Element, Value
-from regauge.alignment.moved_shares import SHARES, moves_of
+from regauge.alignment.result import SHARES, moves_of
 from regauge.report.alignment_figures import LABELED, moves_figure
 
 

@@ -17,7 +17,7 @@ from regauge.checkpoints.checkpoint import Checkpoint, load
 from regauge.checkpoints.writing import save
 from regauge.cli.main import main
 from regauge.core.element import Value
-from regauge.core.rounding import require_held, round_alike, round_to
+from regauge.core.params import require_held, round_alike, round_to
 from regauge.merging import WeightedSum
 
 MODEL = """

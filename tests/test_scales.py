@@ -129,7 +129,7 @@ def test_norms_of_what_comes_in_and_goes_out_are_equal_in_a_plain_network() -> N
 
 
 def test_deep_chains_take_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regauge.core.newton.STEPS", 10)
+    monkeypatch.setattr("regauge.core.balance.NEWTON_STEPS", 10)
     symmetry = mlp_symmetry(3, *[6] * 20, 2, kind="scaled")
     params = symmetry.act(scaled_by(symmetry, 3.0, 0), drawn(symmetry, 0))
     best = symmetry.act(balance(params, symmetry), params)
@@ -149,8 +149,8 @@ def uninitialized(symmetry: Symmetry, seed: int) -> Params:
 
 def test_values_that_nobody_initialized_are_balanced_with_bounded_work(monkeypatch: pytest.MonkeyPatch) -> None:
     symmetry = rg.discover(GPT(16, 8, width=16, layers=1), (torch.zeros(2, 8, dtype=torch.int64),), verify=False)
-    monkeypatch.setattr("regauge.core.newton.ALL_PRODUCTS", 100)
-    monkeypatch.setattr("regauge.core.newton.PRODUCTS", 50)
+    monkeypatch.setattr("regauge.core.balance.ALL_PRODUCTS", 100)
+    monkeypatch.setattr("regauge.core.balance.PRODUCTS", 50)
     for seed in range(8):  # In some the null spaces of both Gram matrices do not fit together.
         with mock.patch.object(SquaredNorm, "product", autospec=True, side_effect=SquaredNorm.product) as products:
             element = balance(uninitialized(symmetry, seed), symmetry, buffers="keep")

@@ -23,10 +23,9 @@ from regauge.alignment.streamed.match import align_streamed
 from regauge.alignment.streamed.plan import make_plan
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.writing import save
-from regauge.core.classes import within_classes
 from regauge.core.element import PARTS
 from regauge.core.exchangeable import classes_of
-from regauge.core.groups import Group, Placement
+from regauge.core.groups import Group, Placement, within_classes
 from regauge.core.moving.random_moves import RandomMoves
 from regauge.core.probe import perturb
 from regauge.core.structure import carry

@@ -8,7 +8,7 @@ from regauge.checkpoints.alignments import Alignment, load_alignment
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.job import open_call
 from regauge.checkpoints.output import Output
-from regauge.core.movable import require_movable
+from regauge.core.params import require_movable
 from regauge.core.progress import Progress, no_progress
 
 

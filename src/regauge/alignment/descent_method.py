@@ -15,8 +15,8 @@ from torch.utils import _pytree as pytree
 from regauge.alignment.method import KEPT, Measure, Method, chunks, require_kept, start_of
 from regauge.alignment.problem import Problem
 from regauge.alignment.result import Results, join
-from regauge.core.chance import given_or_seed
 from regauge.core.element import Element
+from regauge.core.given import given_or_seed
 from regauge.core.params import Params
 from regauge.core.task import Batch, Task
 from regauge.training import PlainProgram, descend

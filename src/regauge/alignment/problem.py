@@ -11,8 +11,15 @@ from torch import Tensor
 from regauge.alignment.result import ManyResult, Result, Results
 from regauge.core.element import Element, materialize, stack
 from regauge.core.interpolation import interpolate
-from regauge.core.movable import require_movable
-from regauge.core.params import Params, count_models, require_alike, require_finite, require_same_shapes, select
+from regauge.core.params import (
+    Params,
+    count_models,
+    require_alike,
+    require_finite,
+    require_movable,
+    require_same_shapes,
+    select,
+)
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task, between_ends
 

@@ -1,6 +1,7 @@
 """The outcome of an alignment: of one pair of networks, of a batch of pairs, or of many networks."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias
 
@@ -8,12 +9,15 @@ import torch
 from torch import Tensor
 from typing_extensions import TypeVar
 
-from regauge.alignment.moved_shares import moves_of
 from regauge.checkpoints.alignments import Alignment
 from regauge.core.counted import count
 from regauge.core.element import Element, concatenate
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
+
+SHARES = ("moved", "flipped", "turned")
+"""Columns that are shares, between zero and one."""
+
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -219,3 +223,27 @@ def extend(rows: Tensor, count: int, value: float | None = None) -> Tensor:
     missing = (count - len(rows), *rows.shape[1:])
     more = rows[-1:].expand(missing) if value is None else rows.new_full(missing, value)
     return torch.cat([rows, more])
+
+
+def moves_of(symmetry: Symmetry, element: Element) -> Iterator[dict[str, Any]]:
+    """Yield a row for each group on which an element can act, with means over copies and over a batch:
+    `Result.moves`."""
+    for group in symmetry.groups:
+        value = element[group.name]
+        row: dict[str, Any] = {"group": group.name, "units": group.size}
+        row |= dict.fromkeys((*SHARES, "low", "high"))
+        if value.perm is not None and group.has_order:
+            row["moved"] = float((value.perm != torch.arange(group.size, device=value.perm.device)).double().mean())
+        odd = [] if value.sign is None else [(value.sign < 0).double().flatten()]
+        odd += [] if value.shift is None else [(value.shift % 2 != 0).double().flatten()]
+        if any(map(len, odd)):
+            row["flipped"] = float(torch.cat(odd).mean())
+        matrix = value.matrix if value.matrix is not None else element.rotation.get(group.name)
+        if matrix is not None:
+            far = torch.linalg.matrix_norm(matrix - torch.eye(group.size, dtype=matrix.dtype, device=matrix.device))
+            row["turned"] = float((far / math.sqrt(2 * group.size)).clamp(max=1).mean())
+        if value.scale is not None and value.scale.numel():
+            factors = value.scale.flatten().sort().values
+            row["low"], row["high"] = (float(factors[round(share * (len(factors) - 1))]) for share in (0.05, 0.95))
+        if any(row[name] is not None for name in (*SHARES, "low")):
+            yield row

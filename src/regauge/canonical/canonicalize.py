@@ -27,8 +27,7 @@ from regauge.core.element import ALL_PARTS, PARTS, ROTATION, TRANSLATION, Elemen
 from regauge.core.families import balanced_matrices, move_tensor
 from regauge.core.given import as_params
 from regauge.core.interpolation import distance
-from regauge.core.params import Params, require_finite, require_same_shapes
-from regauge.core.rounding import round_to
+from regauge.core.params import Params, require_finite, require_same_shapes, round_to
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 

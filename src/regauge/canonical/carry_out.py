@@ -21,10 +21,9 @@ from regauge.canonical.step_plan import (
     Step,
 )
 from regauge.core import element as _element
-from regauge.core.classes import class_labels
 from regauge.core.element import ROTATION, Element, Value
 from regauge.core.families import unit_values
-from regauge.core.groups import Group, Placement
+from regauge.core.groups import Group, Placement, class_labels
 from regauge.core.rotations import keeping_ones, without_reflection, zero_sum_basis
 from regauge.core.symmetry import Symmetry
 

@@ -37,8 +37,7 @@ from regauge.checkpoints.plain_files import read_json, require_plain
 from regauge.checkpoints.writing import SUFFIX, Shard, save
 from regauge.core.arguments import check_arguments
 from regauge.core.counted import shorten
-from regauge.core.params import Params, work_dtype
-from regauge.core.rounding import require_held, round_to
+from regauge.core.params import Params, require_held, round_to, work_dtype
 
 if TYPE_CHECKING:
     from regauge.checkpoints.formats.changes import Change

@@ -21,8 +21,7 @@ from regauge.checkpoints.formats.adapters import Factors, read_factors
 from regauge.checkpoints.location import ADAPTER_CONFIG
 from regauge.checkpoints.plain_files import read_object
 from regauge.core.counted import shorten
-from regauge.core.params import work_dtype
-from regauge.core.rounding import round_to
+from regauge.core.params import round_to, work_dtype
 
 
 class Padded(Checkpoint):

@@ -10,8 +10,7 @@ from regauge.core.chart import changed_by, charted, widen
 from regauge.core.element import Element
 from regauge.core.families import move_tensor
 from regauge.core.lazy_chart import LazyRepresentative, LazyTensors, Rows, move_lazily
-from regauge.core.params import work_dtype
-from regauge.core.rounding import round_to
+from regauge.core.params import round_to, work_dtype
 from regauge.core.symmetry import Symmetry
 
 

@@ -17,7 +17,7 @@ from regauge.checkpoints.formats.file_formats import is_single_file, weight_suff
 from regauge.checkpoints.formats.headers import TensorSpec, encode_header, layout_of
 from regauge.checkpoints.plain_files import require_suffix
 from regauge.core.arguments import check_arguments
-from regauge.core.rounding import round_to
+from regauge.core.params import round_to
 
 SUFFIX = ".safetensors"
 INDEX = "model.safetensors.index.json"

@@ -7,7 +7,7 @@ __getattr__, __dir__, __all__ = attach(
     __file__,
     moved=dict.fromkeys(("Branch", "join_neighbors"), "regauge.comparison.trees")
     | {
-        "TensorShare": "regauge.comparison.tensor_shares",
+        "TensorShare": "regauge.comparison.pair",
         "named_parents": "regauge.comparison.origins",
         "SIZE": "regauge.comparison.fingerprints",
     },

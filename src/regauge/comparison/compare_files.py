@@ -24,8 +24,8 @@ from regauge.comparison.origins import named_parents
 from regauge.comparison.relatives import NO_TRACING, Relatives, open_relatives
 from regauge.comparison.trees import tree_lines
 from regauge.core.arguments import check_arguments
-from regauge.core.chance import given_or_seed
 from regauge.core.families import connected
+from regauge.core.given import given_or_seed
 from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
 from regauge.hub import Model

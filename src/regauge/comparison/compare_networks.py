@@ -18,14 +18,15 @@ from regauge.comparison.comparison_report import require_page, write_page
 from regauge.comparison.conversion.find_tensor_map import find_reordered
 from regauge.comparison.depths import Depths, match_depths
 from regauge.comparison.independence import DRAWS
-from regauge.comparison.match_equal import match_equal
 from regauge.comparison.match_streamed import match_streamed, without_widths
 from regauge.comparison.match_whole import match_whole
 from regauge.comparison.match_widths import match_widths
-from regauge.comparison.matched import weigh
+from regauge.comparison.matched import Matched, weigh
 from regauge.comparison.origins import Origins
+from regauge.comparison.pair import Pair
 from regauge.core.arguments import check_arguments
-from regauge.core.chance import given_or_seed
+from regauge.core.given import given_or_seed
+from regauge.core.params import require_finite
 from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
@@ -166,6 +167,28 @@ def compare(
     if page is not None:
         write_page(page, found.facts | {"a": name_a, "b": name_b}, generator.initial_seed())
     return found
+
+
+def match_equal(
+    a: Mapping[str, Tensor] | Checkpoint, b: Mapping[str, Tensor] | Checkpoint, symmetry: Symmetry
+) -> Matched | None:
+    """Match two networks by the identity if all compared values are equal; return None at the first difference.
+
+    Raises:
+        KeyError: A parameter that the symmetry moves is missing.
+        ValueError: The networks do not fit the symmetry, or hold NaN or Inf.
+    """
+    symmetry = symmetry.bind(a.on_meta() if isinstance(a, Checkpoint) else a)
+    pair = Pair(a, b, symmetry)
+    is_single = all(len(pair.shapes.get(name, shape)) == len(shape) for name, shape in symmetry.shapes.items())
+    if Pair(b, a, symmetry).shapes != pair.shapes or not is_single:
+        return None
+    for name in pair.shapes:
+        for x, y in pair.pieces(name):
+            if not torch.equal(x, y):
+                return None
+            require_finite({name: x}, "the first network", symmetry.structure)
+    return Matched(pair, symmetry.identity(), lambda: None, tested=pair, distances=(0.0,))
 
 
 def _in_memory(network: Mapping[str, Tensor] | Checkpoint) -> Mapping[str, Tensor]:

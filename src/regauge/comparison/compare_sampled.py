@@ -20,14 +20,12 @@ from regauge.comparison.common import Common
 from regauge.comparison.comparison import Comparison
 from regauge.comparison.matched import Matched, weigh
 from regauge.comparison.origins import Origins
-from regauge.comparison.pair import Pair
+from regauge.comparison.pair import Pair, measure_shares
 from regauge.comparison.sample import Indices, Read, Sample, layer_of, select
 from regauge.comparison.strangers import explain, scramble
-from regauge.comparison.tensor_shares import measure_shares
 from regauge.comparison.verdicts import RELATED, STRANGE, beyond_chance, by_chance
 from regauge.core.interpolation import mean_share
-from regauge.core.movable import VALUES
-from regauge.core.params import Params, work_dtype
+from regauge.core.params import VALUES, Params, work_dtype
 from regauge.core.symmetry import Symmetry
 
 LARGE = 1 << 26

@@ -8,7 +8,7 @@ from typing import Any
 from jaxtyping import Int
 from torch import Tensor
 
-from regauge.comparison.tensor_shares import TensorShare
+from regauge.comparison.pair import TensorShare
 from regauge.comparison.verdicts import Verdict, beyond_chance
 from regauge.core.element import Element
 from regauge.core.interpolation import mean_share

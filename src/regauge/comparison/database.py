@@ -25,7 +25,7 @@ from regauge.comparison.fingerprints import SIZE, fingerprint
 from regauge.comparison.independence import DRAWS
 from regauge.comparison.relatives import NO_TRACING, open_relatives
 from regauge.core.arguments import check_arguments
-from regauge.core.chance import given_or_seed
+from regauge.core.given import given_or_seed
 from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
 from regauge.hub import Model

@@ -9,8 +9,7 @@ from regauge.alignment import align
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.representatives import has_representatives
 from regauge.comparison.common import numbered_parts, restrict
-from regauge.comparison.pair import Pair
-from regauge.comparison.tensor_shares import measure_shares
+from regauge.comparison.pair import Pair, measure_shares
 from regauge.core.interpolation import mean_share
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry

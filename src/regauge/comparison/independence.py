@@ -9,9 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regauge.core.act import Site
-from regauge.core.classes import class_labels, within_classes
 from regauge.core.families import dot, unit_values
-from regauge.core.groups import Group
+from regauge.core.groups import Group, class_labels, within_classes
 from regauge.core.symmetry import Symmetry
 
 DRAWS = 999

@@ -15,10 +15,9 @@ from regauge.checkpoints.representative_checkpoint import MovedCheckpoint, Repre
 from regauge.comparison.common import Common, find_common
 from regauge.comparison.match_whole import ROTATED
 from regauge.comparison.matched import Matched
-from regauge.comparison.pair import Pair
+from regauge.comparison.pair import Pair, measure_shares
 from regauge.comparison.rounding_noise import perturb
 from regauge.comparison.strangers import scramble
-from regauge.comparison.tensor_shares import measure_shares
 from regauge.comparison.verdicts import MOVED, by_chance
 from regauge.core.behind_gains import zero_gains
 from regauge.core.interpolation import mean_share

@@ -1,7 +1,9 @@
 """Matching of two networks in memory that have the same tensors, or were cut to common tensors."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from regauge.alignment import align
@@ -11,12 +13,12 @@ from regauge.alignment.representatives import has_representatives, in_coordinate
 from regauge.alignment.result import Result
 from regauge.canonical.null_spaces import without_null_spaces
 from regauge.comparison.fingerprints import fingerprint
-from regauge.comparison.function import measure_function
 from regauge.comparison.matched import Matched
 from regauge.comparison.pair import Pair
 from regauge.comparison.rounding_noise import rounding_noise
 from regauge.comparison.strangers import estimate_chance, explain
 from regauge.comparison.verdicts import MOVED
+from regauge.connect import line
 from regauge.core.balance import balance, has_balance
 from regauge.core.behind_gains import zero_gains
 from regauge.core.interpolation import distance
@@ -27,6 +29,8 @@ from regauge.core.task import Task
 ROTATED = 0.8
 """A rotation is believed where it leaves less than this share of the distance that orders leave: it can bring any two
 networks somewhat closer, and then says nothing."""
+FUNCTION_POINTS = 11
+"""Networks on a line, both ends included; one of them is halfway."""
 
 
 def match_whole(
@@ -91,6 +95,28 @@ def match_whole(
     )
 
 
+def measure_function(a: Params, b: Params, aligned: tuple[Params, Params], task: Task) -> dict[str, float]:
+    """Agreement of outputs, losses, barriers as stored and aligned, and the loss halfway, on the data of a task.
+
+    Args:
+        a: The first network.
+        b: The second network.
+        aligned: The first network, and the second one aligned to it: those of the barrier after alignment.
+        task: Module, data and loss.
+
+    Returns:
+        "change of outputs": `|f_b - f_a| / |f_a|` over all outputs; "same predictions": how often the largest
+        output is the same, where targets are classes; losses, in the unit of the criterion.
+    """
+    before, after = line(a, b, task, FUNCTION_POINTS), line(*aligned, task, FUNCTION_POINTS)
+    metrics = [{n: v for n, v in row.items() if n != "t"} for row in (before.table[0], before.table[-1])]
+    result = _agreement(a, b, task)
+    result |= {f"{name} of {which}": one[name] for name in metrics[0] for which, one in zip("AB", metrics, strict=True)}
+    result |= {"barrier as stored": before.barrier, "barrier after alignment": after.barrier}
+    result["loss of the merge"] = after.table[FUNCTION_POINTS // 2]["loss"]
+    return result
+
+
 def _measure_balanced(first: Params, second: Params, behind: Symmetry, ignored: set[str]) -> tuple[float, float, float]:
     """Return the distance of two aligned networks where both are balanced, and the norms of both there."""
     if has_balance(behind):
@@ -106,3 +132,20 @@ def _align(first: Params, second: Params, behind: Symmetry, ignored: set[str]) -
     """Align representatives by their weights; and the distance that is left."""
     result = align(first, second, behind, method=WeightMatching())
     return result, distance(first, result.params, ignored)
+
+
+def _agreement(a: Mapping[str, Tensor], b: Mapping[str, Tensor], task: Task) -> dict[str, float]:
+    gap = size = same = count = 0.0
+    with torch.no_grad():
+        for inputs, targets in task.batches:
+            first, second = task.run(a, inputs).double(), task.run(b, inputs).double()
+            gap, size = gap + float((second - first).square().sum()), size + float(first.square().sum())
+            if _are_classes(first, targets):
+                same += float((first.argmax(-1) == second.argmax(-1)).sum())
+                count += targets.numel()
+    result = {"change of outputs": (gap / size) ** 0.5 if size else float(gap > 0)}
+    return result | ({"same predictions": same / count} if count else {})
+
+
+def _are_classes(outputs: Tensor, targets: Any) -> bool:
+    return isinstance(targets, Tensor) and not targets.is_floating_point() and outputs.shape[:-1] == targets.shape

@@ -11,8 +11,7 @@ from regauge.comparison.common import Common
 from regauge.comparison.comparison import Comparison
 from regauge.comparison.independence import Independence, measure_independence
 from regauge.comparison.origins import Origins
-from regauge.comparison.pair import Pair
-from regauge.comparison.tensor_shares import FORMATS, TensorShare, measure_shares
+from regauge.comparison.pair import FORMATS, Pair, TensorShare, measure_shares
 from regauge.comparison.units import Units
 from regauge.comparison.verdicts import Evidence, judge, lean_of, needs_chance, needs_noise, precision_of
 from regauge.core.element import Element

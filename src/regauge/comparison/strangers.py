@@ -12,8 +12,7 @@ from torch import Tensor
 from regauge.alignment import align
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.comparison.common import restrict
-from regauge.comparison.pair import Pair
-from regauge.comparison.tensor_shares import measure_shares
+from regauge.comparison.pair import Pair, measure_shares
 from regauge.comparison.verdicts import by_chance
 from regauge.core.element import Element
 from regauge.core.families import move_tensor

@@ -15,8 +15,7 @@ from regauge.comparison.common import Common
 from regauge.core.balance import balance, has_balance
 from regauge.core.element import select_parts
 from regauge.core.families import unit_values
-from regauge.core.movable import VALUES, require_movable
-from regauge.core.params import Params, require_finite, work_dtype
+from regauge.core.params import VALUES, Params, require_finite, require_movable, work_dtype
 from regauge.core.symmetry import Symmetry
 from regauge.pruning import cut_params
 from regauge.pruning.extension import pad_params

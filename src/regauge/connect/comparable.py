@@ -1,4 +1,4 @@
-"""The check that networks can be interpolated: one architecture, one structure, and finite values."""
+"""The check that networks can be interpolated, and the height of a loss above the line between its ends."""
 
 from collections.abc import Mapping, Sequence
 
@@ -30,3 +30,10 @@ def require_comparable(networks: Sequence[Mapping[str, Tensor]], judge: object) 
                 "by a function"
             )
     require_alike(*networks, structure=equal)
+
+
+def excess_of(rows: Sequence[Mapping[str, float]]) -> tuple[float, ...]:
+    """Return `loss(t) - ((1 - t) loss(0) + t loss(1))` for rows with "t" and "loss"; it is zero at both ends."""
+    first, last = rows[0]["loss"], rows[-1]["loss"]
+    inner = [row["loss"] - ((1 - row["t"]) * first + row["t"] * last) for row in rows[1:-1]]
+    return (0.0, *inner, 0.0)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, overload
 from torch import Tensor
 
 from regauge.alignment.align_networks import align
-from regauge.connect.comparable import require_comparable
-from regauge.connect.excess import excess_of
+from regauge.connect.comparable import excess_of, require_comparable
 from regauge.connect.paths import Gaussian, Path, Straight, WassersteinGeodesic, walk
 from regauge.core.arguments import check_arguments
 from regauge.core.given import as_params

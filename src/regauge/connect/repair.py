@@ -23,8 +23,7 @@ from regauge.core.arguments import check_arguments
 from regauge.core.given import as_networks, as_params, inputs_of, require_batches, require_tensors
 from regauge.core.interpolation import distance, mean, shares_of
 from regauge.core.outputs import evaluating
-from regauge.core.params import Params, equal_names, require_finite, require_same_shapes
-from regauge.core.rounding import round_alike
+from regauge.core.params import Params, equal_names, require_finite, require_same_shapes, round_alike
 from regauge.core.task import Task, call
 
 FAR = 0.05

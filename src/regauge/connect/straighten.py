@@ -12,11 +12,10 @@ from regauge.connect.comparable import require_comparable
 from regauge.connect.line import Curve, line
 from regauge.connect.paths import ControlledPath
 from regauge.core.arguments import check_arguments
-from regauge.core.chance import given_or_seed
+from regauge.core.given import given_or_seed
 from regauge.core.interpolation import combine, distance
-from regauge.core.params import Params, require_same_shapes
+from regauge.core.params import Params, require_same_shapes, round_alike
 from regauge.core.progress import Progress, no_progress
-from regauge.core.rounding import round_alike
 from regauge.core.task import Batch, Task
 from regauge.training import Adam, AdamW, Cosine, DescentConfig, OneCycle, Optimizer, Schedule, differentiate, minimize
 from regauge.training.descent import OnStep, cycle

@@ -19,8 +19,7 @@ from torch import Tensor
 from regauge.core.axis_products import multiply_copies
 from regauge.core.element import Element, Value
 from regauge.core.groups import Group, Placement
-from regauge.core.params import Params
-from regauge.core.rounding import require_held
+from regauge.core.params import Params, require_held
 
 FLAT_LIMIT = 1 << 22
 """Above this many entries a batch of elements moves a parameter axis by axis, without a flat index."""

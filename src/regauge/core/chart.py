@@ -18,9 +18,8 @@ from regauge.core.act import ReadValues, Site, act
 from regauge.core.added_numbers import from_sums, sums
 from regauge.core.behind_gains import Gained, carry_rotation, matrices, rotatable, rotate, rotated_group
 from regauge.core.element import Element, random
-from regauge.core.params import Params
+from regauge.core.params import Params, round_to
 from regauge.core.remembered import remembered
-from regauge.core.rounding import round_to
 from regauge.core.translations import TranslationFamily
 from regauge.core.unit_gains import gain_scales, unit_element, without_gains
 

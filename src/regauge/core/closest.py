@@ -10,9 +10,8 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from regauge.core.assignment import assign_many
-from regauge.core.classes import forbid_between_classes
 from regauge.core.element import Value
-from regauge.core.groups import Group, Placement
+from regauge.core.groups import Group, Placement, forbid_between_classes
 from regauge.core.rotations import keeping_ones, without_reflection, zero_sum_basis
 
 ENUMERATED_AT_ONCE = 1 << 22

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from regauge.core.act import ReadValues, Site, broadcastable, flat_index, moves_of
 from regauge.core.element import Element
-from regauge.core.movable import VALUES
-from regauge.core.params import Params
+from regauge.core.params import VALUES, Params
 
 
 @dataclass(frozen=True)

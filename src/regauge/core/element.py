@@ -18,10 +18,9 @@ from jaxtyping import Bool, Float, Int, Num, Shaped
 from torch import Tensor
 
 from regauge.core.axis_products import Kronecker
-from regauge.core.classes import within_classes
 from regauge.core.counted import count
 from regauge.core.given import describe
-from regauge.core.groups import Group
+from regauge.core.groups import Group, within_classes
 from regauge.core.rotations import keeping_ones, without_reflection
 
 FIELD_OF_PART = {"permutation": "perm", "sign": "sign", "scale": "scale", "shift": "shift", "linear": "matrix"}

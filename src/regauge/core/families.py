@@ -12,10 +12,9 @@ from torch import Tensor
 from regauge.core import act as _act
 from regauge.core import element as _element
 from regauge.core.act import Site, take
-from regauge.core.classes import class_means, class_sums
 from regauge.core.closest import Character, Cost, ShiftCost, character
 from regauge.core.element import Element, Value
-from regauge.core.groups import Group, Placement
+from regauge.core.groups import Group, Placement, class_means, class_sums
 from regauge.core.products import matmul
 from regauge.core.remembered import remembered
 from regauge.core.symmetry import Symmetry

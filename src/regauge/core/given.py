@@ -226,6 +226,11 @@ def require_plain(name: str, value: object, annotation: Any) -> None:
     raise TypeError(f"{name} is {'None' if value is None else describe(value)}, but {expected} is expected")
 
 
+def given_or_seed(generator: torch.Generator | None) -> torch.Generator:
+    """Return the given generator, or one with seed 0 if none is given so that a call always has the same result."""
+    return torch.Generator().manual_seed(0) if generator is None else generator
+
+
 def _kinds(annotation: Any) -> tuple[Any, ...]:
     if get_origin(annotation) in (Union, UnionType):
         return tuple(kind for one in get_args(annotation) for kind in _kinds(one))

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from regauge.core.families import average, dot
-from regauge.core.movable import VALUES, require_shared
-from regauge.core.params import Params, require_same_names
+from regauge.core.params import VALUES, Params, require_same_names, require_shared
 from regauge.core.symmetry import Symmetry
 
 CONSTANT_TENSOR = 1e-10

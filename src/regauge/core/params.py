@@ -1,14 +1,20 @@
-"""Parameters as values: a dictionary from names to tensors, exactly a module's `state_dict()`."""
+"""Parameters by name, exactly a module's `state_dict()`, and checks of names, shapes, dtypes and values."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import reduce
 
 import torch
 from torch import Tensor
 
+from regauge.core.groups import Group
+
 Params = dict[str, Tensor]
 """Parameters and buffers by name. A population has one leading model axis on every tensor."""
+VALUES = frozenset((torch.float64, torch.float32, torch.float16, torch.bfloat16))
+"""Dtypes whose numbers are the values of a network. Float8 is a code: its scales lie in other tensors."""
+INTEGERS = frozenset((torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64))
+"""Dtypes of masks, indices and counters, which may be quantized weights, too."""
 
 
 def work_dtype(*dtypes: torch.dtype) -> torch.dtype:
@@ -134,3 +140,118 @@ def _is_equal(first: Tensor, other: Tensor) -> bool:
 def label(k: int, what: str = "network") -> str:
     """Return the name of network k in error messages, such as "the first network"."""
     return f"the {('first', 'second', 'third')[k]} {what}" if k < 3 else f"{what} {k + 1}"
+
+
+def round_to(tensor: Tensor, dtype: torch.dtype, name: str) -> Tensor:
+    """Return a tensor in another dtype; it raises as `require_held` does."""
+    if tensor.dtype == dtype:
+        return tensor
+    rounded = tensor.to(dtype)
+    if dtype.is_floating_point:
+        require_held(name, rounded, (tensor,))
+    return rounded
+
+
+def round_alike(made: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Params:
+    """Return a network that was made of a given one, in the dtypes of that; it raises as `require_held` does."""
+    rounded = {name: tensor.to(given[name].dtype) for name, tensor in made.items()}
+    for name, tensor in rounded.items():
+        if tensor is not given[name]:
+            require_held(name, tensor, (given[name],))
+    return rounded
+
+
+def require_held(name: str, made: Tensor, given: Iterable[Tensor]) -> None:
+    """Raise if a computed tensor holds more values that are not finite than the tensors that it was made of.
+
+    What was Inf or NaN before may be so afterwards, such as an attention mask that is moved. Other such values are
+    beyond the range of the dtype. The given tensors are read only where something is not finite.
+
+    Raises:
+        ValueError: The dtype of the tensor cannot hold its values.
+    """
+    if not made.is_floating_point() or made.is_meta or _is_finite(made):
+        return
+    lost = _count(made) - sum(map(_count, given))
+    if lost <= 0:
+        return
+    kind, largest = str(made.dtype).removeprefix("torch."), torch.finfo(made.dtype).max
+    wider = "bfloat16" if largest < torch.finfo(torch.bfloat16).max else "float64"
+    wide = f"a wider dtype (`dtype={wider}`, or wider tensors) or "
+    raise ValueError(
+        f"{name!r} would hold {lost} values that {kind} cannot hold, which ends at {largest:.3g}; use "
+        f"{'' if made.dtype == torch.float64 else wide}smaller weights; `scales=keep` of "
+        "align and merge multiplies nothing"
+    )
+
+
+def require_movable(groups: Iterable[Group], params: Mapping[str, Tensor], buffers: Collection[str]) -> None:
+    """Refuse tensors without values where a symmetry acts, such as quantized weights.
+
+    Of integer buffers (masks, indices) it may change the order.
+
+    Raises:
+        ValueError: A group acts on a tensor that holds no values.
+    """
+    for group in groups:
+        for place in group.placements:
+            dtype = params[place.parameter].dtype
+            if dtype in VALUES:
+                continue
+            is_reordered = group.matrix == "none" and not any((*place.scale, *place.sign, *place.parity, *place.shift))
+            if is_reordered and dtype in INTEGERS and place.parameter in buffers:
+                continue
+            raise ValueError(
+                f"{place.parameter!r} is {dtype}, but group {group.name!r} acts on it, and only values in float16, "
+                f"bfloat16, float32 or float64 can be moved; {_remedy(dtype)}"
+            )
+
+
+def require_shared(name: str, tensors: Sequence[Tensor], *, lead: int = 0) -> None:
+    """Refuse tensors of networks that hold no values and differ, since they have no mean.
+
+    Counters, one integer in each network, may differ.
+
+    Args:
+        name: The name of the tensor.
+        tensors: One of each network.
+        lead: The number of leading model axes.
+
+    Raises:
+        ValueError: They differ.
+    """
+    first, *others = tensors
+    if first.dtype in VALUES or (first.dtype in INTEGERS and first.ndim <= lead):
+        return
+    for other in others:
+        if other is not first and not _is_same(first, other):
+            raise ValueError(
+                f"{name!r} is {first.dtype} and differs between the networks, but only values in float16, bfloat16, "
+                f"float32 or float64 have a mean; {_remedy(first.dtype)}"
+            )
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """Return whether all values are; a finite sum has finite terms, and costs one reading."""
+    return math.isfinite(tensor.detach().sum(dtype=torch.float32 if tensor.itemsize < 4 else None))
+
+
+def _count(tensor: Tensor) -> int:
+    """Return the number of values that are not finite."""
+    return int((~tensor.detach().isfinite()).sum())
+
+
+def _is_same(first: Tensor, other: Tensor) -> bool:
+    if first.dtype != other.dtype or first.shape != other.shape:
+        return False
+    if first.dtype not in INTEGERS and not first.is_complex():
+        first, other = (tensor.contiguous().view(torch.uint8) for tensor in (first, other))
+    return torch.equal(first, other.to(first.device))
+
+
+def _remedy(dtype: torch.dtype) -> str:
+    if dtype.is_complex:
+        return "hold real and imaginary parts in parameters of their own"
+    if dtype in (torch.bool, torch.int64):
+        return "if it is an index or a mask, register it as a buffer, equal in all networks"
+    return "quantized weights must be dequantized first: load the network, dequantize it and save it in bfloat16"

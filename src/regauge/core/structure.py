@@ -16,7 +16,7 @@ from torch import Tensor
 from regauge.core.act import Site, act
 from regauge.core.element import Element, identity, stack
 from regauge.core.exchangeable import bits
-from regauge.core.movable import VALUES
+from regauge.core.params import VALUES
 from regauge.core.symmetry import Symmetry
 
 ATTEMPTS = 512

@@ -20,9 +20,8 @@ from regauge.core.element import ALL_PARTS, DeferredElement, Element, Make, mate
 from regauge.core.exchangeable import classes_of
 from regauge.core.given import example_arguments, require_generator, require_module, require_plain, require_tensors
 from regauge.core.groups import Frozen, Group, Kind, groups_from_axes, readers_from_axes, set_sizes
-from regauge.core.movable import require_movable
 from regauge.core.outputs import Outputs
-from regauge.core.params import Params
+from regauge.core.params import Params, require_movable
 from regauge.core.probe import Check, Probe, Trial, away, exact_probe, first_trial, relative_change
 from regauge.core.remembered import remembered
 from regauge.core.symmetry_text import render

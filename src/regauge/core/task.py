@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from regauge.core.chance import given_or_seed
 from regauge.core.counted import count
-from regauge.core.given import as_pair, describe, require_batches, require_module, require_tensors
+from regauge.core.given import as_pair, describe, given_or_seed, require_batches, require_module, require_tensors
 from regauge.core.interpolation import interpolate
 from regauge.core.outputs import Outputs, evaluating, output_tensors
 from regauge.core.params import Params

@@ -1,10 +1,10 @@
-"""Values from JSON texts, compared with the types that fields are annotated with."""
+"""Values from JSON texts, compared with the types of fields, and settings with their names in a table of classes."""
 
 import json
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import is_dataclass
+from dataclasses import asdict, fields, is_dataclass
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -50,6 +50,21 @@ def require_fields(values: Mapping[str, Any], kind: type, what: str) -> None:
     for name, hint in get_type_hints(kind).items():
         if name in values and not _fits(values[name], hint):
             raise ValueError(f"{name} of {what} is {values[name]!r}, which is no {_name(hint)}")
+
+
+def named(settings: Any, table: Mapping[str, type[Any]]) -> dict[str, Any]:
+    """Return settings as JSON, with their name in a table."""
+    name = next(name for name, kind in table.items() if kind is type(settings))
+    return {"name": name, **asdict(settings)}
+
+
+def made_of(values: Mapping[str, Any], table: Mapping[str, type[Any]]) -> Any:
+    """Return the settings that `named` wrote."""
+    kind = table[values["name"]]
+    known = {field.name for field in fields(kind)}
+    given = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items() if name in known}
+    require_fields(given, kind, "the net")
+    return kind(**given)
 
 
 def _fits(value: Any, hint: Any) -> bool:

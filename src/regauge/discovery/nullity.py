@@ -13,10 +13,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from regauge.core.arguments import check_arguments
-from regauge.core.chance import given_or_seed
 from regauge.core.chart import chart_gains
 from regauge.core.element import Element
-from regauge.core.given import example_arguments
+from regauge.core.given import example_arguments, given_or_seed
 from regauge.core.groups import Group
 from regauge.core.outputs import Outputs
 from regauge.core.params import Params

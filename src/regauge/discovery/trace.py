@@ -19,8 +19,8 @@ from torch.fx import config as fx_config
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.utils import _pytree as pytree
 
-from regauge.core.movable import INTEGERS
 from regauge.core.outputs import Outputs, OutputsError, SelectedOutputs, evaluating
+from regauge.core.params import INTEGERS
 from regauge.discovery.affine_gains import take_out_numbers
 from regauge.discovery.in_place import without_mutation
 from regauge.discovery.known_sizes import export_with_values, has_known_sizes, has_unknown_sizes

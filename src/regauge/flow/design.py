@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from regauge.core.typed_json import require_fields
+from regauge.core.typed_json import made_of, named, require_fields
 from regauge.flow.coupling import Coupling
 from regauge.flow.flow_config import Design
 from regauge.flow.manifold import Manifold
@@ -16,7 +16,6 @@ from regauge.flow.priors import PRIORS, Prior
 from regauge.flow.representation import Representation
 from regauge.flow.velocity import Velocity
 from regauge.weightspace.layers import LAYERS
-from regauge.weightspace.named_settings import made_of, named
 
 
 def build_velocity(

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from regauge.checkpoints.writing import save
 from regauge.core.arguments import check_arguments
-from regauge.core.chance import given_or_seed
+from regauge.core.given import given_or_seed
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regauge.core.arguments import check_arguments
-from regauge.core.chance import given_or_seed
+from regauge.core.given import given_or_seed
 from regauge.core.params import Params, count_models
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Judge

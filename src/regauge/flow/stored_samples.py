@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from regauge.core.arguments import check_arguments
-from regauge.core.params import Params
+from regauge.core.params import Params, round_to
 from regauge.core.progress import Progress, no_progress
-from regauge.core.rounding import round_to
 from regauge.core.task import Task
 from regauge.flow.flow import Flow
 from regauge.flow.flow_files import load_flow

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from regauge.checkpoints.job import Network, open_job
 from regauge.core.arguments import check_arguments
-from regauge.core.chance import given_or_seed
-from regauge.core.given import example_arguments
+from regauge.core.given import example_arguments, given_or_seed
 from regauge.core.outputs import Outputs, evaluating
 from regauge.core.params import Params, require_finite
 from regauge.core.probe import InDouble, Probe, exact_probe, relative_change

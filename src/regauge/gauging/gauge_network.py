@@ -13,8 +13,7 @@ from regauge.checkpoints.job import Network, open_call
 from regauge.checkpoints.memory_limit import MemoryLimit
 from regauge.checkpoints.output import Output
 from regauge.core.arguments import check_arguments
-from regauge.core.chance import given_or_seed
-from regauge.core.given import require_instance
+from regauge.core.given import given_or_seed, require_instance
 from regauge.core.params import require_finite
 from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry

@@ -12,8 +12,7 @@ from regauge.core.arguments import check_arguments
 from regauge.core.element import Element
 from regauge.core.groups import Group
 from regauge.core.outputs import Outputs
-from regauge.core.params import Params, to_work, work_dtype
-from regauge.core.rounding import round_alike, round_to
+from regauge.core.params import Params, round_alike, round_to, to_work, work_dtype
 from regauge.core.symmetry import Symmetry
 from regauge.discovery.discover import discover_with_ones, trace_and_record
 from regauge.discovery.registry import leaves_as_operators

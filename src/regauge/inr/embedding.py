@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from regauge.core.arguments import check_arguments
-from regauge.core.chance import given_or_seed
+from regauge.core.given import given_or_seed
 from regauge.core.params import Params, require_finite
 from regauge.core.progress import Progress, no_progress
 from regauge.inr.fields.signal_samples import Samples

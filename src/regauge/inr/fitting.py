@@ -11,7 +11,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss
 
 from regauge.checkpoints.formats.state_dicts import match
 from regauge.core.arguments import check_arguments
-from regauge.core.chance import given_or_seed
+from regauge.core.given import given_or_seed
 from regauge.core.params import Params
 from regauge.core.products import add_matmul, scaled_matmul
 from regauge.core.progress import Progress, no_progress

@@ -14,8 +14,8 @@ from torch import Tensor
 from regauge.alignment import Method, align_pairs
 from regauge.connect.line import Curve
 from regauge.core.arguments import check_arguments
-from regauge.core.chance import given_or_seed
 from regauge.core.element import FIELD_OF_PART, ROTATION, TRANSLATION, Element
+from regauge.core.given import given_or_seed
 from regauge.core.interpolation import interpolate
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regauge.core.rounding import round_to
+from regauge.core.params import round_to
 from regauge.learn.autoencoder import Autoencoder
 from regauge.storage.collection import Kept
 from regauge.storage.named_networks import NamedNetworks, read_networks

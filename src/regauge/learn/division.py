@@ -8,7 +8,7 @@ from typing import Any, TypedDict, Unpack
 import torch
 from numpy.typing import NDArray
 
-from regauge.core.chance import given_or_seed
+from regauge.core.given import given_or_seed
 from regauge.core.params import Params
 from regauge.core.progress import Progress
 from regauge.learn.populations import Indices, Parts, digest, find_usable, split_networks, spread

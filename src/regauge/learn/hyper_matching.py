@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regauge.connect.straighten import FlatLine, LineTrainingConfig, first_names, train_end
 from regauge.core.arguments import check_arguments
-from regauge.core.chance import given_or_seed
+from regauge.core.given import given_or_seed
 from regauge.core.params import Params, require_alike
 from regauge.core.progress import Progress, no_progress
 from regauge.core.task import Task

@@ -18,8 +18,8 @@ from regauge.checkpoints.plain_files import read_object
 from regauge.checkpoints.writing import Shard
 from regauge.core.arguments import check_arguments
 from regauge.core.counted import shorten
+from regauge.core.params import round_to
 from regauge.core.progress import Progress, no_progress
-from regauge.core.rounding import round_to
 from regauge.hub.prompts import open_streams, open_tokens
 
 Router: TypeAlias = Literal["hidden", "hidden_avg", "cheap_embed", "random", "uniform_random"]

@@ -12,8 +12,7 @@ from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.formats.headers import TensorSpec
 from regauge.core.element import Element
 from regauge.core.families import move_tensor, row_ranges
-from regauge.core.movable import VALUES, require_shared
-from regauge.core.rounding import require_held, round_to
+from regauge.core.params import VALUES, require_held, require_shared, round_to
 from regauge.core.structure import require_same
 from regauge.core.symmetry import Symmetry
 from regauge.hub.tokens import TokenPlan, as_tokenized

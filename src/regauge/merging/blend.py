@@ -11,9 +11,7 @@ from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.core.element import Element
 from regauge.core.families import move_tensor, row_ranges
 from regauge.core.interpolation import shares_of
-from regauge.core.movable import VALUES, require_shared
-from regauge.core.params import Params
-from regauge.core.rounding import require_held, round_to
+from regauge.core.params import VALUES, Params, require_held, require_shared, round_to
 from regauge.core.symmetry import Symmetry
 from regauge.merging.rule import PIECE, Rule, Target, combine_from, small_piece, weighted_sum
 from regauge.merging.settings import Number, Setting, find_depths

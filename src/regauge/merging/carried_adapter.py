@@ -28,8 +28,7 @@ from regauge.checkpoints.formats.changes import LowRank, Replaced, Trained
 from regauge.checkpoints.location import ADAPTER_CONFIG
 from regauge.checkpoints.plain_files import read_object
 from regauge.core.counted import shorten
-from regauge.core.params import Params
-from regauge.core.rounding import round_to
+from regauge.core.params import Params, round_to
 from regauge.core.symmetry import Symmetry
 from regauge.merging.extract_adapter import DUST, cut_off_product
 

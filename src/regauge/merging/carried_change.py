@@ -17,10 +17,8 @@ from regauge.checkpoints.representative_checkpoint import MovedCheckpoint
 from regauge.core.arguments import check_arguments
 from regauge.core.element import Element
 from regauge.core.families import row_ranges
-from regauge.core.movable import VALUES
-from regauge.core.params import Params
+from regauge.core.params import VALUES, Params, round_to
 from regauge.core.progress import Progress, no_progress
-from regauge.core.rounding import round_to
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 from regauge.merging.carried_adapter import GivenAdapter

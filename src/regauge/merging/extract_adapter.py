@@ -19,8 +19,8 @@ from regauge.checkpoints.outputs.provenance import Input, Provenance
 from regauge.checkpoints.outputs.staging import Staging
 from regauge.checkpoints.writing import Shard, save_text
 from regauge.core.arguments import check_arguments
+from regauge.core.params import round_to
 from regauge.core.progress import Progress, no_progress
-from regauge.core.rounding import round_to
 from regauge.hub import open_model
 from regauge.hub.build_model import name_model
 

@@ -15,8 +15,8 @@ from regauge.checkpoints.output import Output
 from regauge.checkpoints.outputs.provenance import Input, Provenance
 from regauge.checkpoints.plain_files import read_object
 from regauge.core.arguments import check_arguments
+from regauge.core.params import round_to
 from regauge.core.progress import Progress, no_progress
-from regauge.core.rounding import round_to
 from regauge.merging.extract_adapter import (
     DUST,
     ExtractedAdapter,

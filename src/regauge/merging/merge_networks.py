@@ -18,8 +18,7 @@ from regauge.checkpoints.output import Output
 from regauge.core.arguments import check_arguments
 from regauge.core.element import Element
 from regauge.core.given import as_networks, as_params, require_instance
-from regauge.core.movable import VALUES
-from regauge.core.params import label, to_work
+from regauge.core.params import VALUES, label, to_work
 from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task, choose_and_judge

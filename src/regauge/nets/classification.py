@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from regauge.checkpoints.state_file import StateFile
-from regauge.core.chance import given_or_seed
+from regauge.core.given import given_or_seed
 from regauge.core.params import Params
 from regauge.core.progress import Progress, no_progress
 from regauge.core.task import cross_entropy

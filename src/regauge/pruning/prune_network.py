@@ -17,8 +17,7 @@ from regauge.core.arguments import check_arguments
 from regauge.core.balance import balance, has_balance
 from regauge.core.given import require_instance
 from regauge.core.groups import Group
-from regauge.core.params import Params, require_finite
-from regauge.core.rounding import round_to
+from regauge.core.params import Params, require_finite, round_to
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task, choose_and_try_to_judge
 from regauge.pruning.criteria import Criterion, Magnitude, OutputError

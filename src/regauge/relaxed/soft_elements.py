@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from regauge.core.classes import class_labels
 from regauge.core.closest import closest
 from regauge.core.element import Element
 from regauge.core.families import has_choice
-from regauge.core.groups import Group
+from regauge.core.groups import Group, class_labels
 from regauge.core.symmetry import Symmetry
 from regauge.relaxed.action import Key, Matrices, block_sizes, split_character
 from regauge.relaxed.sinkhorn_layer import sinkhorn

@@ -1,15 +1,18 @@
-"""The report of a comparison: a self-contained HTML page from the results of `regauge compare`."""
+"""The report of a comparison: figures, and a self-contained HTML page from the results of `regauge compare`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from regauge.report.comparison_figures import shares_figure, tree_figure
-from regauge.report.figures import data_uri, data_uris
+from regauge.report.figures import COLORS, MUTED, abridge, data_uri, data_uris, draw_figure
 from regauge.report.pages import page_template
 from regauge.report.population_figures import matrices_figure
+
+LABELED = 80
+"""Most layers that have a name in the picture."""
 
 
 def comparison_page(facts: Mapping[str, Any]) -> str:
@@ -57,6 +60,68 @@ def tensor_map_page(facts: Mapping[str, Any]) -> str:
     """
     page = page_template("tensor_map.html.j2", digits="{:.2g}".format, sentence=_begin_sentence)
     return page.render(dict(facts))
+
+
+def shares_figure(layers: Sequence[Mapping[str, Any]]) -> Figure:
+    """Plot the share of each layer, from top to bottom, that is explained as stored and after alignment."""
+    count = len(layers)
+    is_labeled = count <= LABELED
+    with draw_figure(5.6, 0.9 + (0.24 if is_labeled else 0.06) * count) as figure:
+        axes = figure.add_subplot()
+        rows = range(count)
+        before, after = ([100 * layer[key] for layer in layers] for key in ("before", "after"))
+        axes.barh(rows, after, height=0.72, color=COLORS[1], label="after alignment")
+        axes.barh(rows, before, height=0.28, color=COLORS[0], label="as stored")
+        axes.set_xlim(0, 100)
+        axes.set_ylim(count - 0.4, -0.6)
+        labels = [abridge(layer["layer"]) for layer in layers] if is_labeled else []
+        axes.set_yticks(range(len(labels)), labels)
+        axes.grid(visible=False, axis="y")
+        axes.set_xlabel("share of the layer of A that B explains (%)", color=MUTED, loc="right")
+        figure.legend(loc="outside upper left", ncols=2, frameon=False)
+    return figure
+
+
+def tree_figure(branches: Sequence[Mapping[str, Any]]) -> Figure:
+    """Return a tree with branches from left to right, drawn to scale, and the name of each network at its leaf.
+
+    Uncertain branches are dotted.
+    """
+    children: dict[str, list[Mapping[str, Any]]] = {}
+    for branch in branches:
+        children.setdefault(branch["parent"], []).append(branch)
+    root = branches[-1]["parent"]
+    places: dict[str, tuple[float, float]] = {}
+    rows = 0
+
+    def place(name: str, x: float) -> None:
+        nonlocal rows
+        own = sorted(children.get(name, []), key=lambda branch: branch["length"])
+        if not own or not name.startswith("ancestor "):
+            places[name], rows = (x, rows), rows + 1
+        for branch in own:
+            place(branch["child"], x + branch["length"])
+        if name not in places:
+            places[name] = x, sum(places[branch["child"]][1] for branch in own) / len(own)
+
+    place(root, 0.0)
+    with draw_figure(5.6, 0.9 + 0.32 * rows) as figure:
+        axes = figure.add_subplot()
+        for branch in branches:
+            (x, y), (end, level) = places[branch["parent"]], places[branch["child"]]
+            style = "-" if branch.get("is_certain", True) else ":"
+            axes.plot([x, x, end], [y, level, level], style, color=COLORS[1], linewidth=1.8, solid_joinstyle="round")
+        for name, (x, y) in places.items():
+            if not name.startswith("ancestor "):
+                axes.plot([x], [y], "o", color=COLORS[0], markersize=5)
+                axes.annotate(abridge(name, 44), (x, y), xytext=(7, 0), textcoords="offset points", va="center")
+        axes.set_ylim(rows - 0.5, -0.5)
+        end = max(x for x, _ in places.values()) or 1.0
+        axes.set_xlim(-0.02 * end, 1.55 * end)  # Names stand to the right of their networks.
+        axes.set_yticks([])
+        axes.grid(visible=False, axis="y")
+        axes.set_xlabel("squared distance modulo the group, relative to the norm", color=MUTED, loc="left")
+    return figure
 
 
 def _begin_sentence(text: str) -> str:

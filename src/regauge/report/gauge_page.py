@@ -1,9 +1,13 @@
-"""The report of a gauge: a self-contained HTML page from the numbers in the file next to it."""
+"""The report of a gauge: figures, and a self-contained HTML page from the numbers in the file next to it."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from regauge.report.figures import data_uris
-from regauge.report.gauge_figures import errors_figures, ranges_figures
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from regauge.report.figures import COLORS, data_uris, draw_figure
 from regauge.report.pages import of_results, page_template
 
 ABOUT = {
@@ -15,6 +19,8 @@ ABOUT = {
     "learned": "Every direction that only linear maps see was turned to where the rounding error is small.",
 }
 """A sentence about each method."""
+PANELS = 4
+"""Layers whose channels are drawn: those whose ranges changed most."""
 
 
 @of_results
@@ -29,3 +35,45 @@ def gauge_page(results: dict[str, Any]) -> str:
         reasons.setdefault(row["reason"], []).append(row["name"])
     page = page_template("gauge.html.j2", short="{:.3g}".format)
     return page.render(results | {"figures": figures, "reasons": reasons, "about": ABOUT[results["method"]]})
+
+
+def ranges_figures(layers: Sequence[Mapping[str, Any]]) -> list[Figure]:
+    """Return the largest weight that each input channel of a layer is multiplied by, before and after, layer by
+    layer."""
+    return [_ranges_figure(layer) for layer in sorted(layers, key=_evened, reverse=True)[:PANELS]]
+
+
+def errors_figures(layers: Sequence[Mapping[str, Any]]) -> list[Figure]:
+    """Return the relative squared rounding error of each layer, in the order of the network, one figure by number of
+    bits."""
+    return [_errors_figure(layers, k) for k in range(len(layers[0]["errors"]))]
+
+
+def _ranges_figure(layer: Mapping[str, Any]) -> Figure:
+    with draw_figure(4.6, 2.7) as figure:
+        axes = figure.add_subplot()
+        for color, label in zip(COLORS, ("before", "after"), strict=False):
+            axes.plot(layer["ranges"][label], color=color, linewidth=1, label=label)
+        axes.set(xlabel="input channel", ylabel="largest weight", title=layer["layer"], ylim=(0, None))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.legend(frameon=False, fontsize=9)
+        return figure
+
+
+def _errors_figure(layers: Sequence[Mapping[str, Any]], k: int) -> Figure:
+    with draw_figure(4.6, 3.0) as figure:
+        axes = figure.add_subplot()
+        for color, label in zip(COLORS, ("before", "after"), strict=False):
+            values = [max(layer["errors"][k][label], 1e-12) for layer in layers]
+            axes.semilogy(range(1, len(values) + 1), values, "o", color=color, markersize=3.5, label=label)
+        axes.set(title=layers[0]["errors"][k]["rounding"], xlabel="layer, in order", ylabel="relative squared error")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.legend(frameon=False, fontsize=9)
+        return figure
+
+
+def _evened(layer: Mapping[str, Any]) -> float:
+    """Return the decrease, in octaves, of the ratio of the largest range to the mean range."""
+    before, after = (np.array(layer["ranges"][label]) for label in ("before", "after"))
+    ratios = [float(one.max() / max(one.mean(), 1e-300)) if len(one) else 1.0 for one in (before, after)]
+    return abs(float(np.log2(max(ratios[0], 1e-9) / max(ratios[1], 1e-9))))

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from regauge.connect.excess import excess_of
+from regauge.connect.comparable import excess_of
 from regauge.report.figures import COLORS, MUTED, draw_figure
 
 Row = Mapping[str, float]

@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
 
-from regauge.core.chance import given_or_seed
 from regauge.core.element import FIELD_OF_PART, ROTATION, TRANSLATION, Element, Value, require_parts
+from regauge.core.given import given_or_seed
 from regauge.core.moving.moved_values import LARGEST_PLACE
 from regauge.core.moving.random_draws import Source
 from regauge.core.moving.random_moves import RandomMoves

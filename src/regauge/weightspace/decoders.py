@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from regauge.core.typed_json import made_of, named
 from regauge.weightspace.decoder import MLPDecoder
 from regauge.weightspace.layers import LAYERS
-from regauge.weightspace.named_settings import made_of, named
 from regauge.weightspace.template_decoder import TemplateDecoder
 
 DecoderSettings = MLPDecoder | TemplateDecoder

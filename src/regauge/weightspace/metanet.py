@@ -15,6 +15,7 @@ from regauge.checkpoints.writing import save
 from regauge.core.element import PARTS, ROTATION, TRANSLATION, Element, require_parts
 from regauge.core.params import require_finite, select
 from regauge.core.symmetry import Symmetry
+from regauge.core.typed_json import named
 from regauge.core.unit_plans import Axis
 from regauge.weightspace.conditioning import Conditioning
 from regauge.weightspace.encoder import VALUES, Encoder, Scalars, Values
@@ -27,7 +28,6 @@ from regauge.weightspace.layers.message_passing import MessagePassing
 from regauge.weightspace.layers.plan import Layer, LayerPlan
 from regauge.weightspace.layout.compile import Layout
 from regauge.weightspace.linear_reader import LinearReader, statistics_of
-from regauge.weightspace.named_settings import named
 from regauge.weightspace.probes.probed import Probed
 from regauge.weightspace.probes.probes import ProbeEncoder, Probes
 from regauge.weightspace.reader import Reader, multiplied_blocks, require_values, tell_difference

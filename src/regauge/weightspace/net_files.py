@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from regauge.checkpoints.claims import Claims
 from regauge.checkpoints.described import DAMAGE, damage, read_described
 from regauge.core.symmetry import Symmetry
+from regauge.core.typed_json import made_of
 from regauge.weightspace.encoder import VALUES
 from regauge.weightspace.heads import HEADS
 from regauge.weightspace.layers import LAYERS
 from regauge.weightspace.metanet import KIND, VERSION, Metanet
-from regauge.weightspace.named_settings import made_of
 from regauge.weightspace.probes.probed import MismatchError
 from regauge.weightspace.probes.probes import Probes
 

@@ -15,9 +15,9 @@ from regauge.alignment.engine.refit import refit_near_copies
 from regauge.alignment.method import Method
 from regauge.alignment.problem import Problem
 from regauge.alignment.result import Results, join
-from regauge.core.classes import class_labels
 from regauge.core.element import Element, concatenate, materialize
 from regauge.core.families import Tensors
+from regauge.core.groups import class_labels
 from regauge.core.symmetry import Symmetry
 
 TRIES = 32

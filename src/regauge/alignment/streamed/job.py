@@ -21,8 +21,7 @@ from regauge.checkpoints.memory_limit import size_text
 from regauge.checkpoints.outputs.staging import Staging
 from regauge.checkpoints.writing import Pieces
 from regauge.core.element import Element
-from regauge.core.movable import require_movable
-from regauge.core.params import Params
+from regauge.core.params import Params, require_movable
 from regauge.core.products import library
 from regauge.core.progress import Progress, no_progress
 from regauge.core.structure import carry

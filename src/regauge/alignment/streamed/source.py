@@ -16,11 +16,10 @@ from regauge.checkpoints.writing import Pieces
 from regauge.core import element as _element
 from regauge.core.act import Site
 from regauge.core.assignment import assign
-from regauge.core.classes import forbid_between_classes
 from regauge.core.closest import Character, Cost, ShiftCost, closest, diagonal
 from regauge.core.element import Element, Value
 from regauge.core.families import CHUNK, add_term, barycenter, dot, move_tensor, row_ranges
-from regauge.core.groups import Group
+from regauge.core.groups import Group, forbid_between_classes
 from regauge.core.interpolation import distance
 from regauge.core.params import require_finite, work_dtype
 from regauge.core.progress import Crew

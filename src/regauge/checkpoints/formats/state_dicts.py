@@ -22,8 +22,7 @@ from torch import Tensor
 from regauge.checkpoints.formats.headers import OpenedFile
 from regauge.checkpoints.formats.quantized import refusal
 from regauge.core.counted import shorten
-from regauge.core.movable import VALUES
-from regauge.core.params import Params
+from regauge.core.params import VALUES, Params
 
 SHARED = 1 << 26
 """Bytes up to which the values of a tensor may lie on one another."""

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from regauge.core.classes import class_labels
-from regauge.core.groups import Group, Placement
+from regauge.core.groups import Group, Placement, class_labels
 from regauge.core.symmetry import Symmetry
 
 Key = TypeVar("Key")

@@ -5,12 +5,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from regauge.core.movable import VALUES
 from regauge.core.moving.moved_rows import move_rows
 from regauge.core.moving.moved_tensors import MovedTensor, moved_tensors
 from regauge.core.moving.moved_values import MovedValues
 from regauge.core.moving.random_draws import Draws, Source, shares_of
-from regauge.core.params import Params
+from regauge.core.params import VALUES, Params
 from regauge.core.symmetry import Symmetry
 
 

@@ -16,10 +16,11 @@ from regauge.core.translations import Entries, Image, ImageStep, TranslationFami
 from regauge.discovery.operators import SAME, VIEWS, operator_name
 from regauge.discovery.rewrites.gains import gains
 from regauge.discovery.trace import Program
-from regauge.discovery.translations.follow_offset import follow
+from regauge.discovery.translations.effects import EFFECTS
 from regauge.discovery.translations.graph import Graph, given
 from regauge.discovery.translations.linear_effects import LAYERS
-from regauge.discovery.translations.offsets import Addend, pattern_of
+from regauge.discovery.translations.offsets import Addend, SeenError, pattern_of
+from regauge.discovery.translations.run import Run
 
 
 def find_translations(program: Program, symmetry: Symmetry) -> Symmetry:
@@ -33,6 +34,31 @@ def find_translations(program: Program, symmetry: Symmetry) -> Symmetry:
     ones = frozenset((*(chart_gains(found) if found.gains else ()), *symmetry.ones))
     search = _Search(Graph(program, ones), found, frozenset(gains(program)) | ones)
     return replace(found, translations=tuple(search.run()))
+
+
+def follow(
+    graph: Graph, start: Addend, home: str, takers: frozenset[str]
+) -> tuple[tuple[Image, ...], frozenset[Entries]] | None:
+    """Find what makes up for a vector that is added to a parameter; None where something sees it.
+
+    Returned with it are the gains by which the vector must be divided along the axis that is constant: layers read
+    through the parameter behind them, or offsets that are the same for all units are multiplied by them.
+
+    Args:
+        graph: The model.
+        start: The vector, with places in the shape of the whole parameter.
+        home: The parameter.
+        takers: Parameters that may take offsets back.
+    """
+    for is_eager in (False, True):
+        run = Run(graph, home, takers, EFFECTS, is_eager=is_eager)
+        try:
+            return run.follow(start), run.gains
+        except (SeenError, RuntimeError, ValueError, IndexError):
+            # An operator that cannot be called on offsets says nothing about them, so that it may see them.
+            if not run.is_missed:
+                return None
+    return None
 
 
 class _Search:

@@ -11,8 +11,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from regauge.core.chance import given_or_seed
-from regauge.core.given import as_pair
+from regauge.core.given import as_pair, given_or_seed
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task, cross_entropy

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy
 
 from regauge.core.arguments import check_arguments
-from regauge.core.chance import given_or_seed
+from regauge.core.given import given_or_seed
 from regauge.data.images import pixel_centers
 from regauge.inr.fields.fields import Field
 from regauge.inr.representation import Inr

@@ -11,7 +11,7 @@ from scipy.spatial import cKDTree
 from torch import Tensor, nn
 
 from regauge.core.arguments import check_arguments
-from regauge.core.chance import given_or_seed
+from regauge.core.given import given_or_seed
 from regauge.inr.fields.signal_samples import DistanceLabels, labels_of
 from regauge.inr.rendering.field_values import evaluate, module_of, require_one
 from regauge.inr.representation import Inr

@@ -19,7 +19,7 @@ from regauge.checkpoints.described import DAMAGE, damage
 from regauge.checkpoints.writing import require_writable, save_bytes
 from regauge.connect.paths import Path, Straight
 from regauge.core.arguments import check_arguments
-from regauge.core.chance import given_or_seed
+from regauge.core.given import given_or_seed
 from regauge.core.params import Params, require_same_shapes
 from regauge.core.symmetry_text import read_versioned
 from regauge.inr.rendering.field_values import evaluate as values_at
