@@ -24,7 +24,7 @@ from regauge.training import (
     differentiate,
     minimize,
 )
-from regauge.training.clock import Clock
+from regauge.training.descent import Clock
 from regauge.training.settings import Uniform
 
 Schedulers = torch.optim.lr_scheduler
@@ -120,7 +120,7 @@ def test_time_ends_a_descent_and_the_schedule_with_it(
     seconds: float | None, rates: Sequence[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, read = itertools.count(), list[int]()  # a second passes at every look
-    monkeypatch.setattr("regauge.training.clock.time.monotonic", lambda: float(next(now)))
+    monkeypatch.setattr("regauge.training.descent.time.monotonic", lambda: float(next(now)))
 
     def batches() -> Iterator[Tensor]:
         for k, target in enumerate(targets()):

@@ -440,7 +440,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
 def test_populations_that_claim_too_much_or_make_no_sense(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("regauge.checkpoints.packed.SPARE", 1 << 20)
+    monkeypatch.setattr("regauge.checkpoints.array_files.SPARE", 1 << 20)
     read, sentence = FAULTS[kind]
     refused: list[str] = []
     with bounded(refused):

@@ -136,14 +136,14 @@ def test_an_interrupted_training_is_resumed(
 ) -> None:
     command = ["predictor", "zoo", "--target", "size", *SMALL, "--statistics", "no"]
     run(folder, monkeypatch, *command, "-o", "whole.safetensors")
-    train: Any = learn.predictor_fitting.train
+    train: Any = learn.predictor_training.train
 
     def stop(*args: Any, **options: Any) -> Any:
         train(*args, **options)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("regauge.learn.predictor_fitting.train", stop)
+        patch.setattr("regauge.learn.predictor_training.train", stop)
         with pytest.raises(SystemExit):
             run(folder, monkeypatch, *command, "-o", "again.safetensors")
     assert not (folder / "again.safetensors").exists()

@@ -21,8 +21,7 @@ from regauge.alignment.problem import Problem
 from regauge.core.element import PARTS
 from regauge.core.params import Params, select
 from regauge.learn.matching_losses import Copies, Losses, LossWeights, Siamese
-from regauge.learn.matching_training import MatchingFitting
-from regauge.learn.partners import Partners
+from regauge.learn.matching_training import MatchingFitting, Partners
 from regauge.nets.mlp import mlp
 from regauge.nets.siren import Siren
 from regauge.relaxed.sinkhorn_layer import sinkhorn

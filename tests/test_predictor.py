@@ -216,7 +216,7 @@ def test_fractions_are_predicted_within_their_bounds() -> None:
 def test_a_budget_of_cpu_time_is_not_spent_by_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     _, symmetry, networks, values = sirens()
     now = iter(range(0, 10_000_000, 1000))
-    monkeypatch.setattr("regauge.training.clock.time.monotonic", lambda: float(next(now)))
+    monkeypatch.setattr("regauge.training.descent.time.monotonic", lambda: float(next(now)))
     config = replace(CONFIG, epochs=2, seconds=500.0, is_cpu_time=True, statistics=False)
     made = learn.fit_predictor(networks, values[:, 5], symmetry, config, generator=generator())
     assert made.trained is not None
@@ -336,7 +336,7 @@ def test_best_weights_are_kept_and_copied() -> None:
 def test_seconds_end_a_training_and_its_progress_follows_them(monkeypatch: pytest.MonkeyPatch) -> None:
     _, symmetry, networks, values = sirens()
     now, shown = iter(range(10_000)), Recorded()
-    monkeypatch.setattr("regauge.training.clock.time.monotonic", lambda: float(next(now)))
+    monkeypatch.setattr("regauge.training.descent.time.monotonic", lambda: float(next(now)))
     config = replace(CONFIG, epochs=100_000, seconds=50.0, statistics=False)
     made = learn.fit_predictor(networks, values[:, 5], symmetry, config, generator=generator(), progress=shown)
     assert made.trained is not None

@@ -20,8 +20,7 @@ from regauge.core.given import given_or_seed
 from regauge.core.params import Params
 from regauge.core.task import Batch, Task
 from regauge.training import PlainProgram, descend
-from regauge.training.clock import Clock
-from regauge.training.descent import cycle
+from regauge.training.descent import Clock, cycle
 
 PROGRAM = 1 << 24
 """About how many parameters of second networks are optimized in one program; more pairs take turns."""

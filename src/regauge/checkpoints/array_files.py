@@ -1,8 +1,11 @@
-"""Arrays in files: numpy's `.npz`, and `.safetensors`."""
+"""Arrays in files: numpy's `.npz`, and `.safetensors`; packed files whose content would be far larger are refused."""
 
+import gzip
 import tokenize
 import warnings
+import zipfile
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile, ZipFile
@@ -12,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from regauge.checkpoints.checkpoint import load
-from regauge.checkpoints.packed import require_modest
+from regauge.checkpoints.memory_limit import size_text
 from regauge.checkpoints.plain_files import require_plain
 from regauge.core.params import Params
 
@@ -22,6 +25,10 @@ DAMAGE = (
     *(OverflowError, SyntaxError, MemoryError, RuntimeError, BadZipFile, zlib.error, tokenize.TokenError),
 )
 """Errors of numpy for damaged files."""
+RATIO, SPARE = 100, 1 << 28
+"""Bytes that one byte of a compressed file may become, and bytes that every file may become."""
+METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+"""Methods by which members of a zip file may be packed: one step of other methods can fill the memory."""
 
 
 def read_arrays(path: str | Path) -> Params:
@@ -77,3 +84,34 @@ def map_array(path: Path) -> NDArray[Any]:
     except DAMAGE as error:
         raise ValueError(f"{str(path)!r} cannot be read as an array: {error}; write it with numpy.save") from error
     return found
+
+
+def most_bytes(packed: int) -> int:
+    """Return the largest number of bytes that a file of this size may become."""
+    return max(SPARE, RATIO * packed)
+
+
+def require_modest(members: Sequence[zipfile.ZipInfo], packed: int, remedy: str) -> None:
+    """Raise a ValueError, as a clause, where members of a zip file would become far more bytes than they have."""
+    unpacked = sum(member.file_size for member in members)
+    if unpacked > most_bytes(packed):
+        raise ValueError(f"its {size_text(packed)} would become {size_text(unpacked)}; {remedy}")
+    if any(member.compress_type not in METHODS for member in members):
+        raise ValueError(f"it is packed by another method than deflate; {remedy}")
+
+
+def read_gzip(path: Path) -> bytes:
+    """Return the content of a gzip file.
+
+    Raises:
+        ValueError: It is damaged, or would become far larger than it is.
+    """
+    most = most_bytes(path.stat().st_size)
+    try:
+        with gzip.open(path) as file:
+            content = file.read(most + 1)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(f"{str(path)!r} is damaged ({error}); fetch it again") from error
+    if len(content) > most:
+        raise ValueError(f"{str(path)!r} would become more than {size_text(most)}; unpack it, and look at it first")
+    return content

@@ -13,10 +13,9 @@ from regauge.checkpoints.job import FileJob
 from regauge.checkpoints.memory_limit import size_text
 from regauge.checkpoints.representative_checkpoint import MovedCheckpoint, RepresentativeCheckpoint
 from regauge.comparison.common import Common, find_common
-from regauge.comparison.match_whole import ROTATED
+from regauge.comparison.match_whole import ROTATED, perturb
 from regauge.comparison.matched import Matched
 from regauge.comparison.pair import Pair, measure_shares
-from regauge.comparison.rounding_noise import perturb
 from regauge.comparison.strangers import scramble
 from regauge.comparison.verdicts import MOVED, by_chance
 from regauge.core.behind_gains import zero_gains

@@ -2,6 +2,9 @@
 
 Scales and signs of gains do not act on representatives. Groups with a value in `behind_gains` may be rotated instead,
 because only the gains told their units apart.
+
+Some models write a gain as `1 + weight`. A scale s then moves the parameter by `w -> s (w + 1) - 1`. What reads or sets
+gains does so on the sums, on which the action is linear as on any other parameter.
 """
 
 from collections.abc import Collection, Mapping
@@ -11,10 +14,9 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from regauge.core.added_numbers import sums
 from regauge.core.element import Element, Value
 from regauge.core.groups import Group, Placement
-from regauge.core.integer_vectors import null_space
+from regauge.core.matrices import null_space
 from regauge.core.params import Params
 from regauge.core.remembered import remembered
 from regauge.core.translations import TranslationFamily
@@ -238,3 +240,22 @@ def turn(
         kept = torch.where(stays[..., None, None], torch.eye(symmetry[name].size, dtype=matrix.dtype), matrix)
         element = element.replace(name, Value(matrix=kept))
     return element
+
+
+def sums(added: Mapping[str, float], params: Mapping[str, Tensor]) -> Params:
+    """Return parameters with what the model adds to them, which is computed in at least 32 bits."""
+    there = {name: (params[name], number) for name, number in added.items() if name in params}
+    wide = {name: t.to(torch.promote_types(t.dtype, torch.float32)) + number for name, (t, number) in there.items()}
+    return {**params, **wide}
+
+
+def from_sums(added: Mapping[str, float], summed: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Params:
+    """Return the parameters of sums; those of the given networks where these have the same sums, so that no bit is
+    lost."""
+    found = dict(summed)
+    for name in added:
+        if name in summed:
+            same = sums(added, {name: given[name]})[name]
+            is_same = same.shape == summed[name].shape and torch.equal(same, summed[name].to(same))
+            found[name] = given[name].to(summed[name].dtype) if is_same else summed[name] - added[name]
+    return found

@@ -15,8 +15,16 @@ import torch
 from torch import Tensor
 
 from regauge.core.act import ReadValues, Site, act
-from regauge.core.added_numbers import from_sums, sums
-from regauge.core.behind_gains import Gained, carry_rotation, matrices, rotatable, rotate, rotated_group
+from regauge.core.behind_gains import (
+    Gained,
+    carry_rotation,
+    from_sums,
+    matrices,
+    rotatable,
+    rotate,
+    rotated_group,
+    sums,
+)
 from regauge.core.element import Element, random
 from regauge.core.params import Params, round_to
 from regauge.core.remembered import remembered

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import torch
 from torch import Tensor
 
-from regauge.core.added_numbers import sums
-from regauge.core.behind_gains import gains_of, on_representatives, turn
+from regauge.core.behind_gains import gains_of, on_representatives, sums, turn
 from regauge.core.chart import Charted, Coordinates, chart_gains, charted, scaled_by_gains, widen
 from regauge.core.element import Element
 from regauge.core.translations import Addition

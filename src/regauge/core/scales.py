@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regauge.core.act import Site
 from regauge.core.groups import Group
-from regauge.core.integer_vectors import null_space
+from regauge.core.matrices import null_space
 from regauge.core.remembered import remembered
 from regauge.core.symmetry import Symmetry
 

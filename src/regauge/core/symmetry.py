@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from regauge.core import act as _act
 from regauge.core import chart, symmetry_text
 from regauge.core import element as _element
-from regauge.core.added_numbers import from_sums, sums
-from regauge.core.behind_gains import carry_rotation, on_representatives, rotatable
+from regauge.core.behind_gains import carry_rotation, from_sums, on_representatives, rotatable, sums
 from regauge.core.counted import count
 from regauge.core.element import ALL_PARTS, DeferredElement, Element, Make, materialize
 from regauge.core.exchangeable import classes_of

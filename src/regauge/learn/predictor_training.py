@@ -1,22 +1,61 @@
-"""Training of predictors: one function from networks and targets to a predictor."""
+"""Training of predictors: one function from networks and targets to a predictor, and the parts of its training."""
 
-from collections.abc import Sequence
-from typing import Any, Unpack
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any, Literal, Unpack
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn import functional
 
+from regauge.checkpoints.state_file import StateFile
 from regauge.core.arguments import check_arguments
+from regauge.core.devices import to_device
+from regauge.core.params import Params
+from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
+from regauge.core.task import arguments
+from regauge.learn.course import Trained, Validation
 from regauge.learn.division import Division, FitArguments
+from regauge.learn.fitting import Fitting
+from regauge.learn.input_layer import InputLayer
+from regauge.learn.layer_statistics import (
+    boosted_trees,
+    canonical_values,
+    layer_statistics,
+    read_features,
+    ridge_regression,
+)
 from regauge.learn.learn_configs import PredictorConfig
-from regauge.learn.populations import values_of
-from regauge.learn.predictor import Predictor
-from regauge.learn.predictor_fitting import PredictorFitting
+from regauge.learn.linear_start import FEWEST, MOST_VALUES, fit_start
+from regauge.learn.populations import Indices, arrays_of, digest, modules_of, read_blocks, spread, to_net, values_of
+from regauge.learn.predictor import CANONICAL, CONSTANT, NET, PLAIN, TREES, Predictor
+from regauge.learn.random_changes import change_values, move_inputs
+from regauge.learn.rendering import Rendering, grid
 from regauge.learn.targets import Target
+from regauge.learn.training import train
 from regauge.storage.collection import Collection, Networks
+from regauge.storage.loader import Batch, Loader
+from regauge.weightspace.heads.invariant import Invariant
+from regauge.weightspace.metanet import Metanet
+from regauge.weightspace.probes.probes import Probes
+from regauge.weightspace.shares import find_readers
+
+SAMPLE = 1024
+"""Networks by which values are standardized."""
+SHARES = tuple(k / 20 for k in range(21))
+"""Shares that outputs at probes may have in the mean with weights, and the linear reader in the mean with both."""
+HIDDEN = 512
+"""Width of the net that reads outputs at probes."""
+LEAST_SECONDS = 1e-3
+"""Seconds for the net that reads weights, where the one that reads probes took all."""
+Stage = Literal["probes", "weights"]
+"""The part that is trained: the reader of probes, or that of weights while the probes stay."""
 
 
 @check_arguments
@@ -62,3 +101,272 @@ def fit_predictor(
     used, train = np.concatenate(list(division.parts.values())), division.parts["train"]
     target = Target.of(name, values[used], values[train], config.kind)
     return PredictorFitting.prepare(division, config, target, values, module, inputs).fit(arguments)
+
+
+@dataclass(frozen=True, eq=False)
+class PredictorFitting(Fitting[Predictor]):
+    """The training of a predictor; for each layout, `layers` move inputs and `renderings` run networks."""
+
+    division: Division
+    config: PredictorConfig
+    net: Metanet
+    loader: Loader
+    target: Target
+    values: NDArray[Any]
+    layers: tuple[InputLayer | None, ...]
+    renderings: tuple[Rendering, ...]
+    known: Mapping[str, Any]
+    stage: Stage = "weights"
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The stages of the training: first the part that reads probes, then the part that reads weights, if both
+        exist."""
+        stages: tuple[Stage, ...] = ("probes", "weights")
+        return stages[not self.config.probes : 2 if self.config.layers else 1]
+
+    @classmethod
+    def prepare(
+        cls,
+        division: Division,
+        config: PredictorConfig,
+        target: Target,
+        values: NDArray[Any],
+        module: nn.Module | Sequence[nn.Module] | None,
+        inputs: Any,
+    ) -> "PredictorFitting":
+        """Return the training, with a new net, its data and its loss."""
+        collection, samples = division.collection, division.samples(SAMPLE)
+        symmetries = [collection.symmetry(k) for k in range(len(samples))]
+        is_moved = any(change.moves_inputs for change in config.changes)
+        modules: Sequence[nn.Module] = ()
+        if is_moved or config.render or config.probes:
+            modules = modules_of(collection, module)
+        if inputs is None and (config.render or config.probes):
+            raise ValueError("`render` and `probes` need to know what the networks are run on; give `inputs`")
+        renderings = (
+            tuple(_rendering(*pair, inputs, config) for pair in zip(modules, samples, strict=True))
+            if config.render
+            else ()
+        )
+        outputs = {_count_outputs(rendering) for rendering in renderings}
+        if len(outputs) > 1:
+            raise ValueError(
+                f"networks of different architectures give {sorted(outputs)} numbers at the inputs, and one net cannot "
+                "render all; leave `render` out"
+            )
+        net = Metanet(
+            symmetries,
+            layer=config.layer,
+            head=Invariant(target.outputs + sum(outputs), config.hidden, config.dropped),
+            width=config.width,
+            depth=config.layers,
+            values=config.values,
+            parts=config.parts,
+            readers=find_readers(symmetries) if config.widening else (),
+            reads_moments=config.reads_moments,
+            is_linear=config.linear and not config.widening,
+            probes=[_probes(one, inputs, config) for one in modules] if config.probes else None,
+            generator=division.chance("net"),
+        )
+        for sample, symmetry in zip(samples, symmetries, strict=True):
+            net.standardize(sample, symmetry)
+        loader = division.loader(config.batch, augment=config.augment)
+        layers = [InputLayer.find(*pair) for pair in zip(symmetries, modules, strict=True)] if is_moved else []
+        used = np.concatenate(list(division.parts.values()))
+        known = {
+            "target": target.to_json(),
+            "values": digest(values[used]),
+            "inputs": None if inputs is None else digest(*arrays_of(inputs)),
+        }
+        net = net.to(config.device)
+        if net.settings.is_linear:
+            fit_start(net, collection, division.parts["train"], target, values)
+        return cls(division, config, net, loader, target, values, tuple(layers), renderings, known)
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """All settings and data that the training depends on, as JSON."""
+        return self.division.describe(self.config, **self.known)
+
+    def train(self, arguments: FitArguments) -> Trained:
+        """Train one part of the net after the other; an interrupted training continues with the remaining parts."""
+        config, stages, before, state = self.config, self.stages, [], arguments.get("state")
+        if state is not None and len(stages) > 1:
+            before = StateFile(state).read_inputs().get("before", [])
+        resumed = len(before)
+        for number in range(resumed, len(stages)):
+            is_last, spent = number == len(stages) - 1, sum(part["history"][-1]["seconds"] for part in before)
+            left = config.seconds and (max(config.seconds - spent, LEAST_SECONDS) if is_last else config.seconds / 2)
+            part = replace(self, stage=stages[number])
+            with part.freeze():
+                trained = train(
+                    *(self.net, self.loader, part.loss, part.validate, replace(config, seconds=left)),
+                    seed=self.division.seed + number,
+                    state=state,
+                    continues=number == resumed,
+                    inputs={**self.inputs, "before": before},
+                    progress=arguments.get("progress", no_progress),
+                    on_step=arguments.get("on_step"),
+                )
+            if not is_last:
+                before = [*before, {"history": [dict(row) for row in trained.history], "best": trained.best}]
+        return trained.after([row for part in before for row in part["history"]])
+
+    @contextmanager
+    def freeze(self) -> Iterator[None]:
+        """Freeze the probes while the part that reads weights is trained."""
+        learned = [p for name, p in self.net.named_parameters() if ".learned." in name and self.stage == "weights"]
+        for parameter in learned:
+            parameter.requires_grad_(False)
+        try:
+            yield
+        finally:
+            for parameter in learned:
+                parameter.requires_grad_(True)
+
+    def loss(self, batch: Batch, chance: torch.Generator) -> Tensor:
+        """Return the mean loss of a batch, whose networks are changed at random."""
+        changes, target = self.config.changes, self.target
+        layer = self.layers[batch.layout] if self.layers else None
+        params = move_inputs(batch.params, changes, layer, chance)
+        changed = change_values(params, changes, tuple(self.division.collection.symmetry(batch.layout).tied), chance)
+        outputs = self._answer(to_net(changed, self.net), symmetry=self.division.collection.symmetry(batch.layout))
+        encoded = target.encode(self.values[batch.indices]).to(outputs.device)
+        loss = target.loss(_first(outputs, target), encoded)
+        if self.renderings:
+            made = outputs[:, target.outputs :]
+            # What noise and dropped values did to the function is not to be predicted.
+            loss = loss + self.config.render * functional.mse_loss(
+                made, self.renderings[batch.layout](to_net(params, self.net)).to(made)
+            )
+        return loss
+
+    def validate(self) -> Validation:
+        """Return the loss on the networks for validation, and their scores.
+
+        The validation also chooses the shares of the parts in the answer: weights against probes, and the net against
+        the linear reader of statistics. The linear reader gets the largest share for which the loss is at most one
+        standard error above the least loss. It is favored because validation selected the net among epochs, but did not
+        select the linear reader.
+
+        References:
+            Breiman et al. (1984), Classification and Regression Trees, section 3.4.3: the rule of one standard error.
+        """
+        outputs = self._read(self.division.parts["validation"], self._answer)
+        if self.stage == "weights" and self.config.probes:
+            outputs = self._mix(outputs, self._read(self.division.parts["validation"], self.net.read_probes), "share")
+        if self.net.settings.is_linear:
+            outputs = self._mix(outputs, self._linear_outputs, "linear_share", errors=1.0)
+        loss = float(self.target.loss(outputs, self._kept))
+        scores = self.target.score(self.target.decode(outputs), self.values[self.division.parts["validation"]])
+        facts = {"validation_loss": loss, **{f"validation_{name}": value for name, value in scores.items()}}
+        return Validation(self._order(outputs), facts)
+
+    def _mix(self, made: Tensor, others: Tensor, share: str, errors: float = 0.0) -> Tensor:
+        """Return a mean of outputs for the validation networks that is no worse than the others alone.
+
+        The net keeps the share in a buffer. It is the largest share whose loss is at most the given number of standard
+        errors above the least loss.
+        """
+        means = [torch.lerp(made, others, one) for one in SHARES]
+        orders, losses = [self._order(one) for one in means], [self.target.losses(one, self._kept) for one in means]
+        able = [k for k, order in enumerate(orders) if order <= orders[-1]] or [len(SHARES) - 1]
+        best = min(able, key=lambda k: (orders[k], -k))
+        above = {k: (losses[k] - losses[best]).double() for k in able}
+        near = [k for k, x in above.items() if x.mean() <= errors * x.std(correction=0) / len(x) ** 0.5]
+        self.net.get_buffer(share).fill_(SHARES[max(near)] if errors else SHARES[best])
+        return means[max(near) if errors else best]
+
+    def _order(self, outputs: Tensor) -> tuple[float, ...]:
+        """Return the key by which outputs for the validation networks are compared."""
+        loss = float(self.target.loss(outputs, self._kept))
+        if self.target.kind != "classes":
+            return (loss,)
+        return 1 - float((outputs.argmax(-1) == self._kept).double().mean()), loss
+
+    @cached_property
+    def _kept(self) -> Tensor:
+        """Encoded targets of the validation networks."""
+        return self.target.encode(self.values[self.division.parts["validation"]]).to(self.config.device)
+
+    @cached_property
+    def _linear_outputs(self) -> Tensor:
+        """The answers of the linear readers for the validation networks, which the training does not change."""
+        return self._read(self.division.parts["validation"], self.net.read_linear)
+
+    def conclude(self, trained: Trained, progress: Progress) -> Predictor:
+        """Return the predictor, with its scores on the test networks."""
+        parts = self.division.parts
+        test, fit = parts["test"], np.concatenate([parts["train"], parts["validation"]])
+        measured = self.values[test]
+        with torch.no_grad():
+            predicted = self.target.decode(self._read(test, self.net))
+        scores = {NET: self.target.score(predicted, measured)}
+        if self.config.statistics:
+            advance = progress("plain readers", len(PLAIN))
+            for name, made in self._read_plainly(fit, test):
+                scores[name] = self.target.score(made, measured)
+                advance(1)
+        constant = np.array([self.target.constant(self.values[fit])] * len(test))
+        scores[CONSTANT] = self.target.score(constant, measured)
+        about = {"scores": scores, **self.division.about(self.config)}
+        tested = {"networks": test, "predicted": predicted, "measured": measured}
+        return Predictor(self.net.cpu().eval(), self.target, about, trained, tested)
+
+    @property
+    def _answer(self) -> Callable[..., Tensor]:
+        """The part of the net that is trained."""
+        return self.net.read_probes if self.stage == "probes" else self.net.read_weights
+
+    def _read(self, indices: Indices, answer: Callable[..., Tensor]) -> Tensor:
+        outputs = torch.empty(len(indices), self.target.outputs, device=self.config.device)
+        collection = self.division.collection
+        for places, params in read_blocks(collection, indices):
+            symmetry = collection.symmetry(int(collection.layout_of(indices[places[:1]])[0]))
+            outputs[torch.from_numpy(places)] = _first(answer(to_net(params, self.net), symmetry=symmetry), self.target)
+        return outputs
+
+    def _read_plainly(self, fit: Indices, test: Indices) -> Iterator[tuple[str, NDArray[Any]]]:
+        """Return the predictions of the baselines for the test networks; each layout has its own baselines."""
+        target, collection = self.target, self.division.collection
+        of_fit, of_test = collection.layout_of(fit), collection.layout_of(test)
+        trees = partial(boosted_trees, seed=self.division.seed)
+        for name in PLAIN:
+            made = np.empty(len(test), object if target.kind == "classes" else np.float64)
+            for layout in np.unique(of_test).tolist():
+                own = partial(canonical_values, symmetry=collection.symmetry(layout))
+                features = own if name == CANONICAL else layer_statistics
+                known, others = fit[of_fit == layout], test[of_test == layout]
+                width = features(collection.read(known[:1])).shape[1]
+                known = spread(known, max(FEWEST, MOST_VALUES // width))
+                learned = read_features(collection.read, known, features)
+                reader = (trees if name == TREES else ridge_regression)(learned, self.values[known], target)
+                made[of_test == layout] = reader(read_features(collection.read, others, features))
+            yield name, made
+
+
+def _rendering(module: nn.Module, sample: Params, inputs: Any, config: PredictorConfig) -> Rendering:
+    """Return a function that runs networks, standardized by the outputs of some of them."""
+    rendering = Rendering(module.to(config.device), to_device(inputs, config.device))
+    run = {name: t.float() if t.is_floating_point() else t for name, t in sample.items()}  # as the net reads them
+    return rendering.standardize(to_device(run, config.device))
+
+
+def _first(outputs: Tensor, target: Target) -> Tensor:
+    """Return the outputs for the target, without the outputs for the rendering, which follow them."""
+    return outputs[:, : target.outputs]
+
+
+def _count_outputs(rendering: Rendering) -> int:
+    return rendering.mean.numel() if isinstance(rendering.mean, Tensor) else 0
+
+
+def _probes(module: nn.Module, inputs: Any, config: PredictorConfig) -> Probes:
+    """Return learnable inputs, initialized as some of the given inputs; a sheet begins as a grid within their range."""
+    sizes = config.probes
+    is_points = isinstance(inputs, Tensor) and inputs.is_floating_point() and inputs.ndim == 2
+    if not isinstance(sizes, int) and is_points and inputs.shape[1] == len(sizes) and len(inputs) != math.prod(sizes):
+        low, high = inputs.amin(0), inputs.amax(0)
+        inputs = low + (high - low) * (grid(sizes).to(inputs) + 1) / 2
+    return Probes(module, *arguments(inputs), sizes, hidden=config.hidden or HIDDEN, dropout=config.dropped)

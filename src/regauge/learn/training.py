@@ -13,8 +13,7 @@ from regauge.core.progress import Advance, Progress, no_progress
 from regauge.core.typed_json import require_fields
 from regauge.learn.course import Course, Trained, Validation
 from regauge.storage.loader import Batch, Loader
-from regauge.training.clock import Clock
-from regauge.training.descent import OnStep, descend, require_finite_loss
+from regauge.training.descent import Clock, OnStep, descend, require_finite_loss
 from regauge.training.net_program import NetProgram
 from regauge.training.optimizers import AdamW
 from regauge.training.training_configs import NetTrainingConfig

@@ -121,6 +121,12 @@ class Rule(ABC):
         """
 
 
+class VectorRule(Rule):
+    """A rule that needs a base; already one task vector makes sense."""
+
+    base, least, has_shares = "needed", 1, False
+
+
 def combine_from(
     start: Tensor | None, rule: Rule, tensors: Iterator[Tensor], factors: tuple[float, ...], target: Target
 ) -> Tensor:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from regauge.report.figures import COLORS, MUTED, data_uri, data_uris, draw_figure
 from regauge.report.pages import of_results, page_template
 from regauge.report.population_figures import map_figure
-from regauge.report.predictor_figures import curves_figures
+from regauge.report.predictor_page import curves_figures
 
 
 @of_results

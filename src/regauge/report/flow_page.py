@@ -11,7 +11,7 @@ from matplotlib.ticker import LogLocator
 from regauge.report.figures import COLORS, INK, MUTED, data_uri, data_uris, draw_figure
 from regauge.report.pages import of_results, page_template
 from regauge.report.population_figures import name_plane
-from regauge.report.predictor_figures import curves_figures
+from regauge.report.predictor_page import curves_figures
 
 GOOD = {
     "loss": "loss",

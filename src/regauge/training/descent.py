@@ -7,6 +7,7 @@ networks. `minimize` runs a plain program to its end.
 
 import itertools
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Generic, NamedTuple, Protocol, TypeVar
@@ -19,7 +20,6 @@ from regauge.core.outputs import evaluating
 from regauge.core.params import Params, below
 from regauge.core.progress import Progress, no_progress
 from regauge.core.task import Batch, Task
-from regauge.training.clock import Clock
 from regauge.training.optimizers import SGD, Optimizer, load_moments, moments_of, require_numbers, set_rate
 from regauge.training.schedules import Constant, Rate, Schedule
 from regauge.training.training_configs import DescentConfig
@@ -31,6 +31,40 @@ Loss = Callable[[Params, B], Tensor]
 """Function from parameters and a batch to a loss, or to one loss for each of several independent networks."""
 Gradient = Callable[[Params, B], tuple[Tensor, Sequence[Tensor | None]]]
 """Function from parameters and a batch to the loss and its gradient by each parameter; None for one without effect."""
+
+
+class Clock:
+    """The clock of a training, with an optional time limit.
+
+    Args:
+        limit: Seconds after which the training ends; None for no limit.
+        is_cpu_time: Whether CPU seconds of this process are counted instead of wall-clock seconds. CPU seconds give the
+            same budget on a busy machine.
+        spent: Seconds that passed before an interruption of the training.
+    """
+
+    def __init__(self, limit: float | None = None, *, is_cpu_time: bool = False, spent: float = 0.0) -> None:
+        self.limit = limit
+        self._now = time.process_time if is_cpu_time else time.monotonic
+        self._begun = self._now() - spent
+
+    @property
+    def seconds(self) -> float:
+        """The seconds so far."""
+        return self._now() - self._begun
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the limit is reached."""
+        return self.limit is not None and self.seconds >= self.limit
+
+    def pace(self, step: int, steps: int) -> int:
+        """Return the place in the schedule at a step, both from 0 to `steps - 1`; the place is ahead of the step if the
+        time limit comes first.
+        """
+        if self.limit is None:
+            return step
+        return min(steps - 1, max(step, int(steps * self.seconds / self.limit) if self.limit else steps))
 
 
 class Program(Protocol[B_contra]):

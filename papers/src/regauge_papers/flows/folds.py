@@ -16,7 +16,7 @@ from regauge import flow
 from regauge.core.params import Params
 from regauge.core.task import Task
 from regauge.flow.alignment import align_points, find_reference
-from regauge.flow.controls import make_controls
+from regauge.flow.judging import make_controls
 from regauge.flow.manifold import Points
 from regauge.flow.novelty import nearest, spread
 from regauge.flow.representation import Representation

@@ -18,7 +18,7 @@ from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 from regauge.data.images import ImageData, digits, mnist
 from regauge.flow.alignment import align_points, find_reference
-from regauge.flow.controls import make_controls
+from regauge.flow.judging import make_controls
 from regauge.flow.manifold import Points
 from regauge.flow.novelty import nearest
 from regauge.flow.space import Space

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from regauge.merging.rule import Target
+from regauge.merging.rule import Target, VectorRule
 from regauge.merging.rules.elected_mean import ElectedMean
 from regauge.merging.rules.sparse_rule import SparseRule, require_certain, require_density
-from regauge.merging.rules.vector_rule import VectorRule
 from regauge.merging.settings import Numbers, require_numbers
 
 

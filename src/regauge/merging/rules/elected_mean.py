@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from regauge.core.interpolation import shares_of
-from regauge.merging.rule import Target, as_given, weighted_sum
-from regauge.merging.rules.vector_rule import VectorRule
+from regauge.merging.rule import Target, VectorRule, as_given, weighted_sum
 from regauge.merging.settings import Number, require_scale
 
 LEAST_SHARE = 1e-6

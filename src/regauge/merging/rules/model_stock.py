@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regauge.merging.rule import Target, equal_shares, weighted_sum
-from regauge.merging.rules.vector_rule import VectorRule
+from regauge.merging.rule import Target, VectorRule, equal_shares, weighted_sum
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from regauge.merging.rule import Target, equal_shares
-from regauge.merging.rules.vector_rule import VectorRule
+from regauge.merging.rule import Target, VectorRule, equal_shares
 from regauge.merging.settings import Number, require_numbers
 
 LEAST_DISTANCE = 1e-6

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regauge.merging.rule import Target, equal_shares
-from regauge.merging.rules.vector_rule import VectorRule
+from regauge.merging.rule import Target, VectorRule, equal_shares
 from regauge.merging.settings import Number, require_numbers
 
 

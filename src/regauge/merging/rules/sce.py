@@ -6,10 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regauge.merging.rule import Target, equal_shares
+from regauge.merging.rule import Target, VectorRule, equal_shares
 from regauge.merging.rules.elected_mean import sum_agreeing
 from regauge.merging.rules.sparse_rule import require_density
-from regauge.merging.rules.vector_rule import VectorRule
 from regauge.merging.settings import Number
 
 LEAST_SQUARES = 1e-6

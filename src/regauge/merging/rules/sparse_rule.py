@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from regauge.merging.rule import Target
-from regauge.merging.rules.vector_rule import VectorRule
+from regauge.merging.rule import Target, VectorRule
 from regauge.merging.settings import Numbers, require_numbers
 
 

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from regauge.merging.rule import Target, as_given, weighted_sum
-from regauge.merging.rules.vector_rule import VectorRule
+from regauge.merging.rule import Target, VectorRule, as_given, weighted_sum
 from regauge.merging.settings import Number, require_scale
 
 LEAST_SUM = 1e-8

@@ -21,8 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from regauge.checkpoints.array_files import map_array
-from regauge.checkpoints.packed import most_bytes, read_gzip
+from regauge.checkpoints.array_files import map_array, most_bytes, read_gzip
 from regauge.core.params import Params
 from regauge.storage.architecture import Architecture
 from regauge.storage.store.packing import Segment

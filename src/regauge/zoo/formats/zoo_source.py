@@ -20,9 +20,9 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from regauge.checkpoints.array_files import require_modest
 from regauge.checkpoints.formats.headers import TensorSpec, layout_of
 from regauge.checkpoints.formats.state_dicts import dense_tensors, read_torch_file
-from regauge.checkpoints.packed import require_modest
 from regauge.core.arguments import check_arguments
 from regauge.core.params import Params
 from regauge.core.progress import Progress, no_progress
