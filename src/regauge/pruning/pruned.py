@@ -62,8 +62,8 @@ class Pruned:
         fixed: Groups that were not cut, each with the reason.
         module: A copy of the task's module that has the new sizes and values and runs; None without a task.
         certificate: Changes of the outputs; None without a task, because nothing was run then.
-        losses: Losses on the held-out task: of the given network, of the network after the exact removals, and of the
-            result. Empty without a task.
+        losses: Metrics on the held-out task of the given network ("as it was"), of the network after the exact removals
+            ("exact removals"), and of the result ("at the end"). Empty without a task.
         data: The names of the data that chose the units, and of the data on which losses are measured.
         notes: Messages about the pruning.
     """
