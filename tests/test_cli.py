@@ -288,10 +288,31 @@ def test_hugging_face_folders(folder: Path, capsys: pytest.CaptureFixture[str]) 
         (["discover", "mynets.py:model", "-o", "found.txt"], "must end in .json"),
         (["discover", "mynets.py:model", "-o", "absent/found.json"], "does not exist; create it first"),
         (["discover", "."], "has no config.json, so its model is unknown"),
+        (["discover", "https://hub/model"], "MODEL 'https://hub/model' is an address, and regauge fetches nothing"),
+        (["discover", "mynets.py:modle"], "has no function or class 'modle'; did you mean 'model'? it has "),
     ],
 )
 def test_discover_refuses(folder: Path, refused: Callable[..., str], args: list[str], sentence: str) -> None:
     assert sentence in refused(*args)
+
+
+def test_info_counts_values_that_are_not_finite(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = load(folder / "b.safetensors")
+    params["0.weight"][0, 0], params["2.bias"][:2] = torch.nan, torch.tensor([torch.inf, -torch.inf])
+    save(params, folder / "bad.safetensors")
+    torch.save(params, folder / "bad.pt")
+    for name in ("bad.safetensors", "bad.pt"):
+        main(["info", name])
+        assert "NaN or Inf: 3 values in 2 tensors: 0.weight, 2.bias" in capsys.readouterr().out
+    main(["info", "bad.safetensors", "--json"])
+    assert json.loads(capsys.readouterr().out)["not_finite"] == {"0.weight": 1, "2.bias": 2}
+    main(["info", "b.safetensors"])
+    assert "NaN" not in capsys.readouterr().out
+    monkeypatch.setattr(rg.Checkpoint.count_not_finite, "__defaults__", (8,))
+    main(["info", "bad.safetensors"])
+    assert "NaN and Inf: not looked for in so large a checkpoint" in capsys.readouterr().out
 
 
 def test_outputs_that_exist_are_kept(folder: Path, refused: Callable[..., str]) -> None:

@@ -196,7 +196,7 @@ def test_another_package_adds_a_format(tmp_path: Path, monkeypatch: pytest.Monke
         (["train", "CONFIG:small", "-o", "OUT", "--on", "ray"], "is no place to train; choose here, processes"),
         (["train", "CONFIG:small", "-o", "OUT", "--on", "processes:0"], "is no place to train"),
         (["train", "CONFIG:small", "-o", "OUT", "--shard", "0"], "give at least 1"),
-        (["train", "uci-mlp", "-o", "OUT"], "there is no preset 'uci-mlp'; there are uci-mlps, "),
+        (["train", "uci-mlp", "-o", "OUT"], "no preset 'uci-mlp'; did you mean 'uci-mlps'? there are uci-mlps, "),
         (["train", "CONFIG:failing", "-o", "OUT"], "'no such set' is no data set"),
         (["info", "OUT"], "there is no store in"),
         (["import", "RAW", "-o", "OUT", "--template", "{id}.ckpt"], "no file below"),

@@ -147,7 +147,7 @@ def test_an_unknown_data_set_is_refused_with_those_that_there_are(
     zoo: str, tmp_path: Path, refused: Callable[..., str]
 ) -> None:
     text = refused("zoo", "compare", zoo, "--data", "brest", "-o", str(tmp_path / "m.png"))
-    assert "'brest' is no data set for populations; choose from ['breast-cancer'" in text
+    assert "'brest' is no data set for populations; did you mean 'breast-cancer'? choose from ['breast-cancer'" in text
 
 
 @pytest.mark.parametrize("by", ["orbits", "universe"])

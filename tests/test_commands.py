@@ -11,7 +11,7 @@ import pytest
 from regauge.cli.command_help import FEW, GROUPS, ORDER, Option, options_in_groups, options_of
 from regauge.cli.commands import commands_by_name, named_command
 from regauge.cli.main import Command, main
-from regauge.names import VERSION
+from regauge.names import VERSION, documentation
 
 HELPS = ("--help", "--help-all")
 
@@ -53,7 +53,7 @@ def test_a_value_that_is_no_choice_is_told_the_closest_one(
         (["learn", "predictor", "s", "--steps", "60"], "has no option --steps; it has --epochs and --seconds"),
         (["flow", "fit", "s", "--steps=60"], "has no option --steps; it has --epochs and --seconds"),
         (["line", "a", "b", "--input-shape", "2x3"], "'regauge line' has no option --input-shape; it has --data"),
-        (["align", "a", "b", "--outptu", "x"], "'regauge align' has no option --outptu; did you mean --output?"),
+        (["align", "a", "b", "--outptu", "x"], "'regauge align' has no option --outptu; did you mean '--output'?"),
         (["line", "a", "b", "--zzz"], "has no option --zzz; regauge line --help-all lists those that it has"),
     ],
 )
@@ -103,6 +103,16 @@ def test_help_shows_six_options_and_all_of_them_in_groups(
     assert long >= flags_of(options)
     assert short >= flags_of([one for one in options if one.is_required])
     assert short >= flags_of(options) or (len(options) > FEW and "--help-all" in short)
+
+
+def test_help_names_pages_of_the_documentation_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    """An installed package has no folder of pages."""
+    text = " ".join(printed_help(capsys, *command, "--help-all") for command in _commands())
+    pages = {*re.findall(r'page "(\w+)" of the documentation', text)}
+    assert "docs/" not in text
+    assert len(pages) > 5
+    assert pages <= {path.stem for path in (Path(__file__).parents[1] / "docs").glob("*.md")}
+    assert documentation() in printed_help(capsys, "--help")
 
 
 def test_the_rest_of_the_options_is_one_flag_away(capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,12 +21,12 @@ CLI = [path for path in FILES if path.parts[0] == "cli"]
 
 DEEP_IMPORTS = 55  # goal: 60
 PUBLIC_NAMES = 480  # goal: 480
-CLI_LINES = 4998  # goal: 5,000
+CLI_LINES = 4996  # goal: 5,000
 CLI_FILE_LINES = 196  # goal: 200
 REPEATED_CLASSES = 16  # goal: 20
 REPEATED_FILES = 9  # goal: 15
 RIDDLES = 0  # goal: 120
-CODE_LINES = 68081  # goal: 49,000
+CODE_LINES = 68123  # goal: 49,000
 WAY_OF_MERGE = 80  # goal: 80
 
 RIDDLE = {"What", "How", "Those", "Of", "That", "As", "Which", "Where"}

@@ -15,6 +15,7 @@ import torch
 
 import regauge as rg
 from regauge.core.arguments import CHECKS, check_arguments
+from regauge.names import nearest
 from regauge.nets import initialize
 
 SIGNATURES: list[tuple[Callable[..., Any], str]] = [
@@ -97,8 +98,25 @@ def test_the_front_door_is_small() -> None:
 def test_wrong_names_get_a_suggestion() -> None:
     with pytest.raises(AttributeError, match="no attribute 'WeightMatch'; did you mean 'WeightMatching'"):
         rg.WeightMatch  # noqa: B018
+    with pytest.raises(AttributeError, match="no attribute 'uci_mlp'; did you mean 'uci_mlps'"):
+        rg.zoo.presets.uci_mlp  # noqa: B018
     with pytest.raises(AttributeError, match=r"no attribute 'zzzz'; `dir\(regauge.zoo\)` lists its names"):
         rg.zoo.zzzz  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("word", "close"),
+    [
+        ("brest", "breast-cancer"),
+        ("breast-cancr", "breast-cancer"),
+        ("cancer", "breast-cancer"),
+        ("digit", "digits"),
+        ("zzzz", None),
+        ("", None),
+    ],
+)
+def test_the_nearest_name_may_resemble_in_a_part(word: str, close: str | None) -> None:
+    assert nearest(word, ["mnist", "digits", "breast-cancer"]) == close
 
 
 def test_every_package_has_the_same_kind_of_front_door() -> None:

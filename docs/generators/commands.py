@@ -38,7 +38,7 @@ def rest(text: str) -> str:
     parts[::2] = [re.sub(r"(?<![\w`-])--[a-z][a-z-]*", r"``\g<0>``", part) for part in parts[::2]]
     text = "`".join(parts)
     text = re.sub(r"\b(file):", r"\1\\:", text, flags=re.IGNORECASE)  # no address
-    return re.sub(r"docs/(\w+)\.md", r":doc:`/\1`", text)
+    return re.sub(r'page "(\w+)" of the documentation', r":doc:`/\1`", text)
 
 
 def kinds_of(hint: Any) -> Iterator[Any]:

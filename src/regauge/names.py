@@ -1,7 +1,10 @@
-"""Names that are imported on their first use: public names of packages, and defaults of settings; and the version."""
+"""Names that are imported on their first use, suggestions for mistyped names, and the version."""
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, metadata
 from operator import attrgetter
 from typing import Any
 
@@ -19,6 +22,39 @@ def later(place: str, *args: Any, **settings: Any) -> Callable[[], Any]:
         return getattr(import_module(module), name)(*args, **settings)
 
     return make
+
+
+def documentation() -> str:
+    """Return the address of the documentation from the metadata of the installed package; empty if it has none."""
+    try:
+        addresses = metadata("regauge").get_all("Project-URL") or []
+    except PackageNotFoundError:
+        return ""
+    return next((url for label, _, url in (one.partition(", ") for one in addresses) if label == "Documentation"), "")
+
+
+def nearest(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
+    """Return the known name that a mistyped name resembles most, as a whole or in a part of it; None if none does.
+
+    >>> nearest("brest", ["digits", "breast-cancer"])
+    'breast-cancer'
+    """
+    names = list(known)
+    parts = {part: name for name in reversed(names) for part in re.split("[-_]", name)} | {name: name for name in names}
+    close = get_close_matches(word, parts, n=1, cutoff=cutoff)
+    return parts[close[0]] if close else None
+
+
+def did_you_mean(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """Return a question for an error text that names the nearest known name, or an empty text without one."""
+    close = nearest(word, known, cutoff=cutoff)
+    return f"did you mean {close!r}? " if close else ""
+
+
+def absent(module: str, name: str, public: Iterable[str]) -> AttributeError:
+    """Return the error of a module that lacks an attribute, with the nearest of its public names."""
+    hint = did_you_mean(name, public).strip() or f"`dir({module})` lists its names"
+    return AttributeError(f"module {module!r} has no attribute {name!r}; {hint}", name=name)
 
 
 def attach(
@@ -52,10 +88,6 @@ def attach(
                     f"{package}.{name} is now in the distribution {distribution}; install it with "
                     f"`pip install {distribution}`"
                 ) from error
-        from difflib import get_close_matches
-
-        close = get_close_matches(name, public, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else f"; `dir({package})` lists its names"
-        raise AttributeError(f"module {package!r} has no attribute {name!r}{hint}", name=name)
+        raise absent(package, name, public)
 
     return find, listed, public

@@ -4,7 +4,6 @@ import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +17,7 @@ from regauge.cli.options import UsageError
 from regauge.cli.output import show, show_progress, tell
 from regauge.core.devices import find_device
 from regauge.inr.rendering.strips import load_strips
+from regauge.names import did_you_mean
 from regauge.report.figures import picture_figure
 from regauge.training.threads import one_thread
 from regauge_papers.experiment import Experiment, Run
@@ -124,9 +124,8 @@ def choose(paper: str, name: str) -> Experiment:
     if paper not in EXPERIMENTS:
         raise UsageError(f"there are no experiments of paper {paper!r}; there are those of {', '.join(EXPERIMENTS)}")
     if name not in EXPERIMENTS[paper]:
-        close = get_close_matches(name, EXPERIMENTS[paper], n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
-        raise UsageError(f"paper {paper!r} has no experiment {name!r}; {hint}there are {', '.join(EXPERIMENTS[paper])}")
+        hint = f"{did_you_mean(name, EXPERIMENTS[paper])}there are {', '.join(EXPERIMENTS[paper])}"
+        raise UsageError(f"paper {paper!r} has no experiment {name!r}; {hint}")
     return EXPERIMENTS[paper][name]
 
 

@@ -41,7 +41,10 @@ def read_arrays(path: str | Path) -> Params:
     path = Path(path)
     if not path.is_file():
         require_plain(path)
-        raise FileNotFoundError(f"there is no data file {str(path)!r}; check the path")
+        hint = (
+            "it is an address, and regauge fetches nothing: download it" if is_address(str(path)) else "check the path"
+        )
+        raise FileNotFoundError(f"there is no data file {str(path)!r}; {hint}")
     if path.suffix == ".safetensors":
         return load(path)
     found = read_npz(path)

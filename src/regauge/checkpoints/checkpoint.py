@@ -37,7 +37,7 @@ from regauge.checkpoints.plain_files import read_json, require_plain
 from regauge.checkpoints.writing import SUFFIX, Shard, save
 from regauge.core.arguments import check_arguments
 from regauge.core.counted import shorten
-from regauge.core.params import Params, require_held, round_to, work_dtype
+from regauge.core.params import Params, count_not_finite, require_held, round_to, work_dtype
 
 if TYPE_CHECKING:
     from regauge.checkpoints.formats.changes import Change
@@ -350,6 +350,17 @@ class Checkpoint(Mapping[str, Tensor]):
             require_held(name, changed, (self._read_stored(name, rows, work),))
             return round_to(changed, dtype or self.dtype_of(name), name)
         return self._read_stored(name, rows, dtype or self.dtype_of(name))
+
+    def count_not_finite(self, most: int = 16 * 2**30) -> dict[str, int] | None:
+        """Return the number of values that are NaN or Inf, for each tensor that holds any.
+
+        Args:
+            most: The largest size in bytes at which all tensors are read. A larger checkpoint gives None.
+        """
+        if self.nbytes > most:
+            return None
+        found = {name: count_not_finite(self.read(name)) for name in self.stored}
+        return {name: number for name, number in found.items() if number}
 
     def _read_changed(
         self, name: str, changes: "Sequence[Change]", rows: tuple[int, int] | None, work: torch.dtype

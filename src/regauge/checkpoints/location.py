@@ -24,7 +24,7 @@ SHARD = re.compile(r"shard-\d+-model-\d+-of-\d+\.safetensors")
 """Names of files that processes wrote, one or more each, with the safetensors writer of torch."""
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 """Names of models of the hub."""
-ADDRESS = re.compile(r"[a-z0-9]+:/", re.IGNORECASE)
+ADDRESS = re.compile(r"[a-z0-9]{2,}:/", re.IGNORECASE)
 """The beginning of addresses as paths, in which slashes are single."""
 COMMIT = re.compile(r"[0-9a-f]{7,64}")
 CACHES = (
@@ -153,10 +153,15 @@ def find_cached(name: str) -> Path | None:
     return snapshot if COMMIT.fullmatch(commit) and snapshot.is_dir() else None
 
 
+def is_address(text: str) -> bool:
+    """Return whether a text begins as an address does, such as https://."""
+    return ADDRESS.match(text) is not None
+
+
 def say_absent(path: str) -> str:
     """Return an error text: there is no checkpoint at a path, and how to fetch one where it may be the name of a
     model."""
-    if ADDRESS.match(path):
+    if is_address(path):
         return f"{path!r} is an address, and regauge fetches nothing: download the checkpoint, and name the file"
     text = f"there is no checkpoint {path!r}; check the path"
     if not HUB_NAME.fullmatch(path) or "/" not in path or path.endswith((".json", *weight_suffixes(is_read=True))):

@@ -23,7 +23,7 @@ from regauge.cli.options import (
 from regauge.merging import RULES
 
 RULE_HELP = (
-    "Rule that combines the aligned checkpoints; docs/merging.md has the formulas. "
+    'Rule that combines the aligned checkpoints (formulas: page "merging" of the documentation). '
     + ". ".join(f"{name}: {row.help}" for name, row in RULES.items())
     + ". Those for task vectors need --base; slerp, karcher and multislerp may have one."
 )
@@ -46,7 +46,7 @@ class Matching(JudgedOptions):
     """Settings of matching, and of streaming where networks do not fit in memory; for the commands that align."""
 
     method: MethodName = "auto"
-    """Method of matching; docs/alignment.md compares them. By default: data with --data, else weights. `merge`
+    """Method of matching (page "alignment" of the documentation). By default: data with --data, else weights. `merge`
     matches the weights of each network to the mean of the others, or to the base."""
     matcher: Annotated[Path | None, Existing("there is no matcher {path}; check the path"), arg(metavar="FILE")] = None
     """File that `regauge learn matching` wrote, for the method learned."""
@@ -101,7 +101,7 @@ class Align(Matching):
 class Transport(Matching):
     """Carry the change of a fine-tune, from BASE_A to TUNED_A, to another base: a later release, or another seed.
 
-    By weights, also streamed, or with --data; docs/transport.md compares the modes. A LoRA adapter gives an adapter.
+    By weights, also streamed, or with --data (page "transport" of the documentation). A LoRA adapter gives an adapter.
     """
 
     base_a: Checkpoint
@@ -149,7 +149,7 @@ class Merge(Matching):
     """Whether task vectors are averaged with the weights or summed: averaged where signs are elected, by default."""
     tokenizer: Tokenizer = None
     """The tokens of the result, where those of the folders differ: of all, of the first one, or of this one. Rows that
-    a network lacks are taken from others; docs/recipes.md has the rules."""
+    a network lacks are taken from others (page "recipes" of the documentation)."""
     recipe: Annotated[Path | None, Existing("there is no recipe {path}; check the path"), arg(metavar="FILE")] = None
     """A mergekit YAML file with the models and the way of merging, instead of CHECKPOINTS and the options above. Models
-    that differ by more than fine-tuning are aligned first. docs/recipes.md lists the keys."""
+    that differ by more than fine-tuning are aligned first. Keys: page "recipes" of the documentation."""

@@ -13,6 +13,7 @@ import tyro
 from tyro.conf import Positional, arg, subcommand
 
 from regauge.cli.commands import ALL, CONFIG, commands_by_name, named_command
+from regauge.names import documentation
 
 NOTHING = (None, "", (), False, MISSING)
 """Defaults that say nothing: what happens without the option is in its description, or it is required."""
@@ -69,7 +70,11 @@ def show_help(words: Sequence[str], commands: Any, description: str) -> None:
     if is_dataclass(options):
         shown = _with_groups(options) if ALL in words else _with_first(options)  # type: ignore[arg-type]
     elif typed == "regauge":
-        shown = _made("Regauge", description, [_flag("version", "Print the version and exit."), _command(options)])
+        shown = _made(
+            "Regauge",
+            f"{description}\n\n{documentation()}",
+            [_flag("version", "Print the version and exit."), _command(options)],
+        )
     else:
         shown = _made("Commands", "", [_command(options)])
     tyro.cli(shown, prog=typed, args=["--help"], config=CONFIG)

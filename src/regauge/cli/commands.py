@@ -3,7 +3,6 @@
 import re
 from collections.abc import Sequence
 from dataclasses import is_dataclass
-from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import entry_points
 from itertools import chain, pairwise
@@ -12,6 +11,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 from tyro import conf
 
 from regauge.cli.options import UsageError
+from regauge.names import did_you_mean, nearest
 
 HELP, ALL = ("-h", "--help"), "--help-all"
 CONFIG = (conf.DisallowNone, conf.FlagCreatePairsOff, conf.OmitArgPrefixes, conf.PositionalMetavarFromFieldName)
@@ -87,8 +87,8 @@ def named_command(words: Sequence[str], commands: Any) -> tuple[str, Any]:
         if word.startswith("-"):
             break
         if word not in known:
-            close = get_close_matches(word, known, n=1)
-            hint = f"did you mean {f'{typed} {close[0]}'!r}? " if close else f"there are {', '.join(known)}; "
+            close = nearest(word, known)
+            hint = f"did you mean {f'{typed} {close}'!r}? " if close else f"there are {', '.join(known)}; "
             raise UsageError(f"there is no command {f'{typed} {word}'!r}; {hint}{f'{typed} --help'!r} tells them apart")
         typed, inner = f"{typed} {word}", get_type_hints(known[word], include_extras=True).get("command")
         if inner is None:
@@ -105,8 +105,7 @@ def _require_options(words: list[str], options: Any, typed: str) -> None:
         if not re.fullmatch(r"--?[a-z][a-z-]*", flag) or flag in known:
             continue
         others = [one for group in INSTEAD if flag in group for one in group if one in known]
-        close = others or get_close_matches(flag, known, n=1, cutoff=0.75)
-        hint = f"it has {' and '.join(close)}" if others else f"did you mean {close[0]}?" if close else ""
+        hint = f"it has {' and '.join(others)}" if others else did_you_mean(flag, known, cutoff=0.75).strip()
         raise UsageError(f"{typed!r} has no option {flag}; {hint or f'{typed} {ALL}' + ' lists those that it has'}")
 
 
@@ -130,8 +129,7 @@ def _require_choices(words: list[str], options: Any) -> None:
         option = f"--{name.replace('_', '-')}"
         for flag, value in pairwise(words) if choices else ():
             if flag == option and value not in map(str, choices) and not value.startswith("-"):
-                close = get_close_matches(value, map(str, choices), n=1)
-                hint = f"did you mean {close[0]!r}? " if close else ""
+                hint = did_you_mean(value, map(str, choices))
                 raise UsageError(f"{option} {value!r} is no choice; {hint}there are {', '.join(map(str, choices))}")
 
 

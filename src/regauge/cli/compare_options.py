@@ -15,9 +15,9 @@ class Compare(JudgedOptions):
 
     B is aligned to A. Then distances are measured, the share of each layer of A that B explains, and whether units
     correspond in their order as stored. The p-value of that order is exact unless the order was chosen. Order alone
-    makes no descendant: a network may have been aligned to A. docs/comparison.md explains the verdicts. For three or
-    more checkpoints, or all in a folder, every pair is compared, related ones make a tree, and averages of others are
-    listed.
+    makes no descendant: a network may have been aligned to A. The page "comparison" of the documentation explains the
+    verdicts. For three or more checkpoints, or all in a folder, every pair is compared, related ones make a tree, and
+    averages of others are listed.
     """
 
     checkpoints: Positional[Checkpoints]

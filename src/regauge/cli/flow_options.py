@@ -61,8 +61,8 @@ class FlowFit(LearnRun):
     """assignment: pair the starts and ends of a batch such that the sum of squared distances is least; alignment: align
     each end to its start."""
     thesis: Literal["no", "euclidean", "geometric"] = "no"
-    """Fit with the settings of paper 000, see docs/flows.md; geometric has a last layer of norm one and needs --head.
-    Only --net, --layer-settings, --width, --depth and options of the training's length go with it."""
+    """Fit with the settings of paper 000 (page "flows" of the documentation). geometric has a last layer of norm one
+    and needs --head. Only --net, --layer-settings, --width, --depth and options of the training's length go with it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ class Gauge(JudgedOptions):
     """best: equalize, hadamard and learned are tried, and the one that loses least by rounding is kept. equalize:
     scales until ranges agree. smooth: scales between activations and weights, as AWQ searches them, which needs data.
     hadamard and random: rotations of the residual stream and of attention's values, queries and keys. learned: the same
-    by descent on the rounding error, with --by function of scales, too. See docs/quantization.md."""
+    by descent on the rounding error, with --by function of scales, too (page "quantization" of the documentation)."""
     always: bool = False
     """Keep the moved network even where rounding loses more there than in the one that the checkpoint has."""
     data: Annotated[str | None, arg(metavar="DATA", help=BATCHES_HELP + "The loss after rounding then decides.")] = None

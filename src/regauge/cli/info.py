@@ -19,17 +19,14 @@ DEEPEST = 20
 def run(options: Info) -> None:
     """Report the tensors, or the number of values of each dtype, the strings in the header, and the provenance."""
     with Checkpoint.open(options.checkpoint) as checkpoint:
-        stored = list(checkpoint.stored.values())
-        files = len(checkpoint.metadata)
-        header = dict(checkpoint.header)
+        stored, header = list(checkpoint.stored.values()), dict(checkpoint.header)
+        files, nbytes, bad = len(checkpoint.metadata), checkpoint.nbytes, checkpoint.count_not_finite()
     if options.tensors:
-        rows = [{"tensor": t.name, "shape": str(list(t.shape)), "dtype": _short(t.dtype)} for t in stored]
-        tell_table("tensors", rows)
+        tell_table("tensors", [{"tensor": t.name, "shape": str([*t.shape]), "dtype": _short(t.dtype)} for t in stored])
     counts: Counter[str] = Counter()
     for one in stored:
         counts[_short(one.dtype)] += prod(one.shape)
-    kinds = ", ".join(f"{count:,} {kind}" for kind, count in counts.items())
-    nbytes = sum(one.nbytes for one in stored)
+    kinds = ", ".join(f"{number:,} {kind}" for kind, number in counts.items())
     tell(
         f"{options.checkpoint}: {len(stored)} tensors of {counts.total():,} values ({kinds}), {size_text(nbytes)} in "
         f"{files} file{'s' * (files > 1)}",
@@ -38,14 +35,17 @@ def run(options: Info) -> None:
         nbytes=nbytes,
         files=files,
         header=header,
+        not_finite=bad,
     )
+    if bad is None:
+        tell("NaN and Inf: not looked for in so large a checkpoint")
+    elif bad:
+        first = escape(", ".join([*bad][:4]))
+        tell(f"NaN or Inf: {sum(bad.values()):,} values in {len(bad)} tensors: {first}{', ...' * (len(bad) > 4)}")
     for name, text in header.items():
         tell(f"header: {escape(name)} = {escape(text if len(text) < 100 else text[:97] + '...')}", header=header)
     found = read_provenance(options.checkpoint)
-    if found is None:
-        tell("origin: not recorded", provenance=None)
-    else:
-        tell("\n".join(_lines(found)), provenance=found)
+    tell("origin: not recorded" if found is None else "\n".join(_lines(found)), provenance=found)
 
 
 def _lines(document: Mapping[str, Any]) -> Iterator[str]:

@@ -71,7 +71,7 @@ Seed = Annotated[int, arg(help="Seed of all random numbers.")]
 Batch = Annotated[int, arg(help="Examples per batch, for data from a file.")]
 Test = Annotated[str | None, arg(metavar="DATA", help=TEST_HELP)]
 Loss = Annotated[Literal["cross-entropy", "mse"], arg(help="The loss on the data.")]
-Json = Annotated[bool, arg(help="Print the report as one JSON object, unrounded; docs/interoperation.md describes it.")]
+Json = Annotated[bool, arg(help='Print the report as JSON, unrounded (page "interoperation" of the documentation).')]
 
 
 class UsageError(ValueError):

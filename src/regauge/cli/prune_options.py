@@ -24,7 +24,7 @@ class Prune(JudgedOptions):
     criterion: Literal["magnitude", "taylor", "output", "random"] | None = None
     """Criterion by which units are removed. Where left out: output with --data, and magnitude without. magnitude: sums
     of squares. taylor: gradient times weight. output: the change of what layers put out, with the weights that read the
-    other units fitted. See docs/pruning.md."""
+    other units fitted (page "pruning" of the documentation)."""
     groups: tuple[str, ...] = ()
     """Groups that the share is for, as `regauge discover` names them; all that can be cut where left out."""
     data: Annotated[str | None, arg(metavar="DATA", help=BATCHES_HELP + "They serve criteria and the loss.")] = None

@@ -126,13 +126,8 @@ def config_of(options: ZooTrain) -> zoo.PopulationConfig:
     """Return the population that was named, with the number and the seed that were typed."""
     if options.networks is not None and options.networks < 1:
         raise UsageError(f"--networks is {options.networks}; train one at least")
-    if options.config in zoo.presets.PRESETS:
-        config: Any = zoo.presets.PRESETS[options.config]()
-    elif ":" in options.config:
-        config = call_factory(options.config, "CONFIG")
-    else:
-        known = ", ".join(zoo.presets.PRESETS)
-        raise UsageError(f"there is no preset {options.config!r}; there are {known}; or write package.module:factory")
+    name = options.config
+    config: Any = call_factory(name, "CONFIG") if ":" in name else zoo.presets.find_preset(name)
     if not isinstance(config, zoo.PopulationConfig):
         raise UsageError(
             f"{options.config!r} returned a {type(config).__name__}; it must return a regauge.zoo PopulationConfig"

@@ -19,8 +19,8 @@ COMPARE_DATA_HELP = (
 class ZooNearest:
     """Find the networks of a store that are nearest to a network, in whatever gauge, by their fingerprints.
 
-    All checkpoints of all runs are looked at. The fingerprints of a store are computed once. docs/comparison.md defines
-    them.
+    All checkpoints of all runs are looked at. The fingerprints of a store are computed once (page "comparison" of
+    the documentation).
     """
 
     store: StoreFolder

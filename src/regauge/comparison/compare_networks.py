@@ -68,7 +68,7 @@ def compare(
     Alignment also explains a share by chance. This share is measured on scrambled copies ("strangers") of the second
     network, in which a separate random element moves each tensor. "Descended" is symmetric: one network descends from
     the other, or both descend from a third network. The thresholds are in `regauge.comparison.verdicts`. They were
-    fixed on networks that `docs/measurements/comparison.md` does not report.
+    fixed on networks that the page of measurements does not report.
 
     The p-value and the z-score test the order of units as stored. They are exact unless somebody chose that order. An
     alignment chooses the order, so the order alone never leads to the verdict "descended". If the file of a network

@@ -61,6 +61,17 @@ def count_models(params: Mapping[str, Tensor]) -> int:
     return count
 
 
+def count_not_finite(tensor: Tensor, *, is_structure: bool = False) -> int:
+    """Return the number of values of a tensor that are NaN or Inf, or only NaN in structure."""
+    tensor = tensor.detach()
+    if tensor.is_floating_point() and tensor.itemsize == 1:
+        tensor = tensor.float()  # float8 has no sums
+    # A finite sum has finite terms, and costs one reading; one that is not may only have overflowed.
+    if not tensor.is_floating_point() or math.isfinite(tensor.sum()):
+        return 0
+    return int((tensor.isnan() if is_structure else ~tensor.isfinite()).sum())
+
+
 def require_finite(params: Mapping[str, Tensor], label: str, structure: Collection[str] = ()) -> None:
     """Raise a ValueError if a floating-point tensor of a network holds NaN or Inf; Inf is fine in structure (masks)."""
     for name, tensor in params.items():
@@ -68,13 +79,7 @@ def require_finite(params: Mapping[str, Tensor], label: str, structure: Collecti
             raise ValueError(
                 f"{name!r} of {label} is on the meta device, where tensors have no values; load a checkpoint first"
             )
-        tensor = tensor.detach()
-        if tensor.is_floating_point() and tensor.itemsize == 1:
-            tensor = tensor.float()  # float8 has no sums
-        # A finite sum has finite terms, and costs one reading; one that is not may only have overflowed.
-        if not tensor.is_floating_point() or math.isfinite(tensor.sum()) or bool(tensor.isfinite().all()):
-            continue
-        bad = int((tensor.isnan() if name in structure else ~tensor.isfinite()).sum())
+        bad = count_not_finite(tensor, is_structure=name in structure)
         if not bad:
             continue
         raise ValueError(

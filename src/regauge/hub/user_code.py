@@ -9,7 +9,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
+from regauge.checkpoints.location import is_address
 from regauge.core.counted import shorten
+from regauge.names import did_you_mean
 
 Values = Literal["never", "if small", "always"]
 """Whether a model gets values or is built on the meta device: tracing needs none, running needs them all."""
@@ -41,6 +43,8 @@ def call_factory(text: str, what: str, context: AbstractContextManager[Any] | No
     Raises:
         ValueError: There is no such factory, or the factory fails.
     """
+    if is_address(text):
+        raise ValueError(f"{what} {text!r} is an address, and regauge fetches nothing: download it, and name the file")
     place, colon, name = text.rpartition(":")
     if text.endswith(".py"):
         raise ValueError(f"{what} {text!r} is a file: name the function or class in it that makes it, {text}:NAME")
@@ -54,7 +58,8 @@ def call_factory(text: str, what: str, context: AbstractContextManager[Any] | No
     if not callable(factory):
         known = [one for one, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
         raise ValueError(
-            f"{what} {text!r}: {place!r} has no function or class {name!r}; it has {shorten(known) or 'none'}"
+            f"{what} {text!r}: {place!r} has no function or class {name!r}; {did_you_mean(name, known)}it has "
+            f"{shorten(known) or 'none'}"
         )
     with users_code(f"{what} {text!r} failed"), context or nullcontext():
         return factory()

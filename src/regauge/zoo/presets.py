@@ -5,8 +5,9 @@ Each function's text lists the settings that the paper does not specify ("Not sa
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from regauge.names import absent, did_you_mean
 from regauge.storage.architecture import Architecture
 from regauge.training.initialization import Initialization
 from regauge.training.optimizers import SGD, Adam, AdamW
@@ -329,3 +330,21 @@ PRESETS: dict[str, Callable[[], PopulationConfig]] = {
     "cifar10-inrs": cifar10_inrs,
 }
 """The populations by the names of the command line; every function takes `count` and `seed`."""
+
+
+def find_preset(name: str) -> PopulationConfig:
+    """Return the preset of a name on the command line.
+
+    Raises:
+        ValueError: There is no such preset.
+    """
+    if name not in PRESETS:
+        hint = f"{did_you_mean(name, PRESETS)}there are {', '.join(PRESETS)}"
+        raise ValueError(f"there is no preset {name!r}; {hint}; or write package.module:factory")
+    return PRESETS[name]()
+
+
+if not TYPE_CHECKING:  # type checkers find names that are missing themselves
+
+    def __getattr__(name: str) -> Any:
+        raise absent(__name__, name, (make.__name__ for make in PRESETS.values()))

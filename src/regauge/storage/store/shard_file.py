@@ -1,7 +1,7 @@
 """One shard: a safetensors file with the weights and the rows of some networks, written once.
 
-The layout of the file is specified in docs/store.md. Its header is read without mapping the file so that opening
-thousands of shards is fast. Other programs can read a shard as an ordinary safetensors file.
+The page "store" of the documentation specifies the layout of the file. The header is read without mapping the file so
+that opening thousands of shards is fast. Other programs can read a shard as an ordinary safetensors file.
 """
 
 import hashlib

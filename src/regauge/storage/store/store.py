@@ -47,7 +47,7 @@ class Store:
         key: A unique text that identifies the store, also after the store is moved.
 
     References:
-        docs/store.md specifies the files.
+        The page "store" of the documentation specifies the files.
     """
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:

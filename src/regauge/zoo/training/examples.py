@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from regauge.data.curves import waves
 from regauge.data.images import ImageData, cifar10, digits, fashion_mnist, mnist, pixel_centers
 from regauge.data.packaged import breast_cancer
+from regauge.names import did_you_mean
 from regauge.storage.architecture import import_object
 from regauge.training.initialization import use_seed
 
@@ -166,8 +167,8 @@ def load_examples(name: str) -> Examples:
         return SETS[name]()
     if ":" not in name:
         raise ValueError(
-            f"{name!r} is no data set for populations; choose from {sorted(SETS)}, name a function that returns "
-            "Examples as package.module:function, or give `data`"
+            f"{name!r} is no data set for populations; {did_you_mean(name, SETS)}choose from {sorted(SETS)}, name a "
+            "function that returns Examples as package.module:function, or give `data`"
         )
     made = import_object(name)()
     if not isinstance(made, Examples):
