@@ -73,7 +73,7 @@ def fitted_sines(count: int) -> rg.Params:
 
 
 def measure(setting: Setting, method: rg.WeightMatching) -> tuple[str, ...]:
-    """One row of the table."""
+    """A row of the table."""
     symmetry = rg.discover(setting.module.eval(), (setting.example,))
     count = len(next(iter(setting.networks.values())))
     generator = torch.Generator().manual_seed(1)

@@ -153,7 +153,7 @@ class Loop:
 
 
 def measure(case: Case, rounds: int) -> tuple[str, ...]:
-    """One row of the table."""
+    """A row of the table."""
     loop = Loop(case.permutations)
     ours = [len(rg.align(a, b, case.permutations).history) for a, b in case.pairs]
     theirs = [loop(a, b)[1] for a, b in case.pairs]

@@ -1,6 +1,6 @@
 """The `regauge` command, also as `python -m regauge`.
 
-Importing what it needs takes a moment, in which an interrupt ends the process without a traceback.
+Importing the command line takes a moment. An interrupt during the import ends the process without a traceback.
 """
 
 import os
@@ -19,7 +19,7 @@ def main() -> None:
 
 
 def _end_if_interrupted(ignored: "sys.UnraisableHookArgs") -> None:
-    """Exit on a KeyboardInterrupt that Python ignores: one raised in a deletion or in a callback of imports.
+    """Exit on a KeyboardInterrupt that Python ignores because it is raised in a deletion or in a callback of imports.
 
     Other ignored exceptions are reported as usual.
     """

@@ -15,7 +15,7 @@ VERSION = "0.2.0"
 
 
 def later(place: str, *args: Any, **settings: Any) -> Callable[[], Any]:
-    """Make a factory of a default, the result of `package.module:Class`, which is imported when it is called."""
+    """Return a factory of a default, which imports and calls `package.module:Class` when it is called."""
 
     def make() -> Any:
         module, _, name = place.partition(":")
@@ -60,16 +60,17 @@ def absent(module: str, name: str, public: Iterable[str]) -> AttributeError:
 def attach(
     package: str, file: str | None, moved: Mapping[str, str] | None = None
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Make `__getattr__`, `__dir__` and `__all__` for a package from its stub.
+    """Return `__getattr__`, `__dir__` and `__all__` for a package from its stub.
 
-    Names are imported when they are first used, so that `regauge --help` answers without loading torch. To make a name
-    public, add a line to the stub.
+    Names are imported on first use, so `regauge --help` does not load torch. To make a name public, add a line to the
+    stub.
 
     Args:
         package: The `__name__` of the package.
-        file: Its `__file__`; the stub is the `.pyi` file next to it. None for a package without public names.
-        moved: Names of earlier versions, which still work and are not listed, and where they are now:
-            `package`, `package:name` or `package:Class.method`. The package may be one of a distribution of its own.
+        file: The `__file__` of the package; the stub is the `.pyi` file next to this file. None for a package without
+            public names.
+        moved: Names of earlier versions with their new places: `package`, `package:name` or `package:Class.method`. The
+            old names still work but are not listed. The package may belong to another distribution.
     """
     load, listed, public = lazy_loader.attach(package) if file is None else lazy_loader.attach_stub(package, file)
 

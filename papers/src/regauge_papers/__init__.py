@@ -1,1 +1,1 @@
-"""The experiments of the papers: from a frozen config to a table of our numbers and the paper's."""
+"""The experiments of the papers, each from frozen settings to a table of our numbers and those of the paper."""

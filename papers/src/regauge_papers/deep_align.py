@@ -1,4 +1,4 @@
-"""Paper 001, Equivariant Deep Weight Space Alignment (Deep-Align): what is aligned without learning to align.
+"""Paper 001, Equivariant Deep Weight Space Alignment (Deep-Align): methods that align without learning.
 
 References:
     Navon et al. (2024), tables 1, 2 and 4, section 6 and appendix E.
@@ -78,7 +78,7 @@ REFINING = 10_000
 
 
 def table1_config(scale: Scale, data: DataName, printed: Printed, pairs: int, seeds: int) -> Comparison:
-    """MLPs; the paper's scale has 500 pairs for each of three seeds, its 1,000 test networks."""
+    """Return the settings for MLPs; in full, 500 pairs of the paper's 1,000 test networks for each of three seeds."""
     if scale == "smoke":
         small = small_images() if data == "MNIST" else "digits"
         population = mlps(small, width=16, training=replace(MLP_TRAINING, epochs=2))
@@ -89,13 +89,13 @@ def table1_config(scale: Scale, data: DataName, printed: Printed, pairs: int, se
 
 
 def sinkhorn_config(scale: Scale, data: DataName, printed: Printed, pairs: int) -> Comparison:
-    """The first set of pairs of table 1, and a way for each thing that our Sinkhorn re-basin changes."""
+    """Return the first set of pairs of table 1, with a row for each change in our Sinkhorn re-basin."""
     whole = table1_config(scale, data, printed, pairs, 1)
     return replace(whole, ways=_sinkhorn_ways(printed, 3 if scale == "smoke" else 1000))
 
 
 def table2_config(scale: Scale) -> Comparison:
-    """The CNN of table 4 on CIFAR-10; on a CPU with half the channels, trained shortly on a fifth of the images."""
+    """Return the CNN of table 4 on CIFAR-10; on a CPU with half the channels and a fifth of the images."""
     short = replace(CNN_TRAINING, epochs=4, optimizer=Adam(1e-3))
     if scale == "smoke":
         population = cnns("digits", replace(short, epochs=1), examples=500, narrow=8)
@@ -113,7 +113,7 @@ def table2_config(scale: Scale) -> Comparison:
 
 
 def mlps(data: DataName, *, width: int = 128, training: ClassifierConfig = MLP_TRAINING) -> Population:
-    """MLPs with three hidden layers of that width."""
+    """Return a population of MLPs with three hidden layers of a width."""
     widths = (PIXELS[data], width, width, width, 10)
     return Population(
         data, f"MLP {'-'.join(map(str, widths))}", lambda: mlp(*widths), training, EXAMPLES[data], NORMALIZATION[data]
@@ -121,7 +121,7 @@ def mlps(data: DataName, *, width: int = 128, training: ClassifierConfig = MLP_T
 
 
 def cnns(data: DataName, training: ClassifierConfig, *, examples: int, narrow: int = 1) -> Population:
-    """The network of table 4, or one with fewer channels."""
+    """Return a population of the network of table 4, or of one with fewer channels."""
     channels = [c // narrow for c in (16, 32, 32, 64, 64, 128, 128)]
     image, in_channels = (32, 3) if data == "CIFAR-10" else (8, 1)
     plan: list[int | Literal["pool"]] = [*channels[:3], "pool", *channels[3:5], "pool", *channels[5:], "pool"]
@@ -133,7 +133,7 @@ def cnns(data: DataName, training: ClassifierConfig, *, examples: int, narrow: i
 
 
 def measure(config: Comparison, run: Run) -> Table:
-    """Every method on every pair."""
+    """Measure every method on every pair."""
     population, training = config.population, config.population.training
     data = population.read(run)
     notes: tuple[str, ...] = (
@@ -166,7 +166,7 @@ def measure(config: Comparison, run: Run) -> Table:
 
 
 def _ways(printed: Printed, *, iterations: int = 1000) -> tuple[ClassifierWay, ...]:
-    """The rows that need no learning, and what this library does by itself where there are data."""
+    """Return the rows that need no learning, and the default of this library if there are data."""
 
     def way(label: str, method: Method | None, batch: int = 1000) -> ClassifierWay:
         barrier, auc = printed[label]
@@ -193,7 +193,7 @@ def _ways(printed: Printed, *, iterations: int = 1000) -> tuple[ClassifierWay, .
 
 
 def _sinkhorn_ways(printed: Printed, iterations: int) -> tuple[ClassifierWay, ...]:
-    """From weight matching: as in table 1, as published, with one of the differences each, and by the learning rate."""
+    """Return Sinkhorn rows after weight matching: as in table 1, as published, with single changes, and by rate."""
     ours = rg.Sinkhorn(loss="random", init=PUBLISHED_WEIGHTS, steps=iterations, lr=SINKHORN_LR, kept=0)
     published = replace(ours, confidence=0.02, keeps="last")
     methods = {

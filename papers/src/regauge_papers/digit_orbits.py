@@ -1,4 +1,4 @@
-"""Paper 002, figures 3 and 7: networks of digits, and copies of them under permutations, signs and both, with noise.
+"""Paper 002, figures 3 and 7: digit networks, and noisy copies of them under permutations, signs and both.
 
 References:
     Paper 002, section 5 (INR interpolation), appendices A (the generalized matching) and D.1 (without noise).
@@ -59,7 +59,7 @@ PAPER = {
 
 @dataclass(frozen=True)
 class Orbits:
-    """Networks of digits and their copies."""
+    """Settings: digit networks and their copies."""
 
     images: int  # digits, each fitted by one network
     copies: int  # of each network, for every kind of orbit and every noise
@@ -71,7 +71,7 @@ class Orbits:
 
 
 def config(scale: Scale) -> Orbits:
-    """20 digits on a CPU; 100 at the paper's scale, which does not say how many it averages over."""
+    """Return the settings: 20 digits on a CPU; 100 at the paper's scale, because the paper names no number."""
     if scale == "smoke":
         return Orbits(1, 2, (0.0, 0.05), 0.05, FitConfig(steps=30, batch=None, optimizer=Adam(5e-4)), 3)
     images, copies = (20, 5) if scale == "cpu" else (100, 10)
@@ -81,7 +81,7 @@ def config(scale: Scale) -> Orbits:
 
 
 def measure(config: Orbits, run: Run) -> Table:
-    """Align copies of every network with it, for every kind of orbit, every noise and every method."""
+    """Align copies of each network with the network, for each kind of orbit, each noise and each method."""
     data = mnist() if has_mnist() else digits()
     images = data.train_images[: config.images]
     inr = image_inr(*images.shape[2:])
@@ -154,7 +154,7 @@ def measure(config: Orbits, run: Run) -> Table:
 
 
 def _row(kind: str, way: Way, found: dict[float, list[Record]], shown: float) -> Row:
-    """One orbit and one way of aligning its copies, at every noise; for each image the mean of its copies."""
+    """Return the row of one orbit and one method at every noise; each image has the mean over its copies."""
     values: dict[str, list[list[float]]] = {}
     for noise, records in found.items():
         which = "" if noise == shown else f", {noise:g}"

@@ -1,4 +1,4 @@
-"""Experiments, and the runs that keep their finished steps: a function from a frozen config to a table of results."""
+"""Experiments (functions from frozen settings to a table of results), and runs that store finished steps."""
 
 import hashlib
 import itertools
@@ -35,7 +35,7 @@ SMOKE = "a test run on small networks, which are hardly trained: these numbers s
 
 
 class Name(str):
-    """A name of settings, by which chance is drawn: its representation is the name itself."""
+    """A name of settings that determines random numbers; its representation is the name itself."""
 
     __slots__ = ()
     __repr__ = str.__str__
@@ -43,12 +43,12 @@ class Name(str):
 
 @dataclass(frozen=True)
 class Run:
-    """One run, which may continue an earlier one: a step whose file is in the folder is not repeated.
+    """One run, which may continue an earlier run: a step is not repeated if its file is in the folder.
 
-    A file is named after the settings that it depends on, but for those at their defaults (see `place_of`), and appears
-    only when it is complete. So an interrupted run
-    continues where it stopped, and steps with other settings do not get in its way. Several processes that run the same
-    experiment in the same folder share its steps: none does what another one is doing (see `make_once`).
+    The name of a file depends on the settings of its step, except settings with default values (see `place_of`). A file
+    appears only when it is complete. An interrupted run therefore continues where it stopped, and steps with other
+    settings do not interfere. Several processes that run the same experiment in the same folder share its steps (see
+    `make_once`).
     """
 
     scale: Scale  # size of the experiment: a test in seconds, for a laptop, or as in the paper
@@ -59,12 +59,12 @@ class Run:
     device: torch.device = CPU  # where networks are trained and evaluated; only experiments that allow it get another
 
     def generator(self, *names: object) -> torch.Generator:
-        """A generator for one purpose, the same in every run with this seed."""
+        """Return a random generator for one purpose, which is the same in every run with this seed."""
         digest = hashlib.sha256(repr((self.seed, *names)).encode()).digest()
         return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
 
     def network(self, settings: object, key: str, make: Callable[[], Params]) -> Params:
-        """The network of that key, trained by `make` unless an earlier run did."""
+        """Return the network of a key, trained by `make` or by an earlier run."""
         path = self._folder("networks", (self.seed, settings)) / f"{key}.safetensors"
 
         def write() -> None:
@@ -75,15 +75,15 @@ class Run:
         return self.bring(load(path))
 
     def state(self, settings: object, key: str) -> Path:
-        """The file in which the training of the network of that key is kept until `network` has its end."""
+        """Return the file that keeps the state of the training of a network until the training ends."""
         return self._folder("networks", (self.seed, settings)) / f"{key}.state.safetensors"
 
     def record(self, settings: object, key: str, make: Callable[[], Record]) -> Record:
-        """The record of that key, made by `make` unless an earlier run did."""
+        """Return the record of a key, made by `make` or by an earlier run."""
         return _kept(self._folder("steps", (self.seed, settings)) / f"{key}.json", make)
 
     def records(self, label: str, settings: object, measure: Callable[..., Record], *axes: Sequence[Any]) -> list[Any]:
-        """The records of all combinations of arguments, nested as in `grid`; kept by label, settings and arguments."""
+        """Return records of all combinations of arguments, nested as in `grid`, stored by label and settings."""
 
         def one(_: Progress, *cell: Any) -> Record:
             folder = self._folder("steps", (self.seed, (label, settings)))
@@ -92,11 +92,11 @@ class Run:
         return self.grid(label, one, *axes)
 
     def grid(self, label: str, step: Callable[..., Any], *axes: Sequence[Any]) -> list[Any]:
-        """Do a step for all combinations of arguments; those that another process is doing are put off.
+        """Run a step for all combinations of arguments; steps that run in another process are postponed.
 
-        Results are in the order of the arguments: `found[i][j]` is `step(unit, axes[0][i], axes[1][j])`, where the
-        unit is a `Progress` to which a long step may report its parts. When other processes are doing all that is left,
-        this one waits until one of them ends or is stopped.
+        Results are in the order of the arguments: `found[i][j]` is `step(unit, axes[0][i], axes[1][j])`, where the unit
+        is a `Progress` to which a long step may report its parts. If other processes run all remaining steps, this
+        process waits until one of these steps ends or is stopped.
         """
         cells = list(itertools.product(*axes))
         advance = self.progress(label, len(cells))
@@ -127,36 +127,37 @@ class Run:
         return nested
 
     def file(self, name: str) -> Path:
-        """The path of a result file."""
+        """Return the path of a result file."""
         return self.folder / f"{self.name}{name}"
 
     def bring(self, values: T) -> T:
-        """Tensors, parameters or a module, on the device of the run."""
+        """Return tensors, parameters or a module on the device of the run."""
         brought: T = to_device(values, self.device)
         return brought
 
     @property
     def has_bfloat16(self) -> bool:
-        """Whether what is to be trained in bfloat16 is: elsewhere that would take longer than in single precision."""
+        """Whether bfloat16 is used where settings request it; on other hardware it is slower than single precision."""
         return multiplies_bfloat16(self.device)
 
     @property
     def half_precision(self) -> str:
-        """In which precision that is trained, in words."""
+        """The precision of trainings that request bfloat16, in words."""
         if self.has_bfloat16:
             return "bfloat16 (weights and their updates in float32)"
         return "float32, as the processor has no instructions for bfloat16"
 
     def autocast(self, *, is_bfloat16: bool) -> torch.autocast:
-        """A context in which products and convolutions are computed in bfloat16, if they are to be and can.
+        """Return a context that computes products and convolutions in bfloat16, if this is requested and possible.
 
-        Weights and their updates remain as they are; a cache of converted weights would keep those of the first step.
+        Weights and their updates keep their precision. Converted weights are not cached, because the cache would keep
+        the weights of the first step.
         """
         is_enabled = is_bfloat16 and self.has_bfloat16
         return torch.autocast(self.device.type, torch.bfloat16, enabled=is_enabled, cache_enabled=False)
 
     def place(self, kind: str, settings: object) -> Path:
-        """The file `.safetensors` in which something that was trained with some settings is kept, there or not."""
+        """Return the path of the `.safetensors` file for a training result with some settings; it may not exist."""
         folder = self.folder / kind
         folder.mkdir(parents=True, exist_ok=True)
         return place_of(folder, (self.seed, settings), ".safetensors")
@@ -168,7 +169,7 @@ class Run:
 
 
 class TakenError(Exception):
-    """Another process is doing this step, and it is not yet time to wait for it."""
+    """An error: another process runs this step, and other steps can be done before waiting."""
 
 
 _MAY_WAIT: ContextVar[bool] = ContextVar("may_wait", default=True)
@@ -176,12 +177,12 @@ _MAY_WAIT: ContextVar[bool] = ContextVar("may_wait", default=True)
 
 
 def make_once(path: Path, write: Callable[[], object]) -> None:
-    """Let `write` make a file that is not there, while no other process does the same.
+    """Call `write` to make a missing file, unless another process is making this file.
 
-    A process that is stopped sets its steps free.
+    If a process is stopped, its steps become free.
 
     Raises:
-        TakenError: Another process is doing it, and `Run.grid` has other steps to do.
+        TakenError: Another process is making the file, and `Run.grid` has other steps to do.
     """
     if path.exists():
         return
@@ -203,7 +204,7 @@ def make_once(path: Path, write: Callable[[], object]) -> None:
 
 
 def _kept(path: Path, make: Callable[[], Record]) -> Record:
-    """The record in a file, made now unless it is there."""
+    """Return the record in a file, which is made now if it does not exist."""
     make_once(path, lambda: save_text(json.dumps(make()) + "\n", path))
     found: Record = json.loads(path.read_text(encoding="utf-8"))
     return found
@@ -211,7 +212,7 @@ def _kept(path: Path, make: Callable[[], Record]) -> Record:
 
 @dataclass(frozen=True)
 class Experiment:
-    """One experiment: a line for the list, the settings at each scale (a frozen dataclass), and how to measure."""
+    """An experiment: a line for the list, the settings at each scale (a frozen dataclass), and a measuring function."""
 
     summary: str
     config: Callable[[Scale], Any]

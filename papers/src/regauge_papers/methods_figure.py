@@ -1,4 +1,4 @@
-"""The picture of a table's rows: the loss of each method along its line between two networks."""
+"""The figure of a table: the loss of each method along its line between two networks."""
 
 import textwrap
 
@@ -14,9 +14,9 @@ FEW = 4
 
 
 def methods_figure(curves: Curves, title: str) -> Figure:
-    """The losses of several methods along their lines: a few in each panel, each with its name at its curve's height.
+    """Draw the losses of several methods along their lines; a panel has a few curves with names at their heights.
 
-    The highest curves come first, so that those in a panel are of similar height; every panel has an axis of its own.
+    The highest curves come first so that curves in a panel have similar heights. Every panel has a separate axis.
     """
     names = sorted(curves, key=lambda name: -max(row["loss"] for row in curves[name]))
     count = -(-len(names) // FEW)
@@ -40,7 +40,7 @@ def methods_figure(curves: Curves, title: str) -> Figure:
 
 
 def _name_curves(axes: Axes, curves: Curves) -> None:
-    """Write each curve's name to the right of the panel, as high as its middle; a thin line leads there."""
+    """Write the name of each curve to the right of the panel, at the height of its midpoint, with a thin line."""
     low, high = axes.get_ylim()
     heights = {name: float(np.clip(rows[len(rows) // 2]["loss"], low, high)) for name, rows in curves.items()}
     order = sorted(heights, key=lambda name: heights[name])

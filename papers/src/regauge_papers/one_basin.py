@@ -1,4 +1,4 @@
-"""Transformers from different seeds brought into one basin by what is learned from data, next to training itself.
+"""Transformers from different seeds that are brought into one basin by methods with data, and by training.
 
 References:
     Theus et al. (2025), Generalized linear mode connectivity for transformers.
@@ -43,7 +43,7 @@ QUANTITIES = (BARRIER, AREA, MIDPOINT, Quantity("accuracy", of=halfway("accuracy
 
 @dataclass(frozen=True)
 class BasinWay:
-    """One row of the table: an alignment, and gradient steps on the mean of both networks after it."""
+    """A row of the table: an alignment, followed by gradient steps on the mean of both networks."""
 
     label: str
     method: Method | None = None  # None leaves the second network as it is
@@ -55,7 +55,7 @@ class BasinWay:
 
 @dataclass(frozen=True)
 class Basin:
-    """Independent pairs of one architecture: no network is in two of them."""
+    """Settings: disjoint pairs of networks of one architecture."""
 
     population: Population
     ways: tuple[BasinWay, ...]
@@ -66,7 +66,7 @@ class Basin:
 
 
 def population(family: Family, *, is_smoke: bool) -> Population:
-    """The networks and their data; in small, on what is installed, to see that everything works."""
+    """Return the networks and their data; for test runs, small networks on installed data."""
     size = {"width": 8, "layers": 1, "heads": 2} if is_smoke else {}
 
     def training(epochs: int) -> ClassifierConfig:
@@ -101,7 +101,7 @@ def population(family: Family, *, is_smoke: bool) -> Population:
 
 
 def config(family: Family, scale: Scale) -> Basin:
-    """Three pairs of the ViT, and one of the others in fewer ways; on the paper's scale ten for longer, in all."""
+    """Return three pairs of the ViT, and one pair of others with fewer methods; ten longer trained pairs in full."""
     is_smoke, is_image = scale == "smoke", family == "basin-vit"
     short, long = (2, 4) if is_smoke else (100, 400) if scale == "cpu" else (400, 1600)
     variants = (
@@ -128,7 +128,7 @@ def config(family: Family, scale: Scale) -> Basin:
 
 
 def measure(config: Basin, run: Run) -> Table:
-    """Train the networks, align each pair in every way, and evaluate the line between the two."""
+    """Train the networks, align each pair by each method, and evaluate the lines."""
     population, data = config.population, config.population.read(run)
     trained = networks(population, data, run, range(2 * config.pairs))
     pairs = [BasinPair(config, data, trained[2 * k], trained[2 * k + 1], k, run) for k in range(config.pairs)]
@@ -156,7 +156,7 @@ def measure(config: Basin, run: Run) -> Table:
 
 
 class BasinPair:
-    """Two networks, and every way to bring them together."""
+    """Two networks, and all methods that bring them into one basin."""
 
     def __init__(self, config: Basin, data: Examples, a: Params, b: Params, index: int, run: Run) -> None:
         self._config, self._data, self._index, self._run = config, data, index, run
@@ -166,7 +166,7 @@ class BasinPair:
         self._inputs, self._targets = data.inputs[chosen], data.targets[chosen]
 
     def line(self, way: BasinWay) -> Record:
-        """Loss and accuracy along the line to the second network, and what the alignment cost."""
+        """Return loss and accuracy along the line to the second network, and the cost of the alignment."""
         config = self._config
 
         def make() -> Record:
@@ -191,7 +191,7 @@ class BasinPair:
         return self._run.record(settings, str(self._index), make)
 
     def _align(self, way: BasinWay) -> tuple[Params, float]:
-        """The second network as a row leaves it, and the CPU seconds that this took."""
+        """Return the second network after the methods of a row, and the CPU seconds."""
         if way.method is None:
             return self._b, 0.0
         settings = (self._config.population, self._config.read, way.method, way.rotate, way.has_labels)
@@ -218,7 +218,7 @@ class BasinPair:
         return self._run.network(settings, key, move), seconds
 
     def _task(self, *, has_labels: bool = True) -> rg.Task:
-        """The task of methods; without labels nothing stands in their place."""
+        """Return the task of methods, with or without labels."""
         batches = split_batches(self._inputs, self._targets, BATCH)
         if has_labels:
             return rg.Task(self._module, batches)

@@ -1,4 +1,4 @@
-"""Five independently trained networks made one: MLPs on MNIST, convolutional networks on CIFAR-10.
+"""Merging of five independently trained networks into one: MLPs on MNIST, convolutional networks on CIFAR-10.
 
 References:
     Crisostomi et al. (2024), C2M3: Cycle-Consistent Multi-Model Merging, section 5; Jordan et al. (2023), REPAIR.
@@ -39,7 +39,7 @@ METHODS: dict[str, Method | None] = {
 
 @dataclass(frozen=True)
 class Merging:
-    """Sets of networks, each of which is merged into one."""
+    """Settings: sets of networks, each of which is merged into one network."""
 
     population: Population
     networks: int  # that are merged
@@ -49,7 +49,7 @@ class Merging:
 
 
 def mnist_config(scale: Scale) -> Merging:
-    """784-512-512-512-10, or small networks."""
+    """Return the settings: MLPs 784-512-512-512-10, or small networks."""
     if scale == "smoke":
         return _smoke("MLP 64-16-16-10", lambda: mlp(64, 16, 16, 10))
     population = Population(
@@ -63,7 +63,7 @@ def mnist_config(scale: Scale) -> Merging:
 
 
 def cifar10_config(scale: Scale) -> Merging:
-    """Three 3 x 3 convolutions of 32, 64 and 64 channels with pooling and a linear layer, or small networks."""
+    """Return the settings: three 3 x 3 convolutions (32, 64, 64 channels) with pooling and a linear layer, or less."""
     if scale == "smoke":
         return _smoke(
             "CNN with 4 and 8 channels",
@@ -88,7 +88,7 @@ def measure(config: Merging, run: Run) -> Table:
     judge = data.judge(module, config.test, BATCH)
 
     def judge_set(index: int) -> Record:
-        """Evaluate the networks themselves, and all of them together."""
+        """Evaluate the networks of a set separately, and as an ensemble."""
         metrics = [judge.evaluate(params) for params in sets[index]]
         loss = correct = 0.0
         with torch.no_grad():
@@ -140,7 +140,7 @@ def measure(config: Merging, run: Run) -> Table:
 
 
 def _smoke(architecture: str, make: Callable[[], nn.Module]) -> Merging:
-    """Three small networks, hardly trained, on digits."""
+    """Return three small networks with a short training on digits."""
     training = ClassifierConfig(epochs=3, batch=64, optimizer=Adam(3e-3))
     population = Population("digits", architecture, make, training, 1000)
     return Merging(population, networks=3, sets=2, read=200, test=300)

@@ -1,4 +1,4 @@
-"""Populations of networks: how they are trained, and methods compared on pairs of them."""
+"""Populations of networks: their training, and the comparison of methods on pairs of networks."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -36,18 +36,18 @@ DISTANCE, SECONDS = Quantity("weight distance", 2), Quantity("CPU s", 2)
 
 @functools.cache
 def images(name: DataName) -> ImageData:
-    """The images of that name, read once."""
+    """Return the images of a name, which are read once."""
     return IMAGES[name]()
 
 
 def small_images() -> DataName:
-    """The images of test runs: MNIST if it is present, else the digits."""
+    """Return the images of test runs: MNIST if it is present, otherwise the digits."""
     return "MNIST" if has_mnist() else "digits"
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Inputs `[n, ...]` and targets: classes `[n]`, or the next symbols `[n, token]`."""
+    """Examples: inputs `[n, ...]`, and targets that are classes `[n]` or the next symbols `[n, token]`."""
 
     name: str
     inputs: Tensor
@@ -57,21 +57,21 @@ class Examples:
 
     @classmethod
     def of(cls, data: ImageData, count: int | None = None) -> "Examples":
-        """The first `count` of the training images, all by default, and all test images."""
+        """Return the first `count` training images (by default all), and all test images."""
         images, labels = data.train_images[:count], data.train_labels[:count]
         return cls(data.name, images, labels, data.test_images, data.test_labels)
 
     @property
     def few(self) -> tuple[Tensor]:
-        """Inputs to trace a module with, on the CPU."""
+        """Return a few inputs on the CPU, with which a module is traced."""
         return (self.test_inputs[:4].cpu(),)
 
     def batches(self, count: int | None, size: int) -> list[tuple[Tensor, Tensor]]:
-        """The first `count` of the training examples, all by default."""
+        """Return the first `count` training examples, by default all, in batches."""
         return split_batches(self.inputs[:count], self.targets[:count], size)
 
     def judge(self, module: nn.Module, count: int, size: int) -> rg.Task:
-        """The loss on the first `count` test examples."""
+        """Return the task with the loss on the first `count` test examples."""
         return rg.Task(module, split_batches(self.test_inputs[:count], self.test_targets[:count], size))
 
 
@@ -100,7 +100,7 @@ class Population:
 
     @property
     def description(self) -> str:
-        """The training in words."""
+        """A description of the training."""
         training = self.training
         return (
             f"{self.examples:,} training images, {training.epochs} epochs of Adam, learning rate up to "
@@ -108,7 +108,7 @@ class Population:
         )
 
     def read(self, run: Run) -> Examples:
-        """The examples as the networks see them, on the device of the run."""
+        """Return the examples in the form that the networks read, on the device of the run."""
         if self.load is not None:
             found = self.load()
         else:
@@ -118,10 +118,11 @@ class Population:
 
 
 def name_training(training: ClassifierConfig) -> str:
-    """The name of a training by which chance is drawn, and networks are kept: renaming changes documented numbers.
+    """Return the name of a training, which determines random numbers and files; renaming changes recorded results.
 
-    Adam without decay, or AdamW, constant or in the cycle of `ClassifierConfig`, have a short name, others all their
-    settings. The class was called `Training` when these numbers were made.
+    Adam without decay and AdamW have a short name if the schedule is constant or the cycle of `ClassifierConfig`. The
+    name of any other training contains all settings. The name of the class is `Training`, as when the recorded results
+    were made.
     """
     optimizer, is_constant = training.optimizer, training.schedule == Constant()
     lr, decay = optimizer.lr, optimizer.weight_decay
@@ -137,7 +138,7 @@ def name_training(training: ClassifierConfig) -> str:
 
 
 def networks(population: Population, data: Examples, run: Run, *axes: Sequence[int]) -> list[Any]:
-    """Train networks with all combinations of these numbers, nested as by `Run.grid`."""
+    """Train networks with all combinations of the given numbers, nested as in `Run.grid`."""
 
     # The precision is part of the key under which networks are kept; random numbers do not depend on it.
     settings = (population, "bfloat16") if population.is_bfloat16 and run.has_bfloat16 else population
@@ -178,7 +179,7 @@ class ClassifierWay(Way):
 
 @dataclass(frozen=True)
 class Comparison:
-    """Methods on independent pairs: no network is in two of them."""
+    """Settings: methods on disjoint pairs of networks."""
 
     population: Population
     ways: tuple[ClassifierWay, ...]
@@ -198,7 +199,7 @@ COMPARED = "Weight Matching"
 def compare(
     comparison: Comparison, data: Examples, run: Run, quantities: tuple[Quantity, ...], notes: tuple[str, ...]
 ) -> Table:
-    """Tabulate the lines between the two networks of every pair, for every way, in these columns."""
+    """Return the table of the lines between the networks of every pair, for every method, with given columns."""
     recorded = {one.name: one for one in (BARRIER, AREA, MIDPOINT, DISTANCE, SECONDS, *quantities)}
     rows = [
         Row.of(way.label, records, tuple(recorded.values()), paper=way.paper)
@@ -211,7 +212,7 @@ def compare(
 
 
 def measure_lines(comparison: Comparison, data: Examples, run: Run) -> Sequence[Sequence[Sequence[Record]]]:
-    """Train the networks, align each pair in every way, and evaluate the line between the two."""
+    """Train the networks, align each pair by each method, and evaluate the lines."""
     population, test = comparison.population, comparison.test
     trained = networks(population, data, run, range(comparison.seeds), range(2 * comparison.pairs))
     symmetry = rg.discover(population.make(), data.few)

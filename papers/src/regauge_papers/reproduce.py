@@ -1,4 +1,4 @@
-"""`regauge reproduce`: an experiment of a paper, its table and its picture."""
+"""The command `regauge reproduce`, which runs an experiment of a paper and writes its table and figures."""
 
 import json
 import shlex
@@ -30,7 +30,7 @@ from regauge_papers.table import Table
 
 
 def run(options: Reproduce) -> None:
-    """Run the experiment, print its table and write it, its numbers and its picture; or print the list."""
+    """Run an experiment, print its table, and write the table, its numbers and its figures; or print the list."""
     if options.draw:
         draw(options, options.draw)
         return
@@ -68,7 +68,7 @@ def run(options: Reproduce) -> None:
 
 
 def draw(options: Reproduce, paths: Sequence[Path]) -> None:
-    """Write the table and the pictures of earlier runs again from their numbers; of several the joined numbers, too."""
+    """Write the table and figures of earlier runs again from their numbers; join the numbers of several runs."""
     if options.paper:
         named = ", ".join(repr(str(path)) for path in paths)
         raise UsageError(f"--draw names the experiment by its file {named}; leave {options.paper!r} out")
@@ -120,7 +120,7 @@ def read_run(path: Path) -> tuple[Origin, list[int], Table]:
 
 
 def choose(paper: str, name: str) -> Experiment:
-    """The experiment of that name."""
+    """Return the experiment of a name."""
     if paper not in EXPERIMENTS:
         raise UsageError(f"there are no experiments of paper {paper!r}; there are those of {', '.join(EXPERIMENTS)}")
     if name not in EXPERIMENTS[paper]:
@@ -130,7 +130,7 @@ def choose(paper: str, name: str) -> Experiment:
 
 
 def name_movable() -> str:
-    """List the experiments that run on other devices than the CPU in one sentence."""
+    """Return a sentence that lists the experiments that run on other devices than the CPU."""
     return "; ".join(
         f"{paper} {name}"
         for paper, experiments in EXPERIMENTS.items()
@@ -140,7 +140,7 @@ def name_movable() -> str:
 
 
 def list_experiments(paper: str) -> str:
-    """List experiments of one paper or of all, one in a line."""
+    """List the experiments of one paper or of all papers, one per line."""
     rows = [
         (f"{key} {name}", experiment.summary)
         for key, experiments in EXPERIMENTS.items()
@@ -163,7 +163,7 @@ def render(table: Table) -> Printed:
 
 
 def write(table: Table, result: Run, options: Reproduce) -> None:
-    """Write numbers as JSON, the table as Markdown, and pictures."""
+    """Write the numbers as JSON, the table as Markdown, and the figures."""
     origin = Origin(options.paper, options.experiment, options.scale)
     numbers = save_numbers(table, result.file(""), origin, options.seed)
     written = [numbers, *write_drawn(table, result.file(""))]
@@ -174,14 +174,14 @@ def write(table: Table, result: Run, options: Reproduce) -> None:
 
 
 def save_numbers(table: Table, stem: Path, origin: Origin, seeds: Sequence[int]) -> str:
-    """Write every number of a table as JSON; returns what the file's name adds to the stem."""
+    """Write every number of a table as JSON, and return the suffix that the file name adds to the stem."""
     what = origin._asdict() | {"seeds": [*seeds]} | table.to_json()
     save_text(json.dumps(what, indent=1) + "\n", stem.with_name(f"{stem.name}.json"))
     return ".json"
 
 
 def write_drawn(table: Table, stem: Path) -> list[str]:
-    """Write the table as Markdown, and its pictures; returns what their names add to that of the stem."""
+    """Write the table as Markdown, and its figures; return the suffixes that the file names add to the stem."""
     save_text(table.markdown(), stem.with_name(f"{stem.name}.md"))
     figures = {f"-{name}.svg": picture_figure(picture) for name, picture in table.pictures.items()}
     curves = {row.label: row.curve for row in table.rows if row.curve}

@@ -1,4 +1,4 @@
-"""Residual MLPs, where weight matching as published fails: of no paper in the list, but of what they build on.
+"""Residual MLPs, for which published weight matching fails; not from a listed paper, but from their foundations.
 
 References:
     Ainsworth, Hayase and Srinivasa (2023), Git Re-Basin, section 3.2; the question was raised by its readers.
@@ -35,7 +35,7 @@ REFINING, REFINING_BATCH = 10_000, 256
 
 @dataclass(frozen=True)
 class Planted:
-    """Random networks, moved by a random permutation and disturbed; the permutation is to be found."""
+    """Settings: random networks that are permuted and perturbed, of which the permutation is to be found."""
 
     trials: int = 20  # networks for each depth and each noise
     stream: int = 64  # width of the stream
@@ -46,7 +46,7 @@ class Planted:
 
 
 def planted_config(scale: Scale) -> Planted:
-    """The full size, which takes a minute, or a small one."""
+    """Return the settings: the full size, which takes a minute, or a small size."""
     return Planted(trials=2, stream=12, hidden=16, blocks=(2,)) if scale == "smoke" else Planted()
 
 
@@ -58,7 +58,7 @@ STARTS: dict[str, Method] = {
 
 
 def measure_planted(config: Planted, run: Run) -> Table:
-    """Share of the permutations that are found again completely."""
+    """Measure the share of permutations that are recovered completely."""
     modules = {b: ResidualMLP(config.anchor, config.stream, config.hidden, b, config.anchor) for b in config.blocks}
     example = (torch.zeros(2, config.anchor),)
     symmetries = {b: permutations_only(rg.discover(module, example)) for b, module in modules.items()}
@@ -97,7 +97,7 @@ def measure_planted(config: Planted, run: Run) -> Table:
 
 
 def trained_config(scale: Scale) -> Comparison:
-    """784-128 with six blocks of 256 on MNIST; four pairs on a CPU."""
+    """Return the settings: 784-128 with six blocks of 256 on MNIST; four pairs on a CPU."""
     if scale == "smoke":
         name, quick = small_images(), ClassifierConfig(epochs=2, batch=64, optimizer=Adam(2e-3))
         population = _residual_mlps(name, 16, 16, 2, quick, examples=1000)
@@ -109,7 +109,7 @@ def trained_config(scale: Scale) -> Comparison:
 
 
 def measure_trained(config: Comparison, run: Run) -> Table:
-    """Every method on every pair."""
+    """Measure every method on every pair."""
     population, data = config.population, config.population.read(run)
     notes = (
         f"{population.architecture} on {data.name}, {population.description}",
@@ -147,7 +147,7 @@ def _ways(*, steps: int) -> tuple[ClassifierWay, ...]:
 
 
 def _normal(module: torch.nn.Module, generator: torch.Generator) -> Params:
-    """Standard normal weights and no biases, each of which would tell the units of the stream apart."""
+    """Sample standard normal weights; biases are zero, because each bias would distinguish the units of the stream."""
     return {
         name: torch.randn(tensor.shape, generator=generator) if tensor.ndim == 2 else torch.zeros_like(tensor)
         for name, tensor in module.state_dict().items()

@@ -1,4 +1,4 @@
-"""ResNet20 with batch normalization on CIFAR-10: gains of alignment and of recomputed statistics, by width.
+"""ResNet20 with batch normalization on CIFAR-10: benefit of alignment and of recomputed statistics, by width.
 
 References:
     Ainsworth, Hayase and Srinivasa (2023), Git Re-Basin, sections 5.2 and 5.4; Jordan et al. (2023), REPAIR, section 4.
@@ -40,7 +40,7 @@ Resnets = dict[int, Comparison]
 
 
 def config(scale: Scale) -> Resnets:
-    """Widths 1, 2 and 4 on CIFAR-10, trained for two epochs on a CPU; or a network of eight layers."""
+    """Return the settings: widths 1, 2 and 4 on CIFAR-10, trained for two epochs on a CPU; or eight layers."""
     training = ClassifierConfig(epochs=2, batch=64, optimizer=AdamW(5e-3, weight_decay=0.05))
     if scale == "smoke":
         quick = replace(training, epochs=1, batch=32)
@@ -53,7 +53,7 @@ def config(scale: Scale) -> Resnets:
 
 
 def trained_config(scale: Scale) -> Resnets:
-    """Width 2 for 24 epochs on a CPU, of all images, shifted and mirrored; or a smaller network."""
+    """Return the settings: width 2, 24 epochs on a CPU, all images shifted and mirrored; or a smaller network."""
     if scale == "smoke":
         quick = replace(LONG, epochs=1, batch=32)
         sizes: dict[str, Any] = {"pairs": 1, "points": 3, "read": 50, "test": 50}
@@ -65,7 +65,7 @@ def trained_config(scale: Scale) -> Resnets:
 
 
 def measure(config: Resnets, run: Run) -> Table:
-    """Train pairs of every width, align each by every method, evaluate the lines with and without new statistics."""
+    """Train pairs of every width, align them by each method, and evaluate lines with and without new statistics."""
     rows, accuracies, last = [], [], max(config)
     for width, comparison in config.items():
         data = comparison.population.read(run)
@@ -97,7 +97,7 @@ def measure(config: Resnets, run: Run) -> Table:
 
 
 def _name(optimizer: Optimizer) -> str:
-    """An optimizer in words."""
+    """Return the description of an optimizer."""
     return f"SGD with momentum {optimizer.momentum:g}" if isinstance(optimizer, SGD) else type(optimizer).__name__
 
 
@@ -112,7 +112,7 @@ def _pairs(
     augmentation: Augmentation | None = None,
     **sizes: Any,
 ) -> Comparison:
-    """Pairs of one width, aligned by every method."""
+    """Return the settings for pairs of one width, aligned by every method."""
     make = functools.partial(resnet20, width=width, in_channels=3 if data == "CIFAR-10" else 1, blocks=blocks)
     architecture = f"ResNet{6 * blocks + 2} with batch normalization, width x{width}"
     population = Population(data, architecture, make, training, examples, is_bfloat16=True, augmentation=augmentation)

@@ -1,4 +1,4 @@
-"""One table of several seeds."""
+"""Joint tables of several seeds."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -7,10 +7,10 @@ from regauge_papers.table import Row, Table, mean_curve
 
 
 def join_seeds(tables: Mapping[int, Table]) -> Table:
-    """Join the tables of one experiment, by their seeds: every number of all of them, row by row.
+    """Join the tables of one experiment with several seeds: each row has the numbers of all tables.
 
-    Where errors are over units, a unit has the values of all seeds, since the same units are measured again. Pictures
-    and strips are those of the first seed; curves are means over seeds.
+    If errors are computed over units, each unit has the values of all seeds, because all seeds measure the same units.
+    Pictures and strips come from the first seed. Curves are means over seeds.
     """
     (first, table), *others = tables.items()
     if not others:
@@ -26,7 +26,7 @@ def join_seeds(tables: Mapping[int, Table]) -> Table:
 
 
 def _join(rows: tuple[Row, ...]) -> Row:
-    """One row of all seeds; quantities that a seed lacks are left out."""
+    """Join the rows of all seeds; quantities that a seed lacks are left out."""
     if len({row.label for row in rows}) > 1:
         raise ValueError(
             f"rows of different seeds are {', '.join(repr(row.label) for row in rows)}; they must be the same"
@@ -37,7 +37,7 @@ def _join(rows: tuple[Row, ...]) -> Row:
 
 
 def _by_unit(row: Row, seeds: int) -> dict[str, list[list[float]]]:
-    """The values of each unit, of lists that have all units of the first seed, then all of the second, and so on."""
+    """Return the values of each unit from lists with all units of the first seed, then of the second, and so on."""
     found = {}
     for name, values in row.values.items():
         count = len(values) // seeds

@@ -1,4 +1,4 @@
-"""Names of what is kept for settings, which stay the same when settings get further fields."""
+"""File names for settings, which stay the same if classes of settings get further fields."""
 
 import hashlib
 import json
@@ -14,11 +14,11 @@ BESIDE = ".settings"
 
 
 def place_of(folder: Path, settings: object, suffix: str = "") -> Path:
-    """The file or folder that is kept for some settings, whether or not it is there.
+    """Return the path of the file or folder for some settings; it may not exist.
 
-    Its name follows from those settings that are not at their defaults: a field that a class of settings gets later
-    changes nothing while it has its default. All settings stand beside it, in a file of the same name. Where one of
-    these has another value now, although the name is the same, its default was changed: then the name follows from all
+    The name depends only on settings that differ from their defaults. A field that is added later therefore does not
+    change the name while it has its default. A second file with the same name lists all settings. If a listed setting
+    now has another value although the name is the same, its default was changed. In this case the name depends on all
     settings.
     """
     whole = folder / f"{_digest(repr(settings))}{suffix}"
@@ -35,9 +35,9 @@ def place_of(folder: Path, settings: object, suffix: str = "") -> Path:
 
 
 def describe(settings: object, *, leaves_out_defaults: bool = False) -> Any:
-    """Settings as plain JSON: dataclasses by the name of their class and their fields, everything else by its `repr`.
+    """Return settings as plain JSON: dataclasses by class name and fields, all other values by their `repr`.
 
-    Fields that are not in the `repr` of a dataclass are no settings.
+    Fields that are not in the `repr` of a dataclass are ignored.
     """
     if is_dataclass(settings) and not isinstance(settings, type) and hasattr(type(settings).__repr__, "__wrapped__"):
         found = {}
@@ -56,7 +56,7 @@ def describe(settings: object, *, leaves_out_defaults: bool = False) -> Any:
 
 
 def _is_default(part: "Field[Any]", described: Any) -> bool:
-    """Whether a field has its default."""
+    """Return whether a field has its default."""
     if part.default is not MISSING:
         return bool(described == describe(part.default, leaves_out_defaults=True))
     if part.default_factory is not MISSING:
@@ -65,7 +65,7 @@ def _is_default(part: "Field[Any]", described: Any) -> bool:
 
 
 def _agrees(before: Any, now: Any) -> bool:
-    """Whether settings have the values that they had before; there may be further ones."""
+    """Return whether settings have the same values as before; further settings may exist."""
     if isinstance(before, dict) and isinstance(now, dict):
         if before.keys() == now.keys() == {"kind", "fields"}:
             old, new = before["fields"], now["fields"]

@@ -1,4 +1,4 @@
-"""Paper 001, figure 4a: networks fitted to sine waves, aligned with more and more of their symmetry.
+"""Paper 001, figure 4a: networks fitted to sine waves, aligned with increasing parts of their symmetry.
 
 References:
     Navon et al. (2024), section 6.1, figure 4a and appendix E.
@@ -40,7 +40,7 @@ STACK = 20
 
 @dataclass(frozen=True)
 class SineWaves:
-    """Pairs of networks, each pair fitted to one wave."""
+    """Settings: pairs of networks, each pair fitted to one wave."""
 
     pairs: int
     points: int  # where the networks are fitted; they are judged halfway between these
@@ -49,7 +49,7 @@ class SineWaves:
 
 
 def config(scale: Scale) -> SineWaves:
-    """50 pairs on a CPU, and 100 at the paper's scale, as many as it tests on."""
+    """Return the settings: 50 pairs on a CPU, and 100 at the paper's scale, the number of its test pairs."""
     if scale == "smoke":
         return SineWaves(2, 64, replace(FITTING, steps=50), 3)
     return SineWaves(50 if scale == "cpu" else 100, 512, FITTING, 25)
@@ -81,7 +81,7 @@ QUANTITIES = (
 
 
 def measure(config: SineWaves, run: Run) -> Table:
-    """Align the two networks of each wave, and copies of the first that a random element has moved."""
+    """Align the two networks of each wave, and copies of the first network that a random element has moved."""
     module = Siren(1, 32, 1)
     data = waves(config.pairs, config.points, generator=run.generator("waves"))
     networks = fit_pairs(config, module, data, run)
@@ -120,7 +120,7 @@ def measure(config: SineWaves, run: Run) -> Table:
 
 
 def fit_pairs(config: SineWaves, module: Siren, data: Waves, run: Run) -> Params:
-    """Both networks of every wave, next to each other along the model axis."""
+    """Return both networks of every wave, next to each other along the model axis."""
     targets = data.targets.repeat_interleave(2, dim=0)
 
     def stack(unit: Progress, begin: int) -> Params:
@@ -137,7 +137,7 @@ def fit_pairs(config: SineWaves, module: Siren, data: Waves, run: Run) -> Params
 
 
 def is_recovered(a: Params, found: Params) -> bool:
-    """Whether two networks have the same parameters, up to rounding."""
+    """Return whether two networks have the same parameters up to rounding."""
     largest = max(float(tensor.abs().max()) for tensor in a.values())
     return max(float((a[name] - found[name]).abs().max()) for name in a) <= RECOVERED * largest
 

@@ -1,4 +1,4 @@
-"""The picture of strips: rows of networks, such as those on paths, with their losses and labels."""
+"""The figure of strips: rows of networks, such as networks on paths, with losses and labels."""
 
 import math
 import textwrap
@@ -29,11 +29,11 @@ MARGIN, HEAD, FOOT = 1.45, 0.3, 0.08
 
 
 def strips_figure(strips: Sequence[Strip]) -> Figure:
-    """Rows of pictures of networks; below each picture its loss, and below that the histogram of predicted labels.
+    """Draw rows of pictures of networks, with the loss and the histogram of predicted labels below each picture.
 
-    All histograms share one scale of heights, the square root of the share, so that a few points on the surface are
-    seen next to many far from it. A cross stands where no surface was found, and a number where fewer points were found
-    than wanted.
+    All histograms share one scale of heights, the square root of the share. A few points on the surface therefore
+    remain visible next to many points far from it. A cross marks a network without a surface. A number marks a network
+    with fewer points than requested.
 
     References:
         De Luigi et al. (2023), figures 3.9 to 3.11.
@@ -77,7 +77,7 @@ def strips_figure(strips: Sequence[Strip]) -> Figure:
 
 
 def _explain(strips: Sequence[Strip]) -> str:
-    """A legend of the marks in these strips: crosses, counts of points, histograms."""
+    """Return the legend of the marks in the strips: crosses, counts of points, histograms."""
     pictures = [picture for strip in strips for picture in strip.pictures]
     clouds = [one for one in pictures if isinstance(one, PointCloud)]
     marks = []
@@ -130,25 +130,25 @@ def _ends(axes: Axes, words: tuple[str, str]) -> None:
 
 
 def _heights(strip: Strip) -> NDArray[np.float64]:
-    """Square roots of the shares of the labels."""
+    """Return the square roots of the shares of the labels."""
     counts = np.asarray(strip.counts, np.float64)
     return np.asarray(np.sqrt(counts / np.maximum(counts.sum(1, keepdims=True), 1)))
 
 
 def _place(figure: Figure, left: float, bottom: float, width: float, height: float) -> Axes:
-    """Axes by their place in inches."""
+    """Add axes at a position in inches."""
     w, h = figure.get_size_inches()
     return figure.add_axes((left / w, bottom / h, width / w, height / h))
 
 
 def _write(figure: Figure, x: float, y: float, words: str, **style: Any) -> None:
-    """Words by their place in inches."""
+    """Write words at a position in inches."""
     w, h = figure.get_size_inches()
     figure.text(x / w, y / h, words, **({"ha": "center", "va": "center", "color": INK} | style))
 
 
 def _number(loss: float) -> str:
-    """Three decimals, or the size of what is smaller than they show."""
+    """Return a loss with three decimals, or its order of magnitude if it is smaller."""
     if not math.isfinite(loss):
         return "not finite"
     return f"{loss:.1e}" if 0 < abs(loss) < 0.01 else f"{loss:.3f}"

@@ -1,4 +1,4 @@
-"""Tables of results: our numbers, each with its uncertainty, and those of the paper."""
+"""Tables of results: our numbers with uncertainties, and the numbers of the paper."""
 
 import math
 import statistics
@@ -22,15 +22,15 @@ FEWEST = 3
 
 
 def loss_series(label: str, line: Sequence[Mapping[str, float]], style: Style) -> Series:
-    """The loss along a line."""
+    """Return the series of the loss along a line."""
     return Series(label, [row["t"] for row in line], [row["loss"] for row in line], style=style)
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """A column: its heading, the decimals that are printed, and how a record's number is found.
+    """A column: its heading, the number of printed decimals, and the function that reads a number from a record.
 
-    That is the record's entry of that name unless `of` is given; None where there is none.
+    By default the number is the entry of a record with the name of the column, or None if there is no entry.
     """
 
     name: str
@@ -38,14 +38,14 @@ class Quantity:
     of: Callable[[Record], float | None] | None = field(default=None, repr=False, compare=False)
 
     def read(self, record: Record) -> float | None:
-        """The number of a record."""
+        """Return the number of a record."""
         found: float | None = record.get(self.name) if self.of is None else self.of(record)
         return found
 
 
 @dataclass(frozen=True)
 class Row:
-    """One method."""
+    """The row of one method."""
 
     label: str
     values: Mapping[str, Values]  # of each quantity that was measured
@@ -62,9 +62,9 @@ class Row:
         paper: Mapping[str, str] | None = None,
         is_drawn: bool = True,
     ) -> "Row":
-        """The row of a method's records, one list for each seed; quantities that a record lacks are left out.
+        """Return the row of a method from a list of records per seed; quantities that a record lacks are left out.
 
-        Where records hold lines, under "line", their mean is the curve, unless it is not to be drawn.
+        If records hold lines under "line", the mean of the lines is the curve, unless `is_drawn` is false.
         """
         values = {q.name: [[q.read(record) for record in seed] for seed in records] for q in quantities}
         known = {
@@ -78,7 +78,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """The outcome of an experiment."""
+    """The results of an experiment."""
 
     title: str  # what was measured
     notes: tuple[str, ...]  # how, in sentences: data, networks, training, and every departure from the paper
@@ -93,14 +93,13 @@ class Table:
     paired: str = ""
 
     def cells(self) -> list[list[str]]:
-        """The printed table, its header first.
+        """Return the cells of the printed table, the header first.
 
-        For each row its label, the number n of independent values of its first quantity if any row has several (others
-        may have more: both ends of each line), and then, for each quantity:
-        the mean with its standard error over these, or the values themselves where there are fewer than three, the
-        standard deviation of the means of the seeds if there are several with more values than one, or both means if
-        there are two, and the paper's number if it has one. For the first quantity the mean difference from the row
-        `paired` follows.
+        Each row has its label, and the number n of independent values of the first quantity if any row has several.
+        Other quantities may have more values, such as both ends of each line. For each quantity, the mean with its
+        standard error follows, or the values if there are fewer than three. If several seeds have more than one value,
+        the standard deviation of their means follows, or both means if there are two seeds. The number of the paper
+        follows if there is one. For the first quantity, the mean difference from the row `paired` is added.
         """
         columns = [["", *(row.label for row in self.rows)]]
         counts = [self._count(row) for row in self.rows]
@@ -119,10 +118,10 @@ class Table:
         return [list(line) for line in zip(*columns, strict=True)]
 
     def excerpt(self, columns: Sequence[str]) -> "Table":
-        """A copy of the table with these quantities alone, in this order.
+        """Return a copy of the table with only the given quantities, in the given order.
 
         Raises:
-            ValueError: It has no quantity of that name.
+            ValueError: The table has no quantity of a given name.
         """
         known = {q.name: q for q in self.quantities}
         for name in columns:
@@ -131,10 +130,10 @@ class Table:
         return replace(self, quantities=tuple(known[name] for name in columns))
 
     def by_group(self, quantity: str) -> "Table":
-        """One quantity of rows "GROUP: WAY": a row for each group, a column for each way.
+        """Return one quantity of rows "GROUP: WAY", with a row for each group and a column for each way.
 
         Raises:
-            ValueError: It has no quantity of that name, or rows of other names.
+            ValueError: The table has no quantity of this name, or has rows with other names.
         """
         (shown,) = self.excerpt([quantity]).quantities
         rows: dict[str, Row] = {}
@@ -158,7 +157,7 @@ class Table:
         return summarize([[statistics.fmean(one) for one in values]] if self.unit else values)
 
     def _difference(self, row: Row, quantity: Quantity) -> str:
-        """The mean over pairs of this row's value less that of its reference, with its standard error."""
+        """Return the mean difference over pairs between a row and its reference row, with its standard error."""
         known, group = {one.label: one for one in self.rows}, row.label.rpartition(": ")[0]
         reference = known.get(f"{group}: {self.paired}") or known[self.paired]
         own, other = (one.values.get(quantity.name, ()) for one in (row, reference))
@@ -168,13 +167,13 @@ class Table:
         return self._summary(gaps).print_mean(quantity.digits)
 
     def markdown(self) -> str:
-        """Title, table and notes."""
+        """Return the title, the table and the notes as Markdown."""
         header, *rows = self.cells()
         table = markdown_table(header, rows, is_numeric=True)
         return "\n".join([f"## {self.title}", "", *table, "", *(f"- {note}" for note in self.notes)]) + "\n"
 
     def to_json(self) -> dict[str, Any]:
-        """Every number, and their summaries."""
+        """Return every number, and summaries of the numbers."""
         return {
             "title": self.title,
             "notes": list(self.notes),
@@ -191,10 +190,10 @@ class Table:
 
     @classmethod
     def from_json(cls, known: Mapping[str, Any]) -> "Table":
-        """The table of which `to_json` gave the numbers, without its strips.
+        """Return the table from the result of `to_json`, without strips.
 
         Raises:
-            ValueError: They are of something else.
+            ValueError: The JSON does not describe a table.
         """
         try:
             rows = [Row(row["label"], row["values"], row["paper"], row["curve"]) for row in known["rows"]]
@@ -222,7 +221,7 @@ def _panel(known: Mapping[str, Any]) -> Panel:
 
 @dataclass(frozen=True)
 class Summary:
-    """Mean over all pairs of all seeds, and its uncertainty."""
+    """The mean over all pairs of all seeds, with its uncertainty."""
 
     mean: float
     standard_error: float | None  # of the mean; None for fewer than three values
@@ -234,18 +233,18 @@ class Summary:
 
     @property
     def span(self) -> tuple[float, float]:
-        """The mean less and plus its standard error; from the least to the largest of fewer than three values."""
+        """The mean minus and plus its standard error, or the range of fewer than three values."""
         error = self.standard_error
         return (min(self.few), max(self.few)) if error is None else (self.mean - error, self.mean + error)
 
     def print_mean(self, digits: int) -> str:
-        """The mean with its standard error, or the few values."""
+        """Return the mean with its standard error, or the values if there are few."""
         if self.standard_error is None:
             return _print_few(self.few, digits)
         return f"{self.mean:.{digits}f} ± {self.standard_error:.{digits}f}"
 
     def print_seeds(self, digits: int) -> str:
-        """The standard deviation of the means of the seeds, or both means; nothing if these say no more."""
+        """Return the standard deviation of the means of seeds, or both means; empty if they add no information."""
         return _print_few(self.few_seeds, digits) if self.deviation is None else f"{self.deviation:.{digits}f}"
 
 
@@ -254,7 +253,7 @@ def _print_few(values: Sequence[float], digits: int) -> str:
 
 
 def summarize(values: Values) -> Summary:
-    """Mean, uncertainties and count of the numbers of a column."""
+    """Return the mean, uncertainties and count of the numbers of a column."""
     flat = [value for seed in values for value in seed]
     means = [statistics.fmean(seed) for seed in values]
     return Summary(
@@ -268,19 +267,19 @@ def summarize(values: Values) -> Summary:
 
 
 def mean_curve(lines: Sequence[Line]) -> Line:
-    """The mean of every metric at every point of several lines."""
+    """Return the mean of every metric at every point of several lines."""
     return tuple(
         {name: statistics.fmean(row[name] for row in rows) for name in rows[0]} for rows in zip(*lines, strict=True)
     )
 
 
 def curve_of(record: Record, key: str = "line") -> Curve:
-    """The curve of a record."""
+    """Return the curve of a record."""
     return Curve(tuple(record[key]))
 
 
 def halfway(metric: str) -> Callable[[Record], float]:
-    """A metric in the middle of the line."""
+    """Return a function that reads a metric at the midpoint of a line."""
     return lambda record: float(record["line"][len(record["line"]) // 2][metric])
 
 

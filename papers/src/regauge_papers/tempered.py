@@ -1,7 +1,7 @@
-"""Lines whose networks are judged with a fitted softmax temperature: what a barrier owes to confidence alone.
+"""Lines evaluated with a fitted softmax temperature, which show the part of a barrier caused by confidence.
 
-The mean of two networks has smaller outputs than both, so that its probabilities are too even. A temperature for each
-network of the line mends that without any alignment.
+The mean of two networks has smaller outputs than both networks, so its probabilities are too uniform. A temperature for
+each network of the line corrects this without any alignment.
 
 References:
     arXiv 2510.08023, which finds that wide networks need no permutation then; Guo et al. (2017), On calibration of
@@ -26,13 +26,13 @@ LIMIT = 6.0
 
 @dataclass(frozen=True)
 class TemperedJudge:
-    """Evaluates a classifier after dividing its outputs by the temperature that suits other examples best."""
+    """A judge that divides outputs of a classifier by the temperature that is best on other examples."""
 
     judge: rg.Task  # evaluates: the mean cross entropy of its batches
     fitting: rg.Task  # examples that the temperature is fitted to
 
     def __call__(self, params: Mapping[str, Tensor]) -> dict[str, float]:
-        """The loss in nats, and the accuracy, which no temperature changes."""
+        """Return the loss in nats, and the accuracy, which does not depend on the temperature."""
         with torch.no_grad():
             pairs = [as_pair(batch) for batch in self.fitting.batches]
             outputs = torch.cat([self.fitting.run(params, inputs) for inputs, _ in pairs])
@@ -42,9 +42,9 @@ class TemperedJudge:
 
 
 def fit_temperature(outputs: Tensor, targets: Tensor) -> float:
-    """The number by which to divide logits `[..., classes]` so that their mean cross entropy is least.
+    """Return the divisor of logits `[..., classes]` with the smallest mean cross entropy.
 
-    The loss is convex in its inverse; it is sought between exp(-6) and exp(6).
+    The loss is convex in the inverse temperature. The temperature is searched between exp(-6) and exp(6).
     """
     logits = outputs.double()
 

@@ -1,4 +1,4 @@
-"""Pairs of small transformers trained from scratch, aligned with each part of their symmetry.
+"""Pairs of small transformers that are trained from scratch, and aligned with each part of their symmetry.
 
 References:
     Theus et al. (2025), Generalized linear mode connectivity for transformers.
@@ -66,7 +66,7 @@ QUANTITIES = (
 
 @dataclass(frozen=True)
 class TransformerWay(Way):
-    """One row of the table."""
+    """A row of the table."""
 
     after: str | None = None  # the row whose aligned network it starts from; the trained one by default
     is_folded: bool = False  # whether the gains of both networks are folded first, so that the stream can be rotated
@@ -74,7 +74,7 @@ class TransformerWay(Way):
 
 @dataclass(frozen=True)
 class Transformers:
-    """Independent pairs of one architecture: no network is in two of them."""
+    """Settings: disjoint pairs of networks of one architecture."""
 
     population: Population
     ways: tuple[TransformerWay, ...]
@@ -87,7 +87,7 @@ class Transformers:
 
 
 def vision(scale: Scale) -> Population:
-    """ViTs on MNIST; on the digits to see that everything works."""
+    """Return ViTs on MNIST, or on the digits for test runs."""
     is_smoke = scale == "smoke"
 
     def make() -> ViT:
@@ -98,7 +98,7 @@ def vision(scale: Scale) -> Population:
 
 
 def color_vision(scale: Scale) -> Population:
-    """ViTs on CIFAR-10, shifted and mirrored, with patches of 4 pixels; on the digits to see that everything works."""
+    """Return ViTs on shifted and mirrored CIFAR-10 with patches of 4 pixels, or on the digits for test runs."""
     if scale == "smoke":
         return replace(vision(scale), is_bfloat16=True, augmentation=Augmentation(1))
 
@@ -111,7 +111,7 @@ def color_vision(scale: Scale) -> Population:
 
 
 def language(scale: Scale, family: Literal["gpt", "llama"]) -> Population:
-    """Language models on the characters of Python's help topics; on a few thousand to see that everything works."""
+    """Return language models on the characters of Python's help topics, or on a few thousand for test runs."""
     is_smoke = scale == "smoke"
     text = help_topics()
     symbols, context = len(text.symbols), 16 if is_smoke else 64
@@ -132,7 +132,7 @@ def language(scale: Scale, family: Literal["gpt", "llama"]) -> Population:
 
 
 def config(family: Family, scale: Scale) -> Transformers:
-    """Two pairs on a CPU, one of the larger networks; five on the paper's scale, whose own networks are larger."""
+    """Return two pairs on a CPU (one if networks are larger), or five in full; networks of the paper are larger."""
     paper = PAPER.get(family, {})
     if family == "gpt" or family == "llama":
         population = language(scale, family)
@@ -174,7 +174,7 @@ def _ways(steps: int) -> tuple[TransformerWay, ...]:
 
 
 def measure(config: Transformers, run: Run) -> Table:
-    """Train the networks, align each pair in every way, and evaluate the line between the two."""
+    """Train the networks, align each pair by each method, and evaluate the lines."""
     population, data = config.population, config.population.read(run)
     trained = networks(population, data, run, range(2 * config.pairs))
     pairs = [TransformerPair(config, data, trained[2 * k], trained[2 * k + 1], k, run) for k in range(config.pairs)]
@@ -207,7 +207,7 @@ def measure(config: Transformers, run: Run) -> Table:
 
 
 class TransformerPair:
-    """Two networks, and every way to align the second one."""
+    """Two networks, and all methods that align the second one."""
 
     def __init__(self, config: Transformers, data: Examples, a: Params, b: Params, index: int, run: Run) -> None:
         self._config, self._data, self._index, self._run = config, data, index, run
@@ -218,7 +218,7 @@ class TransformerPair:
         self._read = split_batches(data.inputs[chosen], data.targets[chosen], config.batch)
 
     def line(self, way: TransformerWay) -> Record:
-        """Loss and accuracy along the line to the second network, and what the alignment cost."""
+        """Return loss and accuracy along the line to the second network, and the cost of the alignment."""
         config = self._config
 
         def make() -> Record:
@@ -234,7 +234,7 @@ class TransformerPair:
         return self._run.record((*self._settings(way), evaluation), str(self._index), make)
 
     def _align(self, way: TransformerWay) -> tuple[Params, float]:
-        """The second network as a row leaves it, and the CPU seconds that led there."""
+        """Return the second network after the methods of a row, and the CPU seconds."""
         (first, begin), before = self._ends(way.is_folded), 0.0
         if way.after is not None:
             begin, before = self._align(self._ways[way.after])
@@ -256,7 +256,7 @@ class TransformerPair:
         return self._run.network(settings, key, move), before + seconds
 
     def _settings(self, way: TransformerWay) -> tuple[object, ...]:
-        """The settings that the alignment of a row depends on, those of earlier rows included."""
+        """Return the settings on which the alignment of a row depends, including those of earlier rows."""
         config = self._config
         before = () if way.after is None else self._settings(self._ways[way.after])
         own = () if way.method is None else (PARTS[way.restrict], way.method)
@@ -282,7 +282,7 @@ class TransformerPair:
 
     @functools.cached_property
     def _rotated(self) -> rg.Symmetry:
-        """The symmetry of the folded networks, with the gains that are one in both."""
+        """Return the symmetry of the folded networks, with the gains that are one in both networks."""
         a, b = self._folded
         module = self._config.population.make()
         return rg.discover(module, self._data.few, ones=[name for name in a.ones if name in b.ones])

@@ -1,4 +1,4 @@
-"""Ways to align the second network of a pair: a method, and the part of the symmetry that it may use."""
+"""Ways to align the second network of a pair, with a method and the part of the symmetry that it may use."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -20,25 +20,25 @@ Restrict = Callable[[Symmetry], Symmetry]
 
 
 def whole(symmetry: Symmetry) -> Symmetry:
-    """All of the symmetry."""
+    """Return the whole symmetry."""
     return symmetry
 
 
 def without_shifts(symmetry: Symmetry) -> Symmetry:
-    """The subgroup of permutations, signs and scales: sine networks as if only signs were known of them."""
+    """Return the subgroup of permutations, signs and scales, which ignores the half periods of sine networks."""
     return replace(symmetry, groups=tuple(_without_shifts(group) for group in symmetry.groups))
 
 
 def without_matrices(symmetry: Symmetry) -> Symmetry:
-    """The subgroup in which units are only reordered, flipped and rescaled: matrices with one entry in every row.
+    """Return the subgroup that only reorders, flips and rescales units: matrices with one entry in every row.
 
-    Of rotations that keep the vector of ones these are the permutations.
+    For rotations that keep the vector of ones, this subgroup consists of the permutations.
     """
     return replace(symmetry, groups=tuple(_without_matrix(group) for group in symmetry.groups))
 
 
 def permutations_only(symmetry: Symmetry) -> Symmetry:
-    """The subgroup of permutations, also of those groups that act by matrices."""
+    """Return the subgroup of permutations, also for groups that act by matrices."""
     return replace(symmetry, groups=tuple(_permutations(group) for group in symmetry.groups))
 
 
@@ -57,7 +57,7 @@ TEMPERED_NOTE = (
 
 @dataclass(frozen=True)
 class Way:
-    """A row of a table: how the second network of a pair is aligned. Results are kept by label and method."""
+    """A row of a table: a way to align the second network of a pair. Results are stored by label and method."""
 
     label: str
     method: Method | None = None  # None leaves the network as it is
@@ -68,7 +68,7 @@ class Way:
     def align(
         self, a: Params, b: Params, symmetry: Symmetry, task: rg.Task, generator: torch.Generator
     ) -> tuple[Params, float]:
-        """Align the second network, unless there is no method; return it and the CPU seconds that this took."""
+        """Align the second network if there is a method; return the network and the CPU seconds."""
         began = time.thread_time()
         if self.method is not None:
             symmetry = self.restrict(symmetry)
@@ -76,11 +76,11 @@ class Way:
         return b, time.thread_time() - began
 
     def judge(self, judge: rg.Task, fitting: rg.Task) -> rg.Task | TemperedJudge:
-        """Choose the judge of the networks of a line; temperatures, if any, are fitted to the other task."""
+        """Return the judge of the networks of a line; temperatures, if any, are fitted to the task `fitting`."""
         return TemperedJudge(judge, fitting) if self.is_tempered else judge
 
     def path(self, module: nn.Module, batches: Sequence[Tensor]) -> Path:
-        """The line to the second network, repaired with statistics of these inputs if the way says so."""
+        """Return the line to the second network, which is repaired with statistics of the inputs if requested."""
         return Repaired(module, batches) if self.is_repaired else Straight()
 
 

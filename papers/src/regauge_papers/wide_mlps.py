@@ -1,4 +1,4 @@
-"""Pairs of wide MLPs on MNIST, the first networks that were found to have no barrier once they are aligned.
+"""Pairs of wide MLPs on MNIST, the first networks that were found to have no barrier after alignment.
 
 References:
     Ainsworth, Hayase and Srinivasa (2023), Git Re-Basin, section 5.1.
@@ -42,7 +42,7 @@ WAYS = (
 
 
 def config(scale: Scale) -> Comparison:
-    """Five pairs 784-512-512-512-10, or small networks."""
+    """Return the settings: five pairs 784-512-512-512-10, or small networks."""
     training = ClassifierConfig(epochs=5, batch=128, optimizer=AdamW(2e-3, weight_decay=0.1))
     if scale == "smoke":
         return Comparison(_population(small_images(), 16, training, 1000), WAYS, pairs=2, seeds=1, points=5, test=500)
@@ -51,7 +51,7 @@ def config(scale: Scale) -> Comparison:
 
 
 def measure(config: Comparison, run: Run) -> Table:
-    """Every method on every pair."""
+    """Measure every method on every pair."""
     population, training = config.population, config.population.training
     data = population.read(run)
     notes = (

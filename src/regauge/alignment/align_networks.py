@@ -37,7 +37,7 @@ SINGLE = "give a list of single networks, not populations"
 
 
 class Setting(TypedDict, total=False):
-    """Keywords of `align` for networks in memory and in files."""
+    """Keyword arguments of `align` for networks in memory and in files."""
 
     method: Method | None
     task: Task | None
@@ -46,7 +46,7 @@ class Setting(TypedDict, total=False):
 
 
 class FileSetting(Setting, total=False):
-    """Keywords of `align`, including the keywords that only networks in files have."""
+    """Keyword arguments of `align`, including those that only apply to networks in files."""
 
     untie: bool
     out: Output | str | Path | None
@@ -55,7 +55,7 @@ class FileSetting(Setting, total=False):
 
 
 class ManySetting(Setting, total=False):
-    """Keywords of `align_many`, including the keywords that only networks in files have."""
+    """Keyword arguments of `align_many`, including those that only apply to networks in files."""
 
     out: Sequence[Output | str | Path | None] | None
     memory: int | str | MemoryLimit | None
@@ -98,35 +98,35 @@ def align(
     Args:
         params_a: The network that stays: parameters by name, or the path of a checkpoint; a tuple of dictionaries for
             methods that move several dictionaries together (`GaussianMatching`, `JointMatching`).
-        params_b: The network that is moved; the given tensors are not changed. Running statistics move with it. Its
-            structure becomes that of the first network, bit by bit.
+        params_b: The network that is moved; the given tensors are not changed. Running statistics move with the
+            network. The structure of the moved network equals the structure of the first network, bit by bit.
         symmetry: The symmetry of both networks.
         method: `DataMatching()` by default with a task, else `WeightMatching()`.
         task: Model, data and loss, for methods that use them.
         generator: The random number generator, for methods that use one. The same generator state gives the same
             result.
         rotate: Whether residual streams are rotated or only reordered. Only groups with `behind_gains` can be rotated.
-            "auto" rotates if permutations do not explain nearly all, as for networks from different seeds; fine-tunes
-            of one network are reordered. The other choices are "always" and "never".
+            "auto" rotates if permutations do not explain nearly all of the network, as for networks from different
+            seeds; fine-tunes of one network are reordered. The other choices are "always" and "never".
         untie: Whether tied heads of folders in Hugging Face style get a separate tensor. The written folder also has
             this tensor, and its config.json records it. The head then no longer keeps the stream from rotating. In this
-            case `symmetry` must be that of the untied model: `with rg.hub.untie(folder, rg.Checkpoint.open(folder)) as
-            (untied, _)`, and there `rg.open_model(untied).symmetry`. Networks in memory have a tensor under each name
-            already.
-        out: Place of the moved network, which has the names, dtypes and header of the second one: a path, or an
-            `Output`. The alignment is written next to it. This option and the following ones are for networks on the
-            disk only.
+            case `symmetry` must be the symmetry of the untied model. Open this model by `with rg.hub.untie(folder,
+            rg.Checkpoint.open(folder)) as (untied, _)`, and use `rg.open_model(untied).symmetry` in this context.
+            Networks in memory already have a tensor under each name.
+        out: Place of the moved network, a path or an `Output`. The written network has the names, dtypes and header of
+            the second network. The alignment is written next to it. This option and the following options are only for
+            networks on the disk.
         memory: The limit on memory: bytes, or text such as "2GB"; half of the machine's memory by default.
-        progress: Shows each pass over streamed files.
+        progress: A function that shows the progress of each pass over streamed files.
 
     Raises:
         FileExistsError: The output exists, and may not be replaced.
         KeyError: A parameter that the symmetry moves is missing.
-        TypeError: A network is not a dictionary of tensors, or the method is not an object. Or the method takes tuples
-            of dictionaries and got single dictionaries, or the other way around.
+        TypeError: A network is not a dictionary of tensors, or the method is not an object. The method takes tuples of
+            dictionaries but got single dictionaries, or takes single dictionaries but got tuples.
         ValueError: The networks have different parameters, do not fit the symmetry, hold NaN or Inf, or are
-            populations. No element carries the structure of the second into that of the first. The method needs a task
-            or a generator. Or the limit on memory is too low.
+            populations. No element carries the structure of the second network into the structure of the first. The
+            method needs a task or a generator. The limit on memory is too low.
     """
     job = None
     if not isinstance(params_a, tuple) and not isinstance(params_b, tuple):
@@ -200,8 +200,8 @@ def align_pairs(
         KeyError: A parameter that the symmetry moves is missing.
         TypeError: The method takes tuples of dictionaries.
         ValueError: The networks have different parameters, do not fit the symmetry, differ in number, or hold NaN or
-            Inf. No element carries the structure of one into that of its partner. Or the method needs a task or a
-            generator.
+            Inf. No element carries the structure of a network into the structure of its partner. The method needs a
+            task or a generator.
     """
     method = WeightMatching() if method is None else method
     require_method(method)
@@ -242,7 +242,7 @@ def align_many(
     out: Sequence[Output | str | Path | None] | None = None,
     memory: int | str | MemoryLimit | None = None,
 ) -> Result[Any]:
-    """Move networks along their orbits into one universe, where all of them are close to one another.
+    """Move networks along their orbits into one universe, in which all networks are close to one another.
 
     If every network is aligned to the first one, the result depends on which network comes first. If every pair is
     aligned separately, the pairs disagree: going from A to B to C differs from going from A to C directly. In a
@@ -276,11 +276,11 @@ def align_many(
     Raises:
         FileExistsError: An output exists, and may not be replaced.
         KeyError: A parameter that the symmetry moves is missing.
-        TypeError: The networks are not a list. Or the method takes tuples of dictionaries and got single dictionaries,
-            or the other way around.
+        TypeError: The networks are not a list. The method takes tuples of dictionaries but got single dictionaries, or
+            takes single dictionaries but got tuples.
         ValueError: There is no network, or the networks have different parameters, do not fit the symmetry, hold NaN or
-            Inf, or are populations. No element carries the structure of one into that of the first. Or the method needs
-            a task or a generator.
+            Inf, or are populations. No element carries the structure of a network into the structure of the first
+            network. The method needs a task or a generator.
 
     References:
         Crisostomi et al. (2024), C2M3, for the universe; Ainsworth et al. (2023), Git Re-Basin, for MergeMany.
@@ -323,7 +323,7 @@ def _open_many(
     out: Sequence[Output | str | Path | None] | None,
     memory: int | str | MemoryLimit | None,
 ) -> list[FileJob]:
-    """Return a job for each checkpoint, which opens the checkpoint and may write its moved version."""
+    """Return a job for each checkpoint; a job opens its checkpoint and may write the moved checkpoint."""
     jobs: list[FileJob] = []
     outputs = [None] * len(params) if out is None else list(out)
     if len(outputs) != len(params):

@@ -20,14 +20,14 @@ def apply(
     inverse: bool = False,
     progress: Progress = no_progress,
 ) -> Checkpoint:
-    """Move a checkpoint by an alignment and write the result, tensor by tensor so that it may be larger than memory.
+    """Move a checkpoint by an alignment and write the result tensor by tensor; it may be larger than the memory.
 
     Args:
         alignment: The alignment that `load_alignment` read, or the path of its file.
         checkpoint: A checkpoint of the same architecture.
-        out: Where the moved checkpoint is written, with the names, dtypes and header of the given one.
+        out: The place of the moved checkpoint, which has the names, dtypes and header of the given checkpoint.
         inverse: Whether the inverse of the alignment is applied instead.
-        progress: Shows how much is written.
+        progress: A function that shows the progress of writing.
 
     Returns:
         The moved checkpoint, opened under the names of the alignment's symmetry.

@@ -1,4 +1,4 @@
-"""Soft correspondences: networks of one architecture and different widths, unit by unit, by optimal transport."""
+"""Soft correspondences by optimal transport between the units of networks of one architecture and different widths."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -58,7 +58,10 @@ class Correspondence:
 
     @property
     def hard(self) -> dict[str, Tensor]:
-        """The permutation closest to the plan of each group of equal widths: unit `perm[i]` of B belongs to i of A."""
+        """The permutation closest to the plan of each group of equal widths.
+
+        Unit `perm[i]` of B corresponds to unit i of A.
+        """
         return {
             name: torch.from_numpy(assign(plan.mass.numpy()))
             for name, plan in self.plans.items()
@@ -117,15 +120,15 @@ def correspond(
     fixed, and that they have mapped the weights of B. The cost of a pair of units is then the squared distance of their
     weights. Because the masses are fixed, minimizing the total cost means maximizing the inner product `<a, map(b)>`,
     which is linear in each plan. For equal widths this inner product is the objective of weight matching. Without
-    regularization every plan is then a permutation. Signs are chosen for each pair of units; scales stay as they are
-    (balance them before), and shifts of periodic units stay at zero.
+    regularization every plan is then a permutation. Signs are chosen for each pair of units. Scales stay unchanged, so
+    balance the networks first. Shifts of periodic units stay at zero.
 
-    The plans are found by coordinate ascent, as in weight matching. Unknown plans begin uniform. The group that inputs,
-    outputs and known plans determine best comes first. Each step finds the exact optimum of one plan.
+    The plans are found by coordinate ascent, as in weight matching. Unknown plans begin as uniform plans. The group
+    that inputs, outputs and known plans determine best comes first. Each step finds the exact optimum of one plan.
 
-    Departures from the paper. Plans see incoming and outgoing weights and are improved in sweeps, not set once from the
-    input to the output. Outgoing weights are shared out by the masses of B's units, not averaged: networks of different
-    widths which compute the same are recognized.
+    Departures from the paper. Plans use incoming and outgoing weights and are improved in sweeps, not set once from the
+    input to the output. Outgoing weights are divided by the masses of B's units, not averaged. So networks of different
+    widths that compute the same function are recognized.
 
     Args:
         params_a: The network that stays.
@@ -177,7 +180,7 @@ def correspond(
 
 
 class _Problem:
-    """The objective as a function of all plans, and its ascent."""
+    """The objective as a function of all plans, and the coordinate ascent on it."""
 
     def __init__(
         self,
@@ -204,8 +207,10 @@ class _Problem:
         return UnitPlan(mass, torch.full((group.signs, *mass.shape), sign, dtype=torch.int8))
 
     def first_plans(self) -> dict[str, UnitPlan]:
-        """Return every plan chosen once, the best anchored first, the unknown ones at their average: uniform, without
-        sign."""
+        """Choose every plan once, the best anchored plan first, and return the plans.
+
+        A plan that is not yet chosen is replaced by its average, which is uniform and has no sign.
+        """
         plans = {}
         for name, group in self._groups.items():
             n, m = self.sizes[name]
@@ -221,7 +226,7 @@ class _Problem:
         return plans
 
     def objective(self, plans: Mapping[str, UnitPlan], group: str | None = None) -> float:
-        """Return the inner product of the networks, and entropies; with a group the part that its plan changes."""
+        """Return the inner product of the networks plus entropies; given a group, only the part that it changes."""
         inner = sum(self._inner_product(name, plans) for name in (self._a if group is None else self._touched[group]))
         soft = [name for name in (plans if group is None else [group]) if self._softness[name]]
         return inner + sum(self._softness[name] * entropy(plans[name].mass) for name in soft)
@@ -249,7 +254,7 @@ class _Problem:
         return dot(self._a[name], map_tensor(self._b[name], self._pairs[name], shape, plans, self._readers))
 
     def _best(self, name: str, plans: Mapping[str, UnitPlan]) -> UnitPlan:
-        """Return the best plan of a group with all others fixed."""
+        """Return the best plan of a group, given all other plans."""
         group, profits = self._groups[name], self._profits(name, plans)
         if not group.signs:
             return self.plan(group, transport(profits[()], self._softness[name]))
@@ -257,7 +262,7 @@ class _Problem:
         return UnitPlan(transport(code.best(matrices), self._softness[name]), code.signs(matrices, group.signs))
 
     def _profits(self, group: str, plans: Mapping[str, UnitPlan]) -> dict[SignCharacter, Tensor]:
-        """Return the gain of the objective per unit of mass on each pair, by the families of signs that act."""
+        """Return the gain of the objective per unit of mass on each pair, for each combination of families of signs."""
         result = {(0,) * self._groups[group].signs: torch.zeros(*self.sizes[group], dtype=torch.float64)}
         for name, site_a, site_b in self._places(group):
             axis, shape = site_a.placement.axis, list(self._a[name].shape)
@@ -276,7 +281,7 @@ class _Problem:
         return sum(self._reach(group, name, axis) * self._norms[name] / mean_size for name, axis in places)
 
     def _reach(self, group: str, name: str, axis: int) -> int:
-        """Return the divisor of masses in `map_tensor`: units of B share their values out, those of A average."""
+        """Return the factor from mass to weight in `map_tensor`: B's size on axes that sum over units, else A's."""
         return self.sizes[group][1 if (name, axis) in self._readers else 0]
 
     def _places(self, group: str) -> list[tuple[str, Site, Site]]:
@@ -284,8 +289,10 @@ class _Problem:
         return [(n, a, b) for n in self._touched[group] for a, b in self._pairs[n] if a.group.name == group]
 
     def _neighbors(self, group: str) -> set[str]:
-        """Return the groups whose best plan depends on a group's plan; itself, where it acts along two axes of a
-        tensor."""
+        """Return the groups whose best plan depends on the plan of a group.
+
+        A group that acts along two axes of a tensor is among them.
+        """
         return {
             site.group.name
             for name, own, _ in self._places(group)
@@ -305,7 +312,7 @@ class _Problem:
 
 
 def _reordering(symmetry: Symmetry) -> Symmetry:
-    """Return the symmetry without groups that only scale or sign units in their places: they are left as they are."""
+    """Return the symmetry without groups that only scale or flip units in place; these groups stay at the identity."""
     for group in symmetry.groups:
         if group.matrix != "none":
             raise ValueError(
@@ -327,7 +334,7 @@ def _require_same_architecture(
     """Refuse networks that differ in more than the sizes of groups.
 
     Raises:
-        ValueError: Parameters, groups or what groups act on differ, or an axis that no group moves.
+        ValueError: Parameters, groups, their placements, or the length of an axis that no group moves differ.
     """
     only_a, only_b = (sorted(x.keys() - y.keys()) for x, y in ((params_a, params_b), (params_b, params_a)))
     if only_a or only_b:
@@ -364,10 +371,10 @@ def _require_same_architecture(
 
 
 def _require_readers(symmetry_a: Symmetry, symmetry_b: Symmetry, readers: frozenset[Axis]) -> None:
-    """Refuse groups of unequal widths that nothing reads, or that nothing gives its values.
+    """Refuse groups of unequal widths if no axis sums over their units, or if no axis gives the units their values.
 
     Raises:
-        ValueError: There is one, or a reader is no axis that a group acts on.
+        ValueError: There is such a group, or a reader is not an axis on which a group acts.
     """
     axes = {(p.parameter, p.axis) for group in symmetry_a.groups for p in group.placements}
     if readers - axes:
@@ -387,6 +394,6 @@ def _require_readers(symmetry_a: Symmetry, symmetry_b: Symmetry, readers: frozen
 
 
 def _action(p: Placement) -> tuple[object, ...]:
-    """Return a key of what a placement does, apart from the positions of its units."""
+    """Return a key of the effect of a placement, apart from the positions of its units."""
     values = math.prod(size for size, _ in p.repeats)
     return (p.parameter, p.axis, values, p.scale, p.sign, p.parity, p.shift)

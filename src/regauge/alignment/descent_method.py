@@ -1,4 +1,4 @@
-"""The base class of methods that learn an element from a task by descent, and the losses between networks."""
+"""The base class of methods that learn an element from a task by gradient descent, and losses between networks."""
 
 import itertools
 import math
@@ -63,7 +63,7 @@ class DescentCourse:
                     return
 
     def points(self, loss: str) -> Iterator[float]:
-        """Yield the point of the line for each step, the same for all pairs: random in (0, 1), or one half."""
+        """Yield the point of the line for each step, shared by all pairs: random in (0, 1), or one half."""
         generator = torch.Generator().manual_seed(self.seed)
         while True:
             yield float(torch.rand((), generator=generator)) if loss == "random" else 0.5
@@ -133,7 +133,10 @@ class DescentMethod(Method):
 
 
 def line_measure(problem: Problem, loss: str) -> Measure | None:
-    """Return the objective of elements: minus the loss on the line, or for None minus the loss halfway."""
+    """Return the objective of elements on a line; None stands for the default, minus the loss halfway.
+
+    For random points, the objective is minus the mean loss on the line.
+    """
     return (lambda params: -problem.line_losses(params, LINE_POINTS)) if loss == "random" else None
 
 
@@ -142,7 +145,7 @@ def losses_at(problem: Problem, between: Params, point: float, batch: Batch) -> 
 
     Args:
         problem: The problem, with a task; without targets the loss is that of `Problem.line_losses`.
-        between: The networks there.
+        between: The networks at this point.
         point: The point t on every line, between 0 and 1.
         batch: Inputs and targets.
     """
@@ -157,7 +160,7 @@ def losses_at(problem: Problem, between: Params, point: float, batch: Batch) -> 
 
 
 def _each(function: Callable[..., Tensor], networks: Mapping[str, Tensor], *values: Any) -> Tensor:
-    """Return a function of each pair; a single pair runs without `vmap`, because this is faster."""
+    """Return the value of a function for each pair; a single pair runs without `vmap`, because this is faster."""
     if len(next(iter(networks.values()))) == 1:
         return function(*pytree.tree_map(lambda tensor: tensor[0], (networks, *values))).unsqueeze(0)
     return torch.func.vmap(function)(networks, *values)

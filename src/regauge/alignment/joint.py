@@ -1,7 +1,7 @@
-"""Views of several dictionaries, which one element moves together, as one dictionary under one symmetry.
+"""Views of several dictionaries as one dictionary under one symmetry: one element moves all of them together.
 
-A role says how a dictionary is moved. The view has one name for each tensor of each dictionary, and the placements of
-all dictionaries. Any method that compares parameters can therefore match the view.
+A role defines how a dictionary is moved. The view has one name for each tensor of each dictionary, and the placements
+of all dictionaries. Any method that compares parameters can therefore match the view.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,13 +23,13 @@ Dictionaries = tuple[Mapping[str, Tensor], ...]
 
 @dataclass(frozen=True)
 class JointView:
-    """A view of networks that are tuples of dictionaries as single dictionaries, or without roles the networks.
+    """A view in which every network is a single dictionary, made from a tuple of dictionaries if there are roles.
 
     Attributes:
-        roles: The role of each dictionary, which decides how it is moved; none where networks are single dictionaries.
+        roles: The role of each dictionary, which decides how it is moved; empty if networks are single dictionaries.
         whole: The symmetry of the first dictionary of each network, with every size known.
-        symmetry: The symmetry of the view. Where a dictionary has magnitudes, orthogonal and linear groups are left
-            out: a rotated diagonal Gaussian is not diagonal.
+        symmetry: The symmetry of the view. If a dictionary has magnitudes, orthogonal and linear groups are left out,
+            because a rotated diagonal Gaussian is not diagonal.
     """
 
     roles: tuple[Role, ...]
@@ -64,20 +64,20 @@ class JointView:
         return cls(roles, symmetry, Symmetry(groups, shapes, buffers=tuple(buffers), added=added))
 
     def join(self, network: Dictionaries) -> Params:
-        """Return the dictionaries of one network as one."""
+        """Return the dictionaries of one network as one dictionary."""
         if not self.roles:
             return dict(network[0])
         return {joint_name(k, name): tensor for k, params in enumerate(network) for name, tensor in params.items()}
 
     def split(self, params: Params, like: Any) -> Any:
-        """Return the dictionaries of a network of the view, as a tuple of the type of another one."""
+        """Return the dictionaries of a network of the view, as a tuple of the same type as `like`."""
         if not self.roles:
             return params
         parts = [{name: params[joint_name(k, name)] for name in one} for k, one in enumerate(like)]
         return like._make(parts) if hasattr(like, "_make") else tuple(parts)
 
     def element(self, element: Element) -> Element:
-        """Return an element of the view as one of the whole symmetry: the identity for groups that are left out."""
+        """Return an element of the view as an element of the whole symmetry, with the identity for missing groups."""
         if len(self.symmetry.groups) == len(self.whole.groups):
             return element
         rest = self.whole.identity(element.batch)
@@ -111,8 +111,8 @@ def require_dictionaries(method: object, roles: Sequence[Role], network: object,
 def role_symmetry(symmetry: Symmetry, role: Role, params: Mapping[str, Tensor]) -> Symmetry:
     """Return the symmetry as it acts on a dictionary of some role that may lack names.
 
-    Elements of the whole symmetry act through the returned symmetry. The parts that it leaves out do not move such a
-    dictionary.
+    Elements of the whole symmetry act through the returned symmetry. Parts of an element that the returned symmetry
+    leaves out do not move the dictionary.
     """
     groups = symmetry.groups
     if role == "magnitudes":
@@ -125,7 +125,7 @@ def role_symmetry(symmetry: Symmetry, role: Role, params: Mapping[str, Tensor]) 
 
 
 def joint_name(k: int, name: str) -> str:
-    """Return the name in the view of a tensor of dictionary k."""
+    """Return the name that a tensor of dictionary k has in the view."""
     return f"{k}/{name}"
 
 
@@ -136,7 +136,7 @@ def dictionary_of(name: str) -> tuple[int, str]:
 
 
 def _require_entries(first: Dictionaries, network: Dictionaries, number: int) -> None:
-    """Raise for further dictionaries that do not fit their first one, or the first network, or are not finite."""
+    """Raise an error if later dictionaries do not fit the first one or the first network, or hold NaN or Inf."""
     for k in range(1, len(network)):
         require_same_shapes(first[k], network[k])
         require_finite(network[k], f"entry {k} of the stack of {label(number)}")

@@ -89,7 +89,7 @@ def _universe(
     climbs_from: Callable[[Sequence[Tensors]], Sequence[Climbs]],
     climb_from_identity: Callable[[Sequence[Tensors]], Climbs],
 ) -> ManyResult:
-    """`best_universe` of networks that are compared where `factors` move them."""
+    """Do the work of `best_universe` for networks that are compared after `factors` moved them."""
     networks, symmetry, task = problem.networks, problem.symmetry, problem.task
     start = tensors = compared(networks, symmetry)
     if has_balance(symmetry):
@@ -161,6 +161,6 @@ def universe_objective(moved: Sequence[Tensors], networks: Sequence[Tensors], sy
 
 
 def move(symmetry: Symmetry, element: Element, tensors: Tensors) -> dict[str, Tensor]:
-    """Return some of the tensors of a network, moved by an element."""
+    """Return some tensors of a network, moved by an element."""
     sites = {name: symmetry.sites[name] for name in tensors}
     return _act.act(symmetry.groups, sites, element, tensors, {name: t.ndim for name, t in tensors.items()})

@@ -31,7 +31,7 @@ class Method(ABC):
                 raise ValueError(f"{name} is {getattr(self, name)!r}; choose {', '.join(others)} or {last}")
 
     def __str__(self) -> str:
-        """Return the method as a Python expression, without settings that have their defaults."""
+        """Return the method as a Python expression, without the settings that have their default values."""
         own: tuple[Field[Any], ...] = fields(self)  # type: ignore[arg-type]  # Methods are dataclasses.
         told = [(one.name, getattr(self, one.name)) for one in own if getattr(self, one.name) != _default(one)]
         texts = [f"{name}={value if isinstance(value, Method) else repr(value)}" for name, value in told]
@@ -66,8 +66,8 @@ class Method(ABC):
     def reads_representatives(self) -> bool:
         """Whether `align` gives the method representatives (`Symmetry.split`) and their symmetry.
 
-        It does not if the method keeps scales, because scales bring gains to one. Nor does it if a method among the
-        settings needs the networks as they are.
+        `align` gives the method the networks themselves if the method keeps scales, because scales bring gains to one.
+        The same holds if a method among the settings needs the networks themselves.
         """
         is_kept = self.joint_roles or getattr(self, "scales", "") == "keep"
         return not is_kept and all(one.reads_representatives for one in self._within)
@@ -131,7 +131,7 @@ KEPT = 0.25
 
 
 def require_kept(kept: float) -> None:
-    """Raise unless a share of the examples is left to learn from."""
+    """Raise an error unless a share of the examples is left to learn from."""
     if not 0 <= kept < 1:
         raise ValueError(f"kept is {kept}, but the share of the examples that choose is at least 0 and less than 1")
 
@@ -157,7 +157,7 @@ def start_of(start: Start, problem: Problem) -> tuple[Element, tuple[str, ...]]:
 
 
 def are_alike(x: Element, y: Element) -> Tensor:
-    """Return whether elements of two batches have the same order and the same signs, bool `[*batch]`."""
+    """Return whether elements of two batches have the same order and the same signs, as flags `[*batch]`."""
     same = torch.ones(x.batch, dtype=torch.bool)
     for name in x:
         for left, right in ((x[name].perm, y[name].perm), (x[name].sign, y[name].sign)):

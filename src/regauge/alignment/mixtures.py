@@ -6,9 +6,10 @@ between two relaxed layers becomes `P W Q^T`. Signed permutations, rotations and
 combinations in the same way. If a group acts along two axes of one tensor, each axis has an independent sample, which
 gives `P W P^T`.
 
-No matrix is ever built. A step moves every distribution a part of the way towards one hard element. It changes the
-means by images under that element, and images are gathers. A mixture therefore keeps, for every tensor, only its mean
-under each subset of the places that act on it. That is four tensors if two layers meet.
+No matrix is ever built. A step moves every distribution a part of the distance towards one hard element. The step
+changes the means by images under this element, and images are gathers. For every tensor, a mixture therefore keeps only
+the mean under each subset of the places that act on the tensor. For a weight between two layers, these are four
+tensors.
 """
 
 from collections.abc import Mapping, Sequence
@@ -72,12 +73,12 @@ class Mixture:
 
     @property
     def degree(self) -> int:
-        """Degree of the relaxed tensors in the step size; one at least."""
+        """The degree of the relaxed tensors as polynomials in the step size; at least one."""
         return max((1, *(len(places) for places in self._places.values())))
 
     @property
     def excess(self) -> float:
-        """The rise of the expected squared norm by shifts."""
+        """The increase of the expected squared norm that shifts cause."""
         return sum(sum(values) for values in self._excess.values())
 
     def start_from_barycenter(self) -> None:

@@ -37,7 +37,7 @@ class _Setting:
         """Return the task, for methods that require one.
 
         Raises:
-            ValueError: There is none.
+            ValueError: There is no task.
         """
         if self.task is None:
             raise ValueError(
@@ -50,7 +50,7 @@ class _Setting:
         """Return the generator, for methods that use random numbers.
 
         Raises:
-            ValueError: There is none.
+            ValueError: There is no generator.
         """
         if self.generator is None:
             raise ValueError(f"{why}; give align a torch.Generator as `generator`")
@@ -252,7 +252,8 @@ def bind_networks(networks: Sequence[Mapping[str, Tensor]], symmetry: Symmetry, 
 def bind_pairs(a: Mapping[str, Tensor], b: Mapping[str, Tensor], symmetry: Symmetry) -> tuple[Params, Symmetry]:
     """Return the first networks with a leading axis of pairs, and the symmetry with every size known, after all checks.
 
-    The second networks have one leading axis. So do the first networks, unless there is a single one.
+    The second networks have one leading axis. The first networks have one as well, unless there is a single first
+    network.
 
     Raises:
         KeyError: A parameter that the symmetry moves is missing.

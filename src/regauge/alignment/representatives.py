@@ -98,7 +98,7 @@ def match_pairs(method: Method, problem: Problem, rotate: Rotate) -> Results:
 def match_many(method: Method, problem: ManyProblem, rotate: Rotate) -> ManyResult:
     """Match many networks as representatives; each is written in the coordinates of the first one.
 
-    Either all of them are rotated or none. They are rotated if most of them are not similar to the first one.
+    Either all networks are rotated or none. They are rotated if most of them are not similar to the first network.
     """
     require_choice(rotate)
     whole, symmetry = problem.symmetry, problem.symmetry.on_data
@@ -133,7 +133,7 @@ def match_many(method: Method, problem: ManyProblem, rotate: Rotate) -> ManyResu
 def in_coordinates_of(
     symmetry: Symmetry, element: Element, pair: tuple[Mapping[str, Tensor], Mapping[str, Tensor]]
 ) -> Element:
-    """Convert an element on the second representative to one that moves the network into the coordinates of the first.
+    """Convert an element on the second representative to an element that moves the network to the first's coordinates.
 
     The element rotates exactly the groups for which it has no order.
     """
@@ -181,8 +181,8 @@ class RotationChoice(Generic[Known]):
             symmetry: The whole symmetry.
             networks: Representatives, whose gains are read.
             rotate: The user's choice.
-            explain: Matches by orders; the squared norms and the inner products of what groups that may be rotated act
-                on, between balanced networks, and what it has found.
+            explain: A function that matches the networks by orders. It returns squared norms and inner products of the
+                tensors of rotatable groups, between balanced networks, and the result of the match.
         """
         names = symmetry.rotatable
         a, b = (zero_gains(symmetry, one, names) for one in networks)
@@ -204,7 +204,7 @@ class RotationChoice(Generic[Known]):
 
 
 def are_rotated(choices: Sequence[RotationChoice[Any]]) -> bool:
-    """Return whether several networks are rotated; either all of them are or none."""
+    """Return whether several networks are rotated; either all networks are rotated or none."""
     is_most = sum(bool(one.is_wanted) for one in choices) > len(choices) / 2
     return all(bool(one.is_free) for one in choices) and is_most
 
@@ -216,7 +216,7 @@ def rotated_tensors(symmetry: Symmetry, names: Sequence[str], compared: Collecti
 
 
 def _choose(symmetry: Symmetry, problem: Problem, rotate: Rotate) -> RotationChoice[tuple[Results, Frame]]:
-    """Choose between rotations and orders for the representatives of pairs, by matching them by orders in a frame."""
+    """Choose between rotations and orders for the representatives of pairs, after a match by orders in a frame."""
 
     def explain() -> tuple[tuple[Tensor, Tensor, Tensor], tuple[Results, Frame]]:
         # Between balanced networks so that it does not matter where on its orbit either of them happens to be.
@@ -291,14 +291,14 @@ def restrict_method(method: Method, symmetry: Symmetry, names: Sequence[str]) ->
 def _in_coordinates(
     method: Method, element: Element, problem: Problem, names: Sequence[str], ends: Ends, whole: Symmetry
 ) -> tuple[Element, Params, tuple[str, ...]]:
-    """Return elements on representatives as elements on the networks, these networks moved, and notes.
+    """Convert elements on representatives to elements on the networks; return them, the moved networks, and notes.
 
     Args:
-        method: The method that found them.
-        element: One for each pair.
-        problem: The networks, with the symmetry under which they are representatives.
+        method: The method that found the elements.
+        element: One element for each pair.
+        problem: The networks, with the symmetry that defines the representatives.
         names: The groups that are rotated.
-        ends: The coordinates of the second networks, and of the first ones.
+        ends: The coordinates of the second networks, and of the first networks.
         whole: The symmetry, including elements that keep the function only with statistics as stored.
     """
     element, notes = write(problem.symmetry, element, names, problem.a, ends)
@@ -318,13 +318,13 @@ def _in_coordinates(
 
 
 def add_difference(element: Element, ends: Ends) -> Element:
-    """Return an element of another symmetry whose translation has the same effect on the coordinates there.
+    """Return an element of another symmetry whose translation has the same effect on the coordinates of that symmetry.
 
-    If running variances are a part of gains, the same vector changes the bias of a coordinate differently.
+    If running variances are a part of gains, the same vector changes the bias by a different amount.
 
     Args:
         element: An element that translates.
-        ends: The coordinates of networks under the other symmetry before the element translates them, and afterwards.
+        ends: The coordinates of networks under the other symmetry before and after the element translates them.
     """
     before, after = ends
     return element.translated({name: (after[name] - before[name]).double() for name in element.translation})
@@ -354,11 +354,11 @@ def _settle(method: Method, problem: Problem, there: Element, moved: Params) -> 
     """Return elements for near copies that leave the least distance to the first networks.
 
     In the coordinates of the first network, noise in a small gain or in a bias amplifies the noise of the weights that
-    read behind it. The networks are therefore also matched as they are, with scales fitted to the first one. This match
-    is best if the networks do not differ by translations, because biases and gains, which a representative lacks,
-    distinguish units that noise has confused. Otherwise the networks are matched once more in these coordinates.
-    Without gains the coordinates amplify nothing, and the networks do differ by translations. A fit in these
-    coordinates is then enough.
+    read the result. The given networks are therefore also matched, with scales fitted to the first network. This match
+    is best if the networks do not differ by translations. The reason is that biases and gains, which a representative
+    lacks, distinguish units that noise has confused. Otherwise the networks are matched once more in the coordinates of
+    the first network. Without gains, these coordinates amplify nothing, and the networks differ by translations. A fit
+    in these coordinates is then enough.
     """
     symmetry = problem.symmetry
     scales: Scales = getattr(method, "scales", "balance")
@@ -389,11 +389,11 @@ def write(
     """Convert an element on representatives to one that moves networks to the coordinates of the first ones; add notes.
 
     Args:
-        symmetry: The symmetry under which they are representatives.
-        element: One for each pair, or a single one.
-        names: The groups that it rotates.
+        symmetry: The symmetry that defines the representatives.
+        element: One element for each pair, or a single element.
+        names: The groups that the element rotates.
         first: The first networks, whose gains are read.
-        ends: The coordinates of the second networks, and of the first ones.
+        ends: The coordinates of the second networks, and of the first networks.
     """
     kept = dict[str, Tensor]()
     notes = [f"rotated behind gains: {', '.join(map(repr, names))}"] if names else []

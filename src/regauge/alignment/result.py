@@ -49,10 +49,10 @@ class Result(Generic[Moved, Number, Numbers, Flag]):
         initial: The objective at the identity; never larger than `objective`.
         history: The objective at the start of the best climb and after each of its steps; it never falls. In a batch,
             pairs that ended earlier repeat their last value.
-        starts: The objective that each climb or candidate reached, in the order in which they were tried; In a batch,
-            NaN marks pairs that did not need that climb.
+        starts: The objective that each climb or candidate reached, in the order of the attempts. In a batch, NaN marks
+            pairs that did not need the climb.
         is_converged: Whether the method ended because no single step could improve the objective.
-        is_judged: Whether there was a task to judge by; weights alone do not tell how high the barrier is.
+        is_judged: Whether a task judged the result; weights alone do not show how high the barrier is.
         notes: Sentences about properties that could not be taken over from the first network, and about a result
             without change.
     """
@@ -76,7 +76,7 @@ class Result(Generic[Moved, Number, Numbers, Flag]):
         return tuple(self.element.item(k) for k in range(self.element.batch[0]))
 
     def pairwise(self, i: int, j: int) -> Element:
-        """Return the element that moves network j of many into the universe, and from there to network i.
+        """Return the element that moves network j into the universe, and from the universe to network i.
 
         These elements are cycle consistent: `compose(pairwise(i, j), pairwise(j, k)) == pairwise(i, k)`.
         """
@@ -226,8 +226,7 @@ def extend(rows: Tensor, count: int, value: float | None = None) -> Tensor:
 
 
 def moves_of(symmetry: Symmetry, element: Element) -> Iterator[dict[str, Any]]:
-    """Yield a row for each group on which an element can act, with means over copies and over a batch:
-    `Result.moves`."""
+    """Yield the rows of `Result.moves`: one for each group on which an element can act, with means over a batch."""
     for group in symmetry.groups:
         value = element[group.name]
         row: dict[str, Any] = {"group": group.name, "units": group.size}

@@ -64,7 +64,7 @@ def transport(
 
 
 def in_order(n: int, m: int) -> Tensor:
-    """Return the plan that pairs the units of both sides in their order: `eye(n) / n` where n = m."""
+    """Return the plan that pairs the units of both sides in their order; this is `eye(n) / n` if n = m."""
     cuts = [torch.arange(size + 1) * other for size, other in ((n, m), (m, n))]  # In units of 1 / (n m).
     upper = torch.minimum(cuts[0][1:].unsqueeze(1), cuts[1][1:].unsqueeze(0))
     lower = torch.maximum(cuts[0][:-1].unsqueeze(1), cuts[1][:-1].unsqueeze(0))
@@ -72,7 +72,7 @@ def in_order(n: int, m: int) -> Tensor:
 
 
 def entropy(plan: Tensor) -> float:
-    """`-sum T log T` in nats, with `0 log 0 = 0`."""
+    """Return `-sum T log T` in nats, with `0 log 0 = 0`."""
     return -float(torch.xlogy(plan, plan).sum())
 
 
@@ -86,7 +86,7 @@ def _split_units(profit: Floats, common: int) -> Tensor:
 
 
 def _linear_program(profit: Floats) -> Tensor:
-    """Solve the program exactly by pricing: start with few pairs, and add pairs that gain by the dual solution."""
+    """Solve the program exactly by pricing: start with few pairs, and add pairs that gain in the dual solution."""
     n, m = profit.shape
     cost = -profit / (np.abs(profit).max() or 1.0)
     masses = np.concatenate([np.full(n, 1 / n), np.full(m, 1 / m)])
@@ -123,7 +123,7 @@ def _cheapest(cost: Floats, count: int) -> NDArray[np.bool_]:
 
 
 def _marginals_corrected(plan: Tensor) -> Tensor:
-    """Scale the plan down to at most the right marginals, and add the missing mass as a product."""
+    """Scale the plan down until no marginal is too large, and add the missing mass as a product."""
     n, m = plan.shape
     plan = plan * (1 / (n * plan.sum(1, keepdim=True))).clamp_max(1)
     plan = plan * (1 / (m * plan.sum(0, keepdim=True))).clamp_max(1)

@@ -90,12 +90,12 @@ def map_array(path: Path) -> NDArray[Any]:
 
 
 def most_bytes(packed: int) -> int:
-    """Return the largest number of bytes that a file of this size may become."""
+    """Return the largest number of bytes to which a file of this size may unpack."""
     return max(SPARE, RATIO * packed)
 
 
 def require_modest(members: Sequence[zipfile.ZipInfo], packed: int, remedy: str) -> None:
-    """Raise a ValueError, as a clause, where members of a zip file would become far more bytes than they have."""
+    """Raise a ValueError, whose text is a clause, if members of a zip file would unpack to far more bytes."""
     unpacked = sum(member.file_size for member in members)
     if unpacked > most_bytes(packed):
         raise ValueError(f"its {size_text(packed)} would become {size_text(unpacked)}; {remedy}")
@@ -107,7 +107,7 @@ def read_gzip(path: Path) -> bytes:
     """Return the content of a gzip file.
 
     Raises:
-        ValueError: It is damaged, or would become far larger than it is.
+        ValueError: The file is damaged, or would unpack to far more bytes than it has.
     """
     most = most_bytes(path.stat().st_size)
     try:

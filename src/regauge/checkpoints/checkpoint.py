@@ -338,8 +338,7 @@ class Checkpoint(Mapping[str, Tensor]):
         return save(params, path, overwrite=overwrite, metadata={**self.header, **origin})
 
     def read(self, name: str, *, rows: tuple[int, int] | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """Return a copy of one tensor, or of a range of its first axis, converted piece by piece if a dtype is
-        given."""
+        """Return a copy of one tensor, or of a range of its first axis, converted to a dtype piece by piece."""
         if self._params is not None:
             tensor = self._params[name]
             part = tensor if rows is None else tensor[rows[0] : rows[1]]

@@ -1,4 +1,4 @@
-"""The place of a result, and the form in which it is written."""
+"""The path of a result, and the form in which the result is written."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,22 +15,27 @@ from regauge.core.progress import Crew
 
 @dataclass(frozen=True, init=False)
 class Output:
-    """The place of a verb's result, one `.safetensors` file or a folder, and the form in which it is written.
+    """The path of a verb's result, one `.safetensors` file or a folder, and the form in which the result is written.
 
-    The result appears under its name when all of it is on the disk. A path alone, `out="OUT"`, is `Output("OUT")`.
+    The result appears under its name only when all of it is on the disk. A plain path, `out="OUT"`, is equivalent to
+    `Output("OUT")`.
 
     Attributes:
-        path: A `.safetensors` file, or a folder, which gets the shards and the further files of the network that the
-            result takes over.
-        overwrite: Whether an output of that name may be replaced. In a folder, files that are not of a checkpoint stay.
-        resume: Whether to continue what an interrupted run left; work in memory is done anew.
-        dtype: The dtype to which floating-point tensors are rounded, once, or its name; values that it cannot hold are
-            refused. As in the network that the result takes over by default.
-        shard_size: Bytes, or text such as "5GB", of the values in one file of a folder; as there by default.
-        provenance: The provenance of the output; the call that writes it, by default.
-        page: Draws the HTML page of a report from its JSON file, for verbs that write one; no page by default.
-        shared: Whether the other processes of torchrun or Slurm make the same call, and take a share of the work:
-            `rg.align`, `rg.merge` and recipes of checkpoints that are read tensor by tensor, with a folder as output.
+        path: A `.safetensors` file, or a folder. A folder gets the shards, and the further files of the source network,
+            which is the network whose names and files the result takes over.
+        overwrite: Whether an output of that name may be replaced. Files in a folder that do not belong to a checkpoint
+            stay.
+        resume: Whether to continue an interrupted run from its files. Work in memory is repeated.
+        dtype: The dtype, or its name, to which floating-point tensors are rounded once. Values that the dtype cannot
+            hold are refused. By default, each tensor keeps its dtype in the source network.
+        shard_size: The largest size of the values in one file of a folder: bytes, or text such as "5GB". By default,
+            the files are split as in the source network.
+        provenance: The provenance of the output; by default, that of the call that writes the output.
+        page: A function that renders the JSON file of a report as an HTML page, for verbs that write a report. By
+            default there is no page.
+        shared: Whether the other processes of torchrun or Slurm make the same call and do a share of the work. This is
+            possible for `rg.align`, `rg.merge` and recipes, if checkpoints are read tensor by tensor and the output is
+            a folder.
 
     Raises:
         ValueError: The dtype is unknown, or the shard size cannot be read or is not positive.
@@ -63,17 +68,17 @@ class Output:
 
     @classmethod
     def of(cls, out: "Output | str | Path") -> "Output":
-        """Return an output from a path, or as it is."""
+        """Return the given output, or an output with the given path."""
         return out if isinstance(out, Output) else cls(out)
 
     @property
     def is_file(self) -> bool:
-        """Whether it is one file of weights, and no folder."""
+        """Whether the output is one file of weights, not a folder."""
         return is_single_file(self.path)
 
     @property
     def crew(self) -> Crew:
-        """The processes that make it."""
+        """The processes that make the output."""
         if not self.shared:
             return Crew()
         from regauge.checkpoints.outputs.processes import join  # imports torch.distributed
@@ -81,7 +86,7 @@ class Output:
         return join()
 
     def require_alone(self, work: str) -> None:
-        """Raise a ValueError if it is shared, for work of which one process makes the result."""
+        """Raise a ValueError if the output is shared, because a single process does this work."""
         if self.shared:
             raise ValueError(f"{work} is not shared by processes; leave `shared=True` out, and start one alone")
 
@@ -92,6 +97,8 @@ class Output:
 
 
 def alignment_label(out: Output | str | Path | None) -> str:
-    """Return the name of the alignment next to an output for a provenance, which is the same for all names of
-    outputs."""
+    """Return the file name of an output's alignment for a provenance.
+
+    The name does not depend on the name of the output.
+    """
     return f"*{ALIGNMENT}" if out is None or Output.of(out).is_file else f"regauge{ALIGNMENT}"

@@ -1,8 +1,8 @@
-"""Adapters of different ranks and scales under common ones, so that their factors can be compared and averaged.
+"""Adapters of different ranks and scales, rewritten with common ranks and scales to compare and average them.
 
-An adapter changes a matrix by `s B A`. Zeros behind the columns of B and the rows of A leave that as it is, and so does
-a factor that moves from s into B. So adapters of different ranks and scales are adapters of the largest rank, and have
-the symmetry of those.
+An adapter changes a matrix by `s B A`. The change stays the same if zero columns are appended to B and zero rows to A.
+It also stays the same if a factor moves from s into B. Adapters of different ranks and scales can therefore be written
+as adapters of the largest rank, and have the symmetry of such adapters.
 
 References:
     Hu et al. (2022), LoRA, section 4.1; the documentation of PEFT's LoraConfig for `rank_pattern` and `alpha_pattern`.
@@ -25,12 +25,12 @@ from regauge.core.params import round_to, work_dtype
 
 
 class Padded(Checkpoint):
-    """An adapter with other ranks and scales, which changes its network as before.
+    """An adapter rewritten with other ranks and scales, without a change of its effect on the network.
 
-    Its configuration, where that becomes another one, is among what is `replaced`.
+    If the configuration of the adapter changes, `replaced` contains the new one.
 
     Attributes:
-        source: The adapter in its files.
+        source: The adapter as it is in the files.
         factors: Rank and scale of every module.
     """
 
@@ -56,7 +56,7 @@ class Padded(Checkpoint):
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """All files that it is read from, its configuration too."""
+        """All files from which the adapter is read, including the configuration."""
         return (*self.source.files, self.path.parent / ADAPTER_CONFIG)
 
     @property
@@ -70,14 +70,14 @@ class Padded(Checkpoint):
         return self._params is None and self.source.is_lazy
 
     def dtype_of(self, name: str) -> torch.dtype:
-        """Return the dtype in which a tensor is read: a precise one where it is rescaled."""
+        """Return the dtype in which a tensor is read, which is more precise if the tensor is rescaled."""
         if self._params is not None:
             return super().dtype_of(name)
         dtype = self.source.dtype_of(name)
         return work_dtype(dtype) if name in self._scales else dtype
 
     def read(self, name: str, *, rows: tuple[int, int] | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """Return a copy of one tensor, or of a range of its first axis, padded with zeros."""
+        """Return a copy of one tensor, or of a range of its first axis, rescaled and padded with zeros."""
         if self._params is not None:
             return super().read(name, rows=rows, dtype=dtype)
         dtype, scale = dtype or self.dtype_of(name), self._scales.get(name, 1.0)
@@ -97,12 +97,12 @@ class Padded(Checkpoint):
 
 
 def match_adapters(adapters: Sequence[Checkpoint], number: int) -> tuple[Checkpoint, ...]:
-    """Adapters with the largest rank of each module, and the scales of the one with this number.
+    """Return adapters with the largest rank of each module, and the scales of the adapter with this index.
 
-    Adapters that agree are returned as they are.
+    Adapters that already have these ranks and scales are returned unchanged.
 
     Raises:
-        ValueError: They are of different modules, or a scale is zero.
+        ValueError: The adapters change different modules, or a scale is zero and others are not.
     """
     every = [_factors(one) for one in adapters]
     first, scaled = every[0], every[number]
@@ -137,7 +137,7 @@ def _factors(adapter: Checkpoint) -> Mapping[str, Factors]:
 
 
 def _describe(folder: Path, factors: Mapping[str, Factors]) -> bytes:
-    """Return the configuration of an adapter with other ranks and the same scales."""
+    """Return the configuration of the adapter in a folder, with these ranks and scales."""
     config = read_object(folder / ADAPTER_CONFIG)
     ranks = {module: one.rank for module, one in factors.items()}
     alphas = {
@@ -150,5 +150,5 @@ def _describe(folder: Path, factors: Mapping[str, Factors]) -> bytes:
 
 
 def _tidy(value: float) -> float:
-    """Return a number without a fraction as an integer, which a configuration of an adapter mostly has."""
+    """Return a whole number as an integer, because configurations of adapters mostly store integers."""
     return round(value) if abs(value - round(value)) < 1e-12 * abs(value) else value

@@ -1,4 +1,4 @@
-"""Files as they are expected: plain ones with names and texts in UTF-8; nothing here imports torch."""
+"""Checks and readers of plain files whose names and texts are in UTF-8; this module does not import torch."""
 
 import os
 import re
@@ -19,16 +19,16 @@ SPECIAL = {
 
 
 def require_suffix(path: Path, suffixes: tuple[str, ...]) -> None:
-    """Raise a ValueError unless the name of an output ends as the formats that it can be written in."""
+    """Raise a ValueError unless the name of an output ends in the suffix of a format that can be written."""
     if path.suffix not in suffixes:
         raise ValueError(f"the output {str(path)!r} must end in {' or '.join(suffixes)}")
 
 
 def require_plain(path: str | Path) -> None:
-    """Refuse what is there under a path if it is no file or folder, or if its name cannot be written down.
+    """Refuse a path that is neither a file nor a folder, or whose name cannot be written into texts.
 
     Raises:
-        ValueError: It is a pipe, a socket or a device, or its name is not UTF-8.
+        ValueError: The path is a pipe, a socket or a device, or the name is not UTF-8.
     """
     text = os.fspath(path)
     try:
@@ -44,9 +44,10 @@ def require_plain(path: str | Path) -> None:
 
 
 def leads_out(path: Path, folder: Path) -> bool:
-    """Return whether a file of a folder is, or lies behind, a link to a place outside of it.
+    """Return whether a path in a folder leads to a place outside the folder because of a link.
 
-    Snapshots in the cache of the Hugging Face hub are links into the folder `blobs` next to them, which is inside.
+    In the cache of the Hugging Face hub, the files of a snapshot are links into a nearby folder `blobs`. This folder
+    counts as inside.
     """
     inside = [folder.resolve()]
     if inside[0].parent.name == "snapshots":
@@ -55,7 +56,7 @@ def leads_out(path: Path, folder: Path) -> bool:
 
 
 def short_paths(paths: Sequence[str]) -> list[str]:
-    """Paths for texts that others may read: absolute ones begin in the folder that all of them lie in."""
+    """Return paths for public texts: absolute paths become relative to the folder that contains them all."""
     every = [[os.path.normpath(part) for part in re.split(r"\+(?=/)", path)] for path in paths]
     absolute = [os.path.dirname(part) for parts in every for part in parts if os.path.isabs(part)]
     root = os.path.commonpath(absolute) if absolute else ""
@@ -63,20 +64,19 @@ def short_paths(paths: Sequence[str]) -> list[str]:
 
 
 def require_inside(path: Path) -> None:
-    """Raise if a file of a folder is a link to a place outside of it, whose content may not be meant for others."""
+    """Raise a ValueError if a file is a link out of its folder, because the target may not be meant for others."""
     if leads_out(path, path.parent):
         raise ValueError(f"{str(path)!r} is a link out of its folder, so it is not copied; put the file itself there")
 
 
 def read_inside(path: Path) -> bytes:
-    """Return the content of a file of a folder, for a copy of it; a link out of the folder is a ValueError."""
+    """Return the content of a file in a folder that is copied; a link out of the folder raises a ValueError."""
     require_inside(path)
     return path.read_bytes()
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file of a folder, for a copy of it; what is wrong with it is a ValueError that names the
-    file."""
+    """Return the text of a file in a folder that is copied; raise a ValueError if it is unreadable."""
     try:
         return read_inside(path).decode()
     except UnicodeDecodeError as error:
@@ -86,14 +86,12 @@ def read_text(path: Path) -> str:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file of a folder, for a copy of it; what is wrong with it is a ValueError that names
-    it."""
+    """Return the object in a JSON file in a folder that is copied; raise a ValueError if it is malformed."""
     return parse_object(read_inside(path), path)
 
 
 def parse_object(text: str | bytes, path: Path) -> dict[str, Any]:
-    """Return the object in a JSON text that is, or will be, in a file; what is wrong is a ValueError that names the
-    file."""
+    """Return the object in the JSON text of a file; a malformed text raises a ValueError with the file's name."""
     try:
         found = parse_json(text)
     except ValueError as error:
@@ -104,6 +102,6 @@ def parse_object(text: str | bytes, path: Path) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file; all that is wrong with its content is a ValueError whose text is a clause."""
+    """Read a JSON file; malformed content raises a ValueError whose text is a clause."""
     require_plain(path)
     return parse_json(path.read_bytes())

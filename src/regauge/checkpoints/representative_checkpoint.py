@@ -1,4 +1,4 @@
-"""Checkpoints on the disk whose tensors are read as those of a representative, or as an element moves them."""
+"""Checkpoints on the disk whose tensors are converted while they are read: to a representative, or by an element."""
 
 from collections.abc import Collection, Mapping
 
@@ -15,13 +15,13 @@ from regauge.core.symmetry import Symmetry
 
 
 class ChartedCheckpoint(Checkpoint):
-    """A checkpoint of which some tensors are made by a chart when they are read.
+    """A checkpoint of which some tensors are computed by a chart when they are read.
 
     Args:
         source: The checkpoint.
         symmetry: The symmetry, with every size known.
-        changed: The tensors that are made.
-        tensors: Makes them.
+        changed: The names of the computed tensors.
+        tensors: The object that computes these tensors.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class ChartedCheckpoint(Checkpoint):
         return self.source.dtype_of(name)
 
     def read(self, name: str, *, rows: Rows = None, dtype: torch.dtype | None = None) -> Tensor:
-        """Return a copy of one tensor, or of a range of its first axis where nothing acts on that."""
+        """Return a copy of one tensor, or of a range of its first axis if no group acts on this axis."""
         if name not in self._made:
             return self._read_plain(name, rows, dtype)
         assert self._tensors is not None
@@ -52,7 +52,7 @@ class ChartedCheckpoint(Checkpoint):
 
 
 class RepresentativeCheckpoint(ChartedCheckpoint):
-    """A checkpoint without translations and gains, as `Symmetry.split` takes them out; tensors come one at a time.
+    """A checkpoint without translations and gains, removed as by `Symmetry.split`, one tensor at a time.
 
     Args:
         source: The checkpoint.
@@ -68,20 +68,20 @@ class RepresentativeCheckpoint(ChartedCheckpoint):
         self.coordinates = tensors.coordinates
 
     def dtype_of(self, name: str) -> torch.dtype:
-        """Return the dtype in which a tensor is read: 16 bits would make another function of it."""
+        """Return the dtype in which a tensor is read, which is wide because 16 bits would change the function."""
         own = self.source.dtype_of(name)
         return work_dtype(own) if name in self._made else own
 
 
 class MovedCheckpoint(ChartedCheckpoint):
-    """A checkpoint that an element moves: `Symmetry.act`, one tensor at a time.
+    """A checkpoint moved by an element as by `Symmetry.act`, one tensor at a time.
 
     Args:
         source: The checkpoint.
         symmetry: The symmetry, with every size known.
         element: A single element.
-        is_wide: Whether tensors that are translated or rotated are computed in the next wider dtype from the start, and
-            not rounded in between.
+        is_wide: Whether translated or rotated tensors are computed in the next wider dtype from the start, without
+            intermediate rounding.
     """
 
     def __init__(self, source: Checkpoint, symmetry: Symmetry, element: Element, *, is_wide: bool = False) -> None:

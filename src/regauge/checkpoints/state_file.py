@@ -1,4 +1,4 @@
-"""The state of interrupted work on the disk: one safetensors file, written whole, from which the same bits follow."""
+"""The state of interrupted work in one safetensors file, from which the work continues with identical bits."""
 
 import json
 import time
@@ -26,7 +26,10 @@ CHECKED = ("version", "known", "inputs")
 
 
 class StateError(ValueError):
-    """A file that work cannot continue from; `can_be_deleted` says whether it holds nothing but interrupted work."""
+    """An error about a file from which work cannot continue.
+
+    `can_be_deleted` is true if the file holds nothing but interrupted work.
+    """
 
     def __init__(self, sentence: str, *, can_be_deleted: bool = True) -> None:
         super().__init__(sentence)
@@ -34,13 +37,13 @@ class StateError(ValueError):
 
 
 class StateFile:
-    """A file that keeps work while it runs, and from which the same work continues.
+    """A file that stores the state of running work, and from which the same work can continue.
 
     Args:
-        path: Ends in `.safetensors`, in a folder that exists.
-        work: Name of the work, for errors.
-        generator: The source of chance of the work; its state is kept and restored.
-        buffers: Tensors that the work changes in place; kept and restored as well.
+        path: A path that ends in `.safetensors`, in an existing folder.
+        work: The name of the work, for errors and the header.
+        generator: The random generator of the work; its state is stored and restored.
+        buffers: Tensors that the work changes in place. They are also stored and restored.
     """
 
     def __init__(
@@ -57,12 +60,12 @@ class StateFile:
 
     @property
     def is_due(self) -> bool:
-        """Whether the last state was written long enough ago for another one."""
+        """Whether enough time has passed since the last state to write another one."""
         return time.monotonic() - self._written >= SECONDS
 
     @property
     def is_state(self) -> bool:
-        """Whether the file is a state of such work, or a damaged one that still says so at its beginning."""
+        """Whether the file is a state of this kind of work, or a damaged file that still names this kind of work."""
         try:
             with Checkpoint.open(self.path) as file:
                 return file.header.get("kind") == self._kind
@@ -71,12 +74,12 @@ class StateFile:
                 return self._kind.encode() in stream.read(BEGINNING)
 
     def write(self, tensors: Mapping[str, Tensor], known: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
-        """Write a state in place of an earlier one.
+        """Write a state, and replace an earlier one.
 
         Args:
-            tensors: Everything that changes, by name.
-            known: Everything else that changes, as JSON.
-            inputs: Everything that the work depends on, as JSON.
+            tensors: All tensors that the work changes, by name.
+            known: All other values that the work changes, ready for JSON.
+            inputs: All values on which the work depends, ready for JSON.
         """
         whole = {f"own/{name}": tensor for name, tensor in tensors.items()}
         whole |= {f"buffer/{name}": tensor for name, tensor in self._buffers.items()}
@@ -88,11 +91,12 @@ class StateFile:
         self._written = time.monotonic()
 
     def read(self, inputs: Mapping[str, Any]) -> tuple[Params, dict[str, Any]] | None:
-        """Return the tensors and the rest of a state, None without a file; generator and buffers get their values from
-        it.
+        """Return the tensors and the other values of a state; return None if there is no file.
+
+        The generator and the buffers are restored from the state.
 
         Raises:
-            StateError: The file is none, is damaged, or of work with other inputs.
+            StateError: The file is not such a state, is damaged, or belongs to work with other inputs.
         """
         if not self.path.exists():
             return None
@@ -113,7 +117,7 @@ class StateFile:
 
     @contextmanager
     def continuing(self) -> Iterator[None]:
-        """Report what fails while work is brought to its state as damage of the file, although its checksum may fit."""
+        """Report errors while the work is restored as damage of the file, even if the checksum is right."""
         try:
             yield
         except StateError:
@@ -123,10 +127,10 @@ class StateFile:
             raise StateError(f"{self._label} is damaged ({type(error).__name__}: {reason}); delete it") from error
 
     def read_inputs(self) -> dict[str, Any]:
-        """Read what the work in the file depends on; nothing without a file.
+        """Read the inputs of the work in the file; return an empty dictionary if there is no file.
 
         Raises:
-            StateError: The file is none, or is damaged.
+            StateError: The file is not such a state, or is damaged.
         """
         return self._inputs(self._read()[0]) if self.path.exists() else {}
 
@@ -143,7 +147,7 @@ class StateFile:
         return f"the interrupted {self.work} in {str(self.path)!r}"
 
     def _read(self) -> tuple[Mapping[str, str], Params]:
-        """Return the strings and the tensors of a state, whose bytes are as they were written."""
+        """Return the strings and the tensors of a state after a check that no byte has changed."""
         try:
             with Checkpoint.open(self.path) as file:
                 header, tensors = file.header, file.params
@@ -162,7 +166,7 @@ class StateFile:
 
 
 def copy_exactly(tensors: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> None:
-    """Copy tensors into others; a ValueError unless these have the same names and shapes."""
+    """Copy tensors into others; raise a ValueError unless the names and shapes are the same."""
     if tensors.keys() != into.keys() or any(tensor.shape != into[name].shape for name, tensor in tensors.items()):
         raise ValueError("it has tensors of other names or shapes")
     for name, tensor in tensors.items():
@@ -170,7 +174,7 @@ def copy_exactly(tensors: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> N
 
 
 def _checksum(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
-    """Return a digest of everything from which the work goes on."""
+    """Return a digest of all values from which the work continues."""
     digest = blake2b("\0".join(header.get(name, "") for name in CHECKED).encode(), digest_size=16)
     for name, tensor in sorted(tensors.items()):
         digest.update(f"\0{name} {tensor.dtype} {[*tensor.shape]}\0".encode())

@@ -1,4 +1,4 @@
-"""Write files whole or not at all; checkpoints as safetensors, piece by piece."""
+"""Writers of files that appear whole or not at all, and of checkpoints as safetensors, piece by piece."""
 
 import json
 import os
@@ -28,9 +28,10 @@ Pieces = Callable[[str], Iterator[Tensor]]
 
 @dataclass(frozen=True)
 class Shard:
-    """One file of a checkpoint: its name, its tensors in their order, and the strings in its header.
+    """One file of a checkpoint: the name, the tensors in order, and the strings in the header.
 
-    `translate` makes pieces of its tensors of those of the module's, where their names differ.
+    If the names in the file differ from the names in the module, `translate` converts pieces of the module's tensors to
+    pieces of the file's tensors.
     """
 
     file: str
@@ -40,13 +41,16 @@ class Shard:
 
     @property
     def nbytes(self) -> int:
-        """Length of all values."""
+        """Number of bytes of all values."""
         return sum(spec.nbytes for spec in self.tensors)
 
 
 def path_beside(checkpoint: Path, ending: str) -> Path:
-    """Return the path of a report of a checkpoint: `out` with the ending for `out.safetensors`, or `regauge` in a
-    folder."""
+    """Return the path of a file next to a checkpoint.
+
+    For `out.safetensors` the name is `out` with the ending. For a folder it is `regauge` with the ending, in the
+    folder.
+    """
     if is_single_file(checkpoint):
         return checkpoint.with_name(checkpoint.stem + ending)
     return checkpoint / f"regauge{ending}"
@@ -54,11 +58,13 @@ def path_beside(checkpoint: Path, ending: str) -> Path:
 
 @contextmanager
 def whole_file(path: str | Path, *, is_new: bool = False, nbytes: int | None = None) -> Iterator[Path]:
-    """The name under which a file is written: it gets its own when the block ends well and all of it is on the disk.
+    """Yield a temporary name for a file, which gets its final name after the block succeeds.
 
-    No other writer has that name, on this machine or another one. With `is_new`, a file that is there at the end stays,
-    and FileExistsError is raised; else it is replaced. A full disk is an OSError that says so, with how much the file
-    needs, if that is given.
+    The file is on the disk before it gets the final name.
+
+    No other writer, on this machine or another, uses the same temporary name. If a file of the final name exists at the
+    end, it is replaced. With `is_new` it stays, and a FileExistsError is raised. A full disk raises an OSError that
+    says so. The error also gives the size that the file needs, if `nbytes` is given.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}{PARTIAL}")
@@ -76,7 +82,7 @@ def whole_file(path: str | Path, *, is_new: bool = False, nbytes: int | None = N
 
 
 def _link(temporary: Path, path: Path) -> None:
-    """Give a file its name unless another one has it."""
+    """Give a file its final name unless another file has this name."""
     try:
         os.link(temporary, path)
     except FileExistsError:
@@ -99,15 +105,16 @@ def save(
     overwrite: bool = False,
     metadata: Mapping[str, str] | None = None,
 ) -> Path:
-    """Write parameters to a file, of safetensors: `load(save(params, path))` has the same bits, shapes and dtypes.
+    """Write parameters to a safetensors file: `load(save(params, path))` has the same bits, shapes and dtypes.
 
     The file appears under its name only when it is complete and on the disk. Tensors that share memory (tied
     parameters, views) are written in full under every name.
 
     Args:
         params: Parameters and buffers by name.
-        path: Ends in `.safetensors`, or as another format that is written, in a folder that exists.
-        overwrite: Whether a file of that name may be replaced.
+        path: A path in an existing folder that ends in `.safetensors`, or in the suffix of another format that can be
+            written.
+        overwrite: Whether an existing file of that name may be replaced.
         metadata: Strings to store in the file's header.
 
     Returns:
@@ -117,7 +124,7 @@ def save(
         FileExistsError: The file exists, and `overwrite` is false.
         FileNotFoundError: The folder of `path` does not exist.
         OSError: The disk is full.
-        ValueError: The name ends otherwise, or a tensor holds no values (meta device).
+        ValueError: The name has another suffix, or a tensor holds no values (meta device).
     """
     path = Path(path)
     require_writable(path, overwrite=overwrite)
@@ -133,7 +140,7 @@ def save(
 
 
 def write_shard(shard: Shard, folder: Path, pieces: Pieces) -> tuple[int, int]:
-    """Write one file whole or not at all; returns its size and the CRC-32 of its bytes."""
+    """Write one file whole or not at all; return the size and the CRC-32 of its bytes."""
     crc, translated = 0, pieces if shard.translate is None else shard.translate(pieces)
     with whole_file(folder / shard.file, nbytes=shard.nbytes) as temporary, open(temporary, "wb") as file:
         for part in writer_of(shard.file)(shard, translated):
@@ -143,7 +150,7 @@ def write_shard(shard: Shard, folder: Path, pieces: Pieces) -> tuple[int, int]:
 
 
 def encode_safetensors(shard: Shard, pieces: Pieces) -> Iterator[bytes | memoryview]:
-    """Yield the bytes of a safetensors file: its header and its values, piece by piece."""
+    """Yield the bytes of a safetensors file piece by piece: first the header, then the values."""
     yield encode_header(shard.tensors, {**shard.metadata, "format": "pt"})
     for spec in shard.tensors:
         yield from encode_values(spec, pieces)
@@ -165,7 +172,7 @@ def encode_values(spec: TensorSpec, pieces: Pieces) -> Iterator[memoryview]:
 def write_index(
     shards: Sequence[Shard], folder: Path, name: str = INDEX, metadata: Mapping[str, object] | None = None
 ) -> None:
-    """Write the index of a sharded checkpoint, as transformers reads it, with further entries in its metadata."""
+    """Write the index of a sharded checkpoint in the format of transformers, with further entries in the metadata."""
     weight_map = {spec.name: shard.file for shard in shards for spec in shard.tensors}
     total = sum(shard.nbytes for shard in shards)
     document = {"metadata": {**(metadata or {}), "total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
@@ -173,7 +180,7 @@ def write_index(
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """Return the bytes of a tensor in C order, shared with it where it lies so."""
+    """Return the bytes of a tensor in C order; a CPU tensor already in C order shares its memory."""
     return memoryview(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
 
 
@@ -192,9 +199,10 @@ def save_bytes(content: bytes, path: str | Path) -> Path:
 
 
 def require_writable(path: str | Path, *, overwrite: bool, suffixes: tuple[str, ...] | None = None) -> None:
-    """Raise unless a file of that name, by default one of weights, can be written, before any work is done for it.
+    """Raise an error, before any work is done, unless a file of this name can be written.
 
-    What a killed run left of such a file is removed.
+    By default the name must be that of a file of weights. Temporary files that a killed run left for this name are
+    removed.
     """
     path = Path(path)
     require_suffix(path, weight_suffixes(is_written=True) if suffixes is None else suffixes)
@@ -208,7 +216,7 @@ def require_writable(path: str | Path, *, overwrite: bool, suffixes: tuple[str, 
 
 
 def flush(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
+    """Wait until the content of a file, or the names in a folder, have reached the disk."""
     if os.name == "nt" and path.is_dir():  # Windows does not open folders.
         return
     descriptor = os.open(path, os.O_RDONLY)

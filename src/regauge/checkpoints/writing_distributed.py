@@ -1,6 +1,6 @@
-"""Write folders of `torch.distributed.checkpoint`: files of chunks, each a torch file of one whole tensor; `.metadata`.
+"""Writers of folders of `torch.distributed.checkpoint`: `.metadata`, and files of chunks, one whole tensor per chunk.
 
-torch cuts tensors anew when it loads such a folder, for any number of processes.
+Any number of processes can load such a folder, because torch splits the tensors anew.
 """
 
 import io
@@ -24,7 +24,7 @@ EARLY = (1980, 1, 1, 0, 0, 0)
 
 
 def encode_chunks(shard: Shard, pieces: Pieces) -> Iterator[bytes | memoryview]:
-    """Yield the bytes of a file of chunks: a torch file for every tensor, one after the other."""
+    """Yield the bytes of a file of chunks, which is a sequence of torch files, one for every tensor."""
     for spec in shard.tensors:
         sink: Any = _Sink()
         with zipfile.ZipFile(sink, "w") as archive:
@@ -46,7 +46,7 @@ def encode_chunks(shard: Shard, pieces: Pieces) -> Iterator[bytes | memoryview]:
 
 
 class _Sink:
-    """A file to which an archive is written, from which its bytes are taken at once."""
+    """A file object that collects the bytes of an archive until `take` returns them."""
 
     def __init__(self) -> None:
         self._parts: list[Any] = []
@@ -58,16 +58,16 @@ class _Sink:
         return len(part)
 
     def flush(self) -> None:
-        """Nothing waits here."""
+        """Do nothing, because no bytes are buffered elsewhere."""
 
     def take(self) -> list[Any]:
-        """Return the bytes since the last time."""
+        """Return the bytes written since the last call."""
         parts, self._parts = self._parts, []
         return parts
 
 
 class _Values:
-    """The place of the values of a tensor in a torch file."""
+    """A reference to the values of a tensor in a torch file."""
 
     def __init__(self, spec: TensorSpec) -> None:
         own = STORAGES.get(spec.dtype)
@@ -76,7 +76,7 @@ class _Values:
 
 
 class _Described:
-    """A tensor without values, which is pickled as torch pickles tensors."""
+    """A description of a tensor that is pickled in the same form as torch pickles tensors."""
 
     def __init__(self, spec: TensorSpec) -> None:
         self._spec = spec
@@ -96,19 +96,19 @@ class _Pickler(pickle.Pickler):
 
 
 def _describe(spec: TensorSpec) -> bytes:
-    """Return the pickle in the torch file of a tensor."""
+    """Return the pickle for the torch file of a tensor."""
     content = io.BytesIO()
     _Pickler(content, protocol=2).dump(_Described(spec))
     return content.getvalue()
 
 
 def encode_metadata(shards: Sequence[Shard], folder: Path, inside: Mapping[str, Sequence[str]]) -> bytes:
-    """Return the content of `.metadata` for files of chunks that are in a folder.
+    """Return the content of `.metadata` for the files of chunks in a folder.
 
     Args:
-        shards: The files, with their tensors in order.
-        folder: The place of the files.
-        inside: The names of the dictionaries that tensors are in, where they are in some.
+        shards: The files with their tensors, in order.
+        folder: The folder that holds the files.
+        inside: For each tensor in nested dictionaries, the names of these dictionaries.
     """
     from torch.distributed.checkpoint import metadata as known
     from torch.distributed.checkpoint.filesystem import _StorageInfo
@@ -127,8 +127,10 @@ def encode_metadata(shards: Sequence[Shard], folder: Path, inside: Mapping[str, 
 
 
 def _find_archives(file: Path) -> list[tuple[int, int]]:
-    """Return the first byte and the length of every torch file in a file of chunks: each ends with the list of its
-    records."""
+    """Return the first byte and the length of every torch file in a file of chunks.
+
+    The function searches backwards, because the list of the records is at the end of each torch file.
+    """
     found: list[tuple[int, int]] = []
     end = file.stat().st_size
     with file.open("rb") as stream:

@@ -1,4 +1,4 @@
-"""YAML files that somebody else wrote: of bounded size, also behind the aliases by which they repeat parts."""
+"""Reading of untrusted YAML files, whose size is limited even after aliases are expanded."""
 
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,10 @@ REFUSED = (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, O
 
 
 def compose_yaml(path: Path) -> yaml.Node | None:
-    """Return the nodes of a YAML file, none of which has become a value yet; None of an empty file.
+    """Return the root node of a YAML file, before values are constructed; return None for an empty file.
 
     Raises:
-        ValueError: It is no YAML, too large, repeats itself too often, or holds half of a character.
+        ValueError: The file is not YAML, is too large, repeats parts too often, or holds an unpaired surrogate.
     """
     require_plain(path)
     if path.stat().st_size > LARGEST_FILE:
@@ -41,10 +41,10 @@ def compose_yaml(path: Path) -> yaml.Node | None:
 
 
 def read_yaml(path: Path) -> Any:
-    """Return the plain values in a YAML file; None of an empty one.
+    """Return the plain values in a YAML file; return None for an empty file.
 
     Raises:
-        ValueError: As `compose_yaml`, or a value cannot be read.
+        ValueError: `compose_yaml` refuses the file, or a value cannot be read.
     """
     node = compose_yaml(path)
     try:
@@ -55,13 +55,13 @@ def read_yaml(path: Path) -> Any:
 
 
 def yaml_text(value: Any) -> str:
-    """Plain values as the text of a YAML file, with the keys of objects in their order."""
+    """Return plain values as the text of a YAML file, with the keys of mappings in their original order."""
     text: str = yaml.safe_dump(value, sort_keys=False)
     return text
 
 
 def _count(node: yaml.Node, known: dict[int, int]) -> int:
-    """Return the values in a file, those behind aliases as often as they are named."""
+    """Return the number of values in a file, where a value counts once for every alias that refers to it."""
     if id(node) not in known:
         pairs = node.value if isinstance(node, yaml.MappingNode) else []
         inner = [one for pair in pairs for one in pair] if pairs else node.value

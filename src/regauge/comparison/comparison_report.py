@@ -1,4 +1,4 @@
-"""The page of a comparison in a file."""
+"""HTML pages of comparisons."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,12 +12,12 @@ from regauge.names import VERSION
 
 
 def require_page(out: Output | str | Path | None) -> Path | None:
-    """Return the path of a page, if one is wanted.
+    """Return the path of the page, or None if no page is requested.
 
     Raises:
-        FileExistsError: It exists and may not be replaced.
-        FileNotFoundError: Its folder does not exist.
-        ValueError: Its name does not end in `.html`.
+        FileExistsError: The file exists and may not be replaced.
+        FileNotFoundError: The folder of the file does not exist.
+        ValueError: The file name does not end in `.html`.
     """
     if out is None:
         return None
@@ -28,13 +28,13 @@ def require_page(out: Output | str | Path | None) -> Path | None:
 
 
 def write_page(path: Path, facts: Mapping[str, Any], seed: int, distances: Mapping[str, Tensor] | None = None) -> None:
-    """Write the page of two networks, or of many where their distances are given.
+    """Write the page of two networks, or of many networks if distances are given.
 
     Args:
-        path: The page, `.html`.
-        facts: `Comparison.facts` with the names of both networks, `a` and `b`; or `Lineages.facts`.
-        seed: The seed of all chance, which the page names.
-        distances: Matrices of distances, by their labels.
+        path: The `.html` file.
+        facts: `Comparison.facts` with the names `a` and `b` of both networks, or `Lineages.facts`.
+        seed: The random seed, which the page shows.
+        distances: Matrices of distances by label.
     """
     # Pages are drawn by a package above this one, which a comparison that writes nothing does not need.
     from regauge.report.comparison_page import comparison_page, lineage_page
@@ -45,7 +45,7 @@ def write_page(path: Path, facts: Mapping[str, Any], seed: int, distances: Mappi
 
 
 def write_tensor_map(path: Path, facts: Mapping[str, Any]) -> None:
-    """Write the page of a conversion, from its facts, rows and notes, and the names of both networks."""
+    """Write the page of a conversion from its facts, rows and notes, and the names of both networks."""
     from regauge.report.comparison_page import tensor_map_page
 
     save_text(tensor_map_page({**facts, "version": VERSION}), path)

@@ -1,4 +1,4 @@
-"""Networks of one architecture with other numbers of blocks: which blocks of both are compared."""
+"""The choice of blocks to compare in two networks of one architecture with different numbers of blocks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,15 +24,15 @@ class Depths:
     """The names of matched blocks.
 
     Attributes:
-        notes: Sentences about them.
-        single: The beginnings of names that blocks without a counterpart have, with those that they had.
+        notes: Messages about the matched blocks.
+        single: The new prefixes of names in blocks without a counterpart, each with the original prefix.
     """
 
     notes: tuple[str, ...] = ()
     single: Mapping[str, str] = field(default_factory=dict)
 
     def as_stored(self, note: str) -> str:
-        """Return a sentence with the names that blocks without a counterpart had."""
+        """Return a message in which blocks without a counterpart have their original names."""
         for new, old in self.single.items():
             note = note.replace(f"'{new}", f"'{old}")
         return note
@@ -41,20 +41,20 @@ class Depths:
 def match_depths(
     a: Mapping[str, Tensor], b: Mapping[str, Tensor], symmetry: Symmetry
 ) -> tuple[Mapping[str, Tensor], Depths]:
-    """Give blocks of the second network the numbers of those of the first one that they resemble most.
+    """Renumber the blocks of the second network like the most similar blocks of the first one.
 
-    Blocks are the outermost numbered parts of tensors' names, such as `layers.7`. If one network has more of them, some
-    were dropped or doubled anywhere, and numbers say nothing. Each pair of blocks of the same shapes is aligned, with
-    the tensors that are in no block. The sum of the shares that are explained is then maximized over all matches that
-    keep the order of blocks (Needleman and Wunsch, 1970).
+    Blocks are the outermost numbered parts of tensor names, such as `layers.7`. If one network has more blocks, blocks
+    may have been dropped or doubled at any position, so the numbers are not reliable. Each pair of blocks with the same
+    shapes is aligned, together with the tensors outside of all blocks. The sum of the explained shares is then
+    maximized over all matches that keep the order of blocks (Needleman and Wunsch, 1970).
 
     Args:
         a: The first network.
-        b: The second one.
-        symmetry: The symmetry of the first one.
+        b: The second network.
+        symmetry: The symmetry of the first network.
 
     Returns:
-        The second network with other names, and what is to say about them.
+        The second network with new names, and messages about the matched blocks.
     """
     first, second = _stacks(a), _stacks(b)
     names, notes, single = {name: name for name in b}, list[str](), dict[str, str]()
@@ -85,8 +85,7 @@ def match_depths(
 
 
 def _stacks(params: Mapping[str, Tensor]) -> dict[str, Blocks]:
-    """Return the tensors of each stack of blocks, by what names begin with, the number of the block, and the rest of
-    names."""
+    """Return the tensors of each stack of blocks, by prefix, by block number, and by the rest of the name."""
     found: dict[str, Blocks] = {}
     for name, tensor in params.items():
         for part in numbered_parts(name)[:1]:
@@ -106,8 +105,7 @@ def _score(
     own: tuple[str, Mapping[str, Tensor]],
     other: tuple[str, Mapping[str, Tensor]],
 ) -> float:
-    """Return the share of a block of the first network that one of the second network explains, once they are
-    aligned."""
+    """Return the share of a block of the first network that an aligned block of the second network explains."""
     outside = [n for n, t in a.items() if not numbered_parts(n) and n in b and b[n].shape == t.shape]
     pair: list[Params] = [
         {n: params[n] for n in outside} | {own[0] + rest: tensor for rest, tensor in block.items()}
@@ -123,8 +121,7 @@ def _score(
 
 
 def _match_in_order(scores: Mapping[tuple[int, int], float], rows: int, columns: int) -> dict[int, int]:
-    """Return the row of each column in the match of largest total score that keeps the order of both; some stay
-    unmatched."""
+    """Return the row of each matched column in the order-preserving match with the largest total score."""
     best: dict[tuple[int, int], tuple[float, dict[int, int]]] = {}
     nothing = (0.0, dict[int, int]())
     for i in range(rows):

@@ -1,4 +1,4 @@
-"""An exact test of independence: are units of two networks more alike in their order than in any other?"""
+"""An exact test of independence, which compares the order of the units of two networks with random orders."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -27,8 +27,9 @@ class Independence:
     """The outcome of the test.
 
     Attributes:
-        p_value: The share of independent networks that look at least as alike: (1 + draws that do) / (1 + draws).
-        z_score: The number of standard deviations of the null by which the statistic exceeds its mean, both exact.
+        p_value: The share of independent networks that are at least as similar: (1 + similar draws) / (1 + draws).
+        z_score: The distance of the statistic from its exact mean under the null hypothesis, in exact standard
+            deviations.
         draws: The number of random elements.
         groups: The groups whose order was tested.
     """
@@ -47,32 +48,31 @@ def measure_independence(
     generator: torch.Generator,
     draws: int = DRAWS,
 ) -> Independence | None:
-    """Compare the order of the units in two networks with random orders; None where no group can be tested.
+    """Compare the order of the units in two networks with random orders; return None if no group can be tested.
 
-    The null hypothesis: the networks are independent, and one of them is as likely to have its units in any
-    other order.
-    The second half holds wherever units of a group are drawn alike at initialization and trained by a rule that does
-    not know their numbers, as SGD and Adam. So the statistic T(a, b) of the pair is as likely to have any rank among
-    T(a, g b) for uniform random orders g: the p-value is uniform, exactly, for all networks, sizes and data, trained
-    alike or not. No distribution is assumed.
+    The null hypothesis states that the networks are independent, and that all orders of the units of one network are
+    equally likely. The second part holds if the initial weights of all units of a group have the same distribution, and
+    if training does not depend on the indices of units. SGD and Adam satisfy this condition. Under the null hypothesis,
+    all ranks of the statistic T(a, b) among T(a, g b) for uniformly random orders g are equally likely. The p-value is
+    therefore exactly uniform for all networks, sizes, data and kinds of training. No distribution is assumed.
 
-    T is the sum over units of the cosines of what unit i has in the first and in the second network, in each tensor.
-    Only groups are reordered that have no tensor in common, as every second layer of a chain has; T is then a sum of
-    one entry from each row of a matrix, which makes a draw cheap and mean and variance known. A subgroup's random
-    elements are as exact as those of the whole group.
+    T sums cosines over units and tensors, between the values of unit i in the first and in the second network. Only
+    groups without common tensors are reordered, such as every second layer of a chain. T is then a sum of one entry
+    from each row of a matrix. Random orders are therefore cheap, and the mean and variance of T are known. The test is
+    as exact with random elements of a subgroup as with those of the whole group.
 
-    Nothing of this holds for a network that somebody aligned to the other one: its order was chosen, and whatever
-    chose it makes the p-value small.
+    The test is not valid if one network was aligned to the other one, because the order of the units was then chosen.
+    Such a choice makes the p-value small.
 
-    What the test cannot see: a copy that was moved by an element drawn at random. Its order says nothing any more, and
-    what is left, the orbit, may be the same for independent networks, too, as when training has one solution. No
-    test by random elements can tell these apart; see `Comparison.reference_p_value`.
+    The test cannot detect a copy that was moved by a random element. The order of such a copy contains no information,
+    and only its orbit is left. Independent networks may have the same orbit, for example if training has only one
+    solution. No test with random elements can distinguish these cases; see `Comparison.reference_p_value`.
 
     Args:
-        load: Gives a tensor of both networks.
+        load: A function that returns a tensor of both networks.
         symmetry: The symmetry, with every size known.
         names: The compared tensors.
-        generator: Source of the draws.
+        generator: The random generator of the elements.
         draws: The number of random elements; the smallest p-value is 1 / (1 + draws).
 
     References:
@@ -112,10 +112,9 @@ def measure_independence(
 
 
 def choose_groups(symmetry: Symmetry, names: Sequence[str]) -> list[tuple[Group, list[tuple[str, Site]]]]:
-    """Return groups whose units can be reordered and that have no tensor in common, most orders first, and their
-    places.
+    """Return reorderable groups without common tensors, groups with most orders first, and their placements.
 
-    Tensors are left out on which a group acts along several axes.
+    Tensors on which a group acts along several axes are left out.
     """
     places: dict[str, dict[str, list[Site]]] = {}
     for name in names:
@@ -140,7 +139,7 @@ def choose_groups(symmetry: Symmetry, names: Sequence[str]) -> list[tuple[Group,
 
 
 def _describe(values: Float[Tensor, "*copies units values"]) -> Float[Tensor, "*copies units numbers"]:
-    """Return the direction of what each unit has, summed up in few numbers."""
+    """Return the direction of the values of each unit, projected to a few numbers."""
     length = values.shape[-1]
     if length > SKETCH:
         # A count sketch (Charikar et al. 2002): with random signs, the same in both networks, the inner products of
@@ -155,7 +154,7 @@ def _describe(values: Float[Tensor, "*copies units values"]) -> Float[Tensor, "*
 
 
 def _center(matrix: Float[Tensor, "n n"]) -> tuple[float, float]:
-    """Take the mean out of a matrix, which is changed; the sum over its diagonal then, and the variance over orders."""
+    """Center a matrix in place; return the sum of its diagonal, and the variance of this sum over orders."""
     n, double = len(matrix), torch.float64
     matrix -= matrix.mean()
     rows, columns = (matrix.sum(axis).to(double) / n for axis in range(2))

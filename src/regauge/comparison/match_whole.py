@@ -97,17 +97,18 @@ def match_whole(
 
 
 def measure_function(a: Params, b: Params, aligned: tuple[Params, Params], task: Task) -> dict[str, float]:
-    """Agreement of outputs, losses, barriers as stored and aligned, and the loss halfway, on the data of a task.
+    """Measure agreement of outputs, losses, barriers before and after alignment, and the midpoint loss on data.
 
     Args:
         a: The first network.
         b: The second network.
-        aligned: The first network, and the second one aligned to it: those of the barrier after alignment.
+        aligned: The first network, and the second network aligned to the first one. The barrier after alignment is
+            measured between these two.
         task: Module, data and loss.
 
     Returns:
-        "change of outputs": `|f_b - f_a| / |f_a|` over all outputs; "same predictions": how often the largest
-        output is the same, where targets are classes; losses, in the unit of the criterion.
+        "change of outputs", `|f_b - f_a| / |f_a|` over all outputs; "same predictions", the share of examples with the
+        same largest output, if targets are classes; and losses in the unit of the criterion.
     """
     before, after = line(a, b, task, FUNCTION_POINTS), line(*aligned, task, FUNCTION_POINTS)
     metrics = [{n: v for n, v in row.items() if n != "t"} for row in (before.table[0], before.table[-1])]
@@ -126,22 +127,22 @@ def rounding_noise(
     element: Element,
     ignored: set[str],
 ) -> float:
-    """Estimate how far rounding as stored takes the representatives of two networks apart.
+    """Estimate the distance between the representatives of two networks that is caused by rounding.
 
-    A translation that is large against the weights is stored with errors of its own size, and taking it out leaves
-    them. Each value of a network is therefore changed by a random part of half the spacing of its format, and the
-    change of the representative is measured.
+    If a translation is large compared with the weights, rounding errors are proportional to the translation. These
+    errors remain after the translation is removed. Each value of a network is therefore perturbed at random by up to
+    half the spacing of its format. The function measures the change of the representative.
 
     Args:
-        networks: The first and the second network, as stored.
-        precisions: Spacing of the numbers around one in the format of each.
-        symmetry: The symmetry of both.
-        behind: That of their representatives.
-        element: Moves the second representative to the first one.
-        ignored: Names of tensors that do not count.
+        networks: The first and the second stored network.
+        precisions: The spacing of numbers near one in the format of each network.
+        symmetry: The symmetry of both networks.
+        behind: The symmetry of the representatives.
+        element: The element that moves the second representative to the first one.
+        ignored: Names of tensors that the distance ignores.
 
     Returns:
-        The Euclidean distance, where the first network's representative is.
+        The Euclidean distance, measured in the coordinates of the representative of the first network.
     """
     blank, total = behind.identity(), 0.0
     for params, precision, mover in zip(networks, precisions, (blank, element), strict=True):
@@ -153,7 +154,7 @@ def rounding_noise(
 
 
 def perturb(name: str, tensor: Tensor, precision: float) -> Tensor:
-    """Return a tensor in float64 with each value changed as rounding to a format of a precision does."""
+    """Return a float64 tensor whose values are perturbed like by rounding to a format of the given precision."""
     if not tensor.is_floating_point():
         return tensor
     source = torch.Generator().manual_seed(zlib.crc32(name.encode()))

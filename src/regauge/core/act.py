@@ -1,8 +1,8 @@
 """The action of an element on parameters: gather, multiply, rotate, shift.
 
-Every axis index map is a sum of displacements (one per placement), so a whole parameter moves by one
-gather whose index is a broadcast sum. Parameters whose axes do not depend on one another can move axis by
-axis instead, which needs no index as large as the tensor.
+Every index map of an axis is a sum of displacements, one for each placement. So a whole parameter moves by one gather,
+whose index is a broadcast sum. If the axes of a parameter do not depend on one another, the parameter can also move
+axis by axis. This needs no index as large as the tensor.
 """
 
 import math
@@ -31,11 +31,12 @@ LONG_ROW = 8
 
 @dataclass(frozen=True)
 class Site:
-    """A placement resolved against the shape of its parameter: the axis indices that it covers, and who owns each.
+    """A placement resolved against the shape of its parameter: the covered axis indices, and the owner of each one.
 
-    For each base of the group `bases` has the axis that it is read from (None for the same axis) and its index there,
-    `[m]` on the same axis or `[length of the other axis]`. `added` is what the model adds to the parameter before it is
-    used: factors act on the sum.
+    The field `bases` has one entry for each base of the group: the axis from which the index of the base is read, and
+    this index. The axis is None if it is the axis of the placement. The index has shape `[m]` on the same axis, or
+    `[length of the other axis]`. The field `added` is the number that the model adds to the parameter before using it.
+    Factors act on the sum.
     """
 
     group: Group
@@ -47,7 +48,7 @@ class Site:
 
     @cached_property
     def is_sorted(self) -> bool:
-        """Whether the positions ascend; they then are the whole axis if they are as many."""
+        """Whether the positions ascend; if there is one for each index, they are then the whole axis in order."""
         return bool((self.positions[1:] > self.positions[:-1]).all())
 
     @cached_property
@@ -59,18 +60,18 @@ class Site:
 
     @cached_property
     def by_copies(self) -> Int[Tensor, "copies n"]:
-        """The positions of the units of each copy of the group on the axis."""
+        """The positions on the axis of the units of each copy of the group."""
         order = self.units.argsort(stable=True)
         return self.positions[order].reshape(self.group.size, -1).T
 
     @cached_property
     def axes(self) -> tuple[int, ...]:
-        """The axes that decide which element acts on an entry, and on which of its units: its own axis last."""
+        """The axes that determine the copy and the unit that own an entry; the axis of the placement comes last."""
         return (*sorted({axis for axis, _ in self.bases if axis is not None}), self.placement.axis)
 
     @cached_property
     def base_index(self) -> tuple[Tensor, ...]:
-        """The index of each base, such that they broadcast over the axes: `[*other axes, m]`."""
+        """The index of each base, shaped to broadcast over the axes: `[*other axes, m]`."""
         others = self.axes[:-1]
         return tuple(
             base if axis is None else base.reshape([-1 if other == axis else 1 for other in others] + [1])
@@ -79,7 +80,7 @@ class Site:
 
 
 def resolve(groups: tuple[Group, ...], parameter: str, shape: tuple[int, ...], added: float = 0.0) -> list[Site]:
-    """Resolve all placements of all groups on one parameter; a ValueError says which one does not fit its shape."""
+    """Resolve all placements of all groups on one parameter; a ValueError names a placement that does not fit."""
     by_name = {group.name: group for group in groups}
     sites = []
     for group in groups:
@@ -93,7 +94,7 @@ def resolve(groups: tuple[Group, ...], parameter: str, shape: tuple[int, ...], a
 
 
 def covered(group: Group, placement: Placement, shape: tuple[int, ...]) -> tuple[Int[Tensor, " m"], Int[Tensor, " m"]]:
-    """Axis indices that a placement covers and the unit that owns each."""
+    """Return the axis indices that a placement covers, and the unit that owns each index."""
     if placement.axis >= len(shape):
         raise ValueError(
             f"group {group.name!r} acts on axis {placement.axis} of {placement.parameter!r}, "
@@ -127,7 +128,10 @@ def span(group: Group, place: Placement) -> tuple[int, int]:
 def overlapping(
     groups: Sequence[Group], shapes: Mapping[str, tuple[int, ...]]
 ) -> Iterator[tuple[Group, Group, Placement]]:
-    """Yield two groups that move one axis, and not independently: one changes the units of the other; and where."""
+    """Yield pairs of groups that do not move the same axis independently, and the placement of the first group.
+
+    The first group of a pair changes which values belong to the units of the second group.
+    """
     moving: dict[tuple[str, int], list[tuple[Group, Placement]]] = {}
     for group in groups:
         if group.size and (group.is_permuted or group.matrix != "none"):
@@ -153,10 +157,10 @@ def overlapping(
 
 @dataclass(frozen=True)
 class Moves:
-    """The changes of one parameter by an element, by the axes that they depend on; they act on the last of these.
+    """The changes of one parameter by an element, stored by the axes that the changes depend on.
 
-    Displacements are the source of each value along the last axis, relative to its destination. Shifts are added after
-    factors were multiplied; matrices mix the values of an axis.
+    A change acts along the last of its axes. A displacement gives the source of each value along this axis, relative to
+    the destination. Values are first multiplied by factors, then shifts are added. Matrices mix the values of an axis.
     """
 
     displacements: dict[tuple[int, ...], Int[Tensor, "..."]]
@@ -166,10 +170,10 @@ class Moves:
 
 
 class ReadValues:
-    """Factors, displacements and inverse matrices of an element, for all tensors on whose axes they are the same.
+    """Factors, displacements and inverse matrices of an element, shared by all tensors for which they are the same.
 
     Args:
-        element: It must not change meanwhile.
+        element: The element, which must not change while this object is in use.
     """
 
     def __init__(self, element: Element) -> None:
@@ -178,11 +182,11 @@ class ReadValues:
 
     @cached_property
     def single(self) -> "ReadValues":
-        """Factors, displacements and inverses of the one element of a batch of one."""
+        """The factors, displacements and inverse matrices of the only element of a batch of one."""
         return ReadValues(self.element.item(0))
 
     def replaced(self, name: str, value: Value) -> "ReadValues":
-        """With another value of a group; what was computed of all others stays."""
+        """Return a copy with another value of one group; results computed from the other groups are kept."""
         result = ReadValues(self.element.replace(name, value))
         result._known = {group: known for group, known in self._known.items() if group != name}
         if "single" in self.__dict__:
@@ -199,12 +203,12 @@ class ReadValues:
         return known[key]
 
     def factor(self, site: Site) -> Float[Tensor, "..."] | None:
-        """Return the factors of a site, or None where they are one everywhere."""
+        """Return the factors of a site, or None if all factors are one."""
         place = site.placement
         return self._once(site, ("factor", place.scale, place.sign, place.parity), _factor)
 
     def displacement(self, site: Site) -> Int[Tensor, "..."] | None:
-        """Return the source of each value relative to its destination, or None where nothing moves."""
+        """Return the source of each value relative to its destination, or None if nothing moves."""
         return self._once(site, "displacement", self._displacement)
 
     def _displacement(self, site: Site, value: Value) -> Tensor | None:
@@ -214,7 +218,7 @@ class ReadValues:
         return found if self.element.batch or bool(found.any()) else None
 
     def order(self, site: Site) -> Int[Tensor, " size"] | None:
-        """Return the order of units of a plain site by an element without a batch, or None where nothing moves."""
+        """Return the order of the units of a plain site under an element without a batch, or None if nothing moves."""
         return self._once(site, "order", _order)
 
     def dual(self, group: Group) -> Float[Tensor, "..."]:
@@ -233,7 +237,7 @@ def _order(site: Site, value: Value) -> Tensor | None:
 
 
 def moves_of(sites: list[Site], read: ReadValues, shape: tuple[int, ...], dtype: torch.dtype) -> Moves:
-    """Return the changes of one parameter of a shape by an element, with factors and shifts in a dtype."""
+    """Return the changes of one parameter by an element, with factors and shifts in the given dtype."""
     moves = Moves({}, {}, {}, [])
     for site in sites:
         value, displacement, factor = read.element[site.group.name], read.displacement(site), read.factor(site)
@@ -264,7 +268,7 @@ def act(
 ) -> Params:
     """Move parameters by `element`; see `Symmetry.act`.
 
-    `read` keeps what was computed of the element for further calls with it.
+    `read` keeps the results computed from the element for further calls.
     """
     moved, read = dict(params), read or ReadValues(element)
     if element.batch == (1,) and all(params[name].ndim == 1 + ndims[name] for name in sites):
@@ -311,7 +315,7 @@ def _act_one(sites: list[Site], read: ReadValues, tensor: Tensor, ndim: int) -> 
 
 
 def _are_apart(sites: list[Site], shape: tuple[int, ...]) -> bool:
-    """Return whether each site is a whole axis of its own, entry by unit, and nothing is added: most parameters."""
+    """Return whether each site is plain, on a whole axis of its own, with nothing added; most parameters are such."""
     return len({site.placement.axis for site in sites}) == len(sites) and all(
         site.is_plain
         and site.group.size == shape[site.placement.axis]
@@ -321,7 +325,7 @@ def _are_apart(sites: list[Site], shape: tuple[int, ...]) -> bool:
 
 
 def _act_by_axes(sites: list[Site], read: ReadValues, tensor: Tensor, lead: int) -> Tensor:
-    """`_act_one` axis by axis with an element without a batch, which takes a few operations for each axis."""
+    """Move a tensor axis by axis under an element without a batch: `_act_one` in a few operations for each axis."""
     given, dtype = tensor, tensor.dtype
     work = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
     factors = [(site, factor) for site in sites if (factor := read.factor(site)) is not None]
@@ -346,8 +350,10 @@ def _act_by_axes(sites: list[Site], read: ReadValues, tensor: Tensor, lead: int)
 def _base_index(
     base: Group, parameter: str, placement: Placement, positions: Tensor, shape: tuple[int, ...]
 ) -> tuple[int | None, Tensor]:
-    """Return the axis from which the index of a base is read (None for the placement's own axis), and the index
-    itself."""
+    """Return the axis from which the index of a base is read, and the index.
+
+    The axis is None if it is the axis of the placement.
+    """
     found: dict[int, Tensor] = {}
     for other in base.placements:
         if other.parameter == parameter:
@@ -366,7 +372,7 @@ def _base_index(
 
 
 def _look_up(site: Site, values: Num[Tensor, "*lead size"]) -> Num[Tensor, "*axes m"]:
-    """Return values `[*batch, *bases, size]` at the positions of a site: `[*batch, *other axes, m]`."""
+    """Return the values `[*batch, *bases, size]` at the positions of a site, as `[*batch, *other axes, m]`."""
     if not site.bases:
         return values if site.is_plain else values.index_select(-1, site.units)
     key: tuple[EllipsisType | Tensor, ...] = (..., *site.base_index, site.units)
@@ -374,7 +380,7 @@ def _look_up(site: Site, values: Num[Tensor, "*lead size"]) -> Num[Tensor, "*axe
 
 
 def _factor(site: Site, value: Value) -> Float[Tensor, "..."] | None:
-    """Return the factors of a site, or None where they are one everywhere."""
+    """Return the factors of a site, or None if all factors are one."""
     factor = None
     placement = site.placement
 
@@ -402,7 +408,7 @@ def _factor(site: Site, value: Value) -> Float[Tensor, "..."] | None:
 def _merge(
     into: dict[tuple[int, ...], Tensor], site: Site, values: Tensor, shape: tuple[int, ...], *, is_product: bool = False
 ) -> None:
-    """Add values to the total of a site's axes, or multiply the total by them."""
+    """Add values to the total of the axes of a site, or multiply the total by the values."""
     axes = site.axes
     if site.is_plain and values.shape[-1] == shape[axes[-1]]:  # the whole axis in its order
         known = into.get(axes)
@@ -420,7 +426,7 @@ def _merge(
 
 
 def broadcastable(values: Tensor, axes: tuple[int, ...], batch: int, lead: int, ndim: int) -> Tensor:
-    """`[*batch, *axes]` as `[*lead, *parameter axes]` with ones where it does not depend on an axis."""
+    """Reshape `[*batch, *axes]` to `[*lead, *parameter axes]`, with ones for axes that the values do not depend on."""
     if len(axes) > 1:
         order = sorted(range(len(axes)), key=lambda k: axes[k])
         values = values.permute(*range(batch), *(batch + k for k in order))
@@ -437,7 +443,7 @@ def _gather(
     shape: tuple[int, ...],
     batch: int,
 ) -> Shaped[Tensor, "*shape"]:
-    """Move entries; a displacement is along the last of its axes."""
+    """Move entries; a displacement acts along the last of its axes."""
     depends = {axes[-1]: set(axes[:-1]) for axes in displacements if len(axes) > 1}
     # Axis by axis moves outer axes before nested ones, but does not order nested axes that depend on one another.
     is_chained = any(depends.get(other) for others in depends.values() for other in others)
@@ -479,7 +485,10 @@ def flat_index(displacements: Mapping[tuple[int, ...], Tensor], shape: tuple[int
 
 
 def take(tensor: Shaped[Tensor, "*shape"], axis: int, index: Int[Tensor, " length"]) -> Shaped[Tensor, "*taken"]:
-    """`tensor.index_select(axis, index)`; along the second of three axes torch does it up to ten times as fast."""
+    """Return `tensor.index_select(axis, index)`, computed along the middle one of three axes.
+
+    Along that axis torch is up to ten times as fast.
+    """
     outer, inner = math.prod(tensor.shape[:axis]), math.prod(tensor.shape[axis + 1 :])
     if outer == 1 or not tensor.is_contiguous():
         return tensor.index_select(axis, index)
@@ -488,14 +497,14 @@ def take(tensor: Shaped[Tensor, "*shape"], axis: int, index: Int[Tensor, " lengt
 
 
 def _is_long(shape: tuple[int, ...], axis: int) -> bool:
-    """Return whether many consecutive values in memory lie behind an index of an axis."""
+    """Return whether each index of an axis has many consecutive values in memory."""
     return math.prod(shape[axis + 1 :]) >= LONG_ROW
 
 
 def _gather_rows(
     tensor: Shaped[Tensor, "models *shape"], axis: int, index: Int[Tensor, "models length"]
 ) -> Shaped[Tensor, "models *shape"]:
-    """`tensor[model, ..., index[model], ...]`, row by row, which is many times faster than entry by entry."""
+    """Return `tensor[model, ..., index[model], ...]`, gathered row by row: many times faster than entry by entry."""
     models, length = len(tensor), tensor.shape[1 + axis]
     outer = math.prod(tensor.shape[1 : 1 + axis])
     first = torch.arange(models * outer, device=index.device).reshape(models, outer, 1) * length
@@ -505,7 +514,7 @@ def _gather_rows(
 
 
 def _mix(site: Site, value: Value, read: ReadValues, tensor: Tensor, batch: int, lead: int) -> Tensor:
-    """Multiply the values of the units in each copy of a group by the matrix of the copy."""
+    """Multiply the values of the units in each copy of a group by the matrix of this copy."""
     assert value.matrix is not None
     axis, n, work = lead + site.placement.axis, site.group.size, tensor.dtype
     if site.group.matrix == "linear" and tensor.device.type != "mps":  # That has no float64.

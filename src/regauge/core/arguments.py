@@ -1,4 +1,4 @@
-"""Arguments of public functions, checked by their names before anything runs."""
+"""Checks of the arguments of public functions, by the names of the arguments, before anything runs."""
 
 import functools
 import inspect
@@ -22,14 +22,14 @@ JUDGE = f"{TASK}, or a function of parameters that returns {{'loss': ...}}"
 
 
 def check_arguments(function: Callable[P, R]) -> Callable[P, R]:
-    """Refuse typical mistakes in the arguments of a public function in one sentence each, before it is called.
+    """Check the arguments of a public function before each call, and refuse typical mistakes with one sentence each.
 
-    Plain types of annotations are checked: numbers, text, flags, paths, lists. Arguments that `CHECKS` names are
-    checked for their class, one by one where the function takes a sequence of them as well, and those that `NEEDED`
-    names for being given. Networks come first: several of them as one list, and a module behind them.
+    Arguments with plain annotations are checked: numbers, text, flags, paths, lists. Arguments named in `CHECKS` are
+    checked for their class. If the function takes a sequence of such arguments, each item is checked. Arguments named
+    in `NEEDED` must be given. Networks must come first: several networks as one list, and a module after them.
 
     Raises:
-        TypeError: An argument is missing, is an object of another class, or stands at the place of another one.
+        TypeError: An argument is missing, is an object of another class, or stands in the position of another argument.
     """
     signature = inspect.signature(function)
     parameters = signature.parameters
@@ -90,7 +90,7 @@ def _takes_several(annotation: object) -> bool:
 
 
 def require_symmetry(symmetry: object) -> None:
-    """Raise a TypeError unless a symmetry is one."""
+    """Raise a TypeError unless the argument is a symmetry."""
     if isinstance(symmetry, Symmetry):
         return
     way = f"write {FIND}"
@@ -102,14 +102,14 @@ def require_symmetry(symmetry: object) -> None:
 
 
 def require_task(task: object) -> None:
-    """Raise a TypeError unless a task is one."""
+    """Raise a TypeError unless the argument is a task."""
     if isinstance(task, Task):
         return
     raise TypeError(f"the task is {describe(task)}, but a regauge.Task is expected: write {TASK}")
 
 
 def require_judge(judge: object) -> None:
-    """Raise a TypeError unless a judge of networks is a task or a function of parameters."""
+    """Raise a TypeError unless the argument is a task or a function of parameters, which can judge networks."""
     if isinstance(judge, nn.Module) or not (isinstance(judge, Task) or callable(judge)):
         raise TypeError(f"the judge is {describe(judge)}, but a task or a function is expected: write {JUDGE}")
 

@@ -25,16 +25,15 @@ POTENTIAL_ROUNDS = 2
 def assign(profit: Floats) -> NDArray[np.int64]:
     """Return the permutation c that maximizes `sum_i profit[i, c[i]]`, exactly.
 
-    The cost `-profit` is first made nonnegative with many zeros, by its row and column minima. That changes the value
-    of every permutation by the same constant, so the optimum stays, and the search that remains is several times
-    shorter on the heavy-tailed profits of trained networks.
+    First, row and column minima are subtracted from the cost `-profit`. The cost is then nonnegative and has many
+    zeros. This changes the value of every permutation by the same constant, so the optimum stays the same. On the
+    heavy-tailed profits of trained networks, the remaining search is several times shorter.
 
     Args:
         profit: Square matrix, `[n, n]`.
 
     Returns:
-        For each row, the column that it is assigned to, `[n]`. If several solutions are optimal, every run returns the
-        same one.
+        The column assigned to each row, `[n]`. If several solutions are optimal, every run returns the same solution.
 
     Raises:
         ValueError: The matrix is not square, or holds NaN or Inf.
@@ -60,7 +59,7 @@ def assign_rows(profit: NDArray[np.floating]) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class Assignments:
-    """The solutions of many problems: the column of each row, and column potentials to start similar problems from."""
+    """The solutions of many problems: the column of each row, and column potentials to start similar problems with."""
 
     columns: Int[Tensor, "problem target"]
     potentials: Float[Tensor, "problem source"] | None
@@ -76,17 +75,17 @@ def assign_many(
 ) -> Assignments:
     """Solve many assignment problems of one size at once, in the precision of the profits; see `assign`.
 
-    What can be done for all problems together (reductions, potentials, the test for optimality) is done where the
-    profits are; only the search that remains runs problem by problem, on the CPU. Potentials of similar problems
-    make it shorter. By weak duality the reduced costs of the current columns sum up to at least what any other
-    permutation gains over them: where that is no more than `slack`, they stay.
+    Reductions, potentials and the test for optimality are computed for all problems together, on the device of the
+    profits. Only the remaining search runs problem by problem, on the CPU. Potentials of similar problems shorten this
+    search. By weak duality, no other permutation gains more over the current columns than the sum of their reduced
+    costs. If this sum is at most `slack`, the current columns are kept.
 
     Args:
         profits: float32 or float64.
-        potentials: Potentials that similar problems returned.
+        potentials: Potentials returned for similar problems.
         current: Columns to keep if they are optimal; the identity by default.
         slack: The gain up to which current columns are kept; zero by default.
-        is_repeated: Whether similar problems will follow so that potentials are worth their computation.
+        is_repeated: Whether similar problems will follow and can use the potentials.
 
     Raises:
         ValueError: A profit is NaN or Inf.
@@ -145,12 +144,12 @@ def assign_in_place(profits: Float[Tensor, "target source"], *, slack: float = 0
 
 
 def assigning_bytes(itemsize: int) -> int:
-    """Bytes of another matrix entry that the solver holds besides each of the costs, which have `itemsize`."""
+    """Return the bytes that the solver needs for each cost in addition to the `itemsize` bytes of the cost."""
     return 8 if _solver() is _scipy and itemsize < 8 else 0
 
 
 def _potentials(profits: Tensor, columns: Tensor, start: Tensor, buffer: Tensor) -> Tensor:
-    """Column potentials that (nearly) certify the optimum: a few rounds of shortest paths from `start`."""
+    """Return column potentials that (nearly) certify the optimum, from a few rounds of shortest paths from `start`."""
     chosen = profits.gather(2, columns.unsqueeze(2)).squeeze(2)
     v = start
     # For costs -profit: u_i = cost(i, c_i) - v_(c_i) makes the chosen entries tight, v_j = min_i cost(i, j) - u_i keeps
@@ -172,7 +171,7 @@ def _require_finite(profits: Tensor, which: str) -> None:
 
 @cache
 def _solver() -> Solver:
-    """Return the Jonker-Volgenant variant of `lapx`, or scipy's where the package `lap` has replaced it."""
+    """Return the Jonker-Volgenant variant of `lapx`, or scipy's solver if the package `lap` replaced `lapx`."""
     try:
         lap = importlib.import_module("lap")
     except ImportError:
@@ -191,8 +190,11 @@ def _solver() -> Solver:
 
 
 def _search(reduced: Float[Tensor, "problem target source"]) -> Int[Tensor, "problem target"]:
-    """Return the searches, on the CPU: in one call of `lapx` where it can, else one call for each, in torch's
-    threads."""
+    """Return the solutions of the remaining searches, computed on the CPU.
+
+    If `lapx` can, it solves all problems in one call. Otherwise each problem takes one call, in parallel in torch's
+    threads.
+    """
     costs, solve = reduced.cpu().numpy(), _solver()
     batched = None
     if len(costs) > 1 and solve is not _scipy:

@@ -1,4 +1,4 @@
-"""Matrices times the values along an axis of a tensor: of every copy of a group, and by the factors of a product."""
+"""Products of matrices with the values along an axis of a tensor: one matrix per copy of a group, or small factors."""
 
 import math
 from collections.abc import Sequence
@@ -19,10 +19,10 @@ LONG_ROW = 8
 class Kronecker:
     """The rotation `(F_1 ⊗ F_2 ⊗ ...) diag(signs)`.
 
-    Multiplying a vector of n entries by it takes n times the sum of the sizes of the factors, not n times n.
+    Multiplying a vector of n entries by this rotation takes n times the sum of the sizes of the factors, not n times n.
 
     Attributes:
-        factors: Orthogonal matrices whose sizes multiply to n.
+        factors: Orthogonal matrices; the product of their sizes is n.
         signs: Plus or minus one for each column.
     """
 
@@ -31,7 +31,7 @@ class Kronecker:
 
     @cached_property
     def matrix(self) -> Float64[Tensor, "n n"]:
-        """The dense matrix: the Kronecker product of the factors, with the signs on its columns."""
+        """The dense matrix: the Kronecker product of the factors, with each column multiplied by its sign."""
         product: Tensor = reduce(torch.kron, self.factors)
         return product * self.signs
 
@@ -51,7 +51,7 @@ class Kronecker:
 
 
 def _multiplied(values: Float[Tensor, "outer n inner"], factors: list[Tensor]) -> Float[Tensor, "outer n inner"]:
-    """Multiply along the middle axis by factor after factor."""
+    """Multiply the values along the middle axis by one factor after the other."""
     shape, (outer, n, inner) = values.shape, values.shape
     inner *= n
     for factor in factors:
@@ -70,13 +70,13 @@ def multiply_copies(
     batch: int,
     lead: int,
 ) -> Float[Tensor, "*shape"]:
-    """Multiply the units of each copy of a group by the matrix of the copy.
+    """Multiply the units of each copy of a group by the matrix of this copy.
 
     Args:
-        blocks: `[*batch, *other axes, copies or 1, n, n]`; `[*batch, n, n]` where all copies have one matrix.
-        values: `[*lead, *axes]`, whose units of a copy follow one another along the axis.
-        axis: The axis of the units, counted behind the leading axes.
-        others: Further axes on which it depends which matrix it is, ascending; None where there is only one.
+        blocks: `[*batch, *other axes, copies or 1, n, n]`, or `[*batch, n, n]` if all copies share one matrix.
+        values: `[*lead, *axes]`. Along the axis, the units of one copy are consecutive.
+        axis: The axis of the units, counted after the leading axes.
+        others: Further axes that select the matrix, ascending; None if there is only one matrix.
         batch: Number of leading axes that the matrices have.
         lead: Number of leading axes that the values have.
     """

@@ -63,9 +63,9 @@ class Balance:
     """Scales and matrices that balance a network, or each network of a population.
 
     Attributes:
-        element: Scales and symmetric matrices; the identity elsewhere.
-        rigid: For each group of matrices whether it was left at the identity, because it is singular within rounding:
-            a flag for each network.
+        element: Scales and symmetric matrices; all other values are the identity.
+        rigid: For each group of matrices, a flag for each network. The flag is true if the matrix was left at the
+            identity because it is singular within rounding.
     """
 
     element: Element
@@ -120,7 +120,7 @@ def balance_alike(
 ) -> list[Balance]:
     """Balance networks for a comparison. If one network keeps the matrices of a group, all networks keep them.
 
-    Networks may be populations, whose members are compared one by one.
+    The networks may be populations. Their members are then compared one by one.
     """
     symmetry = count_frozen_gains(symmetry.bind(networks[0]), buffers)
     joined = _join(networks, symmetry)
@@ -137,7 +137,10 @@ def balance_alike(
 
 
 def _join(networks: Sequence[Mapping[str, Tensor]], symmetry: Symmetry) -> Params | None:
-    """Return small networks, or populations, as one population; None where that gains nothing or they are not alike."""
+    """Return small networks, or populations, as one population; None if joining gains nothing or is impossible.
+
+    Tensors can be joined if they have the same shapes, dtypes and devices.
+    """
     names = [name for name in symmetry.sites if name not in symmetry.buffers]
     if len(networks) < 2 or sum(params[name].numel() for params in networks for name in names) > JOINED:
         return None
@@ -149,11 +152,11 @@ def _join(networks: Sequence[Mapping[str, Tensor]], symmetry: Symmetry) -> Param
 
 
 def agree(count: int, balance: Callable[[int, Mapping[str, Tensor]], Balance]) -> list[Balance]:
-    """The balances of networks, found again until all of them keep the same matrices.
+    """Return the balances of networks, repeated until all networks keep the same matrices.
 
     Args:
         count: The number of networks.
-        balance: Balances one of them, but for matrices that are to be kept; see `Balance.rigid`.
+        balance: A function that balances one network, without the matrices that are to be kept; see `Balance.rigid`.
     """
     rigid: dict[str, Tensor] = {}
     while True:
@@ -167,7 +170,7 @@ def agree(count: int, balance: Callable[[int, Mapping[str, Tensor]], Balance]) -
 def balance_but(
     params: Mapping[str, Tensor], symmetry: Symmetry, buffers: Buffers, rigid: Mapping[str, Tensor]
 ) -> Balance:
-    """`balance` of a network or a population by a symmetry with every size known, but for some matrices."""
+    """Balance a network or a population by a symmetry with every size known; some matrices stay the identity."""
     leads = (tuple(t.shape[: t.ndim - len(symmetry.shapes[n])]) for n, t in params.items() if n in symmetry.sites)
     lead: tuple[int, ...] = next(leads, ())
     element = symmetry.identity(lead)
@@ -218,10 +221,10 @@ def balance_but(
 
 
 def balanced_parts(symmetry: Symmetry, *, buffers: Buffers = "move") -> list[frozenset[str]]:
-    """Return the parameters that `balance` looks at, in parts that do not depend on one another; all sizes must be
-    known.
+    """Return the parameters that `balance` needs, in independent parts; all sizes must be known.
 
-    Balancing the part alone (with all buffers, where they are kept) gives the same factors as balancing everything.
+    Balancing one part alone gives the same factors as balancing everything. With kept buffers, each part needs all
+    buffers.
     """
     symmetry = count_frozen_gains(symmetry, buffers)
     scaled = (frozenset(place.name for place in direction.places) for direction in directions(symmetry, buffers))
@@ -230,13 +233,13 @@ def balanced_parts(symmetry: Symmetry, *, buffers: Buffers = "move") -> list[fro
 
 @remembered
 def count_frozen_gains(symmetry: Symmetry, buffers: Buffers) -> Symmetry:
-    """Return the symmetry, with those buffers among the parameters that balancing needs.
+    """Return the symmetry in which gains of frozen normalization count as parameters.
 
-    Where gains are buffers, as in a normalization that is not trained, filters around them could be made ever smaller
-    at their expense. So the buffers that move along such a way count. Which these are follows from the exponents of the
-    scales, not from values: a way is a vector t of logarithms, one for each family, along which no parameter grows,
-    `E t <= 0`, and some shrink. Running statistics of trained normalization lie on no such way. Where buffers are kept
-    nothing needs them.
+    If gains are buffers, as in a normalization that is not trained, the filters around a gain could shrink without
+    limit while the gain grows. So the buffers that move in such a direction must count in the norm. The exponents of
+    the scales determine these buffers; the values do not matter. The direction is a vector t of logarithms, one for
+    each family, along which no parameter grows, `E t <= 0`, and some parameters shrink. Running statistics of trained
+    normalization lie on no such direction. If buffers are kept, no buffer needs to count.
     """
     families = [(group.name, k) for group in symmetry.groups for k in range(group.scales)]
     number = {family: k for k, family in enumerate(families)}
@@ -261,15 +264,16 @@ def minimize(
 ) -> None:
     """Move scales and matrices to the smallest norm.
 
-    An exact step of each group alone comes first, which also tells which matrices are singular. Newton's steps follow
-    until what one leaves, its square, is below the tolerance.
+    First, one exact step moves each group alone. This step also detects singular matrices. Newton's steps follow until
+    the square of the last step is below the tolerance. The square estimates the error that the step leaves.
 
     Args:
         norm: The norm.
-        rigid: For each group of matrices the networks in which it keeps the identity. Networks are added if the matrix
-            may be singular, or if the norm has no smallest value.
-        tolerance: The logarithms of factors are found to about this.
-        limits: Which eigenvalues of Gram matrices are zero, and which are not.
+        rigid: For each group of matrices, the networks in which the group keeps the identity. Networks are added if the
+            matrix may be singular, or if the norm has no smallest value.
+        tolerance: The approximate error of the logarithms of factors.
+        limits: The shares of the largest eigenvalue of a Gram matrix below which eigenvalues are zero, and above which
+            they are not zero.
 
     References:
         Cohen, Madry, Tsipras and Vladu (2017), Matrix scaling and balancing via box constrained Newton's method;
@@ -331,7 +335,10 @@ def _exponents_of(terms: Sequence[tuple[str, Exponents]], count: int) -> NDArray
 
 
 def _shrinking_way(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return a short way along which as many rows as possible shrink, by one at least, and none grows; else zero."""
+    """Return a short direction along which as many rows as possible shrink, each by at least one, and no row grows.
+
+    If there is no such direction, the result is zero.
+    """
     terms, count = rows.shape
     # Maximize sum s over 0 <= s <= 1 with rows (up - down) + s <= 0: at the optimum every s is zero or one.
     costs = np.concatenate([np.full(2 * count, LENGTH_COST), -np.ones(terms)])
@@ -344,11 +351,10 @@ def _shrinking_way(rows: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _solve(norm: SquaredNorm, right: Steps, diagonal: Steps) -> tuple[Steps, int]:
-    """Return the x with `H x = right` by conjugate gradients, with the diagonal of the Hessian as preconditioner.
+    """Return the x with `H x = right` by conjugate gradients, preconditioned by the diagonal of the Hessian.
 
-    The second result is the number of products with H that it took.
-
-    Where singular matrices make a direction curve downwards, or hardly at all, it ends with what it has.
+    The second result is the number of products with H. Singular matrices may give a direction almost no curvature, or
+    negative curvature. The iteration then stops and returns the current x.
     """
     inverse = np.divide(1.0, diagonal, out=np.zeros_like(diagonal), where=diagonal > 0)
     x, residual, scaled = np.zeros_like(right), right, inverse * right

@@ -24,7 +24,7 @@ from regauge.core.unit_gains import Scaled, gain_scales, without_gains
 
 
 class Gained(Scaled, Protocol):
-    """A symmetry, as far as it matters here."""
+    """A protocol: a symmetry with gains and translations."""
 
     @property
     def gains(self) -> tuple[str, ...]:
@@ -36,11 +36,11 @@ class Gained(Scaled, Protocol):
 
     @property
     def added(self) -> Mapping[str, float]:
-        """Numbers that the model adds to gains."""
+        """Numbers that the model adds to parameters."""
 
     @property
     def ones(self) -> tuple[str, ...]:
-        """Gains that are one."""
+        """Gains that must be one."""
 
     def _act_on(self, element: Element, params: Mapping[str, Tensor]) -> Params: ...
 
@@ -50,7 +50,7 @@ Owner = TypeVar("Owner", bound=Gained)
 
 @dataclass(frozen=True)
 class _Kept:
-    """The combinations of the families of scales and signs of a group that leave its gains alone."""
+    """The combinations of the families of scales and signs of a group that leave its gains unchanged."""
 
     scales: tuple[tuple[int, ...], ...]
     signs: tuple[tuple[int, ...], ...]
@@ -62,7 +62,7 @@ class _Kept:
         return replace(place, scale=scale, sign=sign)
 
     def lift(self, value: Value, blank: Value) -> Value:
-        """Return the value of the whole group that is a value of the combinations."""
+        """Return the value of the whole group that corresponds to a value of the combinations."""
         scale, sign = blank.scale, blank.sign
         if scale is not None and value.scale is not None:
             rows = torch.tensor(self.scales, dtype=value.scale.dtype)
@@ -75,7 +75,7 @@ class _Kept:
         return replace(value, scale=scale, sign=sign)
 
     def lower(self, value: Value) -> Value:
-        """Return the combinations of a value that leaves gains alone."""
+        """Return the value of the combinations that corresponds to a value that leaves gains unchanged."""
         scale = sign = None
         if self.scales and value.scale is not None:
             rows = torch.tensor(self.scales, dtype=value.scale.dtype)
@@ -88,7 +88,7 @@ class _Kept:
 
 @remembered
 def _kept(symmetry: Gained) -> dict[str, _Kept]:
-    """Combinations of the families of each group that has gains, by its name."""
+    """Return the combinations that keep gains, for each group that has gains."""
     found = {}
     for one in gain_scales(symmetry, symmetry.gains):
         places = [site.placement for site in one.sites.values()]
@@ -100,7 +100,7 @@ def _kept(symmetry: Gained) -> dict[str, _Kept]:
 
 @remembered
 def rotatable(symmetry: Gained) -> tuple[str, ...]:
-    """Return the groups that may be rotated behind gains; structure on a group's axes forbids it."""
+    """Return the groups that may act by rotations on representatives; a group that acts on structure may not."""
     known = {one.group.name for one in gain_scales(symmetry, symmetry.gains)}
     several = (g for g in symmetry.groups if g.behind_gains != "none" and g.name in known)
     return tuple(group.name for group in several if not group.classes)
@@ -108,7 +108,7 @@ def rotatable(symmetry: Gained) -> tuple[str, ...]:
 
 @remembered
 def on_representatives(symmetry: Owner, rotated: tuple[str, ...] = ()) -> Owner:
-    """Return the symmetry of representatives, in which some groups are rotated; see `Symmetry.on_representatives`."""
+    """Return the symmetry of representatives, with rotations for some groups; see `Symmetry.on_representatives`."""
     gains = [name for one in gain_scales(symmetry, symmetry.gains) for name in one.sites]
     # Every representative has the same statistics there: nothing moves them so that they hold no scale in its place.
     constant = {family.entries.parameter for family in symmetry.translations if family.is_stored_only}
@@ -128,7 +128,7 @@ def on_representatives(symmetry: Owner, rotated: tuple[str, ...] = ()) -> Owner:
 
 
 def rotated_group(symmetry: Gained, name: str) -> Group:
-    """Return a group as rotations of representatives."""
+    """Return the group of rotations that replaces a group on representatives."""
     group, gains = symmetry[name], gains_of(symmetry, name)
     places = tuple(
         Placement(place.parameter, place.axis, place.start, place.stride, place.repeats)
@@ -146,7 +146,10 @@ def gains_of(symmetry: Gained, name: str) -> tuple[str, ...]:
 
 
 def lift(symmetry: Gained, element: Element, rotated: Collection[str] = ()) -> Element:
-    """Return the element of the whole group that acts on representatives as an element of `on_representatives` does."""
+    """Return the element of the whole group that acts on representatives like the given element.
+
+    The given element is an element of `on_representatives`.
+    """
     blank, values, kept = symmetry.identity(element.batch), {}, _kept(symmetry)
     for name in blank:
         if name in rotated:
@@ -162,7 +165,7 @@ def matrices(element: Element, names: Collection[str]) -> dict[str, Tensor]:
 
 
 def lower(symmetry: Gained, element: Element, rotated: Collection[str] = ()) -> Element:
-    """Return the element of `on_representatives` that acts as an element does on representatives."""
+    """Return the element of `on_representatives` that acts on representatives like the given element."""
     linear, kept, values = without_gains(symmetry, element, symmetry.gains), _kept(symmetry), {}
     for name in linear:
         if name in rotated:
@@ -175,8 +178,7 @@ def lower(symmetry: Gained, element: Element, rotated: Collection[str] = ()) -> 
 
 
 def carry_rows(symmetry: Gained, linear: Element, name: str, matrix: Tensor) -> Tensor:
-    """Return rows `[*batch, size, n]` in the order and with the signs that an element gives units of
-    representatives."""
+    """Reorder rows `[*batch, size, n]` and multiply them by signs, as an element does with units of representatives."""
     value = linear[name]
     if value.perm is not None:
         matrix = matrix.take_along_dim(value.perm.unsqueeze(-1), -2)
@@ -189,15 +191,16 @@ def carry_rows(symmetry: Gained, linear: Element, name: str, matrix: Tensor) -> 
 
 
 def carry_rotation(symmetry: Gained, element: Element, name: str, matrix: Tensor) -> Tensor:
-    """Return a rotation `[*batch, size, size]` of a group as it is where an element without rotations has moved the
-    units."""
+    """Return a rotation `[*batch, size, size]` of a group after an element without rotations has moved the units."""
     linear = without_gains(symmetry, element, symmetry.gains)
     return carry_rows(symmetry, linear, name, carry_rows(symmetry, linear, name, matrix).mT).mT
 
 
 def zero_gains(symmetry: Gained, params: Mapping[str, Tensor], names: Collection[str]) -> dict[str, Tensor]:
-    """Return whether gains on the axes of some groups are zero in a channel, bool `[*lead]`: those axes are not
-    rotated."""
+    """Return for each gain of some groups whether a channel is zero, bool `[*lead]`.
+
+    The axes of a group with a zero gain are not rotated.
+    """
     gains = [gain for name in names for gain in gains_of(symmetry, name)]
     found = sums(symmetry.added, {gain: params[gain] for gain in gains})
     return {gain: (found[gain] == 0).any(-1).cpu() for gain in gains}
@@ -206,7 +209,7 @@ def zero_gains(symmetry: Gained, params: Mapping[str, Tensor], names: Collection
 def rotate(
     symmetry: Gained, rotation: Mapping[str, Tensor], representative: Mapping[str, Tensor], batch: tuple[int, ...]
 ) -> Params:
-    """Rotate representatives `[*batch, ...]`, but not those with a gain of zero on the axes that would be rotated."""
+    """Rotate representatives `[*batch, ...]`, except representatives with a gain of zero on the rotated axes."""
     behind = on_representatives(symmetry, tuple(rotation))
     names = {place.parameter for name in rotation for place in behind[name].placements}
     element = turn(symmetry, behind, rotation, representative, batch)
@@ -223,12 +226,12 @@ def turn(
     representative: Mapping[str, Tensor],
     batch: tuple[int, ...] = (),
 ) -> Element:
-    """Return the element of representatives with these rotations, but for those on whose axes a gain is zero.
+    """Return the element with these rotations, and with the identity for representatives with a zero gain on the axes.
 
     Args:
         symmetry: The whole symmetry.
-        behind: That of representatives, in which these groups are rotated.
-        rotation: The matrices of groups.
+        behind: The symmetry of representatives, in which these groups act by rotations.
+        rotation: The matrices of the groups.
         representative: The gains, `[*batch, n]`.
         batch: The batch shape.
     """
@@ -243,15 +246,17 @@ def turn(
 
 
 def sums(added: Mapping[str, float], params: Mapping[str, Tensor]) -> Params:
-    """Return parameters with what the model adds to them, which is computed in at least 32 bits."""
+    """Return parameters plus the numbers that the model adds to them, computed in at least 32 bits."""
     there = {name: (params[name], number) for name, number in added.items() if name in params}
     wide = {name: t.to(torch.promote_types(t.dtype, torch.float32)) + number for name, (t, number) in there.items()}
     return {**params, **wide}
 
 
 def from_sums(added: Mapping[str, float], summed: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Params:
-    """Return the parameters of sums; those of the given networks where these have the same sums, so that no bit is
-    lost."""
+    """Return the parameters that belong to sums.
+
+    If a given parameter has the same sum, the given parameter itself is returned, and no bit is lost.
+    """
     found = dict(summed)
     for name in added:
         if name in summed:

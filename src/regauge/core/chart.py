@@ -1,9 +1,9 @@
-"""The chart in which translations add: networks as pairs of a representative and coordinates.
+"""The chart in which translations add up: networks as pairs of a representative and coordinates.
 
-Gains are brought to one first, then each family is taken out in turn, weights before biases; no step undoes what an
-earlier one brought about. Coordinates are one vector for each family, and may be added to in any order. If images were
-computed at the given network instead, two families that read one another's parameters would not commute: what writes
-into a LayerNorm and the output bias that takes up a bias of values, for example.
+First, gains are brought to one. Then the vector of each family is removed in turn, weights before biases. No step
+undoes the effect of an earlier step. Coordinates are one vector for each family, and vectors may be added to them in
+any order. If images were instead computed at the given network, two families that read each other's parameters would
+not commute. An example is a family that writes into a LayerNorm, and the output bias that absorbs a bias of values.
 """
 
 import math
@@ -38,25 +38,25 @@ Coordinates = Mapping[str, Tensor]
 
 
 class Charted(Gained, Protocol):
-    """A symmetry, as far as it matters here."""
+    """A protocol: a symmetry with gains, translations and tied names."""
 
     @property
     def translations(self) -> tuple[TranslationFamily, ...]:
-        """The families of translations, in the order in which they are taken out."""
+        """The families of translations, in the order in which their vectors are removed."""
 
     @property
     def tied(self) -> tuple[tuple[str, ...], ...]:
-        """Names of one tensor."""
+        """Groups of names that share one tensor."""
 
     def translation(self, name: str) -> TranslationFamily:
-        """Return the family of a name."""
+        """Return the family with this name."""
 
     def compose(self, left: Element, right: Element) -> Element:
         """Return the product of two elements."""
 
     @property
     def on_sums(self) -> "Charted":
-        """The symmetry of parameters with these numbers."""
+        """The symmetry as it acts on parameters plus the numbers that the model adds."""
 
 
 def split(symmetry: Charted, params: Params, lead: int) -> tuple[Params, dict[str, Tensor]]:
@@ -96,8 +96,10 @@ def join(symmetry: Charted, representative: Params, coordinates: Coordinates, le
 
 
 def _without_variances(symmetry: Charted, params: Params, lead: int) -> tuple[Params, dict[str, Tensor]]:
-    """Return networks whose gains have taken up running variances, and the logarithms of these: before gains become
-    one."""
+    """Return networks whose gains have absorbed running variances, and the logarithms of these variances.
+
+    The gains are not yet one.
+    """
     coordinates = {}
     for family in symmetry.translations:
         if family.eps is not None:
@@ -107,10 +109,11 @@ def _without_variances(symmetry: Charted, params: Params, lead: int) -> tuple[Pa
 
 
 class Carrier:
-    """An element as it moves coordinates of families `[*batch, *shape]`: as it moves the axes of their homes.
+    """The action of an element on coordinates of families `[*batch, *shape]`, derived from its action on their homes.
 
-    A coordinate is read off a home that holds nothing but it. What scales and signs do to gains is left out, which
-    are one in a representative, and so are half periods that are added to biases.
+    To carry a coordinate, a home that holds only this coordinate is moved, and the coordinate of the result is read.
+    The effect of scales and signs on gains is left out, because gains are one in a representative. Half periods that
+    are added to biases are left out as well.
     """
 
     def __init__(self, symmetry: Charted, element: Element) -> None:
@@ -118,7 +121,7 @@ class Carrier:
         self._read = ReadValues(without_gains(symmetry, element, symmetry.gains))
 
     def carry(self, name: str, coordinate: Tensor) -> Tensor:
-        """Move the coordinate of a family."""
+        """Return the coordinate of a family after the move."""
         family = self._symmetry.translation(name)
         home = family.entries.parameter
         if home not in self._symmetry.sites:
@@ -137,7 +140,10 @@ class Carrier:
 
 @remembered
 def _sites_of(symmetry: Charted, name: str) -> list[Site]:
-    """Sites of groups on the home of a family; a gain that is read with it makes up for factors on its axis."""
+    """Return the sites of groups on the home of a family.
+
+    If the family has a gain, factors on the axis of the gain are left out, because the gain compensates for them.
+    """
     family = symmetry.translation(name)
     sites = symmetry.sites[family.entries.parameter]
     if family.gain is None:
@@ -165,7 +171,7 @@ def scaled_by_gains(symmetry: Charted) -> tuple[str, ...]:
 
 @remembered
 def charted(symmetry: Charted) -> frozenset[str]:
-    """Return the parameters that may differ between a network and its representative, by all their names."""
+    """Return the parameters that may differ between a network and its representative, by all names of tied tensors."""
     families = {name for family in symmetry.translations for name in family.parameters}
     found = frozenset(scaled_by_gains(symmetry)) | families
     return found | {name for names in symmetry.tied if found & {*names} for name in names}
@@ -178,7 +184,7 @@ def _needed(symmetry: Charted) -> frozenset[str]:
 
 
 def _widen(symmetry: Charted, params: Mapping[str, Tensor]) -> Params:
-    """Return networks whose parameters are in the next wider dtype so that they are rounded once."""
+    """Return networks with the needed parameters in the next wider dtype; results are then rounded only once."""
     needed = _needed(symmetry)
     return {name: widen(tensor) if name in needed else tensor for name, tensor in params.items()}
 
@@ -190,14 +196,17 @@ def widen(tensor: Tensor) -> Tensor:
 
 
 def _scale(symmetry: Charted, params: Params, gains: Mapping[str, Tensor], lead: int) -> Params:
-    """Return the parameters that scale with gains, by what brings the given gains to one; gains are sums in both."""
+    """Return the parameters that scale with gains, scaled as if the given gains became one.
+
+    The parameters and gains include the numbers that the model adds.
+    """
     element = unit_element(symmetry, gains, symmetry.gains, lead)
     scaled = scaled_by_gains(symmetry)
     return symmetry.on_sums._act_on(element, {name: params[name] for name in scaled if name in params})
 
 
 def _tie(symmetry: Charted, params: Params) -> Params:
-    """Give one tensor to all names of it."""
+    """Give one tensor to all names that share it."""
     for names in symmetry.tied if charted(symmetry) else ():
         there = [name for name in names if name in params]
         params |= dict.fromkeys(there, params[there[0]]) if there else {}
@@ -205,7 +214,7 @@ def _tie(symmetry: Charted, params: Params) -> Params:
 
 
 def compose_rotations(symmetry: Charted, left: Element, right: Element, batch: tuple[int, ...]) -> dict[str, Tensor]:
-    """Return the rotations of the right element, carried over by the left one, and those of the left one after them."""
+    """Return the rotations of a product: the right element's rotations, carried by the left one, then the left's."""
     wide = left if left.batch == batch else left.expand(*batch)
     composed = dict(wide.rotation)
     for name, matrix in right.rotation.items():
@@ -215,13 +224,13 @@ def compose_rotations(symmetry: Charted, left: Element, right: Element, batch: t
 
 
 def random_rotation(symmetry: Charted, generator: torch.Generator, batch: tuple[int, ...]) -> dict[str, Tensor]:
-    """Uniform rotations, reflections among them, of the groups that are rotated behind gains."""
+    """Return uniformly random rotations, including reflections, of the groups that may rotate representatives."""
     groups = tuple(rotated_group(symmetry, name) for name in rotatable(symmetry))
     return matrices(random(groups, generator, ("linear",), batch), rotatable(symmetry))
 
 
 def compose_translations(symmetry: Charted, left: Element, right: Element, batch: tuple[int, ...]) -> dict[str, Tensor]:
-    """Return the sum of the vectors of the left element and those of the right one, which the left one carries over."""
+    """Return the translations of a product: the left element's vectors plus the right's, carried by the left one."""
     wide = left if left.batch == batch else left.expand(*batch)
     carried, carrier = {}, Carrier(symmetry, wide)
     for name, vector in right.translation.items():
@@ -234,8 +243,10 @@ def compose_translations(symmetry: Charted, left: Element, right: Element, batch
 
 
 def onto_representative(symmetry: Charted, element: Element, params: Mapping[str, Tensor]) -> Element:
-    """Return the element that acts on networks as a given one does on their representatives, whose coordinates are
-    zero."""
+    """Return the element that maps networks to the images of their representatives under the given element.
+
+    The coordinates of the images are zero.
+    """
     params = {name: tensor.detach() for name, tensor in params.items()}
     lead = count_lead(symmetry, params)
     coordinates = split(symmetry, dict(params), lead)[1]
@@ -248,15 +259,14 @@ def onto_representative(symmetry: Charted, element: Element, params: Mapping[str
 def into_coordinates(
     symmetry: Charted, element: Element, own: Coordinates, wanted: Coordinates, kept: Mapping[str, Tensor]
 ) -> Element:
-    """Return the element that moves representatives as a given one does, and networks of its batch to wanted
-    coordinates.
+    """Return the element that moves representatives as a given element does, and gives its networks wanted coordinates.
 
     Args:
         symmetry: The whole symmetry.
-        element: An element that leaves gains alone and does not translate.
-        own: The coordinates of the networks that it moves, `[*batch, ...]`.
-        wanted: The coordinates of what they become.
-        kept: The channels of gains, bool, in which the networks keep their own gain, and the bias next to it.
+        element: An element that leaves gains unchanged and does not translate.
+        own: The coordinates of the networks before the move, `[*batch, ...]`.
+        wanted: The coordinates of the networks after the move.
+        kept: Flags for channels of gains. If a flag is true, a network keeps its gain and the bias next to the gain.
     """
     gains = chart_gains(symmetry)
     moved = symmetry.on_sums._act_on(element, {name: own[name] for name in gains})
@@ -280,7 +290,7 @@ def into_coordinates(
 
 @remembered
 def _is_beside(symmetry: Charted, family: TranslationFamily, gain: str) -> bool:
-    """Return whether a family adds to the bias next to a gain, entry by entry: both scale alike."""
+    """Return whether a family adds to the bias next to a gain, entry by entry; bias and gain then scale together."""
     home = family.entries.parameter
     scales = [
         {(site.group.name, site.placement.scale) for site in symmetry.sites.get(name, ())} for name in (home, gain)
@@ -291,9 +301,9 @@ def _is_beside(symmetry: Charted, family: TranslationFamily, gain: str) -> bool:
 def random_translation(
     symmetry: Charted, generator: torch.Generator, batch: tuple[int, ...], *, is_stored: bool = False
 ) -> dict[str, Tensor]:
-    """Return vectors of the size of usual weights, one for each family that keeps the function at any statistics.
+    """Return vectors of the size of typical weights, one for each family that keeps the function with any statistics.
 
-    Those of families that keep it with statistics as stored come with them if `is_stored`.
+    If `is_stored`, families that keep the function only with statistics as stored are included.
     """
     found = {}
     for family in symmetry.translations:
@@ -307,12 +317,12 @@ def random_translation(
 
 
 def count_lead(symmetry: Charted, params: Mapping[str, Tensor]) -> int:
-    """Return the number of model axes before those of the parameters."""
+    """Return the number of model axes before the axes of the parameters."""
     return max((params[n].ndim - len(symmetry.shapes[n]) for n in charted(symmetry) if n in params), default=0)
 
 
 def require_parameters(symmetry: Charted, params: Mapping[str, Tensor]) -> None:
-    """Raise unless there are all parameters that translations change or read, of their shapes."""
+    """Raise an error unless all parameters that translations change or read are given, with their shapes."""
     for name in sorted(_needed(symmetry)):
         shape = tuple(symmetry.shapes[name])
         if name not in params:
@@ -329,7 +339,7 @@ def require_parameters(symmetry: Charted, params: Mapping[str, Tensor]) -> None:
 
 
 def require_coordinates(symmetry: Charted, coordinates: Coordinates) -> None:
-    """Raise unless there is a coordinate of each family and gain, of its shape."""
+    """Raise an error unless the coordinates of all families and gains are given, with their shapes."""
     shapes = {family.name: family.shape for family in symmetry.translations}
     shapes |= {name: symmetry.shapes[name] for name in chart_gains(symmetry)}
     for name, shape in shapes.items():
@@ -343,7 +353,10 @@ def require_coordinates(symmetry: Charted, coordinates: Coordinates) -> None:
 
 
 def translate(symmetry: Charted, element: Element, params: Params, skip: Collection[str] = ()) -> Params:
-    """Rotate the representative of a network that the linear part of an element has moved, and add to coordinates."""
+    """Apply the rotations and translations of an element to a network that its linear part has already moved.
+
+    The rotations act on the representative, and the vectors of translations are added to the coordinates.
+    """
     batch = element.batch
     require_parameters(symmetry, params)
     _require_shapes(symmetry, element)
@@ -369,7 +382,7 @@ def translate(symmetry: Charted, element: Element, params: Params, skip: Collect
 
 
 def changed_by(symmetry: Charted, element: Element) -> set[str]:
-    """Return the parameters that the translations and rotations of an element change, by all their names."""
+    """Return the parameters that the translations and rotations of an element change, by all names of tied tensors."""
     changed = {name for family in element.translation for name in symmetry.translation(family).parameters}
     for name in element.rotation:
         changed |= {place.parameter for place in rotated_group(symmetry, name).placements} | charted(symmetry)
@@ -377,7 +390,7 @@ def changed_by(symmetry: Charted, element: Element) -> set[str]:
 
 
 def _require_shapes(symmetry: Charted, element: Element) -> None:
-    """Raise unless vectors and rotations of an element have the shapes of their families and groups."""
+    """Raise an error unless vectors and rotations of an element have the shapes of their families and groups."""
     shapes = {("translation", name): symmetry.translation(name).shape for name in element.translation}
     for name in element.rotation:
         if name not in rotatable(symmetry):
@@ -396,5 +409,5 @@ def _require_shapes(symmetry: Charted, element: Element) -> None:
 
 
 def round_alike_given(wide: Params, given: Mapping[str, Tensor], changed: Collection[str]) -> Params:
-    """Return networks in the dtypes of those given, of which tensors that nothing changed are kept."""
+    """Return networks in the dtypes of the given networks; tensors that did not change are the given tensors."""
     return {**given, **{name: round_to(wide[name], given[name].dtype, name) for name in changed if name in given}}

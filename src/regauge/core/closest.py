@@ -25,10 +25,11 @@ Character = tuple[int, ...]
 
 @dataclass(frozen=True)
 class ShiftCost:
-    """The objective of a site at which a group's shifts add a constant c per step (the bias of a periodic unit).
+    """The objective of a site at which the shifts of a group add a constant c per step (the bias of a periodic unit).
 
-    A unit whose m values there are b, compared with the values a, has `-|a - (chi b + k c)|^2 / 2`, up to a constant
-    `k c (sum a - chi sum b) - m (k c)^2 / 2`: `amounts` are c for each family, `target` and `source` sums `[..., n]`.
+    Suppose that a unit has m values b at this site, which are compared with the values a. The objective of k steps is
+    `-|a - (chi b + k c)|^2 / 2`. Up to terms without k, this is `k c (sum a - chi sum b) - m (k c)^2 / 2`. The field
+    `amounts` holds c for each family. The fields `target` and `source` hold the sums of a and b, `[..., n]`.
     """
 
     character: Character
@@ -42,15 +43,16 @@ class ShiftCost:
 class Cost:
     """A linear objective over a group: the profit of giving target i the values of source j.
 
-    For every character that occurs `matrices` has the inner products `[..., target, source]`; for a group whose units
-    cannot be reordered only those of i with itself, `[..., target, 1]`. Shifts add a quadratic part.
+    For every character at its sites, `matrices` holds the inner products `[..., target, source]`. If the units of the
+    group cannot be reordered, it holds only the inner products of each unit with itself, `[..., target, 1]`. Shifts add
+    a quadratic part.
     """
 
     matrices: Mapping[Character, Float[Tensor, "*lead target source"]]
     shifts: tuple[ShiftCost, ...] = ()
 
     def __add__(self, other: "Cost") -> "Cost":
-        """The sum of two objectives."""
+        """Return the sum of two objectives."""
         matrices = dict(self.matrices)
         for key, matrix in other.matrices.items():
             matrices[key] = matrices[key] + matrix if key in matrices else matrix
@@ -86,7 +88,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Closest:
-    """The best value for a group, its objective `<g, C>`, and potentials to start a similar assignment from."""
+    """The best value for a group, its objective `<g, C>`, and potentials from which a similar assignment can start."""
 
     value: Value
     objective: Float64[Tensor, "*lead"]
@@ -119,13 +121,13 @@ def closest(
     | centered | the same among the vectors whose sum is zero; the ones stay |
     | linear | the same: the best *orthogonal* matrix, since the objective is unbounded over all invertible ones |
 
-    With several sign families the characters are split into independent parts (`SignCode`); each is
-    enumerated where that is feasible. Nested groups are solved pair by pair of blocks in `align`.
+    If a group has several families of signs, the characters are split into independent parts (`SignCode`). Each part is
+    enumerated if that is feasible. In `align`, nested groups are solved for every pair of blocks.
 
     Args:
-        group: Any group; what it is repeated within is a leading axis of the cost.
-        cost: The objective, or a single matrix `[..., n, n]` where all placements share one character.
-        potentials: The potentials of similar problems solved before.
+        group: Any group; each group within which it is repeated is a leading axis of the cost.
+        cost: The objective, or a single matrix `[..., n, n]` if all placements share one character.
+        potentials: The potentials of similar problems that were solved before.
         current: Permutations to keep if they are optimal within `slack`.
         slack: The gain up to which current permutations are kept; zero by default.
         is_repeated: Whether potentials should be returned.
@@ -224,14 +226,17 @@ def _signs_and_shifts(group: Group, cost: Cost) -> tuple[Value, Float64[Tensor, 
 
 
 def _best_profits(group: Group, cost: Cost) -> Tensor:
-    """Return the best profit over all sign patterns and shifts of each pair alone."""
+    """Return the best profit of each pair over all sign patterns and shifts."""
     like = next(iter(cost.matrices.values()))
     parts = torch.split(_patterns(group.signs + group.shifts), max(1, ENUMERATED_AT_ONCE // max(1, like.numel())))
     return reduce(torch.maximum, (_by_shift(group, cost, part.to(like.device))[0].amax(0) for part in parts))
 
 
 def _enumerate(group: Group, cost: Cost) -> tuple[Tensor, Tensor, Tensor]:
-    """Best profit over all sign patterns and shifts of each pair, its bits and its shifts `[families, ..., n, m]`."""
+    """Return the best profit of each pair over all sign patterns and shifts, with its bits and its shifts.
+
+    The bits and the shifts have shape `[families, ..., n, m]`.
+    """
     like = next(iter(cost.matrices.values()))
     patterns = _patterns(group.signs + group.shifts)
     portion = max(1, ENUMERATED_AT_ONCE // max(1, like.numel()))
@@ -245,8 +250,7 @@ def _enumerate(group: Group, cost: Cost) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _best_of(group: Group, cost: Cost, patterns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the best of some patterns for each pair: its profit, its number, and its shifts `[families, ..., n,
-    m]`."""
+    """Return the best of some patterns for each pair: its profit, its index, and its shifts `[families, ..., n, m]`."""
     total, steps = _by_shift(group, cost, patterns)
     best, chosen = total.max(0)
     return best, chosen, torch.stack([k.gather(0, chosen.unsqueeze(0)).squeeze(0) for k in steps])
@@ -255,8 +259,8 @@ def _best_of(group: Group, cost: Cost, patterns: Tensor) -> tuple[Tensor, Tensor
 def _by_shift(group: Group, cost: Cost, patterns: Tensor) -> tuple[Tensor, list[Tensor]]:
     """Return the profit of each pattern with its best shifts, `[pattern, ...]`, and these shifts for each family.
 
-    Given a pattern, the best shift of each parity is a rounded number. That is exact where no place is moved by two
-    families; else the families are improved in turns.
+    For a given pattern, the best shift of each parity is a rounded number. This is exact unless two families add to the
+    same values. In that case, the families are improved in turns.
     """
     total = _by_pattern(cost.matrices, patterns)
     parity = patterns[:, group.signs :].T.to(total)  # [families, pattern]
@@ -288,7 +292,7 @@ def _by_shift(group: Group, cost: Cost, patterns: Tensor) -> tuple[Tensor, list[
 
 
 def _by_pattern(terms: Mapping[Character, Tensor], patterns: Tensor) -> Tensor:
-    """Sum terms with the signs of their characters, for every pattern of signs and parities, `[pattern, ...]`."""
+    """Return the sum of terms with the signs of their characters, for every pattern of signs and parities."""
     tensors = torch.stack(list(terms.values())).flatten(1)
     characters = torch.tensor(list(terms), dtype=tensors.dtype, device=tensors.device)
     odd = (patterns.to(tensors) @ characters.T) % 2  # small whole numbers, whose products CUDA has for floats alone
@@ -309,7 +313,7 @@ def _picked(cost: Cost, perm: Int64[Tensor, "*lead target"]) -> Cost:
 
 
 def unit_signs(key: Character, value: Value) -> Tensor | None:
-    """Return the factor of a character for each unit, `[..., n]`; None where it is one everywhere."""
+    """Return the factor of a character for each unit, `[..., n]`; None if all factors are one."""
     signs = 0 if value.sign is None else value.sign.shape[-2]
     factor: Tensor | None = None
     for k, exponent in enumerate(key):

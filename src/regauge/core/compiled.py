@@ -1,4 +1,4 @@
-"""Elements without matrices as one gather: for moving many small networks, many times."""
+"""Elements without matrices, compiled to one gather, for moving many small networks many times."""
 
 import math
 from collections.abc import Mapping
@@ -14,10 +14,11 @@ from regauge.core.params import VALUES, Params
 
 @dataclass(frozen=True)
 class CompiledElement:
-    """An element of permutations, signs, scales and shifts, as one index and one factor for all parameters.
+    """An element of permutations, signs, scales and shifts, stored as one index and one factor for all parameters.
 
-    `compiled(params)` equals `symmetry.act(element, params)`: all tensors that the element moves are laid end to end,
-    N values for each network, gathered once by `index`, multiplied by `factor` and shifted, by `[*batch, N]` each.
+    `compiled(params)` equals `symmetry.act(element, params)`. All tensors that the element moves are laid end to end, N
+    values for each network. These values are gathered once by `index`, multiplied by `factor`, and shifted. Index,
+    factor and shift have shape `[*batch, N]`.
     """
 
     names: tuple[str, ...]
@@ -27,7 +28,10 @@ class CompiledElement:
     shift: Tensor | None
 
     def __call__(self, params: Mapping[str, Tensor]) -> Params:
-        """New parameters; a leading model axis goes with a batched element, or shares a single one."""
+        """Return the moved parameters.
+
+        Each element of a batch moves its own network of the leading model axis. A single element moves all networks.
+        """
         tensors = [params[name] for name in self.names]
         if len({(t.dtype, t.device) for t in tensors}) > 1:
             raise ValueError(
@@ -59,7 +63,7 @@ class CompiledElement:
 def compile_element(
     sites: Mapping[str, list[Site]], element: Element, shapes: Mapping[str, tuple[int, ...]]
 ) -> CompiledElement:
-    """Compile an element without matrices for the parameters that the sites are of."""
+    """Compile an element without matrices for the parameters to which the sites belong."""
     sizes = [math.prod(shapes[name]) for name in sites]
     lead = (*element.batch, sum(sizes))
     index, factor, shift = torch.empty(lead, dtype=torch.int64), torch.ones(lead, dtype=torch.float64), None

@@ -1,4 +1,4 @@
-"""Devices by name, and values on another device."""
+"""Devices by name, and functions that move values to a device."""
 
 import re
 from collections.abc import Mapping
@@ -9,14 +9,15 @@ from torch import Tensor, nn
 
 
 def find_device(name: str, *, is_here: bool = True) -> torch.device:
-    """Return the device of that name, to train on.
+    """Return the device with the given name, to train on.
 
     Args:
-        name: As `torch.device` takes it.
-        is_here: Whether this machine must have it.
+        name: The name, as `torch.device` takes it.
+        is_here: Whether this machine must have the device.
 
     Raises:
-        ValueError: There is no such device, this machine does not have it but must, or it holds no values (meta).
+        ValueError: No such device exists, this machine must have the device but does not, or the device holds no values
+            (meta).
     """
     try:
         device = torch.device(name)
@@ -33,8 +34,8 @@ def find_device(name: str, *, is_here: bool = True) -> torch.device:
 def multiplies_bfloat16(device: torch.device) -> bool:
     """Return whether a device has instructions for products in bfloat16.
 
-    A processor without them computes such products by other instructions, which can take much longer than single
-    precision: 1,024 x 1,024 matrices took 68 times as long on one with AVX2 alone.
+    A processor without these instructions computes such products in another way, which can take much longer than single
+    precision. On a processor with AVX2 alone, products of 1,024 x 1,024 matrices took 68 times as long.
     """
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
@@ -42,7 +43,7 @@ def multiplies_bfloat16(device: torch.device) -> bool:
 
 
 def to_device(values: Any, device: torch.device | str) -> Any:
-    """Return tensors and modules, or tuples and mappings of them, on a device; modules are moved themselves."""
+    """Return tensors and modules, or tuples and mappings of them, on a device; modules are moved in place."""
     if isinstance(values, Mapping):
         return {name: to_device(value, device) for name, value in values.items()}
     if isinstance(values, tuple | list):

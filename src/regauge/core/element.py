@@ -485,8 +485,9 @@ Make = Callable[[tuple[Group, ...]], Element]
 
 
 class DeferredElement(Element):
-    """An element that is computed later, as a function of the groups, once parameters tell the sizes and classes of
-    units.
+    """An element that is computed later, as a function of the groups.
+
+    The groups are known after parameters have determined the sizes and classes of units.
     """
 
     def __init__(

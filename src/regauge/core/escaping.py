@@ -1,4 +1,4 @@
-"""Text out of files as it is shown: nothing in it can move a cursor, begin a line, become markup, or leave a table."""
+"""Text from files, escaped so that nothing in it can move a cursor, begin a line, become markup, or leave a table."""
 
 import json
 import re
@@ -14,7 +14,7 @@ MARKDOWN = re.compile(r"([\\*\[\]])")
 
 
 def escape(text: str) -> str:
-    r"""Return a text on one line, with each character that is not seen as Python writes it.
+    r"""Return a text on one line, with invisible characters replaced by Python escape sequences.
 
     >>> print(escape("\x1b[31mred\nname"))
     \x1b[31mred\nname
@@ -23,12 +23,12 @@ def escape(text: str) -> str:
 
 
 def escape_lines(text: str) -> str:
-    """Escape each line of a text; line breaks are kept."""
+    """Escape each line of a text, and keep the line breaks."""
     return "\n".join(map(escape, text.split("\n")))
 
 
 def escape_json(text: str) -> str:
-    """Return a JSON text of several lines with the same characters as JSON writes them."""
+    """Return a JSON text of several lines, with invisible characters replaced by JSON escape sequences."""
     return "\n".join(UNSEEN.sub(_in_json, line) for line in text.split("\n"))
 
 
@@ -37,12 +37,12 @@ def _in_json(found: re.Match[str]) -> str:
 
 
 def escape_html(text: str) -> str:
-    """Return a text without tags and entities, for pages and Markdown."""
+    """Return a text for pages and Markdown, with tags and entities escaped."""
     return escape(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def escape_markdown(text: str) -> str:
-    r"""Return a text on one line of Markdown that is shown as it is, without links, pictures and tags.
+    r"""Return a text as one line of Markdown that is shown literally, without links, pictures and tags.
 
     >>> print(escape_markdown("![x](y) <b> `code`"))
     !\[x\](y) &lt;b&gt; &#96;code&#96;
@@ -51,12 +51,12 @@ def escape_markdown(text: str) -> str:
 
 
 def escape_code(text: str) -> str:
-    """Return a text as code on one line of Markdown; quotation marks take the place of backquotes."""
+    """Return a text as code on one line of Markdown, with backquotes replaced by quotation marks."""
     return "`" + escape_html(text).replace("`", "'") + "`"
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a table for a terminal; the last column is as long as its cells are.
+    """Return the lines of a table for a terminal; cells of the last column are not padded.
 
     >>> print("\n".join(text_table(["group", "acts on"], [["a", "x"], ["longer", "y"]])))
     group   acts on
@@ -71,7 +71,7 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, is_numeric: bool = False) -> list[str]:
-    r"""Return the lines of a table, its cells escaped; columns of numbers behind the first are aligned to the right.
+    r"""Return the lines of a Markdown table with escaped cells; if numeric, all columns but the first align right.
 
     >>> print("\n".join(markdown_table(["", "loss"], [["a|b", "0.1"]], is_numeric=True)))
     |  | loss |

@@ -1,4 +1,4 @@
-"""Classes of exchangeable units: exchanging two units of a class keeps every structure tensor bit by bit."""
+"""Classes of exchangeable units: exchanging two units of a class leaves every structure tensor identical bit by bit."""
 
 from collections.abc import Hashable, Mapping, Sequence
 
@@ -13,16 +13,17 @@ from regauge.core.groups import Group
 def classes_of(
     group: Group, sites: Mapping[str, Sequence[Site]], structure: Mapping[str, Tensor], ndims: Mapping[str, int]
 ) -> tuple[int, ...]:
-    """Return the class of each unit: units are in one class if exchanging the two keeps every structure tensor bit by
-    bit.
+    """Return the class of each unit; exchanging two units of a class leaves every structure tensor bitwise identical.
 
-    That is an equivalence. Exchanges of several groups keep the structure together, since each of them does alone.
+    This relation of units is an equivalence. Exchanges of several groups together keep the structure, because each
+    exchange alone keeps it.
 
     Args:
-        group: One that reorders units.
-        sites: The sites of groups on the structure.
-        structure: The tensors, with any number of leading model axes: units are alike if they are so in all networks.
-        ndims: Their numbers of axes without these.
+        group: A group that reorders units.
+        sites: The sites of groups on the structure tensors.
+        structure: The structure tensors, with any number of leading model axes. Two units are in one class only if they
+            are exchangeable in all networks.
+        ndims: The number of axes of each structure tensor, without the model axes.
     """
     labels: list[Hashable] = [0] * group.size
     for name, local in sites.items():
@@ -35,7 +36,7 @@ def classes_of(
 
 
 def _labels(group: Group, sites: Sequence[Site], tensor: Tensor, lead: int) -> list[Hashable]:
-    """Labels of the units by one tensor, equal where two can be exchanged."""
+    """Return labels of the units for one tensor: two units have equal labels if they can be exchanged."""
     axes: dict[int, list[Tensor]] = {}
     for site in sites:
         axes.setdefault(site.placement.axis, []).extend(site.by_copies)
@@ -50,7 +51,7 @@ def _labels(group: Group, sites: Sequence[Site], tensor: Tensor, lead: int) -> l
 
 
 def _labels_along_axes(places: Mapping[int, Tensor], tensor: Tensor) -> list[Hashable]:
-    """Labels where a group acts along several axes: an exchange moves rows and columns at once."""
+    """Return labels for a group that acts along several axes, where an exchange moves rows and columns at once."""
     size = len(next(iter(places.values())))
     labels: list[Hashable] = []
     first: list[int] = []
@@ -67,9 +68,9 @@ def _labels_along_axes(places: Mapping[int, Tensor], tensor: Tensor) -> list[Has
 
 
 def _invariants(places: Mapping[int, Tensor], tensor: Tensor) -> list[Hashable]:
-    """Return an invariant of exchanges for each unit: its entries on the diagonal of all axes, as bytes.
+    """Return an invariant under exchanges for each unit: its entries on the diagonal of all axes, as bytes.
 
-    Units with different ones cannot be exchanged, which spares `_is_kept` most pairs.
+    Units with different invariants cannot be exchanged, so `_is_kept` need not compare most pairs.
     """
     diagonal = tensor
     for axis, positions in places.items():
@@ -81,7 +82,7 @@ def _invariants(places: Mapping[int, Tensor], tensor: Tensor) -> list[Hashable]:
 
 
 def _is_kept(places: Mapping[int, Tensor], tensor: Tensor, one: int, other: int) -> bool:
-    """Return whether exchanging two units along all axes leaves a tensor as it is."""
+    """Return whether an exchange of two units along all axes leaves a tensor unchanged."""
     for axis, positions in places.items():
         row, there = tensor.select(axis, int(positions[one])), tensor.select(axis, int(positions[other]))
         for second, indices in places.items():

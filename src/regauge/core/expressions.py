@@ -1,6 +1,7 @@
-"""Regular expressions out of files, matched in a time that grows with pattern and name alone.
+"""Regular expressions from files, matched in a time that depends only on the lengths of the pattern and the name.
 
-Python's `re` backtracks: `(a|aa)+x` takes ages for a name of 60 letters. Here all ways are followed at once.
+Python's `re` backtracks: `(a|aa)+x` takes ages for a name of 60 letters. This module follows all possible matches at
+once.
 
 References:
     Thompson (1968), Regular expression search algorithm.
@@ -26,10 +27,10 @@ class Expression:
     """A regular expression of characters, classes, groups, alternatives and repetitions.
 
     Args:
-        text: As `re` reads it, without backreferences and what looks ahead or behind.
+        text: The pattern in the syntax of `re`, without backreferences, lookahead and lookbehind.
 
     Raises:
-        ValueError: It is none, or is too long.
+        ValueError: The text is no regular expression, or is too long.
     """
 
     def __init__(self, text: str) -> None:
@@ -53,7 +54,7 @@ class Expression:
             raise self._refuse()
 
     def fullmatch(self, name: str) -> bool:
-        """Return whether it matches a whole name."""
+        """Return whether the expression matches a whole name."""
         if self._plain is not None:
             return self._plain.fullmatch(name) is not None
         states = self._close({self._first}, is_first=True, is_last=not name)
@@ -71,7 +72,7 @@ class Expression:
         return self._last in states
 
     def match(self, name: str) -> bool:
-        """Return whether it matches the beginning of a name."""
+        """Return whether the expression matches the beginning of a name."""
         return any(self.fullmatch(name[:end]) for end in range(len(name) + 1))
 
     def _close(self, states: set[int], *, is_first: bool = False, is_last: bool = False) -> States:

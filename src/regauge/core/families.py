@@ -1,4 +1,4 @@
-"""The algebra of a symmetry on tensors: families of groups, tensors in pieces or unfolded, and group averages."""
+"""Algebra of a symmetry on tensors: families of groups, tensors read in pieces or unfolded, averages over groups."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -27,10 +27,10 @@ CHUNK = 1 << 25
 
 @dataclass(frozen=True)
 class Family:
-    """A group that is not repeated within another, and all groups that are repeated within it.
+    """A group that is not repeated within another group, and all groups that are repeated within it.
 
-    A family is one block of coordinate ascent. Other groups that its members are repeated within as well
-    are held fixed meanwhile: `fixed` has them without their freedom.
+    A family is one block of coordinate ascent. Its members may also be repeated within groups outside the family. These
+    groups stay fixed during the step. `fixed` holds them as groups without any choice.
     """
 
     root: Group
@@ -40,18 +40,18 @@ class Family:
 
     @cached_property
     def own_sites(self) -> dict[str, list[Site]]:
-        """The sites of the groups that the family chooses."""
+        """The sites of the groups of the family, without the sites of fixed groups."""
         names = {group.name for group in self.members}
         return {name: [s for s in local if s.group.name in names] for name, local in self.sites.items()}
 
     @property
     def is_nested(self) -> bool:
-        """Whether something is repeated within the root."""
+        """Whether a group is repeated within the root."""
         return len(self.members) > 1
 
 
 def families(groups: Iterable[Group], sites: Sites) -> list[Family]:
-    """Return the families that have something to choose and act somewhere in `sites`."""
+    """Return the families that have a choice and act somewhere in `sites`."""
     groups = tuple(groups)
     by_name = {group.name: group for group in groups}
     result = []
@@ -75,13 +75,13 @@ def families(groups: Iterable[Group], sites: Sites) -> list[Family]:
 
 
 def complete(family: Family, values: Mapping[str, Value], batch: Sequence[int]) -> Element:
-    """Make an element of a family's groups, with the identity where `values` says nothing."""
+    """Return an element of the groups of a family, with the identity for groups that `values` lacks."""
     blank = _element.identity((*family.members, *family.fixed), tuple(batch))
     return Element(values, blank.batch).fill(blank)
 
 
 def coupled_tensors(family: Family) -> frozenset[str]:
-    """Return tensors on which the root acts along two axes so that the objective is quadratic in it."""
+    """Return tensors on which the root acts along two axes; the objective is then quadratic in the root."""
     return frozenset(
         name
         for name, local in family.sites.items()
@@ -90,7 +90,7 @@ def coupled_tensors(family: Family) -> frozenset[str]:
 
 
 def connected(sets: Iterable[Collection[str]]) -> list[frozenset[str]]:
-    """Return the unions of sets that share something, each with all that they share anything with."""
+    """Return the connected components of sets, where two sets are connected if they share a member."""
     parts: list[frozenset[str]] = []
     for one in sets:
         whole = frozenset(one)
@@ -102,12 +102,12 @@ def connected(sets: Iterable[Collection[str]]) -> list[frozenset[str]]:
 
 
 def has_choice(group: Group) -> bool:
-    """Return whether matching has a choice in a group; positive factors stay at one."""
+    """Return whether matching has a choice in a group; positive factors do not count, because they stay at one."""
     return group.has_order or bool(group.signs or group.shifts) or group.matrix != "none"
 
 
 def compared(networks: Sequence[Tensors], symmetry: Symmetry) -> list[dict[str, Tensor]]:
-    """Return the compared parameters of each network, which the symmetry moves, in float32 or float64 on one device."""
+    """Return the parameters of each network that are moved and compared, in float32 or float64 on one device."""
     result: list[dict[str, Tensor]] = [{} for _ in networks]
     for name in symmetry.sites:
         tensors = [params[name] for params in networks]
@@ -133,9 +133,9 @@ def balanced_matrices(symmetry: Symmetry) -> dict[str, frozenset[str]]:
 def row_ranges(
     symmetry: Symmetry, name: str, shape: Sequence[int] | None = None, chunk: int = CHUNK
 ) -> list[tuple[int, int] | None]:
-    """Ranges of axis 0 in which a tensor may be read and moved, of `chunk` bytes as float32; None for all of it.
+    """Return ranges of axis 0 in which a tensor may be read and moved, or `[None]` if only the whole tensor can.
 
-    The shape is needed where the symmetry does not move the tensor.
+    A range has about `chunk` bytes as float32. The shape is needed if the symmetry does not move the tensor.
     """
     shape = symmetry.shapes[name] if shape is None else shape
     sites = symmetry.sites.get(name, [])
@@ -166,14 +166,17 @@ def unfold(tensor: Num[Tensor, "..."], site: Site, lead: int = 0) -> Num[Tensor,
 def inner_products(
     group: Group, a: Num[Tensor, "*lead n values"], b: Num[Tensor, "*lead n values"]
 ) -> Num[Tensor, "*lead n m"]:
-    """Inner products of unfolded values, all pairs of units; only each unit with itself where nothing is reordered."""
+    """Return the inner products of unfolded values for all pairs of units.
+
+    If the group does not reorder units, only the products of each unit with itself are returned.
+    """
     if group.is_permuted or group.matrix != "none":
         return matmul(a, b.mT)
     return (a * b).sum(-1, keepdim=True)
 
 
 def shift_cost(site: Site, a: Tensor, b: Tensor) -> ShiftCost | None:
-    """Return the quadratic part of a site, from unfolded values; None where no shift adds anything."""
+    """Return the quadratic part of the objective at a site, from unfolded values; None if no shift adds anything."""
     amounts = site.placement.shift
     if not any(amounts):
         return None
@@ -181,7 +184,7 @@ def shift_cost(site: Site, a: Tensor, b: Tensor) -> ShiftCost | None:
 
 
 def group_cost(group: Group, sites: Sites, a: Tensors, b: Tensors, lead: int = 0) -> Cost:
-    """Return the cost of a group that nothing is repeated within, all other groups held fixed."""
+    """Return the cost of a group within which nothing is repeated, with all other groups fixed."""
     matrices: dict[Character, Tensor] = {}
     shifts: list[ShiftCost] = []
     for name, local in sites.items():
@@ -194,7 +197,7 @@ def group_cost(group: Group, sites: Sites, a: Tensors, b: Tensors, lead: int = 0
 def add_term(
     matrices: dict[Character, Tensor], shifts: list[ShiftCost], site: Site, a: Tensor, b: Tensor, lead: int = 0
 ) -> None:
-    """Add what the tensor of one site contributes to the cost of its group, in float64."""
+    """Add the contribution of the tensor at one site to the cost of its group, in float64."""
     left, right = unfold(a, site, lead), unfold(b, site, lead)
     key, term = character(site.placement), inner_products(site.group, left, right).double()
     matrices[key] = matrices[key] + term if key in matrices else term
@@ -206,10 +209,11 @@ def add_term(
 def barycenter(tensor: Tensor, sites: Iterable[Site], lead: int = 0) -> Tensor | None:
     """Return the part of a tensor that the groups of `sites` cannot change: its average over their elements.
 
-    Permutations average the values of all units; signs and rotations average to zero. The inner product of
-    two averaged tensors is their expected inner product under a uniformly random element, so it is what an
-    objective knows before these groups are known. An axis that is averaged as a whole keeps one entry for each class
-    of units, scaled such that inner products stay right; None means that nothing is left.
+    The average over permutations gives all units the same values. The average over signs or rotations is zero. The
+    inner product of two averaged tensors is their expected inner product under a uniformly random element. So it is the
+    part of an objective that is known before these groups are known. An axis that is averaged as a whole keeps one
+    entry for each class of units. This entry is scaled such that inner products stay correct. The result is None if the
+    average is zero.
     """
     for site in sites:
         axis, n, length = lead + site.placement.axis, site.group.size, site.positions.numel()
@@ -241,7 +245,7 @@ def average(tensor: Num[Tensor, "*shape"], site: Site, lead: int = 0) -> Num[Ten
 
 
 def _averages_to_zero(site: Site) -> bool:
-    """Return whether rotations or signs act at a site."""
+    """Return whether a rotation or a sign acts at a site."""
     placement = site.placement
     return site.group.matrix != "none" or any(e % 2 for e in placement.sign) or any(placement.parity)
 
@@ -253,16 +257,16 @@ def _held(site: Site, fixed: Mapping[str, Group]) -> Site:
 
 
 def dot(x: Tensor, y: Tensor) -> float:
-    """Return the inner product of two tensors: rows in their own precision, the sum over rows in float64."""
+    """Return the inner product of two tensors: rows in the precision of the tensors, the sum over rows in float64."""
     if x.ndim < 2:
         return float(torch.dot(x.flatten(), y.flatten()))
     return float(torch.linalg.vecdot(x.flatten(1), y.flatten(1)).sum(dtype=torch.float64))
 
 
 def unit_index(symmetry: Symmetry, name: str, site: Site) -> Int[Tensor, "units values"]:
-    """Flat indices into a parameter of the values of each unit, in every copy of a site's group.
+    """Return flat indices into a parameter for the values of each unit, in every copy of the group of a site.
 
-    Units are counted copy by copy so that the first axis can be reshaped to `[*bases, size]`.
+    Units are counted copy by copy. The first axis can therefore be reshaped to `[*bases, size]`.
     """
     shape, axis, group = symmetry.shapes[name], site.placement.axis, site.group
     flat = torch.arange(torch.Size(shape).numel()).reshape(shape)
@@ -282,7 +286,7 @@ def unit_index(symmetry: Symmetry, name: str, site: Site) -> Int[Tensor, "units 
 def unit_values(
     symmetry: Symmetry, name: str, site: Site, tensor: Num[Tensor, "..."], lead: int = 0
 ) -> Num[Tensor, "*lead size values"]:
-    """Return the values that each unit of each copy of a site's group owns: `[*lead, *bases, size, values]`."""
+    """Return the values that each unit of each copy of a group owns at a site: `[*lead, *bases, size, values]`."""
     if not site.bases:
         return unfold(tensor, site, lead)
     group, before = site.group, tensor.shape[:lead]
@@ -311,7 +315,7 @@ def scatter(
     values: Num[Tensor, "*lead units values"],
     ndim: int,
 ) -> Num[Tensor, "*shape"]:
-    """Put values where `gather` takes them from."""
+    """Return a tensor with the given values in the places from which `gather` takes values."""
     flat = tensor.flatten(tensor.ndim - ndim).clone()
     flat[..., index.to(tensor.device)] = values
     return flat.reshape(tensor.shape)

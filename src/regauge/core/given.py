@@ -1,4 +1,4 @@
-"""Checks of arguments at the front door: networks, settings, example inputs, batches, plain types of annotations."""
+"""Checks of arguments of public functions: networks, settings, example inputs, batches, plain types of annotations."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from numbers import Integral, Real
@@ -27,14 +27,16 @@ WORDS: dict[Any, str] = {
 
 
 def as_params(network: Any, what: str = "the network") -> Params:
-    """Return a network that a caller gave, without gradients; its tensors are shared. It raises as `require_tensors`
-    does."""
+    """Return the network that a caller gave, detached from gradients; its tensors are shared with the argument.
+
+    Errors are raised as by `require_tensors`.
+    """
     require_tensors(network, what)
     return {name: tensor.detach() if tensor.requires_grad else tensor for name, tensor in network.items()}
 
 
 def require_tensors(network: object, what: str = "the network") -> None:
-    """Raise a TypeError unless a network that a caller gave is a dictionary of tensors."""
+    """Raise a TypeError unless the network that a caller gave is a dictionary of tensors."""
     if not isinstance(network, Mapping):
         raise TypeError(f"{what} is {describe(network)}, but {DICTIONARY}{_way_to_params(network)}")
     for name, value in network.items():
@@ -51,7 +53,7 @@ def as_networks(networks: object) -> list[Any]:
     """Return the networks that a caller gave as one argument.
 
     Raises:
-        TypeError: They are no list.
+        TypeError: The networks are not a list.
     """
     if isinstance(networks, Mapping | str) or not isinstance(networks, Sequence):
         raise TypeError(f"the networks are {describe(networks)}; give a list of them: [params_a, params_b]")
@@ -59,13 +61,13 @@ def as_networks(networks: object) -> list[Any]:
 
 
 def require_instance(value: object, kind: type, what: str, named: Mapping[str, str]) -> None:
-    """Raise a TypeError unless a setting is an object of some class.
+    """Raise a TypeError unless a setting is an object of the required class.
 
     Args:
         value: The argument of the caller.
-        kind: The class.
+        kind: The required class.
         what: The name of the argument.
-        named: The Python expressions of objects that the command line knows by a name.
+        named: The names by which the command line knows objects, and a Python expression for each object.
     """
     if isinstance(value, kind):
         return
@@ -79,7 +81,7 @@ def require_instance(value: object, kind: type, what: str, named: Mapping[str, s
 
 
 def require_module(module: object) -> None:
-    """Raise a TypeError unless a model that a caller gave is a module."""
+    """Raise a TypeError unless the model that a caller gave is a module."""
     if isinstance(module, nn.Module):
         return
     what = f"the class {module.__name__}" if isinstance(module, type) else describe(module)
@@ -90,7 +92,7 @@ def require_module(module: object) -> None:
 
 
 def require_generator(generator: object) -> None:
-    """Raise a TypeError unless a source of chance is a generator of torch."""
+    """Raise a TypeError unless the source of random numbers is a generator of torch."""
     if isinstance(generator, torch.Generator):
         return
     seed = generator if isinstance(generator, int) and not isinstance(generator, bool) else 0
@@ -103,10 +105,12 @@ def require_generator(generator: object) -> None:
 def example_arguments(
     example_inputs: Any, example_kwargs: Mapping[str, Any] | None = None
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Example inputs as positional and keyword arguments: a tuple or list, one tensor, or a mapping of keywords.
+    """Return the example inputs as positional and keyword arguments.
+
+    Example inputs are a tuple or list, one tensor, or a mapping from keywords to inputs.
 
     Raises:
-        TypeError: They are something else.
+        TypeError: The example inputs have another type.
     """
     kwargs = dict(example_kwargs or {})
     if isinstance(example_inputs, Tensor):
@@ -125,7 +129,7 @@ def as_pair(batch: Any) -> tuple[Any, Any]:
     """Return a batch as inputs and targets.
 
     Raises:
-        TypeError: It is no pair.
+        TypeError: The batch is not a pair.
     """
     if isinstance(batch, tuple | list) and len(batch) == 2:
         return batch[0], batch[1]
@@ -136,10 +140,10 @@ def as_pair(batch: Any) -> tuple[Any, Any]:
 
 
 def inputs_of(batch: Any) -> Any:
-    """Return the inputs of a batch where targets are not needed: of a pair as `Task` reads it, or alone.
+    """Return the inputs of a batch whose targets are not needed: a pair as `Task` reads it, or inputs alone.
 
     Raises:
-        TypeError: It is a tuple of another length than a pair.
+        TypeError: The batch is a tuple, but not a pair.
     """
     if not isinstance(batch, tuple | list):
         return batch
@@ -152,11 +156,11 @@ def inputs_of(batch: Any) -> Any:
 
 
 def require_batches(batches: object) -> None:
-    """Raise unless batches are a collection of batches that can be read several times.
+    """Raise an error unless the batches are a collection that can be read several times.
 
     Raises:
-        TypeError: They are a single batch.
-        ValueError: They can be read only once.
+        TypeError: The argument is a single batch.
+        ValueError: The batches can be read only once.
     """
     if isinstance(batches, Tensor | Mapping):
         raise TypeError(f"the batches are {describe(batches)}; give a list of batches, or a data loader")
@@ -172,7 +176,7 @@ def _holds_tensors(value: object) -> bool:
 
 
 def _way_to_params(value: object) -> str:
-    """Return the expression to write instead, for objects that hold parameters; empty for others."""
+    """Return the expression to write instead of an object that holds parameters; empty for other objects."""
     if isinstance(value, type):
         return ""
     if callable(getattr(value, "state_dict", None)):
@@ -181,7 +185,7 @@ def _way_to_params(value: object) -> str:
 
 
 def describe(value: object) -> str:
-    """Return a value in a sentence, by its class; text as it is, and the shapes of tensors."""
+    """Return a description of a value for a sentence: its class, the text of a string, or the shapes of tensors."""
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     if isinstance(value, str):
@@ -193,7 +197,7 @@ def describe(value: object) -> str:
 
 
 def is_plain(annotation: Any) -> bool:
-    """Return whether an annotation says something of a value that `require_plain` can check."""
+    """Return whether `require_plain` can check values against an annotation."""
     kinds = [_base(kind) for kind in _kinds(annotation)]
     return any(kind in WORDS and kind is not NoneType for kind in kinds) and all(
         kind in WORDS or kind is Literal or isinstance(kind, type) for kind in kinds

@@ -282,12 +282,15 @@ def set_sizes(group: Group, shapes: Mapping[str, tuple[int, ...]]) -> Group:
 
 
 def class_labels(group: Group) -> Int[Tensor, " size"]:
-    """Return the classes of the units, numbered from zero by their first units."""
+    """Return the class of each unit; classes are numbered from zero in the order of their first units."""
     return _labels(group.classes or (0,) * group.size)
 
 
 def within_classes(group: Group, orders: Int[Tensor, "*lead size"]) -> Int[Tensor, "*lead size"]:
-    """Return orders of all units as orders that exchange units within classes only; uniform ones stay uniform."""
+    """Turn orders of all units into orders that exchange units only within classes.
+
+    Uniformly random orders stay uniformly random.
+    """
     if not group.classes:
         return orders
     labels = class_labels(group)
@@ -299,7 +302,7 @@ def within_classes(group: Group, orders: Int[Tensor, "*lead size"]) -> Int[Tenso
 def forbid_between_classes(
     group: Group, profits: Float[Tensor, "*lead target source"]
 ) -> Float[Tensor, "*lead target source"]:
-    """Profits in which a pair of different classes loses more than all other pairs together can gain."""
+    """Lower the profits of pairs of different classes, until one such pair costs more than all other pairs can gain."""
     if not group.classes:
         return profits
     labels = class_labels(group).to(profits.device)
@@ -310,8 +313,10 @@ def forbid_between_classes(
 
 
 def class_sums(group: Group, tensor: Num[Tensor, "..."], axis: int, units: Int[Tensor, " units"]) -> Num[Tensor, "..."]:
-    """Return sums over the units of each class, divided by the root of their number; `units` own the indices of the
-    axis."""
+    """Return the sum over the units of each class, divided by the square root of the number of these units.
+
+    `units` gives the unit that owns each index of the axis.
+    """
     labels, sizes = class_labels(group), torch.tensor(group.class_sizes)
     shape = list(tensor.shape)
     shape[axis] = len(sizes)

@@ -1,7 +1,7 @@
 """Interpolation, means and distances of networks, and shares of one network that another network explains.
 
 Half precision is computed in float32 and rounded once. Tensors without floating-point values (positions, masks) must be
-equal in all networks. Counters are those of the first network.
+equal in all networks. Counters are taken from the first network.
 """
 
 import math
@@ -22,7 +22,7 @@ CONSTANT_TENSOR = 1e-10
 def interpolate(params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], t: float | Tensor = 0.5) -> Params:
     """Return `(1 - t) a + t b`, with exactly a and b at the ends.
 
-    Integer buffers at t = 1 are those of the second network. For populations, t may be a tensor `[models]`.
+    At t = 1, integer buffers are taken from the second network. For populations, t may be a tensor `[models]`.
     """
     return combine((params_a, params_b), (1 - t, t))
 
@@ -118,10 +118,11 @@ class ExplainedTensor:
 
 
 class ExplainedSums:
-    """Squares of a tensor of two networks, as it is and around what is kept, and products; the second one's twice.
+    """Sums of squares and products of a tensor of two networks, with and without the part that every element keeps.
 
-    What every element keeps, such as the mean over units, says nothing about units, and networks for one purpose share
-    it: gains around one, the frequency of a symbol. So correlations are computed after this part is subtracted.
+    The second network counts twice, as stored and as moved. The part that every element keeps, such as the mean over
+    units, carries no information about units. Networks for one purpose share this part, for example gains around one,
+    or the frequency of a symbol. So correlations are computed after this part is subtracted.
     """
 
     def __init__(self) -> None:
@@ -129,7 +130,7 @@ class ExplainedSums:
         self._gaps, self._second, self._others, self._products = ([0.0, 0.0] for _ in range(4))
 
     def add(self, symmetry: Symmetry, name: str, x: Tensor, y: Tensor, moved: Tensor) -> None:
-        """Add a piece of a tensor of both networks, and of the second one moved."""
+        """Add a piece of a tensor of both networks, and the same piece of the moved second network."""
         centered = x - _kept(symmetry, name, x)
         self._first += dot(x, x)
         self._own += dot(centered, centered)
@@ -152,8 +153,10 @@ class ExplainedSums:
 
 
 def mean_share(shares: Sequence[ExplainedTensor], *, is_after: bool = True) -> float | None:
-    """Return the mean over matrices, each counted once; over vectors if there is no matrix, None if there are none
-    either."""
+    """Return the mean share over matrices, each counted once.
+
+    If there is no matrix, the mean is over vectors. If there are no vectors either, the result is None.
+    """
     known = [share for share in shares if share.after is not None and share.before is not None]
     counted = [share for share in known if len(share.shape) > 1] or known
     values = [share.after if is_after else share.before for share in counted]

@@ -1,7 +1,7 @@
-"""The chart of a network whose tensors are read one at a time: its representative, and what an element makes of it.
+"""The chart of a network whose tensors are read one at a time: its representative, and its image under an element.
 
-Coordinates and what families add are vectors, which are held; the tensors that images are computed from are read once
-more for that. Nothing else is held.
+Only the coordinates and the vectors that families add are held in memory. Tensors from which images are computed are
+read a second time.
 """
 
 import math
@@ -23,9 +23,9 @@ Read = Callable[[str, Rows], Tensor]
 
 
 class LazyTensors(Mapping[str, Tensor]):
-    """Tensors of a network that a chart changes, each made when it is asked for, in a wider dtype.
+    """Tensors of a network that a chart changes; each tensor is computed on request, in a wider dtype.
 
-    Numbers that the model adds to gains are added here; `parameter` is without them.
+    The numbers that the model adds to gains are included. `parameter` returns tensors without these numbers.
 
     Args:
         symmetry: The symmetry, with every size known.
@@ -38,7 +38,7 @@ class LazyTensors(Mapping[str, Tensor]):
         self._variances: dict[str, list[Addition]] = {}
 
     def rows(self, name: str, rows: Rows) -> Tensor:
-        """Return a tensor, or a range of its first axis where no group acts on that."""
+        """Return a tensor, or a range of its first axis if no group acts on this axis."""
         several = (*self._added.get(name, ()), *self._variances.get(name, ()))
         length = math.prod(self.symmetry.shapes[name][1:]) if several else 1
         if rows is not None and any(one.rows(rows, length) is None for one in several):
@@ -46,7 +46,7 @@ class LazyTensors(Mapping[str, Tensor]):
         return self._make(name, rows)
 
     def parameter(self, name: str, rows: Rows = None) -> Tensor:
-        """Return a tensor as it is in a network, or a range of its first axis where no group acts on that."""
+        """Return a tensor as a network stores it, or a range of its first axis if no group acts on this axis."""
         return self.rows(name, rows) - self.symmetry.added.get(name, 0.0)
 
     def __getitem__(self, name: str) -> Tensor:
@@ -62,7 +62,7 @@ class LazyTensors(Mapping[str, Tensor]):
         raise NotImplementedError
 
     def _scale(self, name: str, tensor: Tensor) -> Tensor:
-        """Return a tensor as it is when gains have other values."""
+        """Return a tensor as it is after the gains have changed."""
         if self._scaling is None:
             return tensor
         if name in self._gains:
@@ -72,7 +72,7 @@ class LazyTensors(Mapping[str, Tensor]):
         return tensor
 
     def _scale_by(self, gains: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
-        """Scale all further tensors by what brings gains to one, and give gains that are not zero their own values."""
+        """Scale all tensors returned from now on as if gains became one, then give nonzero gains the wanted values."""
         self._scaling = unit_element(self.symmetry, gains, self.symmetry.gains)
         self._gains = dict(wanted)
 
@@ -83,7 +83,7 @@ def _note(known: dict[str, list[Addition]], several: Iterable[Addition]) -> None
 
 
 def _add(several: Mapping[str, list[Addition]], name: str, tensor: Tensor, rows: Rows) -> Tensor:
-    """Return a tensor, or a range of its first axis, with all that is added to it."""
+    """Return a tensor, or a range of its first axis, with all additions applied."""
     for one in several.get(name, ()):
         part = one if rows is None else one.rows(rows, math.prod(tensor.shape[1:]))
         assert part is not None
@@ -92,11 +92,11 @@ def _add(several: Mapping[str, list[Addition]], name: str, tensor: Tensor, rows:
 
 
 class LazyRepresentative(LazyTensors):
-    """The tensors that differ in a representative, in the next wider dtype.
+    """The tensors of a representative that differ from those of the network, in the next wider dtype.
 
     Args:
         symmetry: The symmetry, with every size known.
-        read: Reads a tensor of the network.
+        read: A function that reads a tensor of the network.
 
     Attributes:
         coordinates: The coordinates of the network, as `Symmetry.split` returns them.
@@ -121,11 +121,11 @@ class LazyRepresentative(LazyTensors):
 
 
 class LazyNetwork(LazyTensors):
-    """The tensors that differ in the network of a representative and coordinates, in float64.
+    """The tensors of a network that differ from those of its representative, in float64.
 
     Args:
         symmetry: The symmetry, with every size known.
-        read: Reads a tensor of the representative, with the numbers that the model adds.
+        read: A function that reads a tensor of the representative, including the numbers that the model adds.
         coordinates: The coordinates, as `Symmetry.join` takes them.
     """
 
@@ -146,12 +146,12 @@ class LazyNetwork(LazyTensors):
 
 
 def move_lazily(symmetry: Charted, element: Element, read: Read) -> LazyNetwork:
-    """Return the tensors of a network that an element moves which translates or rotates; see `translate`.
+    """Return the tensors of a network moved by an element with translations or rotations; see `translate`.
 
     Args:
         symmetry: The symmetry, with every size known.
         element: A single element.
-        read: Reads a tensor of the network as the linear part of the element has moved it.
+        read: A function that reads a tensor of the network, already moved by the linear part of the element.
     """
     behind = LazyRepresentative(symmetry, read)
     coordinates = dict(behind.coordinates)

@@ -15,15 +15,17 @@ Gram = Float64[Tensor, "*lead n n"]
 
 
 def balancing(forward: Gram, inverse: Gram, zero: float, certain: float) -> tuple[Gram, Bool[Tensor, "*lead"]]:
-    """Return the matrix A that makes `A F A'` and `A^-T G A^-1` equal and diagonal, and where rounding leaves no doubt
-    of it.
+    """Return the matrix A that makes `A F A'` and `A^-T G A^-1` equal and diagonal, and where A is beyond doubt.
 
-    F is the Gram matrix of what A multiplies, G of what its inverse transpose does. With `F = L L'` and
-    `L' G L = V D^2 V'` it is `sqrt(D) V' L^-1`, which minimizes `tr A F A' + tr A^-T G A^-1`.
+    A is in doubt where rounding hides the rank of F or G.
 
-    Where F or G is singular there is no such matrix. What one side has and the other annihilates then gets the
-    identity as Gram matrix, orthogonal to the rest; together with the balanced rest these are all that a rotation has
-    left to choose.
+    F is the Gram matrix of the values that A multiplies. G is the Gram matrix of the values that the inverse transpose
+    of A multiplies. With `F = L L'` and `L' G L = V D^2 V'` the matrix is `sqrt(D) V' L^-1`. It minimizes `tr A F A' +
+    tr A^-T G A^-1`.
+
+    If F or G is singular, no such matrix exists. A subspace that one side has and the other side annihilates then gets
+    the identity as its Gram matrix, and is orthogonal to the rest. The rest is balanced. A is then unique up to a
+    rotation.
     """
     n = forward.shape[-1]
     forward, inverse = _flushed(forward), _flushed(inverse)
@@ -47,7 +49,7 @@ def balancing(forward: Gram, inverse: Gram, zero: float, certain: float) -> tupl
 
 
 def _singular(forward: Gram, inverse: Gram, zero: float, certain: float) -> Gram | None:
-    """`balancing` of matrices of any rank; None where a rank is in doubt."""
+    """Return `balancing` for matrices of any rank, or None if a rank is in doubt."""
     left, right = (_root(gram, zero, certain) for gram in (forward, inverse))
     if left is None or right is None:
         return None
@@ -75,13 +77,15 @@ def _singular(forward: Gram, inverse: Gram, zero: float, certain: float) -> Gram
 
 
 def _flushed(gram: Gram) -> Gram:
-    """Return a Gram matrix without entries so small that LAPACK's eigenvalues do not converge: null spaces shrink
-    forever."""
+    """Set entries of a Gram matrix to zero if they are so small that LAPACK's eigenvalues do not converge.
+
+    Such entries arise from null spaces, whose entries shrink with every step.
+    """
     return torch.where(gram.abs() > FAINT_ENTRY * gram.abs().amax((-1, -2), keepdim=True), gram, 0.0)
 
 
 def _root(gram: Gram, zero: float, certain: float) -> Gram | None:
-    """L with as many columns as the rank, `gram = L L'`; None where the rank is in doubt."""
+    """Return the L with `gram = L L'` and as many columns as the rank, or None if the rank is in doubt."""
     values, vectors = torch.linalg.eigh(gram)
     share = values / values[-1].clamp_min(torch.finfo(values.dtype).tiny)
     if bool(((share > zero) & (share <= certain)).any()):
@@ -91,21 +95,21 @@ def _root(gram: Gram, zero: float, certain: float) -> Gram | None:
 
 
 def _ratio(values: Float64[Tensor, "*lead n"]) -> Float64[Tensor, "*lead"]:
-    """Return the smallest eigenvalue as a share of the largest; zero for a zero matrix."""
+    """Return the ratio of the smallest to the largest eigenvalue; zero for a zero matrix."""
     return values[..., 0] / values[..., -1].clamp_min(torch.finfo(values.dtype).tiny)
 
 
 def root_of(product: Gram, power: float = 0.5) -> Gram:
-    """Return the symmetric root of a positive definite matrix, or another power."""
+    """Return the symmetric square root, or another power, of a positive definite matrix."""
     values, vectors = torch.linalg.eigh(product)
     root: Tensor = (vectors * values.clamp_min(0).pow(power).unsqueeze(-2)) @ vectors.mT
     return root
 
 
 def null_space(rows: Sequence[Sequence[int]], count: int, *, modulus: int | None = None) -> list[tuple[int, ...]]:
-    """Integer vectors that span the null space of the rows; of their remainders, if there is a modulus, a prime.
+    """Return integer vectors that span the null space of the rows, modulo a prime if `modulus` is given.
 
-    Each vector has an entry at which all others are zero.
+    Each vector has an entry that is zero in all other vectors.
     """
 
     # Rational arithmetic: a rounded null vector would move what it should keep.

@@ -1,4 +1,4 @@
-"""A plan for the squared norm of networks: their compared parameters, sorted by what acts on them."""
+"""A plan for the squared norm of networks: compared parameters, sorted by the scales and matrices that act on them."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,12 +21,13 @@ Index = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Table:
-    """Tensors whose squares, summed, are matrices of one shape, with a scale for each row and one for each column.
+    """Tensors whose summed squares are matrices of one shape, with a scale for each row and a scale for each column.
 
     Attributes:
-        axes: The axes of rows and of columns of each tensor.
+        axes: For each tensor, the axes of rows and the axes of columns.
         shape: The numbers of rows and columns.
-        sides: The rows of `NormPlan.incidence` for all rows of the matrices, one after the other, and for all columns.
+        sides: The rows of `NormPlan.incidence` for the rows of all matrices, one matrix after the other, and for the
+            columns of all matrices.
     """
 
     axes: Mapping[str, tuple[Axes, Axes]]
@@ -36,13 +37,13 @@ class Table:
 
 @dataclass(frozen=True)
 class Pool:
-    """Values `[batch, copies, n, columns]` that a group of matrices multiplies, and scales column by column.
+    """Values `[batch, copies, n, columns]` that a group of matrices multiplies, and scales multiply column by column.
 
     Attributes:
         group: The name of the group.
-        sign: One, or minus one where the inverse acts.
-        sites: The tensors and sites whose values follow one another.
-        rows: The rows of `NormPlan.incidence` of the columns, copy by copy.
+        sign: One, or minus one if the inverse matrix acts.
+        sites: The tensors and sites whose values are joined, in this order.
+        rows: The rows of `NormPlan.incidence` for the columns, copy by copy.
     """
 
     group: str
@@ -53,12 +54,12 @@ class Pool:
 
 @dataclass(frozen=True)
 class Loose:
-    """A tensor on several axes of which matrices act: `[batch, values]`.
+    """A tensor with matrices on several axes, or with scales and matrices on only a part of an axis: `[batch, values]`.
 
     Attributes:
-        name: Its name.
-        slots: For each site the group, the sign, and where the values are, `[copies, n, columns]`.
-        rows: The rows of `NormPlan.incidence` of the values.
+        name: The name of the tensor.
+        slots: For each site, the group, the sign, and the indices of the values, `[copies, n, columns]`.
+        rows: The rows of `NormPlan.incidence` for the values.
     """
 
     name: str
@@ -67,15 +68,15 @@ class Loose:
 
 
 class Incidence:
-    """The changes of the logarithms of the squares of rows by a step of each unit, `[row, unit]`.
+    """Exponents `[row, unit]`: by how much a step of each unit changes the logarithm of the squares of each row.
 
     Attributes:
         rows: The exponents.
-        columns: The same, transposed.
-        rising: The positive ones, transposed.
-        falling: The negative ones, transposed, as positive numbers.
-        steepest: For each unit the largest positive exponent of all rows, and the largest negative one, times the
-            number of units that move that row's squares.
+        columns: The exponents, transposed.
+        rising: The positive exponents, transposed.
+        falling: The absolute values of the negative exponents, transposed.
+        steepest: For each unit, the largest rising and the largest falling exponent over all rows. Each exponent is
+            first multiplied by the number of units that move the squares of its row.
     """
 
     def __init__(self, rows: csr_array, tables: Sequence[Table]) -> None:
@@ -93,7 +94,7 @@ class Incidence:
 
 @dataclass(frozen=True)
 class Filters:
-    """A normalizer: how its steps move rows, and those that it alone moves."""
+    """A normalizer: the change of all rows by its steps, and the change of the rows that no other scale moves."""
 
     direction: Direction
     moves: Incidence
@@ -102,18 +103,19 @@ class Filters:
 
 @dataclass(frozen=True)
 class NormPlan:
-    """The compared parameters, sorted by what acts on them.
+    """The compared parameters, sorted by the scales and matrices that act on them.
 
     Attributes:
-        directions: The families of scales; their units are counted one after the other.
-        incidence: How a step of each of their units moves rows.
-        entries: Tensors of which all squares, summed over all axes but these, are rows; they come first.
+        directions: The families of scales; the units of all families are counted consecutively.
+        incidence: The changes of rows by a step of each unit of the directions.
+        entries: For each tensor whose sums of squares are rows, the axes over which squares are not summed. These rows
+            come first.
         tables: Tensors that two scales multiply.
-        pools: Values that matrices of one group and scales multiply.
-        loose: Tensors that matrices of several groups, or of one along several axes, multiply.
-        grams: Values on which one group of matrices acts, and nothing else.
-        coupled: The groups of matrices whose best values depend on those of others, or on scales.
-        filters: The normalizers, where buffers may be moved.
+        pools: Values that the matrices of one group multiply, and scales as well.
+        loose: Tensors that fit neither tables nor pools, because matrices act on several axes or on a part of an axis.
+        grams: Values on which one group of matrices acts and no scale.
+        coupled: The groups of matrices whose best values depend on other groups or on scales.
+        filters: The normalizers; empty unless buffers may be moved.
     """
 
     directions: tuple[Direction, ...]
@@ -184,21 +186,21 @@ def _sign(site: Site) -> int:
 
 
 def _index(symmetry: Symmetry, name: str, site: Site) -> Index:
-    """Flat indices of the values of a site, `[copies, n, columns]`."""
+    """Return the flat indices of the values of a site, `[copies, n, columns]`."""
     index = unit_index(symmetry, name, site)
     found: Index = index.reshape(-1, site.group.size, index.shape[1]).numpy()
     return found
 
 
 class _Rows:
-    """Rows of entries of tensors, each with its coordinates along some axes."""
+    """A growing list of rows, which are entries of tensors with coordinates along some axes."""
 
     def __init__(self, symmetry: Symmetry) -> None:
         self._symmetry, self._count = symmetry, 0
         self._parts: list[tuple[str, Mapping[int, Index], Index]] = []
 
     def add_all(self, sums: Iterable[tuple[str, Axes]]) -> slice:
-        """Add the entries of tensors that are summed over all axes but some."""
+        """Add rows: the entries of tensors summed over all axes but the given axes."""
         first = self._count
         for name, axes in sums:
             lengths = [self._symmetry.shapes[name][axis] for axis in axes]
@@ -209,7 +211,7 @@ class _Rows:
         return slice(first, self._count)
 
     def add_columns(self, sites: Sequence[tuple[str, Site]]) -> slice:
-        """Add the columns of the values of sites, tensor by tensor within each copy."""
+        """Add rows: the columns of the values of sites, copy by copy, and within each copy tensor by tensor."""
         first = self._count
         columns = [_index(self._symmetry, name, site)[:, 0] for name, site in sites]
         self._count += sum(each.size for each in columns)
@@ -221,8 +223,10 @@ class _Rows:
         return slice(first, self._count)
 
     def exponents(self, directions: Sequence[Direction]) -> csr_array:
-        """Return the exponents of all rows: a scale moves those that are told apart along the axes that it depends
-        on."""
+        """Return the exponents of all rows.
+
+        A scale moves the rows that have coordinates along all axes on which the scale depends.
+        """
         placed: dict[str, list[tuple[int, ScaleSite]]] = {}
         ends = np.cumsum([0, *(direction.count for direction in directions)])
         for first, direction in zip(ends, directions, strict=False):

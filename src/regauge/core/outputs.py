@@ -1,4 +1,4 @@
-"""A model as it is asked: in evaluation mode, and for the outputs that count."""
+"""A model in the state in which it is compared: in evaluation mode, with only the selected outputs."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,18 +10,18 @@ Outputs = Callable[[Any], Any] | str | Sequence[str] | None
 
 
 class OutputsError(ValueError):
-    """The outputs that count are not in the model's output; `discover` must not mistake this for a failed trace."""
+    """Error if selected outputs are missing in a model's output; `discover` must not take it for a failed trace."""
 
 
 def output_tensors(output: Any, outputs: Outputs = None) -> list[Tensor]:
-    """Return the tensors of a model's output that count, in a fixed order.
+    """Return the selected tensors of a model's output, in a fixed order.
 
-    With `outputs=None` these are all tensors in nested tuples, lists and mappings; objects of other classes
-    (key-value caches) are internal state and do not count. A name or several names pick fields; a function
-    picks anything.
+    With `outputs=None`, all tensors in nested tuples, lists and mappings are selected. Objects of other classes, such
+    as key-value caches, are internal state and are not selected. A name or several names select fields. A function may
+    select any tensors.
 
     Raises:
-        OutputsError: A name is not in the output, or nothing is left.
+        OutputsError: A name is not in the output, or no tensor is selected.
     """
     if callable(outputs):
         output = outputs(output)
@@ -38,7 +38,7 @@ def output_tensors(output: Any, outputs: Outputs = None) -> list[Tensor]:
 
 
 class SelectedOutputs(nn.Module):
-    """A model that returns only the outputs that count."""
+    """A model that returns only the selected outputs."""
 
     def __init__(self, module: nn.Module, outputs: Outputs) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class SelectedOutputs(nn.Module):
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Put a module into evaluation mode; afterwards every part is in its own mode again."""
+    """Put a module into evaluation mode; afterwards, restore the mode of every submodule."""
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:

@@ -18,37 +18,36 @@ INTEGERS = frozenset((torch.bool, torch.uint8, torch.int8, torch.int16, torch.in
 
 
 def work_dtype(*dtypes: torch.dtype) -> torch.dtype:
-    """Return the dtype for sums and comparisons: float32, or the widest of the given floating-point dtypes."""
+    """Return the dtype for sums and comparisons: float32, or the widest given floating-point dtype if that is wider."""
     return reduce(torch.promote_types, dtypes, torch.float32)
 
 
 def to_work(params: Mapping[str, Tensor]) -> Params:
-    """Return a network whose floating-point tensors are at least as precise as float32; those in 8 bits stay as they
-    are."""
+    """Convert the floating-point tensors of a network to at least float32; tensors in 8 bits stay unchanged."""
     return {
         name: t.to(work_dtype(t.dtype)) if t.is_floating_point() and t.itemsize > 1 else t for name, t in params.items()
     }
 
 
 def select(params: Mapping[str, Tensor], index: int | slice | Tensor) -> Params:
-    """Return some networks of a population; an integer gives one of them, without a model axis."""
+    """Return some networks of a population; an integer selects one network, without a model axis."""
     if isinstance(index, Tensor):
         return {name: tensor[index.to(tensor.device)] for name, tensor in params.items()}
     return {name: tensor[index] for name, tensor in params.items()}
 
 
 def are_copies(population: Mapping[str, Tensor]) -> bool:
-    """Return whether the networks of a population are one, expanded along the model axis without copying."""
+    """Return whether a population is one network, expanded along the model axis without copying."""
     return all(len(tensor) > 1 and tensor.stride(0) == 0 for tensor in population.values())
 
 
 def below(prefix: str, params: Mapping[str, Tensor]) -> Params:
-    """Return the tensors whose names begin with a prefix, by the rest of their names."""
+    """Return the tensors whose names begin with a prefix, under their names without this prefix."""
     return {name.removeprefix(prefix): tensor for name, tensor in params.items() if name.startswith(prefix)}
 
 
 def count_models(params: Mapping[str, Tensor]) -> int:
-    """Return the number of networks of a population; a ValueError if the tensors have different numbers, or none."""
+    """Return the number of networks of a population; a ValueError if its tensors disagree or there is no network."""
     if not params:
         raise ValueError("a population without tensors has no networks; give at least one tensor")
     (first, count), *others = ((name, len(tensor) if tensor.ndim else 0) for name, tensor in params.items())
@@ -73,7 +72,7 @@ def count_not_finite(tensor: Tensor, *, is_structure: bool = False) -> int:
 
 
 def require_finite(params: Mapping[str, Tensor], label: str, structure: Collection[str] = ()) -> None:
-    """Raise a ValueError if a floating-point tensor of a network holds NaN or Inf; Inf is fine in structure (masks)."""
+    """Raise a ValueError if a floating-point tensor of a network holds NaN or Inf; structure (masks) may hold Inf."""
     for name, tensor in params.items():
         if tensor.is_meta:
             raise ValueError(
@@ -89,7 +88,7 @@ def require_finite(params: Mapping[str, Tensor], label: str, structure: Collecti
 
 
 def require_same_names(params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor]) -> None:
-    """Raise a ValueError unless two networks have parameters of the same names."""
+    """Raise a ValueError unless two networks have the same parameter names."""
     only_a = sorted(params_a.keys() - params_b.keys())
     only_b = sorted(params_b.keys() - params_a.keys())
     if only_a or only_b:
@@ -100,7 +99,7 @@ def require_same_names(params_a: Mapping[str, Tensor], params_b: Mapping[str, Te
 
 
 def require_same_shapes(params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor]) -> None:
-    """Raise a ValueError unless two networks have the same names and shapes."""
+    """Raise a ValueError unless two networks have the same parameter names and shapes."""
     require_same_names(params_a, params_b)
     for name, tensor in params_a.items():
         if tensor.shape != params_b[name].shape:
@@ -112,8 +111,7 @@ def require_same_shapes(params_a: Mapping[str, Tensor], params_b: Mapping[str, T
 
 
 def say_prefix(params_a: Collection[str], params_b: Collection[str]) -> str:
-    """Return a hint for an error message if all names of one network differ from the other's by one prefix; else
-    empty."""
+    """Return a hint for an error message if the names of two networks differ only by one prefix; otherwise no text."""
     for which, longer, shorter in (("second", params_b, params_a), ("first", params_a, params_b)):
         ends = {name for name in shorter if any(one.endswith(name) for one in longer)}
         for lead in {one.removesuffix(name) for name in sorted(ends)[:1] for one in longer if one.endswith(name)}:
@@ -126,7 +124,7 @@ def say_prefix(params_a: Collection[str], params_b: Collection[str]) -> str:
 
 
 def require_alike(*networks: Mapping[str, Tensor], structure: Collection[str] = ()) -> None:
-    """Raise a ValueError unless networks are of one architecture and finite; structure may hold Inf."""
+    """Raise a ValueError unless networks have one architecture and finite values; structure may hold Inf."""
     for k, params in enumerate(networks):
         require_same_shapes(networks[0], params)
         require_finite(params, label(k), structure)
@@ -143,12 +141,12 @@ def _is_equal(first: Tensor, other: Tensor) -> bool:
 
 
 def label(k: int, what: str = "network") -> str:
-    """Return the name of network k in error messages, such as "the first network"."""
+    """Return the label of the network with index k in error messages, such as "the first network"."""
     return f"the {('first', 'second', 'third')[k]} {what}" if k < 3 else f"{what} {k + 1}"
 
 
 def round_to(tensor: Tensor, dtype: torch.dtype, name: str) -> Tensor:
-    """Return a tensor in another dtype; it raises as `require_held` does."""
+    """Return a tensor in another dtype; errors are raised as by `require_held`."""
     if tensor.dtype == dtype:
         return tensor
     rounded = tensor.to(dtype)
@@ -158,7 +156,10 @@ def round_to(tensor: Tensor, dtype: torch.dtype, name: str) -> Tensor:
 
 
 def round_alike(made: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Params:
-    """Return a network that was made of a given one, in the dtypes of that; it raises as `require_held` does."""
+    """Return a network that was computed from a given network in the dtypes of the given network.
+
+    Errors are raised as by `require_held`.
+    """
     rounded = {name: tensor.to(given[name].dtype) for name, tensor in made.items()}
     for name, tensor in rounded.items():
         if tensor is not given[name]:
@@ -167,10 +168,11 @@ def round_alike(made: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Para
 
 
 def require_held(name: str, made: Tensor, given: Iterable[Tensor]) -> None:
-    """Raise if a computed tensor holds more values that are not finite than the tensors that it was made of.
+    """Raise an error if a computed tensor has more nonfinite values than the tensors from which it was computed.
 
-    What was Inf or NaN before may be so afterwards, such as an attention mask that is moved. Other such values are
-    beyond the range of the dtype. The given tensors are read only where something is not finite.
+    Values that were Inf or NaN before may stay so, for example in an attention mask that is moved. Other nonfinite
+    values are beyond the range of the dtype. The given tensors are read only if the computed tensor has nonfinite
+    values.
 
     Raises:
         ValueError: The dtype of the tensor cannot hold its values.
@@ -191,9 +193,9 @@ def require_held(name: str, made: Tensor, given: Iterable[Tensor]) -> None:
 
 
 def require_movable(groups: Iterable[Group], params: Mapping[str, Tensor], buffers: Collection[str]) -> None:
-    """Refuse tensors without values where a symmetry acts, such as quantized weights.
+    """Refuse tensors without values on which a symmetry acts, such as quantized weights.
 
-    Of integer buffers (masks, indices) it may change the order.
+    A symmetry may only reorder the entries of integer buffers, such as masks and indices.
 
     Raises:
         ValueError: A group acts on a tensor that holds no values.
@@ -213,17 +215,17 @@ def require_movable(groups: Iterable[Group], params: Mapping[str, Tensor], buffe
 
 
 def require_shared(name: str, tensors: Sequence[Tensor], *, lead: int = 0) -> None:
-    """Refuse tensors of networks that hold no values and differ, since they have no mean.
+    """Refuse tensors that hold no values and differ between networks, because such tensors have no mean.
 
-    Counters, one integer in each network, may differ.
+    Counters, which hold one integer in each network, may differ.
 
     Args:
         name: The name of the tensor.
-        tensors: One of each network.
+        tensors: The tensor of each network.
         lead: The number of leading model axes.
 
     Raises:
-        ValueError: They differ.
+        ValueError: The tensors differ.
     """
     first, *others = tensors
     if first.dtype in VALUES or (first.dtype in INTEGERS and first.ndim <= lead):
@@ -237,12 +239,15 @@ def require_shared(name: str, tensors: Sequence[Tensor], *, lead: int = 0) -> No
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    """Return whether all values are; a finite sum has finite terms, and costs one reading."""
+    """Return whether all values are finite.
+
+    A finite sum implies finite terms, and needs only one pass over the tensor.
+    """
     return math.isfinite(tensor.detach().sum(dtype=torch.float32 if tensor.itemsize < 4 else None))
 
 
 def _count(tensor: Tensor) -> int:
-    """Return the number of values that are not finite."""
+    """Return the number of nonfinite values."""
     return int((~tensor.detach().isfinite()).sum())
 
 

@@ -1,4 +1,4 @@
-"""A model as an exact function of its parameters, points away from initialization, and what a verification reports."""
+"""Exact evaluation of a model as a function of its parameters, away from initialization; results of verifications."""
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
@@ -32,7 +32,7 @@ NOISE = 65_537
 
 
 class Trial(NamedTuple):
-    """A point at which a function is compared with itself: what it computes there, and whether that is finite."""
+    """A point at which a function is compared with itself: parameters, outputs, and whether the outputs are finite."""
 
     params: Params
     reference: list[Tensor]
@@ -47,11 +47,11 @@ def away(
     run: Callable[[Params], list[Tensor]],
     tolerance: float,
 ) -> Trial:
-    """Return parameters away from initialization where the model is finite and keeps rounding errors small.
+    """Return parameters away from initialization at which the model is finite and keeps rounding errors small.
 
-    A chain of sines of high frequency multiplies them in every layer if its weights are as large as those of other
-    networks; it is compared at smaller ones. If it does so everywhere, it is compared where it does so least.
-    Parameters with a fixed value have it everywhere.
+    A chain of sines with high frequencies multiplies rounding errors in every layer if its weights are as large as
+    those of other networks. Such a model is compared at smaller weights. If no weights keep rounding errors small, the
+    weights with the smallest errors are used. Parameters with a fixed value always have this value.
     """
     best: tuple[float, Trial] | None = None
     infinite: Trial | None = None
@@ -74,7 +74,7 @@ def away(
 def exact_probe(
     module: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], outputs: Outputs = None
 ) -> tuple["Probe", float]:
-    """Return a probe that computes as exactly as the model can, and the relative error that its rounding allows."""
+    """Return a probe that computes as exactly as the model can, and the relative error to allow for its rounding."""
     single = partial(Probe, module, inputs, kwargs, outputs, dtype=torch.float32)
     try:
         probe = Probe(module, inputs, kwargs, outputs)
@@ -96,10 +96,10 @@ def first_trial(
     fixed: Mapping[str, float],
     generator: torch.Generator,
 ) -> tuple["Probe", float, Trial] | None:
-    """Return a probe in float64, the relative error that its rounding allows, and a point, with one evaluation.
+    """Return a probe in float64, the relative error to allow for its rounding, and a point, with a single evaluation.
 
-    They are mostly those of `exact_probe` and `away`, but whether the point keeps rounding errors small is not known.
-    None where the model cannot run in float64 or is not finite.
+    These results mostly equal those of `exact_probe` and `away`. However, it is not known whether the point keeps
+    rounding errors small. The result is None if the model cannot run in float64 or is not finite.
     """
     try:
         probe = Probe(module, inputs, kwargs, outputs)
@@ -111,7 +111,7 @@ def first_trial(
 
 
 class Probe:
-    """A float64 copy of a module in evaluation mode, run as a function of its parameters and buffers."""
+    """A copy of a module in float64 and evaluation mode, run as a function of its parameters and buffers."""
 
     def __init__(
         self,
@@ -133,8 +133,10 @@ class Probe:
         self.buffers = [name.removeprefix("module.") for name, _ in self.module.named_buffers()]
 
     def examine(self, params: Params) -> tuple[list[Tensor], float]:
-        """Return the outputs, and the error allowed, which depends on whether what parameters determine is rounded
-        inside."""
+        """Return the outputs and the allowed error.
+
+        The allowed error is larger if the model rounds values that depend on parameters to a lower precision.
+        """
         self.evaluations += 1
         named = self._name_all(params)
         for name, tensor in named.items():
@@ -147,7 +149,7 @@ class Probe:
 
     @contextmanager
     def _same_draws(self) -> Iterator[None]:
-        """Let what a model draws at random in its forward pass be the same in every evaluation."""
+        """Make the random numbers of a model's forward pass the same in every evaluation."""
         devices = {tensor.get_device() for tensor in self.params.values() if tensor.is_cuda}
         with torch.random.fork_rng(devices=sorted(devices)):
             torch.manual_seed(0)
@@ -162,7 +164,7 @@ class Probe:
         return [t.detach() for t in result]
 
     def _name_all(self, params: Mapping[str, Tensor]) -> Params:
-        """Return all tensors by their full names; buffers as copies, because a forward pass may write into them."""
+        """Return all tensors by their full names; buffers are copied because a forward pass may write into them."""
         named = {f"module.{name}": tensor.detach() for name, tensor in params.items()}
         for name, tensor in self.module.named_buffers(remove_duplicate=False):
             named[name] = named.get(name, tensor).clone()
@@ -170,8 +172,10 @@ class Probe:
 
 
 def _copy(module: nn.Module) -> nn.Module:
-    """Return a copy of a module, with values in place of graphs: torch copies no tensor that an earlier pass left
-    behind."""
+    """Return a copy of a module in which tensors with a graph are replaced by their values.
+
+    Torch cannot copy a tensor that an earlier forward pass left in the module together with its graph.
+    """
     held = [one for part in module.modules() for one in pytree.tree_leaves(dict(vars(part)))]
     memo = {id(one): one.detach().clone() for one in held if isinstance(one, Tensor) and not one.is_leaf}
     return copy.deepcopy(module, memo)
@@ -186,11 +190,11 @@ def perturb(
     is_raised: bool = True,
     fixed: Mapping[str, float] | None = None,
 ) -> Params:
-    """Return parameters away from initialization: no zero biases, no unit gains, no vanishing weights.
+    """Return parameters away from initialization: no zero biases, no gains of one, no vanishing weights.
 
-    Buffers that hold nothing negative (running variances) keep their signs; tied names stay tied. The noise is relative
-    to the values; small weights may be raised until a layer keeps the size of what it reads. Parameters with a fixed
-    value have it.
+    Buffers without negative values, such as running variances, keep their signs. Tied names stay tied. The noise is
+    relative to the values. If `is_raised`, small weights are enlarged until the outputs of a layer are about as large
+    as its inputs. Parameters with a fixed value get this value.
     """
     seen: dict[tuple[int, torch.Size, tuple[int, ...]], Tensor] = {}
     result = {}
@@ -212,7 +216,7 @@ def _is_finite(outputs: list[Tensor]) -> bool:
 def relative_change(before: list[Tensor], after: list[Tensor]) -> float:
     """Return the largest absolute difference of two lists of outputs, relative to the largest entry of each output.
 
-    Outputs of other shapes, as where their length follows from parameters, are infinitely far.
+    If the shapes of an output differ, for example because its length depends on parameters, the change is infinite.
     """
     worst = 0.0
     for a, b in zip(before, after, strict=True):
@@ -253,7 +257,7 @@ def _perturb_one(
 
 
 def _by_pieces(tensor: Tensor, factor: Tensor, added: Tensor) -> Tensor:
-    """`tensor * factor + added`, where factors and addends repeat."""
+    """Return `tensor * factor + added`, with factors and summands repeated until they cover the tensor."""
     flat = tensor.detach().flatten()
     whole = flat.numel() // factor.numel() * factor.numel()
     result = torch.empty_like(flat)
@@ -274,7 +278,7 @@ def _round_off(params: Params, generator: torch.Generator) -> Params:
 
 
 class _Precision(TorchFunctionMode):
-    """Watches for results of single or half precision that depend on parameters."""
+    """A mode that detects results in single or half precision that depend on parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -290,7 +294,10 @@ class _Precision(TorchFunctionMode):
 
 
 class InDouble(TorchFunctionMode):
-    """A context in which what a model of float64 converts to float32 on the way, as many norms do, stays in float64."""
+    """A context that keeps values of a float64 model in float64 where the model converts them to float32.
+
+    Many norms convert values to float32.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.float:
@@ -303,15 +310,16 @@ class InDouble(TorchFunctionMode):
 class Check:
     """The outcome of a verification: the largest relative change of an output, in total and by each group.
 
-    Accepted are 1e-9, 1e-5 where the model itself rounds to float32, and 1e-4 where it cannot run in float64.
+    The accepted change is 1e-9. It is 1e-5 if the model itself rounds to float32, and 1e-4 if the model cannot run in
+    float64.
 
     Attributes:
-        max_error: The largest change, by an element of all groups or by one group alone.
-        per_group: The change by each group and family of translations: alone where it was tried alone, else by all
-            together. Empty where only all together were asked for.
-        tolerance: The largest change that is accepted.
-        alone: Groups and families that were tried alone.
-        evaluations: How often the model was run.
+        max_error: The largest change, by an element of all groups together or of one group alone.
+        per_group: The change by each group and each family of translations. If one of them was not tried alone, this is
+            the change by all of them together. Empty if only all groups together were tried, as requested.
+        tolerance: The largest accepted change.
+        alone: The groups and families that were tried alone.
+        evaluations: The number of runs of the model.
     """
 
     max_error: float
@@ -327,7 +335,7 @@ class Check:
 
     @property
     def failed(self) -> tuple[str, ...]:
-        """Groups that change the function."""
+        """The groups that change the function."""
         return tuple(name for name, error in self.per_group.items() if not error <= self.tolerance)
 
     def __str__(self) -> str:

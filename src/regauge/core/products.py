@@ -1,14 +1,15 @@
-"""Products of matrices, by one of the two libraries that torch brings.
+"""Products of matrices, computed by one of the two libraries that torch contains.
 
-Torch multiplies matrices in single precision by its BLAS, which on x86 is MKL; `"onednn"` multiplies large ones by
-oneDNN, which torch uses for convolutions. Both round differently, and in a long training differences of rounding grow.
-So nothing is measured to choose one: the default follows from the processor alone, `REGAUGE_PRODUCTS` or `set_library`
-override it, and what is written over several runs records it. Trained convolutional networks follow the same choice
-(`training/chains/image_chain.py`).
+In single precision, torch multiplies matrices by its BLAS, which is MKL on x86 processors. With `"onednn"`, large
+matrices are multiplied by oneDNN, the library that torch uses for convolutions. The two libraries round differently,
+and differences of rounding grow in a long training. So no measurement chooses the library. The default depends only on
+the processor. `REGAUGE_PRODUCTS` or `set_library` override the default. Outputs that are written over several runs
+record the library. Trained convolutional networks follow the same choice (`training/chains/image_chain.py`).
 
-MKL leaves AVX-512 unused on processors that are not Intel's: on an AMD EPYC it reached 98 GFLOP/s with 1,024 x 1,024
-matrices, and oneDNN 209 (`benchmarks/README.md`). On an Intel Xeon with AVX-512 oneDNN is slower: 0.91 of MKL's
-throughput with such matrices, 0.48 to 1.01 in other shapes. There the default is the BLAS.
+MKL does not use AVX-512 on processors that Intel did not make. On an AMD EPYC, MKL reached 98 GFLOP/s with 1,024 x
+1,024 matrices, and oneDNN 209 (`benchmarks/README.md`). On an Intel Xeon with AVX-512, oneDNN is slower. It reached
+0.91 of MKL's throughput with such matrices, and 0.48 to 1.01 in other shapes. On Intel processors the default is
+therefore the BLAS.
 """
 
 from collections.abc import Iterator
@@ -32,12 +33,12 @@ _used: ContextVar[Library | None] = ContextVar("used library", default=None)
 
 
 def library() -> Library:
-    """Return the library that multiplies: as set, as the environment says, or the default of this processor."""
+    """Return the library that multiplies: the chosen library, or the default of this processor."""
     return chosen_library() or default_library()
 
 
 def chosen_library() -> Library | None:
-    """Return the library that `use_library`, `set_library` or the environment named, if any."""
+    """Return the library named by `use_library`, `set_library` or the environment; None without a choice."""
     known = _used.get() or _chosen
     if known is not None:
         return known
@@ -46,7 +47,7 @@ def chosen_library() -> Library | None:
 
 
 def set_library(name: Library | None) -> None:
-    """Multiply by this library from now on, in this process; None restores what the environment or processor says."""
+    """Multiply by this library from now on, in this process; None restores the library of environment or processor."""
     global _chosen
     _chosen = None if name is None else require_library(name, "the library of matrix products")
 
@@ -64,7 +65,7 @@ def use_library(name: Library | None) -> Iterator[None]:
 
 @cache
 def default_library() -> Library:
-    """oneDNN on x86 processors with AVX-512 that are not Intel's, else the BLAS."""
+    """Return oneDNN on x86 processors with AVX-512 that Intel did not make, otherwise the BLAS."""
     find = getattr(torch.cpu, "get_capabilities", None)
     found = find() if find is not None else {}
     is_intel = str(found.get("cpu_name", "Intel")).startswith("Intel")
@@ -72,7 +73,7 @@ def default_library() -> Library:
 
 
 def require_library(name: str, what: str) -> Library:
-    """Return the library of that name; a ValueError if there is none, or this torch lacks it."""
+    """Return the library with the given name; a ValueError if the name is unknown or this torch lacks the library."""
     for known in get_args(Library):
         if known == name and (known == "blas" or has_onednn()):
             return cast(Library, known)
@@ -81,17 +82,17 @@ def require_library(name: str, what: str) -> Library:
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """`a @ b`, for two matrices or two stacks of equally many."""
+    """Return `a @ b` for two matrices, or for two stacks with the same number of matrices."""
     if not _is_for_onednn(a, b):
         return a @ b
     return scaled_matmul(a, b, buffer=a.new_empty(len(a), a.shape[1], b.shape[2]) if a.ndim == 3 else a.new_empty(0))
 
 
 def scaled_matmul(a: Tensor, b: Tensor, *, buffer: Tensor, shift: Tensor | None = None, factor: float = 1.0) -> Tensor:
-    """`factor * (a @ b + shift)`, for two matrices or two stacks of equally many, without new memory where that can be.
+    """Return `factor * (a @ b + shift)` for two matrices or two stacks of matrices, if possible without new memory.
 
-    The result is in `buffer`, which shares no memory with the others, or where oneDNN wrote it. A shift has as many
-    axes, or one value for each column.
+    The result is in `buffer`, or in memory that oneDNN allocated. `buffer` must not share memory with the other
+    arguments. A shift has as many axes as the product, or one value for each column.
     """
     if not _is_for_onednn(a, b):
         multiply = torch.addmm if a.ndim == 2 else torch.baddbmm
@@ -112,7 +113,7 @@ def scaled_matmul(a: Tensor, b: Tensor, *, buffer: Tensor, shift: Tensor | None 
 
 
 def add_matmul(total: Tensor, a: Tensor, b: Tensor, *, factor: float = 1.0) -> None:
-    """`total += factor * (a @ b)`, of matrices."""
+    """Compute `total += factor * (a @ b)` in place, for matrices."""
     if _is_for_onednn(a, b):
         total.add_(_by_onednn(a, b), alpha=factor)
     else:
@@ -120,7 +121,7 @@ def add_matmul(total: Tensor, a: Tensor, b: Tensor, *, factor: float = 1.0) -> N
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`x @ weight.T + bias` as `torch.nn.functional.linear` computes it, with gradients.
+    """Return `x @ weight.T + bias`, with gradients, like `torch.nn.functional.linear`.
 
     Args:
         x: `[..., inputs]`.
@@ -136,7 +137,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 class _Linear(torch.autograd.Function):
-    """A linear map of rows, whose gradients are products by the same library, and can be differentiated again."""
+    """A linear map of rows whose gradients are computed by the same library and can be differentiated again."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -171,12 +172,12 @@ class _Linear(torch.autograd.Function):
 
 
 def _is_rewritten() -> bool:
-    """Return whether torch compiles the operators or chooses their precision."""
+    """Return whether torch compiles the operators or chooses their precision itself."""
     return torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu")
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Return whether these are numbers in memory that oneDNN multiplies, and no transform of functions follows them."""
+    """Return whether a tensor holds values in memory that oneDNN can multiply, and no function transform tracks it."""
     return (
         type(tensor) in (Tensor, torch.nn.Parameter)
         and tensor.dtype == torch.float32
@@ -196,5 +197,5 @@ def _by_onednn(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def has_onednn() -> bool:
-    """Return whether torch was built with oneDNN and has its product of matrices where this module looks for it."""
+    """Return whether torch was built with oneDNN and has the operator for its matrix product."""
     return hasattr(torch.ops.mkldnn, "_linear_pointwise")

@@ -1,4 +1,4 @@
-"""Progress of long work, which the command line shows as bars with an estimate of the time left; and who does it."""
+"""Progress of long work, shown by the command line as bars with an estimate of the time left; crews of processes."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -11,17 +11,20 @@ Made = TypeVar("Made")
 
 
 class Advance(Protocol):
-    """Advances one piece of work, from any thread."""
+    """A function that advances one piece of work; any thread may call it."""
 
     def __call__(self, amount: float = 1, /, *, loss: float | None = None) -> object:
-        """Count an amount of the total as done, with the loss of the step where a training knows it."""
+        """Count an amount of the total as done; training also passes the loss of the step."""
 
 
 class Progress(Protocol):
-    """Shows pieces of work that take long."""
+    """A function that shows the progress of long pieces of work."""
 
     def __call__(self, label: str, total: float, /) -> Advance:
-        """Begin a piece of work, labelled by what is done ("training") or counted ("shards"), of a total amount."""
+        """Begin a piece of work with a total amount.
+
+        The label names the activity ("training") or the counted items ("shards").
+        """
 
 
 def no_advance(amount: float = 1, /, *, loss: float | None = None) -> None:
@@ -34,12 +37,12 @@ def no_progress(label: str, total: float, /) -> Advance:
 
 
 class Unit:
-    """A `Progress` of one unit of a piece of work, which advances the piece by the parts of the unit.
+    """A `Progress` of one unit of a piece of work; it advances the piece as the parts of the unit advance.
 
-    The last hundredth of the unit is counted when it is finished, not when the last of its parts is done.
+    The last hundredth of the unit is counted when the unit is finished, not when the last of its parts is done.
 
     Args:
-        advance: Shows the progress of the piece.
+        advance: The function that shows the progress of the piece.
     """
 
     def __init__(self, advance: Advance) -> None:
@@ -55,25 +58,25 @@ class Unit:
         return advance
 
     def finish(self) -> None:
-        """Count what is left of the unit."""
+        """Count the rest of the unit as done."""
         self._advance(1 - self._done)
 
 
 class Crew:
-    """The processes that make an output together: here this one alone."""
+    """The processes that make an output together; this class stands for a single process."""
 
     rank, size = 0, 1
 
     def first(self, make: Callable[[], T]) -> T:
-        """Call a function in the first process, and send its result to all."""
+        """Call a function in the first process, and send its result to all processes."""
         return make()
 
     def map(self, make: Callable[[T], Made], items: Iterable[T]) -> list[Made]:
-        """Call a function of every item, each in one process, and send all results to all."""
+        """Call a function for every item, each in one of the processes, and send all results to all processes."""
         return [make(one) for one in items]
 
     def sum(self, tensors: "Mapping[Any, Tensor]") -> "dict[Any, Tensor]":
-        """Sum tensors over all processes, by their keys; those that a process lacks count as zeros."""
+        """Sum tensors with the same key over all processes; a tensor that a process lacks counts as zero."""
         return dict(tensors)
 
 

@@ -1,4 +1,4 @@
-"""A cache for results that depend on a symmetry alone, kept as long as the symmetry."""
+"""A cache for results that depend only on a symmetry, kept as long as the symmetry exists."""
 
 from collections.abc import Callable, Hashable
 from functools import wraps
@@ -6,11 +6,11 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 
 class Remembering(Protocol):
-    """A symmetry, as far as it matters here."""
+    """A protocol: a symmetry with a memory for computed results."""
 
     @property
     def memory(self) -> dict[Hashable, Any]:
-        """The results that were computed from it, by function and arguments."""
+        """The results computed from the symmetry, by function and arguments."""
 
 
 Owner = TypeVar("Owner", bound=Remembering)
@@ -19,10 +19,10 @@ Given = ParamSpec("Given")
 
 
 def remembered(compute: Callable[Concatenate[Owner, Given], Result]) -> Callable[Concatenate[Owner, Given], Result]:
-    """Keep what a function of a symmetry and hashable arguments returns as long as the symmetry lives.
+    """Keep the results of a function of a symmetry and hashable arguments as long as the symmetry exists.
 
-    Aligning small networks takes less time than finding out where their groups act. Results are shared by all callers,
-    who must not change them.
+    Finding the places where groups act can take longer than aligning small networks. Results are shared by all callers,
+    so callers must not change them.
     """
     name = f"{compute.__module__}.{compute.__qualname__}"
 

@@ -1,4 +1,4 @@
-"""The directions of positive scales: combinations of families that are balanced as one, and where they act."""
+"""Directions of positive scales: combinations of families that are balanced as one, and the sites where they act."""
 
 import itertools
 from collections.abc import Sequence
@@ -18,10 +18,11 @@ from regauge.core.symmetry import Symmetry
 
 @dataclass(frozen=True)
 class ScaleSite:
-    """One site of a direction: a step t multiplies the squares of a tensor there by `exp(exponent * t)`.
+    """One site of a direction: a step t multiplies the squares of a tensor at this site by `exp(exponent * t)`.
 
-    It acts on `shared` axes of the tensor. The unit of an entry depends on `axes`, its own axis last, counted without
-    the batch axis. `index` says which entry of a step belongs to the positions of the own axis.
+    The direction acts on `shared` axes of the tensor. The unit of an entry depends on `axes`, counted without the batch
+    axis; the last of these axes is the axis of the site. `index` gives the entry of a step for each position on the
+    axis of the site.
     """
 
     name: str
@@ -34,9 +35,9 @@ class ScaleSite:
 
 @dataclass(frozen=True)
 class Direction:
-    """A combination of the families of one group that is balanced as one: how much each moves, and where.
+    """A combination of the families of one group that is balanced as one: the weight of each family, and the sites.
 
-    `own` has the places of a normalizer whose values it alone moves.
+    For a normalizer, `own` holds the sites whose values no other scale moves.
     """
 
     group: str
@@ -48,7 +49,7 @@ class Direction:
 
 @remembered
 def directions(symmetry: Symmetry, buffers: Literal["move", "keep"]) -> tuple[Direction, ...]:
-    """Return the families of every group, or the combinations of them that keep the buffers."""
+    """Return the families of every group; to keep the buffers, return the combinations that do not move buffers."""
     result = []
     for group in symmetry.groups:
         kept = kept_scales(symmetry, group) if buffers == "keep" else null_space([], group.scales)
@@ -60,15 +61,15 @@ def directions(symmetry: Symmetry, buffers: Literal["move", "keep"]) -> tuple[Di
 
 
 def kept_scales(symmetry: Symmetry, group: Group) -> list[tuple[int, ...]]:
-    """Return the combinations of the families of scales of a group that keep every buffer; they span all that do."""
+    """Return combinations of the scale families of a group that keep every buffer; they span all such combinations."""
     return null_space(_moving(symmetry, group), group.scales)
 
 
 @remembered
 def normalizers(symmetry: Symmetry) -> tuple[Direction, ...]:
-    """Return the combinations of families that move buffers, on the values that nothing else scales.
+    """Return the combinations of families that move buffers, and for each one the values that no other scale moves.
 
-    These are the filters before batch normalization, for each layer its own. See `SquaredNorm.normalize`.
+    These values are the filters before batch normalization, one set for each layer. See `SquaredNorm.normalize`.
     """
     result = []
     for group in symmetry.groups:
@@ -84,12 +85,12 @@ def normalizers(symmetry: Symmetry) -> tuple[Direction, ...]:
 
 
 def _moving(symmetry: Symmetry, group: Group) -> list[tuple[int, ...]]:
-    """Return the distinct exponents of a group's families of scales on buffers."""
+    """Return the distinct exponents with which the scale families of a group act on buffers."""
     return sorted({p.scale for p in group.placements if p.parameter in symmetry.buffers})
 
 
 def _sites_moved(symmetry: Symmetry, group: Group, weights: Sequence[int] | None = None) -> list[tuple[str, Site]]:
-    """Return the sites on compared parameters that a combination of families moves, or any of them."""
+    """Return the sites of a group on compared parameters that a combination of families moves; all sites by default."""
     every = ((name, site) for name, local in symmetry.sites.items() if name not in symmetry.buffers for site in local)
     own = ((name, site) for name, site in every if site.group.name == group.name)
     return [(name, site) for name, site in own if weights is None or _exponent(site, weights)]
@@ -116,11 +117,11 @@ def _place(symmetry: Symmetry, name: str, site: Site, exponent: int, shared: int
 
 
 def _shorten(symmetry: Symmetry, group: Group, basis: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Reduce a basis of combinations of families by sums and differences, until none of these moves fewer sites.
+    """Reduce a basis of combinations of families by sums and differences, until no sum or difference moves fewer sites.
 
-    A tensor that is scaled alone, such as a filter with a normalization after it, has no best norm, and a linear term
-    gives it one. This needs a combination that scales this tensor only: if each one scaled other tensors too, the steps
-    could go on without end.
+    A tensor that is scaled alone, such as a filter before a normalization, has no best norm. A linear term gives it a
+    best norm. For this, one combination must scale only this tensor. If each combination scaled other tensors too, the
+    steps could go on without end.
     """
     if len(basis) < 2:
         return basis
@@ -140,7 +141,10 @@ def _shorten(symmetry: Symmetry, group: Group, basis: list[tuple[int, ...]]) -> 
 
 
 def _duals(rows: Sequence[Sequence[int]], kept: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
-    """Integer vectors orthogonal to `kept`, each to all but one of a largest independent set of the rows."""
+    """Return integer vectors orthogonal to `kept`, one for each row of a largest independent set of the rows.
+
+    Each vector is also orthogonal to all other rows of this set.
+    """
     chosen: list[Sequence[int]] = []
     for row in rows:
         if any(_dot(row, free) for free in null_space(chosen, len(row))):

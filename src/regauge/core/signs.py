@@ -1,9 +1,9 @@
-"""The best pattern of signs for each pair of units, where a group has several families of signs.
+"""The best pattern of signs for each pair of units, if a group has several families of signs.
 
-A family k has a sign s_k for each unit. A place where the units are multiplied by the product of s_k over
-a subset of families sees the *character* of that subset; different places see different characters. For one
-pair of units the objective is `sum_chi chi(s) c_chi`, to be maximized over the signs s. Characters that are
-independent of all others over GF(2) contribute `|c_chi|`; the others fall into independent components.
+A family k has a sign s_k for each unit. At each place, the units are multiplied by the product of s_k over a subset of
+families. This product is the *character* of the subset. Different places have different characters. For one pair of
+units the objective is `sum_chi chi(s) c_chi`, to be maximized over the signs s. Characters that are independent of all
+others over GF(2) contribute `|c_chi|`. The other characters fall into independent components.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ ENUMERATED = 8
 
 @dataclass(frozen=True)
 class _Component:
-    """Characters that depend on one another: their places in the list, each as a mask over the free signs."""
+    """Characters that depend on one another: their indices in the list, and each one as a mask over the free signs."""
 
     members: tuple[int, ...]
     masks: tuple[int, ...]
@@ -28,16 +28,16 @@ class _Component:
 
 
 class SignCode:
-    """The characters of a group, split into independent components; `of` keeps those that were made.
+    """The characters of a group, split into independent components; `of` caches the codes.
 
     Args:
-        characters: Exponents of the families, distinct.
+        characters: The exponents of the families for each character; no two characters are equal.
     """
 
     @classmethod
     @cache
     def of(cls, *characters: tuple[int, ...]) -> "SignCode":
-        """Return the code of some characters."""
+        """Return the code of the given characters."""
         return cls(characters)
 
     def __init__(self, characters: Sequence[Sequence[int]]) -> None:
@@ -49,12 +49,12 @@ class SignCode:
         return all(len(component.members) == 1 for component in self._components)
 
     def best(self, costs: Sequence[Tensor]) -> Tensor:
-        """`max over s of sum_chi chi(s) c_chi`, entry by entry of costs of the same shape."""
+        """Return `max over s of sum_chi chi(s) c_chi`, entry by entry, for costs of one shape."""
         values = [self._solve(component, costs)[0] for component in self._components]
         return reduce(torch.add, values)
 
     def signs(self, costs: Sequence[Tensor], families: int) -> Tensor:
-        """Return the signs that attain it, int8 `[families, ...]`; those that do not matter are plus one."""
+        """Return the signs that attain the maximum, int8 `[families, ...]`; signs without an effect are plus one."""
         chosen: dict[int, Tensor] = {}
         for component in self._components:
             bits = self._solve(component, costs)[1]
@@ -69,7 +69,10 @@ class SignCode:
 
     @cached_property
     def _reduce(self) -> tuple[dict[int, tuple[int, frozenset[int]]], list[frozenset[int]]]:
-        """Gauss-Jordan over GF(2): rows by pivot with the basis characters they combine; each word in that basis."""
+        """The Gauss-Jordan reduction over GF(2): rows by pivot, and each word in terms of the basis characters.
+
+        Each row comes with the basis characters that it combines.
+        """
         rows: dict[int, tuple[int, frozenset[int]]] = {}
         expressed: list[frozenset[int]] = []
         for index, word in enumerate(self.words):
@@ -106,7 +109,7 @@ class SignCode:
         return result
 
     def _solve(self, component: _Component, costs: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """Best value and the bit (1 for minus) of each basis character."""
+        """Return the best value, and the bit (1 for minus) of each basis character."""
         own = [costs[m] for m in component.members]
         size = len(component.basis)
         if size == 0:
@@ -132,7 +135,7 @@ class SignCode:
 
 
 def _coordinate_ascent(component: _Component, own: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """Flip one sign at a time while that helps anywhere, from the signs of the basis characters alone."""
+    """Flip one sign at a time as long as a flip helps in any entry; the first signs are best for the basis alone."""
     place = dict(zip(component.members, own, strict=True))
     bits = [(place[b] < 0).long() for b in component.basis]
     signed = list(own)

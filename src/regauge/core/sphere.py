@@ -1,8 +1,8 @@
 """The unit sphere: distances, the exponential and the logarithm, geodesics and means, exact in float32.
 
-Points and tangent vectors lie along the last axis; leading axes are batch axes. Angles are in radians. Nothing
-here clamps an arc cosine, so that angles far below the square root of the precision come out right, and all
-gradients are finite where points coincide.
+Points and tangent vectors lie along the last axis; leading axes are batch axes. Angles are in radians. No function here
+clamps an arc cosine. So angles far below the square root of the precision are correct, and all gradients are finite if
+points coincide.
 """
 
 import math
@@ -19,7 +19,7 @@ MAX_STEPS = 100
 
 
 def normalize(x: Float[Tensor, "*lead dim"]) -> Float[Tensor, "*lead dim"]:
-    """Return the nearest point of the sphere; zero has none and gives NaN."""
+    """Return the nearest point of the sphere; zero has no nearest point and gives NaN."""
     norms: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return x / norms
 
@@ -40,7 +40,7 @@ def distance(x: Points, y: Points) -> Float[Tensor, "*lead"]:
 
 
 def exp(x: Points, v: Points) -> Points:
-    """Return the end of the geodesic that leaves x with velocity v, tangent at x, after unit time.
+    """Return the point that the geodesic with velocity v, tangent at x, reaches from x after unit time.
 
     `exp(x, v) = cos |v| x + sin |v| v / |v|`.
     """
@@ -51,8 +51,8 @@ def exp(x: Points, v: Points) -> Points:
 def log(x: Points, y: Points) -> Points:
     """Return the velocity at x of the shortest geodesic that reaches y after unit time: `exp(x, log(x, y)) == y`.
 
-    Its length is `distance(x, y)`. From antipodal points no geodesic is the shortest, and the
-    result is meaningless; see `is_antipodal`.
+    The length of the velocity is `distance(x, y)`. Between antipodal points no geodesic is the shortest, and the result
+    is meaningless; see `is_antipodal`.
     """
     angle = distance(x, y).unsqueeze(-1)
     # The tangent part of y - x is that of y, without the cancellation of nearly equal points; its length is sin(angle).
@@ -60,12 +60,12 @@ def log(x: Points, y: Points) -> Points:
 
 
 def geodesic(x: Points, y: Points, t: Tensor | float) -> Points:
-    """Return the point a share t of the way along the shortest geodesic from x to y; exactly the ends at 0 and 1.
+    """Return the point at a share t of the shortest geodesic from x to y; exactly x at 0 and y at 1.
 
     Args:
-        x: Starts.
-        y: Ends, not antipodal to those of x; see `log`.
-        t: A number, or one for each leading index.
+        x: Start points.
+        y: End points, not antipodal to the start points; see `log`.
+        t: A number, or one number for each leading index.
     """
     share = torch.as_tensor(t, dtype=x.dtype, device=x.device).unsqueeze(-1)
     angle = distance(x, y).unsqueeze(-1) / math.pi
@@ -81,16 +81,16 @@ def mean(
 ) -> Float[Tensor, "*lead dim"]:
     """Return the Karcher mean: the point whose weighted squared distances to the points have the smallest sum.
 
-    It is the only one when all points lie within an open half sphere. There `sum_k w_k log(mean, point_k) = 0`.
+    The mean is unique if all points lie within an open half sphere. At the mean, `sum_k w_k log(mean, point_k) = 0`.
 
     Args:
         points: Points along the axis before the last.
-        weights: Not negative, for all means alike or for each; equal by default.
-        tolerance: The iteration ends when no mean moves further than this angle; by default four times the
-            precision of the dtype.
+        weights: Nonnegative weights, shared by all means or given for each mean; equal by default.
+        tolerance: The iteration ends if no mean moves by more than this angle; by default four times the precision of
+            the dtype.
 
     Raises:
-        ValueError: The weights are negative or sum to zero, or the weighted points cancel, so that no mean is near.
+        ValueError: The weights are negative or sum to zero, or the weighted points cancel and no mean is defined.
 
     References:
         Karcher (1977), Riemannian center of mass and mollifier smoothing, definition 1.3.
@@ -117,6 +117,6 @@ def mean(
 
 
 def is_antipodal(x: Points, y: Points) -> Bool[Tensor, "*lead"]:
-    """Return whether points are opposite up to rounding, so that no geodesic between them is the shortest."""
+    """Return whether points are opposite up to rounding; no geodesic between such points is the shortest."""
     together: Tensor = torch.linalg.vector_norm(x + y, dim=-1)
     return together <= 16 * torch.finfo(x.dtype).eps

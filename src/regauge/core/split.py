@@ -1,4 +1,4 @@
-"""Batches in two parts: examples that choose, and examples that judge what was chosen."""
+"""Batches split in two parts: examples to choose by, and examples to judge the choice by."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -14,15 +14,15 @@ Batches = list[tuple[Any, Any]]
 
 
 def split_batches(batches: Iterable[Any], share: float, generator: torch.Generator) -> tuple[Batches, Batches]:
-    """Split the examples of batches at random; each part keeps the order and at most as many batches.
+    """Split the examples of batches at random; each part keeps the order and has at most as many batches.
 
-    Examples lie along the first axis of every tensor of a batch. Where tensors of a batch differ in its length, or
-    hold something that has none (text), whole batches are drawn.
+    Examples lie along the first axis of every tensor of a batch. If the tensors of a batch have first axes of different
+    lengths, or if a batch holds text, whole batches are assigned at random.
 
     Args:
         batches: Pairs (inputs, targets).
-        share: The share of the examples in the first part, between 0 and 1. Each part has one at least.
-        generator: Draws the examples.
+        share: The share of the examples in the first part, between 0 and 1. Each part has at least one example.
+        generator: The generator that assigns the examples to the parts.
 
     Raises:
         ValueError: The share is not between 0 and 1, or there is nothing to split.
@@ -57,7 +57,7 @@ def split_batches(batches: Iterable[Any], share: float, generator: torch.Generat
 
 
 def _count_examples(batch: Any) -> int | None:
-    """Return the number of examples of a batch; None where it cannot be told."""
+    """Return the number of examples of a batch, or None if the number is unknown."""
     leaves = pytree.tree_leaves(batch)
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     others = [leaf for leaf in leaves if not isinstance(leaf, Tensor | int | float | None)]

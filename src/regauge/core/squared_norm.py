@@ -1,4 +1,4 @@
-"""The squared norm of networks as scales and matrices move them: its slopes, and products with its Hessian."""
+"""The squared norm of networks as a function of scales and matrices: its slopes, and products with its Hessian."""
 
 from collections.abc import Iterator, Mapping
 from typing import Literal
@@ -28,11 +28,11 @@ Gram = Float64[np.ndarray, "batch copies n n"]
 
 
 class SquaredNorm:
-    """The squared norm of networks at the scales and matrices that steps have led to.
+    """The squared norm of networks after the scales and matrices of all steps so far.
 
-    Scales and symmetric matrices move a tensor T to `exp(L) T`, where L is linear in the matrices and in the logarithms
-    of the scales, and symmetric. Along `exp(t L) T` the squared norm has the slope `2 <T, L T>` and the curvature
-    `4 |L T|^2`, so that it is convex.
+    Scales and symmetric matrices move a tensor T to `exp(L) T`. L is symmetric, and linear in the matrices and in the
+    logarithms of the scales. Along `exp(t L) T` the squared norm has the slope `2 <T, L T>` and the curvature `4 |L
+    T|^2`. So the squared norm is convex.
 
     Args:
         symmetry: The symmetry, with every size known.
@@ -42,7 +42,7 @@ class SquaredNorm:
     Attributes:
         logs: The logarithms of all scales, direction by direction, `[batch, unit]`.
         found: The matrix of each copy of each group.
-        norm: The squared norm, but for what nothing moves.
+        norm: The squared norm of all values that scales or matrices move.
     """
 
     def __init__(self, symmetry: Symmetry, buffers: Literal["move", "keep"], params: Mapping[str, Tensor]) -> None:
@@ -90,13 +90,15 @@ class SquaredNorm:
         return found
 
     def _units(self, params: Mapping[str, Tensor], name: str, site: Site) -> Tensor:
-        """Return the same, on the device of the parameters."""
+        """Return the values of a site, `[batch, copies, n, columns]`, on the device of the parameters."""
         values = unit_values(self._symmetry, name, site, params[name].detach(), 1)
         return values.reshape(self._batch, -1, *values.shape[-2:]).double()
 
     def _sum_grams(self, params: Mapping[str, Tensor], group: str) -> Array:
-        """Return the Gram matrices of what a group alone acts on, and of what its inverse does: `[2, batch, copies, n,
-        n]`."""
+        """Return Gram matrices of the values on which only this group acts, `[2, batch, copies, n, n]`.
+
+        The first entry is for the matrix of the group, the second for its inverse.
+        """
         n, copies = self._symmetry[group].size, self._symmetry.count_copies(group)
         sums = np.zeros((2, self._batch, copies, n, n))
         for name, site in self.plan.grams[group]:
@@ -109,16 +111,16 @@ class SquaredNorm:
         return sums
 
     def _side(self, rows: Array, table: Table, side: int) -> Array:
-        """Return numbers of rows as those of one side of the matrices of a table: `[tensor, batch, length]`."""
+        """Return numbers of all rows as numbers of one side of the matrices of a table: `[tensor, batch, length]`."""
         parts = rows[table.sides[side]].reshape(len(table.axes), table.shape[side], self._batch)
         return np.ascontiguousarray(parts.swapaxes(1, 2))
 
     def _columns(self, rows: Array, pool: slice, copies: int) -> Array:
-        """Return numbers of rows as those of the columns of values: `[batch, copies, 1, columns]`."""
+        """Return numbers of all rows as numbers of the columns of values: `[batch, copies, 1, columns]`."""
         return rows[pool].T.reshape(self._batch, copies, 1, -1)
 
     def _measure(self) -> None:
-        """Sum the squares of all rows at the scales and matrices of now."""
+        """Sum the squares of all rows at the current scales and matrices."""
         self._factors = np.exp(self._fields)
         self._rows = np.empty_like(self._fields)
         self._rows[: len(self._entries)] = self._entries * self._factors[: len(self._entries)]
@@ -139,17 +141,18 @@ class SquaredNorm:
             self.norm = self.norm + np.trace(gram, axis1=-2, axis2=-1).sum((0, 2))
 
     def objective(self) -> Float64[np.ndarray, " batch"]:
-        """Return the squared norm with the linear terms of units that have one side."""
+        """Return the squared norm plus the linear terms, which units and singular matrices with only one side have."""
         found: Array = self.norm - (self._linear * self.logs).sum(1) - 2 * self._volumes
         return found
 
     def _meet(self, incidence: Incidence) -> Array:
-        """Return the step to the minimum of a bound of the norm that is the sum of a function of each unit.
+        """Return the step to the minimum of an upper bound of the norm, which is a sum of one function for each unit.
 
-        With weights W and exponents e the slope of `sum W exp(e t)` vanishes where the logarithms of its rising and of
-        its falling part meet. Their difference grows at most by the largest rising plus the largest falling exponent,
-        so that dividing by these never goes too far. A value that k units move is bounded by the mean of k values with
-        k times the exponent. A unit with one side goes to the slope of its linear term.
+        With weights W and exponents e, the slope of `sum W exp(e t)` vanishes where the logarithms of its rising part
+        and of its falling part meet. The difference of these logarithms changes at most at the rate of the largest
+        rising plus the largest falling exponent. So a division by this rate never goes too far. A value that k units
+        move is bounded by the mean of k values with k times the exponent. A unit with only one side moves to the slope
+        of its linear term.
         """
         up, down = ((part @ self._rows).T for part in (incidence.rising, incidence.falling))
         is_one, is_other = up > 0, down > 0
@@ -159,14 +162,17 @@ class SquaredNorm:
         return step
 
     def sweep(self) -> None:
-        """Move all scales at once to where a bound of the norm is smallest."""
+        """Move all scales at once to the minimum of an upper bound of the norm."""
         step = self._meet(self.plan.incidence)
         self._shift(self.plan.incidence, step)
         self.logs += step
         self._measure()
 
     def normalize(self) -> list[Array]:
-        """Return the steps that give the values of each normalizer that it alone moves norm one, up to a constant."""
+        """Return the steps that scale the values of each normalizer to norm one, up to a constant.
+
+        These are the values that no other scale moves.
+        """
         steps, moved = [], set[str]()
         for filters in self.plan.filters:
             own = {place.name for place in filters.direction.own}
@@ -178,14 +184,14 @@ class SquaredNorm:
         return steps
 
     def grams(self, group: str) -> tuple[Gram, Gram]:
-        """Return the Gram matrices of all that a group acts on, and of all that its inverse does."""
+        """Return the Gram matrices of all values that a group multiplies, and of all that its inverse multiplies."""
         sums = self._alone[group].copy()
         for sign, values in self._acted_on(group):
             sums[int(sign < 0)] += values @ values.swapaxes(-1, -2)
         return sums[0], sums[1]
 
     def _acted_on(self, group: str) -> Iterator[tuple[int, Array]]:
-        """Yield the values on which a group acts, not alone, with their signs."""
+        """Yield the values on which a group acts together with scales or other groups, with their signs."""
         for pool, values in zip(self.plan.pools, self._pools, strict=True):
             if pool.group == group:
                 yield pool.sign, values
@@ -193,7 +199,7 @@ class SquaredNorm:
             yield from ((sign, values[:, index]) for name, sign, index in loose.slots if name == group)
 
     def multiply(self, group: str, matrix: Gram) -> None:
-        """Multiply all that a group acts on by a matrix, and by its inverse transpose where the inverse acts."""
+        """Multiply all values of a group by a matrix, or by its inverse transpose if the inverse acts on them."""
         both = {1: matrix, -1: np.linalg.inv(matrix).swapaxes(-1, -2)}
         for k, copy, bases in self._single.get(group, []):
             for side, each in enumerate(both.values()):
@@ -211,7 +217,7 @@ class SquaredNorm:
                     values[:, index] = both[sign] @ values[:, index]
 
     def _shift(self, incidence: Incidence, step: Array) -> None:
-        """Multiply by the exponentials of a step of scales."""
+        """Multiply values by the exponentials of a step of scales."""
         fields = incidence.rows @ step.T
         self._fields += fields
         roots = np.exp(fields / 2)
@@ -223,11 +229,12 @@ class SquaredNorm:
     def balance(
         self, group: str, is_rigid: Bool[np.ndarray, " batch"], is_chosen: Bool[np.ndarray, " batch"], limits: Limits
     ) -> None:
-        """Take the best step of the matrices of a group alone, in chosen networks but those where it is rigid.
+        """Take the best step of the matrices of one group alone, in chosen networks in which the group is not rigid.
 
-        Where it acts on d axes of one tensor, the step assumes that only one of them moves; its d-th root does not go
-        too far when all of them do. What only one side of a singular copy has gets a linear term in the logarithm of
-        its volume. Networks in which the rank of a copy is in doubt become rigid.
+        If the group acts on d axes of one tensor, the step assumes that only one axis moves. The d-th root of the step
+        does not go too far when all axes move. A subspace on one side of a singular copy may be annihilated by the
+        other side. The logarithm of its volume gets a linear term. Networks in which the rank of a copy is in doubt
+        become rigid.
         """
         forward, inverse = self.grams(group)
         found, is_good = balancing(torch.from_numpy(forward), torch.from_numpy(inverse), *limits)
@@ -247,16 +254,18 @@ class SquaredNorm:
 
     @property
     def singular(self) -> list[str]:
-        """The groups of which some copies are singular."""
+        """The groups with singular copies."""
         return [group for group, copies in self._single.items() if copies]
 
     def matrices(self, step: Steps) -> dict[str, Array]:
-        """Return the symmetric matrices of a step, which can be written to."""
+        """Return the symmetric matrices of a step, as views that can be written to."""
         return {name: step[:, part].reshape(self.found[name].shape) for name, part in self._places.items()}
 
     def slopes(self) -> tuple[Steps, Steps]:
-        """Return the gradient, and the diagonal of the Hessian in the coordinates in which Gram matrices are
-        diagonal."""
+        """Return the gradient and the diagonal of the Hessian.
+
+        The diagonal is that in the coordinates in which Gram matrices are diagonal.
+        """
         gradient, diagonal = np.zeros((2, self._batch, self.size))
         # Products with the Hessian need no more digits.
         self._rounded = [values.astype(np.float32) for values in self._pools]
@@ -275,7 +284,10 @@ class SquaredNorm:
         return gradient * self._free, diagonal * self._free
 
     def _projectors(self, group: str) -> tuple[Array, Array]:
-        """Projectors on what only one side of singular copies has: the group, or its inverse."""
+        """Return the projectors on the subspaces that only one side of singular copies has.
+
+        The first projector is for the side of the group, the second for the side of its inverse.
+        """
         found = np.zeros((2, *self.found[group].shape))
         for k, copy, bases in self._single[group]:
             for into, basis in zip(found, bases, strict=True):
@@ -335,7 +347,7 @@ def _add_both(total: Array, factor: float, product: Array) -> None:
 
 
 def _parts(values: NDArray[np.floating]) -> list[NDArray[np.floating]]:
-    """Views of some columns each."""
+    """Return views of blocks of columns."""
     return [values[..., first : first + COLUMNS] for first in range(0, values.shape[-1], COLUMNS)]
 
 
@@ -345,7 +357,7 @@ def _times(matrices: Array, vectors: Array) -> Array:
 
 
 def _squares(tensor: Float[Tensor, "batch *shape"], axes: Axes) -> NDArray[np.floating]:
-    """Return the squares of a tensor summed over all other axes, with these in their order."""
+    """Return the squares of a tensor summed over all axes but the given ones, with the given axes in their order."""
     work = torch.promote_types(tensor.dtype, torch.float32)
     squares = tensor.detach().to(work).square()
     free = tuple(1 + axis for axis in range(squares.ndim - 1) if axis not in axes)
@@ -356,7 +368,7 @@ def _squares(tensor: Float[Tensor, "batch *shape"], axes: Axes) -> NDArray[np.fl
 
 
 def _beyond(gram: Array, other: Array, zero: float) -> Array:
-    """Return an orthonormal basis of what one Gram matrix has and another one annihilates."""
+    """Return an orthonormal basis of the subspace that one Gram matrix has and the other annihilates."""
     values, vectors = np.linalg.eigh(other)
     null = vectors[:, values <= zero * values[-1]]
     values, vectors = np.linalg.eigh(null.T @ gram @ null)

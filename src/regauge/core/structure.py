@@ -1,7 +1,7 @@
 """Structure: tensors that a network does not learn (masks, permutations, tables), which its symmetry keeps bit by bit.
 
-Units with equal entries in all of it can be exchanged: see `regauge.core.exchangeable`. Where two networks differ in
-structure, only elements that carry one into the other may align them: `carry`.
+Units with equal entries in all structure tensors can be exchanged: see `regauge.core.exchangeable`. If two networks
+differ in structure, only elements that carry one structure into the other may align the networks: see `carry`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ Colors = dict[str, Codes]
 
 
 def is_same(first: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors hold the same values bit by bit, in the coarser dtype of the two."""
+    """Return whether two tensors hold the same values bit by bit, after conversion to the coarser of the two dtypes."""
     if first.shape != other.shape:
         return False
     if first.dtype != other.dtype and {first.dtype, other.dtype} <= VALUES:
@@ -39,19 +39,19 @@ def is_same(first: Tensor, other: Tensor) -> bool:
 
 
 def require_same(name: str, tensors: Sequence[Tensor]) -> None:
-    """Raise a ValueError unless all networks have the same structure under one name."""
+    """Raise a ValueError unless all networks have the same structure tensor under one name."""
     if not all(is_same(tensors[0], other) for other in tensors):
         raise ValueError(_difference(name))
 
 
 def carry(symmetry: Symmetry, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Element | None:
-    """Return the element that carries the structure of network `b` into that of `a`; None where they are the same.
+    """Return the element that makes the structure of network `b` equal to that of `a`; None if it is equal already.
 
-    It is found by refining colors of units until they tell units apart as far as structure does (the one-dimensional
-    Weisfeiler-Leman test), and by choosing among units of equal color. What is found is checked bit by bit.
+    The search refines colors of units until units with different structure have different colors (the one-dimensional
+    Weisfeiler-Leman test). It then chooses among units of equal color. The element that is found is checked bit by bit.
 
     Raises:
-        ValueError: No element was found; the sentence names a buffer that differs.
+        ValueError: No element was found; the message names a buffer that differs.
     """
     different = [name for name in symmetry.structure if name in a and name in b and not is_same(a[name], b[name])]
     if not different:
@@ -65,7 +65,7 @@ def carry(symmetry: Symmetry, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) 
 
 
 def without_structure(symmetry: Symmetry) -> Symmetry:
-    """Return the symmetry without its placements on structure tensors, for networks from which these were taken out."""
+    """Return the symmetry without its placements on structure tensors, for networks without these tensors."""
     held = frozenset(symmetry.structure)
     groups = tuple(
         replace(g, placements=tuple(p for p in g.placements if p.parameter not in held)) for g in symmetry.groups
@@ -83,7 +83,7 @@ def _difference(name: str) -> str:
 
 
 def carry_pairs(symmetry: Symmetry, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Element | None:
-    """`carry` for every pair of two populations, as a batch; None where all structures are the same."""
+    """Return `carry` for every pair of networks of two populations, as a batch; None if all structures are the same."""
     names = [name for name in symmetry.structure if name in a and name in b]
     if all(is_same(a[name], b[name]) for name in names):
         return None
@@ -110,12 +110,12 @@ class _Search:
         self._left = ATTEMPTS
 
     def run(self) -> Element | None:
-        """Return the element, if one is found."""
+        """Return the element, or None if the search finds none."""
         start = {group.name: np.zeros(group.size, np.uint64) for group in self._groups}
         return self._descend(start, start)
 
     def _descend(self, first: Colors, other: Colors) -> Element | None:
-        """Refine the colors of both networks; where these leave a choice, try one pair of units after the other."""
+        """Refine the colors of both networks; if several units share a color, try one pair of units after the other."""
         self._left -= 1
         first, other = self._refine(first, 0), self._refine(other, 1)
         if self._left < 0 or any((np.sort(first[name]) != np.sort(other[name])).any() for name in first):
@@ -141,7 +141,7 @@ class _Search:
         return {name: self._a[name].ndim for name in self._names}
 
     def _element(self, first: Colors, other: Colors) -> Element:
-        """Return the element that takes units of each color from units of that color, in their order."""
+        """Return the element that takes units of each color from the units of the same color, in their order."""
         element = identity(self._symmetry.groups)
         for group in self._groups:
             perm = np.empty(group.size, np.int64)
@@ -151,7 +151,7 @@ class _Search:
         return element
 
     def _refine(self, colors: Colors, network: int) -> Colors:
-        """Separate units by the values that they have with units of each color, until no color is divided."""
+        """Separate units by their values with units of each color, until no color is divided any more."""
         while True:
             signatures = {name: [color] for name, color in colors.items()}
             for name in self._names:
@@ -176,7 +176,7 @@ class _Search:
 
 
 def _codes(network: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, Codes]:
-    """Return the bits of each value as one number, next to the name of its tensor."""
+    """Return the bits of each value as one number, combined with the index of its tensor."""
     result = {}
     for k, name in enumerate(names):
         tensor = network[name].detach().cpu().contiguous()
@@ -189,7 +189,7 @@ def _codes(network: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, Cod
 
 
 def _axis_colors(colors: Colors, places: Sequence[Site], axis: int, length: int) -> Codes:
-    """Return the color of each index of an axis: that of its unit, or its own where no unit has it."""
+    """Return the color of each index of an axis: the color of its unit, or a color of its own if it has no unit."""
     found = _mix(np.arange(length, dtype=np.uint64), np.uint64(1))
     for k, site in enumerate(site for site in places if site.placement.axis == axis):
         for copy, positions in enumerate(site.by_copies.numpy()):
@@ -198,7 +198,7 @@ def _axis_colors(colors: Colors, places: Sequence[Site], axis: int, length: int)
 
 
 def _smallest_tie(colors: Colors) -> tuple[str, int] | None:
-    """Return a unit of the smallest color that several units have."""
+    """Return a unit of the smallest color that several units share."""
     best: tuple[int, str, int] | None = None
     for name, color in colors.items():
         _, firsts, counts = np.unique(color, return_index=True, return_counts=True)
@@ -222,7 +222,7 @@ def _chain(parts: Sequence[Codes]) -> Codes:
 
 
 def _mix(first: Codes, other: Any) -> Codes:
-    """Return a hash of two numbers each (splitmix64); sums of hashes stand for multisets of numbers."""
+    """Return a hash of each pair of numbers (splitmix64); sums of hashes represent multisets of numbers."""
     with np.errstate(over="ignore"):
         mixed = (first * np.uint64(0x9E3779B97F4A7C15)) ^ (np.uint64(0xD1B54A32D192ED03) + other)
         mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

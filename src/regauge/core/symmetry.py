@@ -309,7 +309,7 @@ class Symmetry:
 
         The representative computes the same function as the network. In the representative, each family of
         `translations` is zero or centered, and a gain is one if all later layers are linear in it. Networks that differ
-        only by translations and gains have the same representative. The coordinates tell these networks apart.
+        only by translations and gains have the same representative. The coordinates distinguish these networks.
 
         Args:
             params: One network, or a population (one leading model axis on every tensor), unchanged.

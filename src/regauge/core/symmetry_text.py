@@ -25,8 +25,10 @@ def render(
     notes: Sequence[str],
     translations: Sequence[TranslationFamily],
 ) -> str:
-    """Return a readable table: groups and translations, sizes, where they act, what is frozen and kept; names are
-    escaped."""
+    """Return a readable table of groups and translations; names are escaped.
+
+    The table gives sizes, the axes where groups act, frozen axes with reasons, and structure.
+    """
     sizes = {group.name: group.size for group in groups}
     rows = []
     for group in groups:
@@ -59,7 +61,7 @@ def render(
 
 
 def name_families(group: Group) -> str:
-    """Return the parts of the freedom of a group in words: order, scale, sign, rotation."""
+    """Return the parts of the symmetry of a group in words: order, scale, sign, rotation."""
     if group.keeps_ones:
         return "rotation, ones kept"
     if group.is_proper:
@@ -91,7 +93,7 @@ LARGEST_EXPONENT = 1_000_000
 
 
 def write(groups: Sequence[Group], fields: Mapping[str, Any]) -> str:
-    """Return groups and further fields as text; what has its default value is left out."""
+    """Return groups and further fields as JSON text, without values that equal their defaults."""
     rows = [_compact(asdict(group), Group(name="", size=0, placements=())) for group in groups]
     for row in rows:
         row["placements"] = [_compact(p, Placement("", 0)) for p in row["placements"]]
@@ -102,7 +104,7 @@ def write(groups: Sequence[Group], fields: Mapping[str, Any]) -> str:
 
 
 def read(text: str) -> tuple[tuple[Group, ...], dict[str, Any]]:
-    """Read what `write` wrote: the groups, and all fields with tuples for lists."""
+    """Read the text that `write` wrote: return the groups, and all fields with tuples instead of lists."""
     try:
         document = _tuples(read_versioned(text, FORMAT, VERSION))
     except RecursionError as error:
@@ -160,7 +162,7 @@ def _require_nested(groups: Sequence[Group]) -> None:
 
 
 def _require_apart(groups: Sequence[Group], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise a ValueError unless groups that move one axis do so independently."""
+    """Raise a ValueError unless groups that move the same axis do so independently."""
     for one, other, place in overlapping(groups, shapes):
         raise ValueError(
             f"groups {one.name!r} and {other.name!r} both move axis {place.axis} of {place.parameter!r}, and not "
@@ -169,10 +171,10 @@ def _require_apart(groups: Sequence[Group], shapes: Mapping[str, tuple[int, ...]
 
 
 def read_versioned(text: str, form: str, version: int) -> dict[str, Any]:
-    """Return a JSON object that says of which form (such as "regauge.symmetry") and version it is.
+    """Return a JSON object of the given form (such as "regauge.symmetry") and version.
 
     Raises:
-        ValueError: It is not JSON, of another form, or of another version than the one that can be read.
+        ValueError: The text is not JSON, or has another form or another version.
     """
     name = form.rpartition(".")[2]
     try:
@@ -196,7 +198,7 @@ def _compact(fields: dict[str, Any], default: Group | Placement) -> dict[str, An
 
 
 def _tuples(value: Any) -> Any:
-    """Return a value with tuples for lists."""
+    """Return a value with all lists replaced by tuples."""
     if isinstance(value, dict):
         return {key: _tuples(one) for key, one in value.items()}
     return tuple(_tuples(one) for one in value) if isinstance(value, list) else value

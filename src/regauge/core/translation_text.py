@@ -12,7 +12,7 @@ from regauge.core.typed_json import require_fields
 
 
 def render_translations(families: Sequence[TranslationFamily]) -> list[str]:
-    """Return lines that say what may be added where, and what is zero or centered in a representative."""
+    """Return lines of text on families: the parameters that each one adds to, and the condition of a representative."""
     if not families:
         return []
     rows = []
@@ -25,7 +25,7 @@ def render_translations(families: Sequence[TranslationFamily]) -> list[str]:
 
 
 def write_translations(families: Sequence[TranslationFamily]) -> list[dict[str, Any]]:
-    """Families as JSON; what has its default value is left out."""
+    """Return families as JSON, without values that equal their defaults."""
 
     def compact(value: Any) -> Any:
         if isinstance(value, Entries):
@@ -40,10 +40,10 @@ def write_translations(families: Sequence[TranslationFamily]) -> list[dict[str, 
 
 
 def read_translations(rows: Any, shapes: Mapping[str, tuple[int, ...]]) -> tuple[TranslationFamily, ...]:
-    """Read what `write_translations` wrote, with tuples for lists.
+    """Read the JSON that `write_translations` wrote, with tuples instead of lists.
 
     Raises:
-        ValueError: A family is malformed, or has entries that a parameter has not.
+        ValueError: A family is malformed, or has entries that do not exist in its parameter.
     """
     try:
         families = tuple(_translation(row) for row in rows)
@@ -69,7 +69,7 @@ def _translation(row: Mapping[str, Any]) -> TranslationFamily:
 
 
 def require_translation(family: TranslationFamily, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise a ValueError unless a family has entries that parameters have, and steps that fit one another."""
+    """Raise a ValueError unless all entries of a family exist in their parameters and its steps fit one another."""
     what = f"translation {family.name!r}"
     require_fields(_without(vars(family), "entries", "gain"), TranslationFamily, what)
     steps = [step for image in family.images for step in image.steps]

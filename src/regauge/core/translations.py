@@ -1,8 +1,9 @@
-"""Translations: vectors that may be added to parameters without a change of the function, and where they are added.
+"""Translations: vectors that may be added to parameters without changing the function.
 
-A family of them adds a vector t to some entries of one parameter, its home, and images of t to other parameters, which
-make up for it: minus the next layer's weights times t to its bias, for example. The steps from t to an image are data,
-so that a symmetry can be stored and act on networks that no module is at hand for.
+A family of translations adds a vector t to some entries of one parameter, the home of the family. To keep the function,
+it also adds images of t to other parameters. For example, it adds minus the next layer's weights times t to the bias of
+this layer. The steps that compute an image from t are stored as data. So a symmetry can be saved, and can act on
+networks without their module.
 """
 
 import math
@@ -20,13 +21,13 @@ Kind = Literal["take", "through", "times", "over", "over root", "total", "scale"
 
 @dataclass(frozen=True)
 class Entries:
-    """Entries of a parameter as an array: entry `(i, j, ...)` is number `start + i * stride_0 + j * stride_1 + ...`.
+    """Entries of a parameter as an array: entry `(i, j, ...)` has index `start + i * stride_0 + j * stride_1 + ...`.
 
     Attributes:
-        parameter: The parameter, whose values are numbered in the order of its axes; empty for a vector of a step.
+        parameter: The parameter; the index counts its values in the order of its axes. Empty for a vector of a step.
         sizes: The shape of the array.
-        strides: One for each of its axes; zero repeats entries.
-        start: The number of the first entry.
+        strides: One stride for each axis of the array; zero repeats entries.
+        start: The index of the first entry.
     """
 
     parameter: str
@@ -36,22 +37,22 @@ class Entries:
 
     @classmethod
     def whole(cls, parameter: str, shape: Sequence[int]) -> "Entries":
-        """Return all entries of a parameter, in its own shape."""
+        """Return all entries of a parameter, in the shape of the parameter."""
         return cls(parameter, tuple(shape), _contiguous(shape))
 
     @property
     def last(self) -> int:
-        """The largest number of an entry."""
+        """The largest index of an entry."""
         return self.start + sum((n - 1) * stride for n, stride in zip(self.sizes, self.strides, strict=True))
 
     def family_name(self, constant: Sequence[int], shape: Sequence[int]) -> str:
-        """Return the name of a family that adds to these entries of a parameter of a shape."""
+        """Return the name of a family that adds to these entries of a parameter with the given shape."""
         piece = "" if self.sizes == tuple(shape) else f"[{self.start}:{self.last + 1}]"
         return self.parameter + piece + (f".mean({constant[0]})" if constant else "")
 
     @property
     def is_apart(self) -> bool:
-        """Whether no two entries of the array have one number."""
+        """Whether no two entries of the array have the same index."""
         reach = 0
         for stride, size in sorted(zip(self.strides, self.sizes, strict=True)):
             if size > 1:
@@ -61,7 +62,7 @@ class Entries:
         return True
 
     def of(self, tensor: Tensor, lead: int = 0) -> Tensor:
-        """Return the entries of a tensor `[*lead, ...]`, as a view wherever it is contiguous: `[*lead, *sizes]`."""
+        """Return the entries of a tensor `[*lead, ...]` as `[*lead, *sizes]`; a view if the tensor is contiguous."""
         if self.sizes == tuple(tensor.shape[lead:]) and not self.start and self.strides == _contiguous(self.sizes):
             return tensor
         tensor = tensor.contiguous()
@@ -73,16 +74,18 @@ class Entries:
 
 @dataclass(frozen=True)
 class ImageStep:
-    """A linear map from a vector to another one, with coefficients that are parameters.
+    """A linear map from one vector to another, with parameters as coefficients.
 
     Attributes:
-        kind: "take" picks entries of the vector; "through" multiplies by weights `[copies, outputs, inputs, ...]`,
-            summed over all further axes, with a vector `[copies * inputs]` in and one `[copies * outputs]` out; "times"
-            and "over" multiply and divide by entries of a parameter, one by one, "over root" divides by the roots of
-            these entries plus a number; "total" multiplies by the sum of these entries; "scale" multiplies by a number.
-        entries: What is picked, or the parameter's entries.
-        factor: The number of "scale", and the one that is added to entries of "over root".
-        by: Entries of a gain that those of "total" are divided by; the sum counts as zero where one of the gain is.
+        kind: The operation. "take" picks entries of the vector. "through" multiplies by weights `[copies, outputs,
+            inputs, ...]`, summed over all further axes. It maps a vector `[copies * inputs]` to a vector `[copies *
+            outputs]`. "times" and "over" multiply and divide by entries of a parameter, entry by entry. "over root"
+            divides by the roots of these entries plus a number. "total" multiplies by the sum of these entries. "scale"
+            multiplies by a number.
+        entries: The picked entries of the vector, or the entries of the parameter.
+        factor: The number of "scale", or the number that "over root" adds to the entries.
+        by: Entries of a gain by which "total" divides its entries before the sum. If one of these gains is zero, the
+            sum counts as zero.
     """
 
     kind: Kind
@@ -91,10 +94,10 @@ class ImageStep:
     by: Entries | None = None
 
     def size_of(self, size: int) -> int:
-        """Return the length of the image of a vector of a length.
+        """Return the length of the image of a vector with the given length.
 
         Raises:
-            ValueError: No vector of that length can be mapped.
+            ValueError: The step cannot map a vector of this length.
         """
         sizes, last = self.entries.sizes, self.entries.last
         if self.kind == "take" and last < size:
@@ -129,12 +132,13 @@ class ImageStep:
 
 @dataclass(frozen=True)
 class Image:
-    """A vector that is added to a parameter to make up for that of a family.
+    """A vector added to a parameter to compensate for the vector of a family.
 
     Attributes:
-        entries: Where it is added.
-        constant: The axes of the entries along which the same is added.
-        steps: From the family's vector to what is added, flat along the other axes.
+        entries: The entries to which the vector is added.
+        constant: The axes of the entries along which the same value is added.
+        steps: The steps that compute the added vector from the vector of the family. The added vector is flat along the
+            other axes.
     """
 
     entries: Entries
@@ -144,24 +148,25 @@ class Image:
 
 @dataclass(frozen=True)
 class TranslationFamily:
-    """A family of vectors that may be added without a change of the function.
+    """A family of vectors that may be added to parameters without changing the function.
 
     Attributes:
-        name: Unique within a symmetry.
-        entries: The entries of its home that the vector is added to.
-        constant: The axes of these entries along which the same is added: the coordinate of a network is the mean over
-            them, or the entries themselves if there are none. A representative has coordinate zero.
-        gain: Entries of a gain that what is added is divided by along the one constant axis, because what reads from
-            that axis reads values multiplied by it. The coordinate is the mean of the entries times the gain; nothing
-            is added where one of these is zero.
-        centered: Axes of the vector along which it sums to zero, because an earlier family adds the rest: the last
-            entry along each is not stored.
-        images: What is added elsewhere.
-        is_stored_only: Whether the function is kept only with running statistics as stored, and not when they are
-            computed anew: such a family tells networks apart, and is never applied to one that runs on.
-        eps: Given where the family multiplies: the home is a variance, the coordinate is the logarithm of the home plus
-            eps, and what is added to the coordinate are logarithms, by which this sum and what images name are
-            multiplied.
+        name: The name, unique within a symmetry.
+        entries: The entries of the home parameter to which the vector is added.
+        constant: The axes of these entries along which the same value is added. The coordinate of a network is the mean
+            of the entries over these axes, or the entries themselves if there are no such axes. A representative has
+            the coordinate zero.
+        gain: Entries of a gain by which the added value is divided along the one constant axis, because the next
+            operation reads values multiplied by the gain. The coordinate is then the mean of the entries times the
+            gain. If one of the gains is zero, nothing is added.
+        centered: Axes of the vector along which it sums to zero, because an earlier family adds the rest. The last
+            entry along each of these axes is not stored.
+        images: The vectors that are added to other parameters.
+        is_stored_only: Whether the function stays the same only with running statistics as stored, not with recomputed
+            statistics. Such a family helps to compare networks, but is never applied to a network that is used further.
+        eps: A number if the family multiplies, otherwise None. The home is then a variance, and the coordinate is the
+            logarithm of the home plus eps. Vectors added to the coordinate are logarithms of factors. These factors
+            multiply the home plus eps, and the entries of the images.
     """
 
     name: str
@@ -175,7 +180,7 @@ class TranslationFamily:
 
     @property
     def vector_shape(self) -> tuple[int, ...]:
-        """The shape of what is added, before it is repeated along constant axes."""
+        """The shape of the added vector, before it is repeated along constant axes."""
         return tuple(n for k, n in enumerate(self.entries.sizes) if k not in self.constant)
 
     @property
@@ -190,7 +195,7 @@ class TranslationFamily:
 
     @property
     def condition(self) -> str:
-        """The condition that a representative meets."""
+        """The condition that a representative satisfies."""
         entries = self.name.split(".mean(")[0]
         if self.eps is not None:
             return f"{entries} plus eps is one"
@@ -202,17 +207,17 @@ class TranslationFamily:
 
     @property
     def placements(self) -> tuple[Entries, ...]:
-        """The entries that it adds to, its home first."""
+        """The entries to which the family adds; the home comes first."""
         return self.entries, *(image.entries for image in self.images)
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """The parameters that it changes, its home first."""
+        """The parameters that the family changes; the home comes first."""
         return tuple(dict.fromkeys(entries.parameter for entries in self.placements))
 
     @property
     def coefficients(self) -> tuple[str, ...]:
-        """The parameters that images are computed from."""
+        """The parameters from which images are computed."""
         steps = [step for image in self.images for step in image.steps]
         read = [self.gain, *(step.entries for step in steps), *(step.by for step in steps)]
         return tuple(dict.fromkeys(one.parameter for one in read if one and one.parameter))
@@ -228,7 +233,7 @@ class TranslationFamily:
         return self.shorten(values, lead)
 
     def vector(self, home: Tensor, lead: int = 0, gains: Tensor | None = None) -> Tensor:
-        """Return the vector that the values of a home hold, if gains are these: `[*lead, *vector_shape]`."""
+        """Return the vector in the values of a home, for the given gains: `[*lead, *vector_shape]`."""
         values = self.entries.of(home, lead)
         if gains is not None:
             values = values * self._spread(gains, lead)
@@ -241,24 +246,24 @@ class TranslationFamily:
         return self.gain.of(params[self.gain.parameter], lead).to(params[self.entries.parameter])
 
     def _spread(self, values: Tensor, lead: int) -> Tensor:
-        """Return values along the constant axis, `[*lead, 1, ..., n, ..., 1]`."""
+        """Return values reshaped to lie along the constant axis, `[*lead, 1, ..., n, ..., 1]`."""
         (axis,) = self.constant
         return values.reshape((*values.shape[:lead], *(-1 if k == axis else 1 for k in range(len(self.entries.sizes)))))
 
     def shorten(self, vector: Tensor, lead: int = 0) -> Tensor:
-        """Return a vector without the entries that the others tell."""
+        """Return a vector without the entries that follow from the other entries."""
         for axis in self.centered:
             vector = vector.narrow(lead + axis, 0, vector.shape[lead + axis] - 1)
         return vector.clone()
 
     def lengthen(self, coordinate: Tensor, lead: int = 0) -> Tensor:
-        """Return the vector of a coordinate, whole."""
+        """Return the whole vector of a coordinate, including the entries that are not stored."""
         for axis in self.centered:
             coordinate = torch.cat([coordinate, -coordinate.sum(lead + axis, keepdim=True)], lead + axis)
         return coordinate
 
     def add(self, params: Params, coordinate: Tensor, lead: int = 0, sign: float = 1.0) -> Params:
-        """Return networks with more of a coordinate, and what makes up for it; tensors that change are new."""
+        """Return networks after a coordinate is added and compensated for; tensors that change are new."""
         result = dict(params)
         for one in self.additions(params, coordinate, lead, sign):
             result[one.entries.parameter] = one.to(result[one.entries.parameter], lead)
@@ -267,8 +272,7 @@ class TranslationFamily:
     def additions(
         self, params: Mapping[str, Tensor], coordinate: Tensor, lead: int = 0, sign: float = 1.0
     ) -> list["Addition"]:
-        """Return the vectors that are added to networks with more of a coordinate: to the home, and what makes up for
-        it."""
+        """Return the vectors to add to networks for a coordinate: one for the home, and one for each image."""
         vector = self.lengthen(coordinate, lead) * sign
         gains = self._gains(params, lead)
         inverse = None if gains is None else self._spread(_inverse(gains), lead)
@@ -281,12 +285,12 @@ class TranslationFamily:
         return added
 
     def embed(self, coordinate: Tensor, shape: Sequence[int], lead: int = 0) -> Tensor:
-        """Return a tensor of the home's shape that holds nothing but this coordinate."""
+        """Return a tensor in the shape of the home that holds only this coordinate."""
         flat = _flat(self.lengthen(coordinate, lead), lead)
         return Addition(self.entries, self.constant, flat).to(flat.new_zeros(*flat.shape[:lead], *shape), lead)
 
     def renamed(self, names: dict[str, str]) -> "TranslationFamily":
-        """Return the family with parameters of other names."""
+        """Return the family with its parameters renamed."""
 
         def rename(entries: Entries) -> Entries:
             return replace(entries, parameter=names.get(entries.parameter, entries.parameter))
@@ -306,10 +310,11 @@ class Addition:
 
     Attributes:
         entries: The entries.
-        constant: Their axes along which the same is added, but for a factor.
+        constant: The axes of the entries along which the same value is added, apart from a factor.
         flat: The vectors of networks `[*lead, n]`, flat along the other axes.
-        factor: What they are multiplied by, shaped as the entries or of length one along axes.
-        eps: Given where the vectors are logarithms, by which the entries plus eps are multiplied instead.
+        factor: A factor of the vectors, in the shape of the entries; axes may have length one.
+        eps: A number if the vectors are logarithms of factors, otherwise None. The entries plus eps are then multiplied
+            by these factors.
     """
 
     entries: Entries
@@ -319,7 +324,7 @@ class Addition:
     eps: float | None = None
 
     def to(self, tensor: Tensor, lead: int = 0) -> Tensor:
-        """Return a tensor with this added to it."""
+        """Return a tensor with this vector added."""
         sizes = [1 if k in self.constant else n for k, n in enumerate(self.entries.sizes)]
         result = tensor.clone(memory_format=torch.contiguous_format)
         added = self.flat.reshape(*self.flat.shape[:lead], *sizes).to(result)
@@ -331,9 +336,9 @@ class Addition:
         return result
 
     def rows(self, rows: tuple[int, int], length: int) -> "Addition | None":
-        """Return the part that is added to some rows of the parameter's first axis, each of `length` values.
+        """Return the part that is added to some rows of the parameter's first axis; each row has `length` values.
 
-        None where no axis of the entries goes along rows.
+        The result is None if no axis of the entries runs along rows.
         """
         one, (begin, end) = self.entries, rows
         axis = max((k for k, n in enumerate(one.strides) if n == length), key=one.sizes.__getitem__, default=None)
@@ -355,13 +360,13 @@ class Addition:
 
 
 def _inverse(gains: Tensor) -> Tensor:
-    """Inverse gains, or zeros for networks in which one is zero."""
+    """Return inverse gains, or zeros for networks in which a gain is zero."""
     is_whole = (gains != 0).all(-1, keepdim=True)
     return torch.where(is_whole, 1 / torch.where(gains == 0, 1.0, gains), 0.0)
 
 
 def _flat(tensor: Tensor, lead: int) -> Tensor:
-    """Return a tensor with one axis behind the leading ones, also where it has none."""
+    """Return a tensor with exactly one axis after the leading axes."""
     return tensor.reshape(*tensor.shape[:lead], -1)
 
 

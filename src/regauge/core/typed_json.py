@@ -15,11 +15,12 @@ HALF = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse a JSON text; lossy texts are refused.
+    """Parse a JSON text, and refuse texts that would lose information.
 
     Raises:
-        ValueError: The text is not JSON, not UTF-8 or nested too deeply, or an object has a name twice, or a character
-            is cut in half. The message is a clause, such as "it is nested too deeply", for a caller's sentence.
+        ValueError: The text is not JSON, not UTF-8 or nested too deeply; or an object has the same name twice; or a
+            character is cut in half. The message is a clause for a caller's sentence, such as "it is nested too
+            deeply".
     """
     try:
         content = text if isinstance(text, str) else text.decode()
@@ -46,14 +47,14 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def require_fields(values: Mapping[str, Any], kind: type, what: str) -> None:
-    """Raise a ValueError unless values fit the annotations of a dataclass of these fields; lists are tuples."""
+    """Raise a ValueError unless values fit the annotations of the fields of a dataclass; lists count as tuples."""
     for name, hint in get_type_hints(kind).items():
         if name in values and not _fits(values[name], hint):
             raise ValueError(f"{name} of {what} is {values[name]!r}, which is no {_name(hint)}")
 
 
 def named(settings: Any, table: Mapping[str, type[Any]]) -> dict[str, Any]:
-    """Return settings as JSON, with their name in a table."""
+    """Return settings as JSON, with the name of their class in a table."""
     name = next(name for name, kind in table.items() if kind is type(settings))
     return {"name": name, **asdict(settings)}
 

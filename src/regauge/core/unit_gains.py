@@ -1,4 +1,4 @@
-"""Gains that the scales and signs of a symmetry bring to one: all that is read behind them is linear in them."""
+"""Gains that the scales and signs of a symmetry bring to one; the values read after a gain are linear in the gain."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,11 +18,11 @@ ROUNDING = 1e-6
 
 
 class Scaled(Remembering, Protocol):
-    """A symmetry, as far as it matters here."""
+    """A protocol: a symmetry with groups, shapes, buffers and sites."""
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        """The factors."""
+        """The groups of the symmetry."""
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -30,11 +30,11 @@ class Scaled(Remembering, Protocol):
 
     @property
     def buffers(self) -> tuple[str, ...]:
-        """Running statistics."""
+        """The names of running statistics."""
 
     @property
     def sites(self) -> Mapping[str, list[Site]]:
-        """The sites of groups, by parameter."""
+        """The sites of groups, for each parameter."""
 
     def identity(self, batch: Sequence[int] = ()) -> Element:
         """Return the element that changes nothing."""
@@ -44,7 +44,7 @@ class Scaled(Remembering, Protocol):
 
 @remembered
 def gain_scales(symmetry: Scaled, names: tuple[str, ...]) -> tuple["GainScales", ...]:
-    """Return the groups that bring some of these gains to one, whatever their values are but zero."""
+    """Return the groups that bring some of these gains to one, for all nonzero values of the gains."""
     found, left = [], list(names)
     for group in symmetry.groups:
         scales = GainScales.of(group, symmetry, left)
@@ -55,7 +55,7 @@ def gain_scales(symmetry: Scaled, names: tuple[str, ...]) -> tuple["GainScales",
 
 
 def unit_element(symmetry: Scaled, params: Mapping[str, Tensor], names: tuple[str, ...], lead: int = 0) -> Element:
-    """Return the scales and signs that bring gains to one; entries that are zero stay."""
+    """Return the element of scales and signs that brings gains to one; gains that are zero stay zero."""
     scales = gain_scales(symmetry, names)
     batch = tuple(next(iter(params[name] for one in scales for name in one.sites)).shape[:lead]) if scales else ()
     element = symmetry.identity(batch)
@@ -65,17 +65,19 @@ def unit_element(symmetry: Scaled, params: Mapping[str, Tensor], names: tuple[st
 
 
 def without_gains(symmetry: Scaled, element: Element, names: tuple[str, ...]) -> Element:
-    """Return the element without what its scales and signs do to gains: what it does to networks whose gains are
-    one."""
+    """Return the element without the effect of its scales and signs on gains.
+
+    The result acts on networks whose gains are one.
+    """
     for one in gain_scales(symmetry, names):
         element = element.replace(one.group.name, one.project(element[one.group.name]))
     return element
 
 
 class GainScales:
-    """The gains that the scales and signs of one group bring to one, each by itself.
+    """The gains that the scales and signs of one group bring to one, each gain independently of the others.
 
-    Scales that move running statistics are left out: with statistics that are computed anew they change the function.
+    Scales that move running statistics are left out, because they change the function if the statistics are recomputed.
     """
 
     def __init__(
@@ -93,7 +95,7 @@ class GainScales:
 
     @classmethod
     def of(cls, group: Group, symmetry: Scaled, names: Sequence[str]) -> "GainScales":
-        """Gains whose exponents are independent, and each of which a sign flips that leaves those before it alone."""
+        """Return the gains with independent exponents, each flipped by a sign that flips no gain before it."""
         shape = (*(symmetry[base].size for base in group.within), group.size)
         sites: dict[str, Site] = {}
         flips: list[tuple[int, ...]] = []
@@ -115,7 +117,7 @@ class GainScales:
         return cls(group, shape, sites, flips, kept)
 
     def unit(self, params: Mapping[str, Tensor], lead: int = 0) -> dict[str, Tensor]:
-        """Return the scales and signs that bring all of them to one at once, but entries that are zero."""
+        """Return the scales and signs that bring all nonzero gains to one at once."""
         gains = []
         for name in self.sites:
             gain = self._by_unit(name, params[name], lead)
@@ -125,7 +127,7 @@ class GainScales:
         return {"scale": (-self.inverse @ logs).exp(), "sign": self._signs(flipped)}
 
     def project(self, value: Value) -> Value:
-        """Return a value of the group without what it does to these gains."""
+        """Return a value of the group without its effect on these gains."""
         assert value.scale is not None
         assert value.sign is not None
         logs = value.scale.log()
@@ -136,7 +138,7 @@ class GainScales:
         return replace(value, scale=scale, sign=(value.sign * self._signs(flipped)).to(value.sign))
 
     def _signs(self, flipped: Tensor) -> Tensor:
-        """Return the signs of all families that flip gains `[..., gains, size]` where these are -1."""
+        """Return the signs of all families that flip the gains `[..., gains, size]` with the entry -1."""
         signs = torch.ones(*flipped.shape[:-2], self.group.signs, flipped.shape[-1], dtype=torch.int8)
         for k, name in enumerate(self.sites):
             left = flipped[..., k, :].to(torch.int8)
@@ -157,7 +159,7 @@ class GainScales:
 
 
 def _kept_scales(group: Group, buffers: Sequence[str]) -> Tensor:
-    """Combinations of the families of scales that move no running statistics, as columns."""
+    """Return combinations of the families of scales that move no running statistics, as columns."""
     moving = {place.scale for place in group.placements if place.parameter in buffers and any(place.scale)}
     if not moving:
         return torch.eye(group.scales, dtype=torch.float64)
@@ -167,7 +169,10 @@ def _kept_scales(group: Group, buffers: Sequence[str]) -> Tensor:
 
 
 def _flipping(rows: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """Families of signs, by the exponents of gains, that flip the last gain and no other; empty if there are none."""
+    """Return the families of signs that together flip the last gain and no other; empty if there are none.
+
+    The rows are the exponents of the gains.
+    """
     system: dict[int, tuple[int, int]] = {}  # by its pivot: the families of an equation as bits, and its right side
     for number, row in enumerate(rows):
         bits, right = (

@@ -19,7 +19,7 @@ from regauge.core.symmetry import Symmetry
 LARGE_PARAMETER = 1 << 20
 """Parameters with more entries are tried axis by axis."""
 LARGEST_MATRIX = 1024
-"""Larger matrices are not drawn, which would take longer than all the rest: they act as the identity."""
+"""Larger matrices are not sampled, because that would take most of the time. The identity replaces them."""
 RETURN_TOLERANCE = 1e-8
 """Largest relative error, in float64, of a tensor that is moved and moved back."""
 
@@ -39,11 +39,11 @@ def cannot_act(symmetry: Symmetry) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class _Part:
-    """One parameter, or some of its axes, with the groups that act there; bases come before what is within them.
+    """One parameter, or some of its axes, with the groups that act there; bases come before the groups within them.
 
     Attributes:
-        groups: These groups with their placements here.
-        whole: These groups with all of their placements, which decide how elements are multiplied.
+        groups: The groups with their placements on the parameter.
+        whole: The groups with all their placements, which decide how elements are multiplied.
     """
 
     parameter: str
@@ -102,9 +102,9 @@ class _Part:
 
 
 def _families(group: Group) -> Hashable:
-    """Return the exponents of each family of a group, in any order of those families that do something here.
+    """Return the exponents of each family of a group that acts here, sorted, so the order of families does not matter.
 
-    A stream that is read behind many gains has a family for each of them, of which one acts on a reader.
+    A stream that is read after many gains has one family for each gain, but only one of them acts on a reader.
     """
     places = group.placements
     if group.shifts:

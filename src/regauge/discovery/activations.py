@@ -35,7 +35,7 @@ Change = Callable[[Tensor], Tensor]
 SELECTIONS = words("index index_select gather embedding")
 """Operators that pick entries of their first operand."""
 ROUNDING = 0.25
-"""Values may be off by the machine epsilon to this power: networks enlarge errors, wrong placements are off by one."""
+"""Exponent of the machine epsilon in the tolerance: networks enlarge errors, but wrong placements err by about one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,9 +67,9 @@ class IntermediateValues:
         names: Sequence[str],
         changes: Mapping[str, Change] | None = None,
     ) -> dict[str, Tensor]:
-        """Run the model like `__call__`, but differentiably; `torch.func.vmap` applies if it knows its operators.
+        """Run the model like `__call__`, but differentiably; `torch.func.vmap` works if it supports the operators.
 
-        If a value has a change, all operators that read the value get this function of it.
+        If a change is given for a value, all operators that read the value receive the changed value.
         """
         graph = self._graph(tuple(names), tuple((changes or {}).items()))
         with leaves_as_operators(self.module):
@@ -81,9 +81,9 @@ class IntermediateValues:
         return tuple(f"%{node.name}" for node in self.program.outputs)
 
     def products(self, parameters: Collection[str]) -> tuple[str, ...]:
-        """Return names of the values that layers make of some of their parameters and of what depends on the inputs.
+        """Return the names of values that layers compute from some parameters and from the inputs.
 
-        Parameters are followed through copies, pieces, what is selected of them, and whatever else no input decides.
+        Parameters are followed through copies, pieces and selections, and through all values that no input influences.
         """
         reached = {f"%{node.name}" for node in _reached(self.program)}
         held: set[Node] = set()
@@ -101,8 +101,7 @@ class IntermediateValues:
         return tuple(found)
 
     def source(self, parameter: str, among: Collection[str]) -> str | None:
-        """Return the nearest of some values that a layer with this parameter reads; None where there is none, or
-        several."""
+        """Return the nearest of some values that a layer with this parameter reads; None if several or none are."""
         nodes = {f"%{node.name}": node for node in self.program.graph.graph.nodes}
         found: set[str] = set()
         waiting = [nodes[name] for name in self.products({parameter})]
@@ -158,9 +157,10 @@ class Activations:
 
     Attributes:
         symmetry: The groups of the model's symmetry by their names, placed on intermediate values instead of
-            parameters. A group that moves no value that is reported has no placements.
+            parameters. A group that moves no reported value has no placements.
         read: Values that layers read: operands of matrix products, convolutions, attention and recurrent layers,
-            each once, before copies and changes of shape. Of groups that none of these shows, all values.
+            each once, before copies and changes of shape. If none of these shows a group, all values that the group
+            moves are included.
         notes: Messages about groups and values that are not known.
         intermediate: All intermediate values of the model.
     """
@@ -177,9 +177,9 @@ class Activations:
         kwargs: Mapping[str, Any] | None = None,
         names: Sequence[str] | None = None,
     ) -> dict[str, Tensor]:
-        """Run the model on inputs of the shapes of the trace, keywords in its order; no gradients.
+        """Run the model without gradients on inputs of the shapes of the trace, with keywords in its order.
 
-        Returned are the named intermediate values, by default all that are reported.
+        The result holds the named intermediate values, by default all reported values.
         """
         names = list(self.symmetry.shapes) if names is None else list(names)
         return self.intermediate(params, inputs, kwargs or {}, names)
@@ -197,18 +197,18 @@ def activations(
 ) -> Activations:
     """Find the intermediate values on which the groups of a symmetry act, and how.
 
-    The module is discovered again for these inputs; axes of its intermediate values that operators tie to axes of
-    parameters get placements from the same solution as the parameters. Unless the module is on the meta device, every
-    value is also checked numerically with a random element, and values that fail are excluded.
+    The module is discovered again for these inputs. Operators tie axes of intermediate values to axes of parameters.
+    The tied axes get placements from the same solution as the parameters. Unless the module is on the meta device,
+    every value is also checked numerically with a random element, and values that fail are excluded.
 
     Args:
         module: The model; it runs in evaluation mode and is not changed.
         example_inputs: One batch, as for `discover`.
-        symmetry: Found by `discover`, a part of such a symmetry, or written by hand.
+        symmetry: A symmetry found by `discover`, a part of such a symmetry, or a symmetry written by hand.
         example_kwargs: Keyword inputs.
         outputs: The outputs that must not change, as given to `discover`.
-        only_read: Whether no other values are reported than those that layers read (see `Activations.read`), a
-            fraction of all, which needs less time and memory to check.
+        only_read: Whether to report only the values that layers read (see `Activations.read`). They are a fraction of
+            all values, so the check needs less time and memory.
 
     Raises:
         TraceError: `torch.export` cannot trace the module.
@@ -252,7 +252,7 @@ def activations(
 
 
 def _place(groups: Sequence[Group], shapes: Mapping[str, tuple[int, ...]]) -> Symmetry:
-    """Return groups on those of the values on which something acts in a way that their placements can say."""
+    """Return the groups placed on those values on which placements can describe the action of all groups."""
     used = dict.fromkeys(p.parameter for group in groups for p in group.placements)
     kept = {}
     for name in used:
@@ -267,7 +267,7 @@ def _place(groups: Sequence[Group], shapes: Mapping[str, tuple[int, ...]]) -> Sy
 
 
 def _failures(found: Activations, symmetry: Symmetry, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> set[str]:
-    """Return values that a random element moves otherwise than it should, at perturb parameters."""
+    """Return the values that a random element does not move as it should, at perturbed parameters."""
     params = {name: t.detach() for name, t in found.intermediate.module.state_dict().items()}
     generator = torch.Generator().manual_seed(0)
     element = symmetry.random(generator, PARTS)  # what translations and rotations do to values is not known

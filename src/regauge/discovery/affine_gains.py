@@ -10,12 +10,13 @@ from regauge.discovery.operators import NORMS, PRODUCTS, SAME, operator_name
 def take_out_numbers(graph: GraphModule, names: dict[str, str], shapes: dict[str, tuple[int, ...]]) -> dict[str, float]:
     """Replace multiplications by a parameter plus a number by multiplications by the parameter.
 
-    This is done only for parameters with one axis, if every use of the parameter is the same sum and a factor.
+    This is done only for parameters with one axis, if every use adds the same number and every use of the sum is a
+    multiplication by the sum.
 
     Args:
         graph: A traced program, which is changed.
         names: Parameters by placeholder.
-        shapes: Their shapes.
+        shapes: Shapes of the parameters.
 
     Returns:
         The numbers, by parameter.
@@ -42,8 +43,10 @@ def take_out_numbers(graph: GraphModule, names: dict[str, str], shapes: dict[str
 
 
 def _uses(node: Node) -> Iterator[tuple[Node, Node]]:
-    """Yield the operators that use a value or a copy of it, each with the operand that it uses; assertions use
-    nothing."""
+    """Yield the operators that use a value or a copy of it, each with the operand that it uses.
+
+    Assertions do not count as uses.
+    """
     for user in node.users:
         if user.op == "call_function" and not user.users:
             continue
@@ -54,7 +57,7 @@ def _uses(node: Node) -> Iterator[tuple[Node, Node]]:
 
 
 def _number(node: Node) -> float | None:
-    """Return the number that an operator adds to a parameter, or None if it is not such a sum."""
+    """Return the number that an operator adds to a parameter, or None if the operator is no such sum."""
     name = operator_name(node) if node.op == "call_function" else ""
     if name not in ("add", "sub") or node.kwargs or len(node.args) != 2:
         return None

@@ -1,12 +1,12 @@
-"""The angles that fixed turns leave free: rotary positions commute with rotations of each pair of coordinates.
+"""Free angles: rotations of each pair of coordinates, which commute with the fixed turns of rotary positions.
 
-What may act on a single axis index is solved elsewhere, and of a pair of coordinates that positions turn by fixed
-angles it finds a common scale and a common sign. Both belong to more: all rotations of the paired commute with the
-turns so that queries and keys may be turned by one angle. Which of the pairs are such axes no operator says by its
-name, and halves, neighbors and complex numbers are written in many ways. So every pair that shares a sign is tried: the
-operators between the parameters and the first values that do not have the axis any more are evaluated on random
-numbers in float64, with the constants of the trace in their places, before and after random turns. As everything
-else is random there, what does not change these values changes no output.
+The solver treats each axis index by itself. If positions turn a pair of coordinates by fixed angles, the solver finds
+only a common scale and a common sign of the pair. In fact, all rotations of the pair commute with the fixed turns, so
+queries and keys may be rotated by one angle. No operator tells by its name which axes hold such pairs, and models write
+halves, neighbors and complex numbers in many forms. Therefore every pair that shares a sign is tested. The test
+evaluates the operators between the parameters and the first values that lack the axis. It uses random numbers in
+float64 and the constants of the trace, before and after random turns. All other operands are random. Therefore a turn
+that does not change these values changes no output.
 """
 
 import math
@@ -37,9 +37,9 @@ ANGLE_TOLERANCE = 1e-9
 def free_angles(
     freedoms: Sequence[Freedom], slots: Slots, program: Program, found: Pass, inputs: Sequence[Any]
 ) -> tuple[list[Freedom], tuple[str, ...]]:
-    """Return the freedoms with rotations of pairs where all of them pass, and a sentence for each pair left undecided.
+    """Return the freedoms with the rotations of pairs that pass the test, and a message for each undecided pair.
 
-    Example inputs, leaf by leaf, may be on the meta device: their values are then unknown.
+    The example inputs, leaf by leaf, may be on the meta device. Their values are then unknown.
     """
     trial = _Trial(freedoms, slots, program, found, inputs)
     turned = dict(enumerate(freedoms))
@@ -75,7 +75,7 @@ class _Trial:
         return bool(freedom.signs) and not (freedom.is_permuted or freedom.matrices or freedom.atom in self.bases)
 
     def turn(self, freedom: Freedom) -> Freedom:
-        """Return the freedom with turns of pairs in the place of the signs that they contain."""
+        """Return the freedom with turns of pairs in place of the signs that the turns contain."""
         signs, scales, turns = [], list(freedom.scales), list(freedom.turns)
         for family, bases in freedom.signs:
             own = [slot for slot in freedom.slots if slot in family]
@@ -94,7 +94,7 @@ class _Trial:
         return replace(freedom, signs=signs, scales=scales, turns=turns)
 
     def _entries(self, paired: PairedAxis, size: int) -> Iterator[tuple[str, int, int]]:
-        """Return the indices of the axes that pairs are on."""
+        """Return the axis indices that the pairs occupy."""
         positions, _ = _act.covered(Group("", size, (paired.pairs,)), paired.pairs, self.program.shapes[paired.name])
         return ((paired.name, paired.axis, k) for k in positions.tolist())
 
@@ -117,7 +117,7 @@ class _Trial:
         return None, ()
 
     def _passes(self, axes: Sequence[PairedAxis], groups: tuple[Group, ...], atom: Atom) -> bool:
-        """Return whether random turns leave alone all values behind the axis, and turning one place alone does not."""
+        """Return whether random turns keep all values after the axis, while a turn at one place alone changes them."""
         region = Region(self.program, self.found, atom, axes, self.constants)
         if region.has_output:
             return False
@@ -145,7 +145,7 @@ def _is_scale_of(scale: Family, axes: Sequence[PairedAxis], bases: frozenset[Ato
 
 
 def _groups(axes: Sequence[PairedAxis], atom: Atom, bases: Mapping[Atom, Sequence[Placement]]) -> tuple[Group, ...]:
-    """Return an angle for every unit of the atom and every index of its bases."""
+    """Return groups that give an angle to every unit of the atom and every index of its bases."""
     names = {paired.name for paired in axes}
     groups = []
     for k, (base, placements) in enumerate(bases.items()):
@@ -181,7 +181,7 @@ def _move(groups: tuple[Group, ...], params: Mapping[str, Tensor], generator: to
 def _pairings(
     slots: Sequence[int], bases: frozenset[Atom], places: Mapping[int, SlotPlace]
 ) -> Iterator[tuple[int | None, list[PairedAxis]]]:
-    """Ways to read slots with a common sign as pairs of coordinates; with the number of the piece that is the pair."""
+    """Yield readings of slots with a common sign as pairs of coordinates, each with the index of the pair's piece."""
     found = [_pieces(places[slot], bases) for slot in slots]
     for k in range(min(map(len, found), default=0)):
         yield k, _neighbors(slots, k, bases, places)
@@ -191,7 +191,7 @@ def _pairings(
 
 
 def _pieces(place: SlotPlace, bases: frozenset[Atom]) -> list[Atom]:
-    """Pieces of an axis that may be the two coordinates of a pair, those with the nearest entries first."""
+    """Return the pieces of an axis that may be the two coordinates of a pair, pieces with the nearest entries first."""
     near = sorted(zip(place.mates, place.others, strict=True), key=lambda piece: piece[1][1])
     return [atom for atom, _ in near if atom.size == 2 and atom not in bases]
 
@@ -210,7 +210,7 @@ def _neighbors(
 
 
 def _halves(slots: Sequence[int], places: Mapping[int, SlotPlace]) -> list[PairedAxis]:
-    """Return blocks of one axis that are alike, two by two; nothing where they are not."""
+    """Return pairs made of two equal blocks of one axis each; return no pairs if the blocks do not match."""
     by_axis: dict[tuple[str, int], list[int]] = {}
     for slot in slots:
         by_axis.setdefault((places[slot].name, places[slot].axis), []).append(slot)
@@ -233,7 +233,7 @@ def _paired_axis(
 def _watched_pairs(
     slots: Sequence[int], k: int | None, bases: frozenset[Atom], places: Mapping[int, SlotPlace]
 ) -> list[PairedAxis]:
-    """The pairs of intermediate values, read as those of the parameters; those that cannot be read so are left out."""
+    """Return the pairs of intermediate values, read like the pairs of the parameters; unreadable ones are left out."""
     result = []
     for name in dict.fromkeys(places[slot].name for slot in slots):
         here = [slot for slot in slots if places[slot].name == name]

@@ -1,7 +1,7 @@
 """Primitives for operator rules: they tie axes and record the laws of an operator.
 
-Every primitive is sound by itself, so a rule is sound if it composes primitives that compute what the
-operator computes. Those that record laws and move values are in `movement.py`.
+Every primitive is sound. A rule is therefore sound if the primitives that it composes compute the same as the
+operator. The primitives that record laws and move values are in `movement.py`.
 """
 
 import math
@@ -27,7 +27,7 @@ class Builder(Movement):
         out: Sequence[Hashable],
         shape: Sequence[int],
     ) -> Value:
-        """Return an Einstein sum: axes with the same label run together, labels missing from `out` are summed over.
+        """Return an Einstein sum: axes with the same label run together, and labels missing from `out` are summed over.
 
         A label of None is an axis of size one that broadcasts.
         """
@@ -69,7 +69,7 @@ class Builder(Movement):
         return result
 
     def add(self, operands: Sequence[Operand], shape: Sequence[int], *, select: Value | None = None) -> Value:
-        """Return a sum with broadcasting; `select` is a mask that chooses among the operands instead (where)."""
+        """Return a sum with broadcasting, or, if the mask `select` is given, a choice among the operands (where)."""
         return self._pointwise(operands, shape, "add", select)
 
     def maximum(self, operands: Sequence[Operand], shape: Sequence[int]) -> Value:
@@ -106,7 +106,7 @@ class Builder(Movement):
         select: Value | None = None,
         exponents: Sequence[int] | None = None,
     ) -> Value:
-        """Combine operands entry by entry: tie what varies along each axis, and record its law."""
+        """Combine operands entry by entry: tie those that vary along each axis, and record the law of the axis."""
         given = zip(operands, exponents or [1] * len(operands), strict=True)
         tensors = [(self.use(x), e) for x, e in given if isinstance(x, Value)]
         tensors = list(zip(self.distinct([x for x, _ in tensors]), [e for _, e in tensors], strict=True))
@@ -155,7 +155,7 @@ class Builder(Movement):
 
 
 class _Participants(NamedTuple):
-    """Axes (and exponents) of the operands that vary along one axis of a result, and that of a mask which selects."""
+    """Axes (and exponents) of the operands that vary along one axis of a result, and the axis of a selecting mask."""
 
     axes: tuple[Axis, ...]
     exponents: tuple[int, ...]

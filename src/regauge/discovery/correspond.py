@@ -24,9 +24,9 @@ def carry_over(
     """Return the groups of a symmetry placed on the values on which discovery placed its own groups.
 
     A group corresponds to the discovered group with the same units on the same parameters. The families of the group
-    are written as combinations of the discovered families. They act on the values, given by their shapes, by the same
-    combinations. The result holds the groups with placements on values only, and a message for each group without a
-    correspondence.
+    are written as combinations of the discovered families. They act on the values by the same combinations; the values
+    are given by their shapes. The result holds the groups with placements on values only, and a message for each group
+    without a correspondence.
     """
     owners = {group.name: _owners(group, symmetry.shapes) for group in symmetry.groups}
     theirs = [(group, _owners(group, symmetry.shapes)) for group in found]
@@ -87,10 +87,11 @@ def _has_same_units(
 
 
 def _translation(group: Group, other: Group, symmetry: Symmetry) -> Callable[[Placement], Placement | None] | None:
-    """Return a map from placements of the second group to those of the first; None if the families do not correspond.
+    """Return a map from placements of the second group to placements of the first; None if their families differ.
 
-    An element with factors s, signs e and shifts k of the first is the element of the second with the logarithms
-    of factors `log s @ scale`, the shifts `k @ shift` and the signs `e @ sign + k @ parity` (counted modulo two).
+    An element of the first group has factors s, signs e and shifts k. The corresponding element of the second group has
+    the logarithms of factors `log s @ scale`, the shifts `k @ shift` and the signs `e @ sign + k @ parity` (counted
+    modulo two).
     """
     mine, its = _tables(group, other, symmetry)
     scale, shift = _combination(mine["scale"], its["scale"]), _combination(mine["shift"], its["shift"])
@@ -109,7 +110,7 @@ def _translation(group: Group, other: Group, symmetry: Symmetry) -> Callable[[Pl
         return None
 
     def translate(place: Placement) -> Placement | None:
-        """Return the first group at a place of the second one; None where it does nothing there."""
+        """Return the first group at a place of the second one; None if the first group does nothing there."""
         own, steps = np.array(place.sign, dtype=float), np.array(place.parity, dtype=float)
         result = replace(
             place,
@@ -126,10 +127,9 @@ def _translation(group: Group, other: Group, symmetry: Symmetry) -> Callable[[Pl
 
 
 def _tables(group: Group, other: Group, symmetry: Symmetry) -> tuple[dict[str, Floats], dict[str, Floats]]:
-    """Return the exponents of two groups' families as matrices `[family, entry]`, at the axis entries of the first
-    unit.
+    """Return the exponents of two groups' families as matrices `[family, entry]`, at the entries of the first unit.
 
-    One unit is enough: a family has the same exponents for all units. Entries of both groups share columns.
+    One unit is enough, because a family has the same exponents for all units. Entries of both groups share columns.
     """
     names = {p.parameter for p in group.placements}
     spared = {name for tied in symmetry.tied if names & set(tied) for name in tied} - names
@@ -164,7 +164,7 @@ def _combination(rows: Floats, basis: Floats) -> Floats | None:
 
 
 def _combination_mod_2(rows: Floats, basis: Floats) -> Floats | None:
-    """Like `_combination`, modulo 2: for signs, whose exponents count modulo two."""
+    """Return the coefficients of `_combination` modulo two, for signs."""
     families = [dict(enumerate(row.astype(int).tolist())) for row in basis]
     found = np.zeros((len(rows), len(basis)))
     for k, row in enumerate(rows):

@@ -32,7 +32,7 @@ from regauge.discovery.traceable import TraceError
 from regauge.discovery.translations.search import find_translations
 
 MAX_PASSES = 16
-"""Passes over the graph: each may find fused axes (query, key, value) that should be taken apart."""
+"""Largest number of passes over the graph. Each pass may find fused axes (query, key, value) to take apart."""
 SINGLE_BATCH = (
     "an example input has a first axis of length one, which broadcasts: the symmetry holds for that shape; "
     "give a batch of two or more to learn what holds for batches"
@@ -65,8 +65,8 @@ def discover(
 
     The module is traced in evaluation mode with `torch.export`. Axes that operators tie together become one group; the
     operators that touch a group determine the transformations that may act on it. An operator without a rule freezes
-    the axes that it touches. The result holds for the shapes, the branches and the outputs of this trace. An element is
-    drawn and applied to random tensors, piece by piece; a group that fails there is frozen, with the reason.
+    the axes that it touches. The result holds for the shapes, the branches and the outputs of this trace. A random
+    element is applied to random tensors, piece by piece. A group that fails this test is frozen, with the reason.
 
     Buffers that a normalization fills (running means and variances) are statistics and move with the network. All
     other buffers that the outputs depend on are structure: masks, permutations, tables. Nothing scales them, and
@@ -87,7 +87,7 @@ def discover(
             equal in all networks, such as tables of sines or fixed filters.
         move: Buffers that move with the network although no normalization fills them, by names or patterns; "*" moves
             all of them.
-        verify: Whether to check the result numerically at once and to freeze what fails. By default this is done
+        verify: Whether to check the result numerically and freeze the groups that fail. By default this is done
             for modules of up to 50 million parameters that are not on the meta device.
 
     Returns:
@@ -95,9 +95,9 @@ def discover(
 
     Raises:
         TypeError: `module` is no module, or the example inputs have another form.
-        TraceError: `torch.export` cannot trace the module; quantized and lazy ones are refused.
-        ValueError: The module returns no tensor that counts, or has no parameter of a name in `ones`, or no tensor of a
-            name in `keep` or `move`.
+        TraceError: `torch.export` cannot trace the module; quantized and lazy modules are refused.
+        ValueError: The module returns none of the tensors that must not change, or a name in `ones`, `keep` or `move`
+            matches no tensor of the module.
 
     References:
         Ainsworth et al. (2023), section 3; Godfrey et al. (2022), on the groups of activations.
@@ -119,9 +119,9 @@ def discover_with_ones(
     ones: Collection[str],
     structure: tuple[str, ...],
 ) -> Symmetry:
-    """Find what `discover` finds with gains of one, from a program of the same module that was traced without them.
+    """Find the symmetry for gains of one, from a program of the same module that was traced without `ones`.
 
-    The structure is known.
+    The structure is given and not determined again.
     """
     return _discover(module, example_inputs, example_kwargs, outputs, ones, lambda *_: structure, program=program)
 
@@ -162,7 +162,7 @@ def _discover(
 
 @contextmanager
 def _collecting_later() -> Iterator[None]:
-    """Put off the collection of garbage: graphs grow and stay, and each collection would walk through all of them."""
+    """Postpone garbage collection, because graphs grow and stay and each collection would walk through all of them."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -173,7 +173,7 @@ def _collecting_later() -> Iterator[None]:
 
 
 def _with_rotations(symmetry: Symmetry, program: Program, module: nn.Module) -> Symmetry:
-    """Return a symmetry whose groups say how they are rotated where the gains on their axes are one."""
+    """Return a symmetry whose groups record how they can be rotated if the gains on their axes are one."""
     gains = chart_gains(symmetry) if symmetry.gains else ()
     if not gains:
         return symmetry
@@ -195,7 +195,7 @@ def _with_rotations(symmetry: Symmetry, program: Program, module: nn.Module) -> 
 
 
 def _axes(group: Group, left_out: Collection[str] = ()) -> frozenset[Any]:
-    """Return the axes that a group moves, but those of some parameters."""
+    """Return the axes that a group moves, except axes of some parameters."""
     places = (place for place in group.placements if place.parameter not in left_out)
     return frozenset((p.parameter, p.axis, p.start, p.stride, p.repeats) for p in places)
 
@@ -213,9 +213,9 @@ def trace_and_record(
     ones: Collection[str] = (),
     program: Program | None = None,
 ) -> tuple[Program, Pass]:
-    """Trace a module and record what its operators say, within `leaves_as_operators`.
+    """Trace a module and record the laws of its operators, within `leaves_as_operators`.
 
-    A program that was traced without `ones` spares the trace.
+    If a program is given that was traced without `ones`, the module is not traced again.
     """
     program = trace(module, inputs, kwargs, outputs, ones=ones) if program is None else with_ones(program, ones, module)
     result = _run(program)
@@ -269,7 +269,7 @@ def _symmetry(program: Program, result: Pass, inputs: list[Any], structure: tupl
 
 
 def _added(program: Program, structure: tuple[str, ...]) -> dict[str, float]:
-    """Return numbers that the model adds to parameters that move, by all the names that these have."""
+    """Return numbers that the model adds to parameters that move, under all names of these parameters."""
     found: dict[str, float] = {}
     for first, number in program.added.items():
         if first not in structure:
@@ -278,20 +278,20 @@ def _added(program: Program, structure: tuple[str, ...]) -> dict[str, float]:
 
 
 def _acting(groups: tuple[Group, ...], structure: tuple[str, ...]) -> tuple[Group, ...]:
-    """Return the groups that act on more than structure, which they must leave as it is, and those that these need."""
+    """Return the groups that act on more than structure, and the groups within which these are repeated."""
     acting = [group for group in groups if not all(place.parameter in structure for place in group.placements)]
     needed = {name for group in acting for name in (group.name, *group.within)}
     return tuple(group for group in groups if group.name in needed)
 
 
 def _all_names(program: Program, names: Collection[str]) -> tuple[str, ...]:
-    """Return some parameters by all the names that they have."""
+    """Return all names of some parameters."""
     tied = {name: every for every in program.aliases.values() for name in every}
     return tuple(sorted({name for one in names for name in tied[one]}))
 
 
 def _without_unactable(symmetry: Symmetry) -> Symmetry:
-    """Freeze every group that cannot act where it was found, until all of the rest can."""
+    """Freeze every group that cannot act where it was found, until all remaining groups can act."""
     while failed := cannot_act(symmetry):
         reasons = {
             name: f"a group was found here that cannot act ({reason}): please report this model"
@@ -303,7 +303,7 @@ def _without_unactable(symmetry: Symmetry) -> Symmetry:
 
 
 def _without(symmetry: Symmetry, failed: Mapping[str, str]) -> Symmetry:
-    """Freeze some groups, with the reasons, and everything that is repeated within them."""
+    """Freeze some groups, with the reasons, and all groups that are repeated within them."""
     cut = dict(failed)
     while more := {
         group.name: next(cut[base] for base in group.within if base in cut)
@@ -324,7 +324,10 @@ def _without(symmetry: Symmetry, failed: Mapping[str, str]) -> Symmetry:
 def _without_failures(
     symmetry: Symmetry, module: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], outputs: Outputs
 ) -> Symmetry:
-    """Freeze every group that the numbers contradict, and everything that is repeated within it."""
+    """Freeze every group that fails the numerical check, and all groups that are repeated within it.
+
+    If the check fails but names no group, all groups are frozen.
+    """
     generator = torch.Generator().manual_seed(0)
     try:
         quick = symmetry.verify(module, inputs, kwargs, generator=generator, outputs=outputs, each_group=False)
@@ -348,8 +351,7 @@ def _without_failures(
 
 
 def _without_translations(symmetry: Symmetry, failed: Collection[str]) -> Symmetry:
-    """Return a symmetry without families of translations that the numbers contradict; without groups all are in
-    doubt."""
+    """Return a symmetry without the families of translations that fail the numerical check."""
     refused = [family.name for family in symmetry.translations if family.name in failed]
     if not refused:
         return symmetry

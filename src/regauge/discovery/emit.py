@@ -1,4 +1,4 @@
-"""Public objects made of freedoms: named groups with placements, and the axes that stay frozen."""
+"""Groups with names and placements, made from the symmetries of atoms, and the axes that stay frozen."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -13,15 +13,18 @@ from regauge.discovery.systems import Vector
 
 
 def groups_of(freedoms: Sequence[Freedom], slots: Slots, aliases: Mapping[str, tuple[str, ...]]) -> tuple[Group, ...]:
-    """Return groups in order of their first parameter; a base comes before what is repeated within it.
+    """Return the groups in the order of their first parameters, each base before the groups repeated within it.
 
-    Where values are watched, groups have placements on these as well.
+    If intermediate values are watched, groups have placements on the watched values as well.
     """
     return _Emitter(freedoms, {**slots.places, **slots.watched}, aliases).run()
 
 
 def unplaced(freedoms: Sequence[Freedom], slots: Slots) -> set[str]:
-    """Watched values on which some group acts in a way that no placement says: the index of a base is not there."""
+    """Return the names of watched values on which a group acts but on which no placement can describe the action.
+
+    A placement is impossible, for example, if the value lacks the index of a base.
+    """
     refused = set(slots.unread)
     for freedom in freedoms:
         refused |= frozenset().union(*(part.unread for part in freedom.turns))
@@ -70,8 +73,10 @@ class _Emitter:
         return _can_permute(freedom) or bool(freedom.scales or freedom.signs or freedom.shifts)
 
     def _main(self, freedom: Freedom) -> list[Group]:
-        """Return the order and the families; families that depend on more than the order does are groups of their
-        own."""
+        """Return groups for the reordering and for the families of scales, signs and shifts.
+
+        A family that depends on more bases than the reordering does becomes a separate group.
+        """
         is_base = freedom.atom in self.used
         if not is_base and not self._has_main(freedom):
             return []
@@ -115,7 +120,10 @@ class _Emitter:
         return groups + [self._of_pairs(freedom, bases, *families) for bases, families in pairs.items()]
 
     def _of_pairs(self, freedom: Freedom, bases: frozenset[Atom], scales: list[Vector], signs: list[Vector]) -> Group:
-        """Return a group of a single unit for every unit of the atom and of its bases, such as an edge of a layer."""
+        """Return a group of size one that is repeated for every unit of the atom and of its bases.
+
+        An example is a group with one factor for every edge of a layer.
+        """
         placements = []
         for slot in dict.fromkeys(slot for family in (*scales, *signs) for slot in family):
             place = self.places[slot]
@@ -147,7 +155,7 @@ class _Emitter:
         return groups
 
     def _turns(self, freedom: Freedom) -> list[Group]:
-        """Return two groups for every kind of pairs: the pairs with their scales, and a rotation within each pair."""
+        """Return two groups for each kind of pairs: the pairs with their scales, and a rotation within each pair."""
         groups = []
         size = freedom.atom.size
         for part in freedom.turns:
@@ -177,7 +185,7 @@ class _Emitter:
         return groups
 
     def _named(self, placement: Placement) -> list[Placement]:
-        """Return a placement by all names of its parameter."""
+        """Return copies of a placement under all names of its parameter."""
         names = self.aliases.get(placement.parameter, (placement.parameter,))
         return [replace(placement, parameter=name) for name in names]
 
@@ -191,7 +199,7 @@ class _Emitter:
         return self._named(self.places[slot].placement(**how))
 
     def _name(self, freedom: Freedom, slots: Sequence[int]) -> str:
-        """Return a name from the first parameter that has the axis, and the kind of piece that the group moves."""
+        """Return a name made of the first parameter that has the axis and of the kind of piece that the group moves."""
         place = self.places[slots[0]]
         stem, _, last = place.name.rpartition(".")
         stem = stem if stem and last in ("weight", "bias") else place.name
@@ -204,7 +212,7 @@ class _Emitter:
 
 
 def needed_bases(freedoms: Sequence[Freedom]) -> set[Atom]:
-    """Atoms within which something is repeated that acts."""
+    """Return the atoms within which a transformation is repeated that acts on something."""
     needed: set[Atom] = set()
     for freedom in freedoms:
         if _can_permute(freedom) or freedom.shifts:
@@ -220,13 +228,13 @@ def needed_bases(freedoms: Sequence[Freedom]) -> set[Atom]:
 
 
 def _can_permute(freedom: Freedom) -> bool:
-    """Return whether an order acts on some slot that no matrix covers."""
+    """Return whether a reordering acts on a slot that no matrix covers."""
     covered = {slot for part in freedom.matrices for slot in part.slots}
     return freedom.is_permuted and any(slot not in covered for slot in freedom.slots)
 
 
 def _merge(placements: Sequence[Placement]) -> tuple[Placement, ...]:
-    """Write neighboring blocks on which a group acts alike as one placement."""
+    """Merge neighboring blocks on which a group acts in the same way into one placement."""
     result: list[Placement] = []
     for new in placements:
         joined = _join(result[-1], new) if result else None

@@ -1,7 +1,7 @@
-"""Can entries be equal? Which of several equal entries comes first depends on their order, not on their values.
+"""A test whether entries of a tensor can be equal, because the order of equal entries decides which comes first.
 
-A ReLU makes entries zero with a probability that is not zero, a linear layer after it makes them different
-again. Where nothing is known, entries may be equal.
+A ReLU makes entries zero with positive probability. A linear layer after the ReLU makes the entries different
+again. If nothing is known about a tensor, the test assumes that its entries may be equal.
 """
 
 from collections.abc import Sequence
@@ -18,24 +18,26 @@ INJECTIVE = SAME | words(
     "group_norm _native_batch_norm_legit_no_training native_group_norm instance_norm slice narrow split "
     "split_with_sizes chunk"
 )
-"""Operators that keep the axes, and whose entries differ where those of the first operand do."""
+"""Operators that keep the axes, and whose results differ at entries at which the first operand differs."""
 MOVES = VIEWS | {"mT", "select"}
 REDUCTIONS = words("sum mean var std logsumexp linalg_vector_norm amax amin")
 NONZERO = words("sigmoid exp exp2 softplus softmax _softmax _safe_softmax cosh layer_norm batch_norm embedding addmm")
 LAYERS = words("embedding addmm lstm gru rnn_tanh")
-"""Operators with a bias or a table, whose entries differ along the last axis whatever comes in."""
+"""Operators with a bias or a table, whose results differ along the last axis for every input."""
 
 
 class EqualEntries:
-    """Knowledge of whether entries of the tensors of one trace can be equal."""
+    """A record of which tensors of one trace can have equal entries."""
 
     def __init__(self) -> None:
         self.tied: dict[tuple[Node, int | None], bool] = {}
         self.vanishing: dict[Node, bool] = {}
 
     def may_tie(self, node: Any, dim: int | None) -> bool:
-        """Return whether entries along an axis (None: any two entries) are equal with a probability that is not
-        zero."""
+        """Return whether two entries along an axis are equal with positive probability.
+
+        If `dim` is None, any two entries of the tensor are compared.
+        """
         if not isinstance(node, Node):
             return True
         if (node, dim) not in self.tied:
@@ -86,8 +88,11 @@ class EqualEntries:
         return True
 
     def _may_tie_across(self, node: Node) -> bool:
-        """Return whether what was chosen or summed of blocks of an axis may be equal, the blocks along the last
-        axis."""
+        """Return whether two blocks of an axis may have equal sums, means or extrema.
+
+        The node reduces each block to one entry so that the blocks lie along its last axis. The largest entries of
+        each block may be selected first. If the node has another form, the result is True.
+        """
         name = operator_name(node)
         first = node.args[0] if node.args else None
         if name == "getitem" and node.args[1] == 0 and isinstance(first, Node) and operator_name(first) == "max":
@@ -112,11 +117,11 @@ class EqualEntries:
         return len(node.args) < 3 or node.args[2] is None or self.may_tie(node.args[2], -1)
 
     def _may_agree(self, node: Node) -> bool:
-        """Return whether two outputs of a layer without bias may agree: nothing comes in, or its weights are alike."""
+        """Return whether two outputs of a layer without bias may agree: zero input, or equal rows of the weight."""
         return self.may_vanish(node.args[0]) or self.may_tie(node.args[1], 0)
 
     def may_vanish(self, node: Any) -> bool:
-        """Return whether entries of a traced tensor are zero with a probability that is not zero."""
+        """Return whether entries of a traced tensor are zero with positive probability."""
         if not isinstance(node, Node):
             return bool(node == 0)
         if node not in self.vanishing:
@@ -145,7 +150,7 @@ def _flat(arguments: Sequence[Any]) -> list[Any]:
 
 
 def _aligned(node: Node, dim: int | None) -> list[tuple[Node, int | None]]:
-    """Return the operands that vary along the axis, with that axis of theirs."""
+    """Return the operands that vary along an axis, each with the index of this axis in the operand."""
     full = shape_of(node)
     result: list[tuple[Node, int | None]] = []
     for arg in node.args[:2]:
@@ -159,7 +164,7 @@ def _aligned(node: Node, dim: int | None) -> list[tuple[Node, int | None]]:
 
 
 def _before(node: Node, dim: int | None) -> int | None:
-    """Return the axis of the operand of a view or a transposition; None where it is none of the operand's axes."""
+    """Return the operand's axis that becomes axis `dim` of a view or a transposition; None if no single axis does."""
     old, new, name = shape_of(node.args[0]), shape_of(node), operator_name(node)
     if dim is None:
         return None

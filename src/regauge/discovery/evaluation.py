@@ -1,4 +1,4 @@
-"""Values of a traced program, in float64 on the CPU: of what no parameter influences, and of single operators."""
+"""Evaluation of parts of a traced program in float64 on the CPU: single operators, and nodes without parameters."""
 
 import operator
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -14,7 +14,10 @@ from regauge.discovery.trace import Program
 
 
 class UndecidedError(Exception):
-    """Something cannot be evaluated: a value is not known, an operator fails, or the numbers are too many."""
+    """The error for a part of a program that cannot be evaluated.
+
+    A value is not known, an operator fails, or there are too many numbers.
+    """
 
 
 class Constants:
@@ -37,7 +40,7 @@ class Constants:
                 self._dependent.add(node)
 
     def is_dependent(self, node: Node) -> bool:
-        """Return whether parameters influence it."""
+        """Return whether parameters influence a node."""
         return node in self._dependent
 
     def name(self, node: Node) -> Node:
@@ -51,7 +54,7 @@ class Constants:
         return self._names[node]
 
     def draw(self, node: Node, generator: torch.Generator) -> Any:
-        """Return the value of a node, or random numbers in its place where it depends on parameters."""
+        """Return the value of a node, or random numbers if the node depends on parameters."""
         if node not in self._dependent:
             return self(node)
         fake = node.meta.get("val")
@@ -60,7 +63,7 @@ class Constants:
         return torch.randn(tuple(fake.shape), generator=generator, dtype=torch.float64)
 
     def __call__(self, node: Node) -> Any:
-        """The value of a node that depends on no parameter."""
+        """Return the value of a node that depends on no parameter."""
         waiting = [node]
         while waiting:
             last = waiting[-1]
@@ -92,7 +95,7 @@ class Constants:
 
 
 def evaluate(node: Node, known: Mapping[Node, Any]) -> Any:
-    """Return one operator on known operands, with float64 in the place of other floating-point types."""
+    """Return the result of one operator on known operands, with float64 in place of other floating-point types."""
     target: Any = node.target
     args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), lambda n: known[n])
     args, kwargs = pytree.tree_map(_double, (args, kwargs))
@@ -133,12 +136,12 @@ def _double(value: Any) -> Any:
 
 
 def like(value: Any) -> tuple[object, ...]:
-    """Return a key of a value without its numbers."""
+    """Return a key made of the shape and the dtype of a tensor, or of the type of another value."""
     return (comparable(value.shape), value.dtype) if isinstance(value, Tensor) else (type(value),)
 
 
 def comparable(value: Any, told: Callable[[Node], Hashable] = id) -> Hashable:
-    """Arguments of an operator as something hashable, with `told(node)` in the place of nodes."""
+    """Return the arguments of an operator as a hashable key, with `told(node)` in place of each node."""
     if isinstance(value, Node):
         return ("node", told(value))
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""The freedom of one atom (orders, scales, signs, shifts, matrices, turns of pairs), made consistent with the rest."""
+"""The symmetries of one atom (reorderings, scales, signs, shifts, matrices, turns of pairs), made consistent."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -12,15 +12,15 @@ from regauge.discovery.slots import SlotPlace
 from regauge.discovery.systems import Vector, independent, select
 
 Family = tuple[Vector, frozenset[Atom]]
-"""Exponents at slots of a positive scale or (modulo two) of a sign, and the bases of the family."""
+"""The exponent of a positive scale (or, modulo two, of a sign) at each slot, and the bases of the family."""
 
 
 @dataclass(frozen=True)
 class PairedAxis:
     """An axis on which each unit of an atom has two coordinates, `distance` indices apart.
 
-    The two slots are those of the first and of the second coordinate; they are one where the pair is a piece of the
-    axis. The other leaves of the block are given by sizes and strides.
+    The two slots belong to the first and to the second coordinate. Both are the same slot if the pair itself is a
+    piece of the axis. `others` holds the sizes and the strides of the other leaves of the block.
     """
 
     slots: tuple[int, int]
@@ -33,7 +33,7 @@ class PairedAxis:
 
     @property
     def pairs(self) -> Placement:
-        """The placement of the units, each with both coordinates."""
+        """The placement of the units, in which each unit has both coordinates."""
         return self._placement(self.stride, (2, self.distance), *self.others)
 
     def turn(self, size: int) -> Placement:
@@ -51,8 +51,8 @@ class Turns:
     Attributes:
         axes: The paired axes.
         bases: Atoms on which the angles may depend, besides the unit.
-        scales: Families of scales of these pairs, and of no other parameters.
-        unread: Intermediate values that turn in a way that no pair says: one coordinate without the other.
+        scales: Families of scales that act on these pairs and on no other parameters.
+        unread: Names of intermediate values that hold one coordinate without the other; no pair describes their turn.
     """
 
     axes: tuple[PairedAxis, ...]
@@ -63,7 +63,7 @@ class Turns:
 
 @dataclass(frozen=True)
 class ShiftFamily:
-    """A half-period shift: what is added at which slots, and where an odd number of steps flips the sign."""
+    """A half-period shift: the amount added at each slot, and the slots where an odd number of steps flips the sign."""
 
     amounts: Mapping[int, float]
     parity: Vector
@@ -71,7 +71,7 @@ class ShiftFamily:
 
 @dataclass(frozen=True)
 class MatrixPart:
-    """A matrix that acts on some slots, by +1 as it is and by -1 as its inverse transpose."""
+    """A matrix that acts on some slots: directly on slots with +1, as its inverse transpose on slots with -1."""
 
     kind: Literal["orthogonal", "linear"]
     slots: Mapping[int, int]
@@ -84,20 +84,19 @@ class MatrixPart:
 class Freedom:
     """All transformations that may act on one atom.
 
-    Families name the slots of parameters and of watched values alike; which of them exist is decided on the
-    parameters alone.
+    A family lists slots of parameters and slots of watched values. The parameters alone decide which families exist.
 
     Attributes:
         atom: The axis piece.
-        slots: Its occurrences in parameters.
-        watched: Its occurrences in intermediate values that were asked for.
-        is_permuted: Whether its units can be reordered.
-        bases: Atoms on which the order (or, where there is none, a family) may depend.
+        slots: The occurrences of the atom in parameters.
+        watched: The occurrences of the atom in the intermediate values that were asked for.
+        is_permuted: Whether the units of the atom can be reordered.
+        bases: Atoms on which the reordering may depend. If there is no reordering, a family may depend on them.
         scales: Families of positive scales.
         signs: Families of signs.
         shifts: Families of half-period shifts.
-        matrices: Matrices on some of the slots; the rest above does not act there.
-        turns: Rotations of pairs of coordinates, where the units are such pairs.
+        matrices: Matrices on some of the slots. The reordering and the families do not act on these slots.
+        turns: Rotations of pairs of coordinates, if the units are such pairs.
     """
 
     atom: Atom
@@ -113,11 +112,14 @@ class Freedom:
 
 
 KINDS: tuple[tuple[Callable[[Freedom], list[Family]], int], ...] = ((attrgetter("scales"), 0), (attrgetter("signs"), 2))
-"""Families of scales, which are independent over the rationals, and of signs, modulo two."""
+"""The families of scales, compared over the rationals (modulus 0), and of signs, compared modulo two."""
 
 
 def make_acyclic(freedoms: list[Freedom]) -> None:
-    """Keep bases that exist, and of two atoms that always go together let the first be the base of the other."""
+    """Remove bases that do not exist or that have matrices, and break cycles between bases.
+
+    If two atoms are bases of each other, the first atom stays the base of the second.
+    """
     order = {freedom.atom: k for k, freedom in enumerate(freedoms)}
     by_atom = {freedom.atom: freedom for freedom in freedoms}
     wanted = {freedom.atom: _all_bases(freedom) for freedom in freedoms}
@@ -153,7 +155,10 @@ def _restrict(freedom: Freedom, keep: Callable[[frozenset[Atom]], frozenset[Atom
 
 
 def drop_redundant(freedoms: list[Freedom], places: Mapping[int, SlotPlace]) -> None:
-    """Drop families of a base that the groups repeated within it contain: a factor per head is a matrix per head."""
+    """Drop the families of a base that the groups repeated within the base already contain.
+
+    For example, a matrix per head contains a factor per head.
+    """
     by_atom = {freedom.atom: freedom for freedom in freedoms}
     for families_of, modulus in KINDS:
         known: dict[Atom, list[Vector]] = defaultdict(list)
@@ -170,7 +175,10 @@ def drop_redundant(freedoms: list[Freedom], places: Mapping[int, SlotPlace]) -> 
 
 
 def drop_uniform(freedoms: list[Freedom], places: Mapping[int, SlotPlace]) -> None:
-    """Drop families of single units that multiply whole parameters as uniform families of larger groups do."""
+    """Drop each family of a single unit that multiplies whole parameters if families of larger groups do the same.
+
+    A family of a larger group does the same if all units have the same factor.
+    """
 
     def whole(exponents: Vector) -> Vector | None:
         result: Vector = {}
@@ -199,7 +207,7 @@ def drop_uniform(freedoms: list[Freedom], places: Mapping[int, SlotPlace]) -> No
 
 
 def _lift(exponents: Mapping[int, int], base: Freedom, places: Mapping[int, SlotPlace]) -> Vector:
-    """Return the exponents of a base's units under a family that multiplies all units of each block alike."""
+    """Return the exponents of a base's units under a family that multiplies all units of a block by the same factor."""
     result: Vector = {}
     for slot, exponent in select(exponents, places).items():
         inner = places[slot]

@@ -1,4 +1,4 @@
-"""Operators that write into an operand, replaced by those that return a new tensor, where that changes nothing."""
+"""Replacement of operators that write into an operand by operators that return a new tensor."""
 
 from collections.abc import Iterator
 
@@ -10,10 +10,10 @@ from torch.utils import _pytree as pytree
 
 
 def without_mutation(program: GraphModule) -> bool:
-    """Replace operators that write into an operand; False, with nothing changed, where one of them must stay.
+    """Replace operators that write into an operand, or change nothing and return False if one of them must stay.
 
-    `relu_(x)` becomes `relu(x)` if nothing reads x, or anything that shares memory with it, afterwards, and if x is no
-    input. Tracing the model a second time, which rewrites any such operator, takes twice as long as the first time.
+    `relu_(x)` becomes `relu(x)` if x is no input and if no later operator reads x or a tensor that shares memory with
+    x. A second trace of the model would rewrite any such operator, but it takes twice as long as the first trace.
     """
     graphs = [part for part in program.modules() if isinstance(part, GraphModule)]
     found = [(node, _functional(node, graph)) for graph in graphs for node in graph.graph.nodes if writes(node)]
@@ -28,14 +28,16 @@ def without_mutation(program: GraphModule) -> bool:
 
 
 def writes(node: Node) -> bool:
-    """Return whether an operator writes into an operand."""
+    """Return whether the operator of a node writes into an operand."""
     schema = getattr(node.target, "_schema", None)
     return schema is not None and bool(schema.is_mutable)
 
 
 def _functional(node: Node, graph: GraphModule) -> OpOverload | None:
-    """Return the operator that returns what this one writes into its first operand; None if they are not
-    interchangeable."""
+    """Return the operator that returns the values that an in-place operator writes into its first operand.
+
+    Return None if the two operators are not interchangeable.
+    """
     target, written = node.target, node.args[0] if node.args else None
     if not isinstance(target, OpOverload) or not isinstance(written, Node):
         return None
@@ -67,12 +69,12 @@ def _tensors(node: Node) -> Iterator[Tensor]:
 
 
 def _memory(node: Node) -> set[int]:
-    """Return the memory in which the values of a node lie; views share that of their base."""
+    """Return ids of the storages that hold the values of a node; a view shares the storage of its base."""
     return {int(_whole(tensor).untyped_storage()._cdata) for tensor in _tensors(node)}
 
 
 def _whole(tensor: Tensor) -> Tensor:
-    """Return the tensor of all examples, of what `torch.vmap` shows as one of them."""
+    """Return the tensor of all examples that `torch.vmap` presents as the tensor of a single example."""
     while torch._C._functorch.is_batchedtensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     return tensor

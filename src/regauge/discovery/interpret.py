@@ -1,4 +1,4 @@
-"""Run the rules over a traced program."""
+"""An interpreter that runs the rules over a traced program."""
 
 import operator
 from collections.abc import Container, Mapping
@@ -26,12 +26,12 @@ from regauge.discovery.trace import Program
 from regauge.discovery.traceable import TraceError
 
 HALF = frozenset({torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2})
-"""Dtypes to which a conversion of finer parameters rounds, so that scales do not pass."""
+"""Dtypes of low precision. A conversion of finer parameters to them rounds so that scales do not pass."""
 NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 RULE_ERRORS = (NoRuleError, ValueError, TypeError, KeyError, IndexError, AssertionError, ArithmeticError)
 """Errors of a rule that cannot handle its call."""
 COMPARES = words("argmax argmin max min sort argsort topk kthvalue median nanmedian mode")
-"""Operators that return the positions of entries by their size; those of equal entries depend on their order."""
+"""Operators that return positions of entries by size. The order of equal entries decides which position they return."""
 CASTS = {"_to_copy", "to", "type_as"}
 ACCEPTS_STACK = COPIES | PIECES | {"stack", "cat"}
 """Operators whose rules take stacked tensors apart or leave them stacked."""
@@ -40,7 +40,7 @@ FILLS = {"full", "full_like", "new_full", "fill"}
 CONSTANTS = FILLS | {"ones", "ones_like", "new_ones", "scalar_tensor"}
 FILLED = ZEROS | CONSTANTS | {"empty_like", "new_empty", "rand_like", "randn_like"}
 REFERS = SAME | words("view_as reshape_as expand_as")
-"""Operators that read the values of their first operand only, and of a second one its shape or its dtype."""
+"""Operators that read only the values of the first operand, and only the shape or the dtype of a second operand."""
 EXPANDS = words("expand expand_as broadcast_to")
 DIVISIONS = words("div divide true_divide")
 JOINS = words("cat concat concatenate hstack vstack pad constant_pad_nd slice_scatter select_scatter")
@@ -48,14 +48,14 @@ JOINS = words("cat concat concatenate hstack vstack pad constant_pad_nd slice_sc
 KEEPS_BLOCKS = COPIES | PIECES | EXPANDS | JOINS | {"copy"}
 """Operators that move blocks of equal entries along with other values."""
 KEEPS_ZERO = COPIES | PIECES | EXPANDS | words("repeat tile cat concat stack add sub neg tanh relu sin flip roll")
-"""Operators that make zeros of zeros only."""
+"""Operators whose result is zero if all operands are zero."""
 READS_POSITIONS = COPIES | PIECES | words("expand_as embedding index index_select gather scatter one_hot cat concat")
-"""Operators that move positions about, or look up what they point to; others would use them as numbers."""
+"""Operators that move positions or look up the entries at positions. Other operators use positions as numbers."""
 
 
 @dataclass(frozen=True)
 class Summed:
-    """A square, or a product of two tensors, that is only summed over one axis: kept as its factors.
+    """The factors of a square, or of a product of two tensors, that all later operators sum over one axis.
 
     A sum of squares is invariant under rotations, and a sum of products under matrices that act on both factors.
     """
@@ -66,7 +66,7 @@ class Summed:
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass over a program: records, parameters and buffers, and the tensors that operators of the graph return."""
+    """One pass over a program: its records, its parameters and buffers, and the tensors that its operators return."""
 
     builder: Builder
     params: dict[str, Value]
@@ -79,8 +79,11 @@ def interpret(
     extra: Mapping[str, Rule],
     sensitive: frozenset[str] = frozenset(),
 ) -> Pass:
-    """Return one pass over a program; axes that are taken apart, and open orders that matter, are known from earlier
-    ones."""
+    """Run one pass over a program, with the results of earlier passes.
+
+    Earlier passes find the axes to take apart (`unrolled`) and the open orders that later operators depend on
+    (`sensitive`).
+    """
     run = _Run(program, Builder(unrolled, sensitive), extra)
     run.graph(program.graph, run.placeholders())
     run.finish()
@@ -104,7 +107,7 @@ class _Run:
         return [self._placeholder(node) for node in self.program.graph.graph.find_nodes(op="placeholder")]
 
     def graph(self, graph: GraphModule, arguments: list[Any]) -> Any:
-        """Run one graph; nested graphs are run where they are called."""
+        """Run one graph. A nested graph runs when its operator is reached."""
         values: dict[Node, Any] = {}
         pending = list(arguments)
         result: Any = None
@@ -129,7 +132,7 @@ class _Run:
         return result
 
     def finish(self) -> None:
-        """Freeze the axes of the outputs, and tie what the model writes into its state to the earlier values."""
+        """Freeze the axes of the outputs, and tie the values that the model writes into its state to earlier values."""
         b = self.b
         b.op = b.node = "output"
         for node in self.program.outputs:
@@ -225,7 +228,10 @@ class _Run:
         return result
 
     def _keep_blocks(self, node: Node, operands: Any, results: Any) -> None:
-        """Let equal entries in what no parameter influences move, and zeros scale too; each use has its own axes."""
+        """Give constants with blocks of equal entries axes that can move; axes of zeros can also scale.
+
+        Each use of such a constant gets its own axes.
+        """
         target, (args, kwargs) = node.target, operands
         name = operator_name(target)
         made = [x for x in (results if isinstance(results, list) else [results]) if isinstance(x, Value)]
@@ -256,7 +262,7 @@ class _Run:
             value.made = partial(make, k)
 
     def _freeze_ties(self, node: Node, call: Call) -> None:
-        """Freeze the axis along which entries are compared if their order decides between equal ones."""
+        """Freeze the axis along which entries are compared if the order decides between equal entries."""
         x, dim = call.x, call.arguments.get("dim", -1)
         uses_positions = call.name.startswith("arg") or (len(call.shapes) == 2 and call.is_used[1])
         if call.name not in COMPARES or not uses_positions or not isinstance(x, Value):
@@ -281,7 +287,7 @@ class _Run:
 
 
 def _bound(target: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments by name, in the order of the schema, defaults included."""
+    """Return the arguments, including defaults, by name and in the order of the schema."""
     schema = target._schema.arguments
     given = {**{parameter.name: value for parameter, value in zip(schema, args, strict=False)}, **kwargs}
     return {p.name: given.get(p.name, p.default_value) for p in schema if p.name in given or p.has_default_value()}
@@ -304,7 +310,7 @@ def _used(node: Node, count: int) -> tuple[bool, ...]:
 
 
 def _is_divisor(node: Node) -> bool:
-    """Return whether all that is done with a tensor, also after it was repeated along axes, is to divide by it."""
+    """Return whether the only use of a tensor, which may be repeated along axes first, is to divide by it."""
     return all(
         _is_divisor(user)
         if operator_name(user) in EXPANDS
@@ -329,7 +335,7 @@ def _attribute(graph: GraphModule, target: str) -> Any:
 
 
 def _constant(shape: tuple[int, ...], tensor: Tensor | None) -> Value:
-    """Return a tensor that no parameter influences; uniform ones are recognized by value."""
+    """Return a tensor that no parameter influences; its axes are uniform if all its entries are equal."""
     is_readable = type(tensor) in (Tensor, torch.nn.Parameter, torch.nn.Buffer)
     if tensor is None or not is_readable or tensor.is_complex() or tensor.is_meta or tensor.numel() == 0:
         return Value.fixed(shape)
@@ -340,7 +346,7 @@ def _constant(shape: tuple[int, ...], tensor: Tensor | None) -> Value:
 
 
 def _fixed_results(name: str, args: tuple[Any, ...], tensors: list[Value], meta: Any) -> Any:
-    """Results of an operator whose operands no parameter influences."""
+    """Return the results of an operator whose operands no parameter influences."""
     first = tensors[0] if tensors else None
     fill = [a for a in args if isinstance(a, int | float) and not isinstance(a, bool)]
     is_zero = name in ZEROS or (name in FILLS and fill[-1:] == [0]) or (name == "mul" and _has_zero(tensors, fill))
@@ -371,7 +377,7 @@ def _has_zero(tensors: list[Value], numbers: list[int | float]) -> bool:
 
 
 def _as_summed(node: Node, call: Call) -> Summed | None:
-    """Return a square or a product whose every use sums it over one axis, which all factors have."""
+    """Return the factors of a square or a product if every use sums it over one axis that all factors have."""
     values = list(call.arguments.values())
     is_square = (call.name == "pow" and len(values) > 1 and values[1] == 2) or call.name == "square"
     if not is_square and call.name not in ("mul", "multiply"):

@@ -1,9 +1,9 @@
-"""Programs whose sizes follow from whole numbers among the inputs, such as grids of patches and lengths.
+"""Programs whose sizes follow from integer inputs, such as grids of patches and lengths.
 
-`torch.export` knows no values, so that it stops where Python code takes a number out of a tensor. Where that tensor
-comes from whole numbers that the model is given, and from nothing that is learned or measured, the example inputs say
-what it is: beside every tensor of the program that follows from them its value is computed, and every number that
-Python code takes out, and every index whose length depends on values, is what it is for them.
+`torch.export` knows no values, so it stops when Python code takes a number out of a tensor. If this tensor follows
+from integers that the model is given, and not from learned or measured values, the example inputs determine the
+number. Therefore this module also computes the value of every tensor that follows from such integers. The values
+replace every number that Python code takes out, and every index whose length depends on values.
 """
 
 import functools
@@ -23,25 +23,25 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from regauge.discovery.operators import words
 
 TAKING = words("item tolist __int__ __float__ __index__")
-"""Functions that take numbers out of a tensor. A branch on a tensor is none: it would hold for these inputs alone."""
+"""Functions that take numbers out of a tensor. They exclude branches, which would hold for these inputs alone."""
 OF_ANY_LENGTH = words("nonzero argwhere unique unique_consecutive repeat_interleave masked_select bincount")
 """Functions whose result has a length that depends on values."""
 MAKING = words("tensor as_tensor arange linspace full zeros ones eye tril_indices triu_indices scalar_tensor")
 """Functions that make tensors of numbers."""
 SIZED = words("view reshape expand repeat tile split unflatten narrow roll new_zeros new_ones new_full pad interpolate")
-"""Functions that take sizes and places, which may be tensors."""
+"""Functions that take sizes and positions, which may be tensors."""
 RANDOM = words("rand randn randint randperm normal bernoulli multinomial dropout rand_like randn_like randint_like")
 MANY = 1 << 20
-"""Values that are computed at most of one tensor."""
+"""Largest number of entries of a tensor whose values are computed."""
 MARK = "regauge: sizes are those of the example inputs"
 
 
 def export_with_values(wrapped: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram | None:
-    """Export a module in which sizes follow from whole numbers among its inputs. It may be on the meta device.
+    """Export a module whose sizes follow from integer inputs. The module may be on the meta device.
 
     Returns:
-        The program for the numbers that are given; None where it depends on other values, such as those of activations
-        or weights, or where Python code branches on a tensor, or where the inputs have no values.
+        The program for the given integers. It is None if the program depends on other values, such as activations or
+        weights, if Python code branches on a tensor, or if the inputs have no values.
     """
     given = [one for one in pytree.tree_leaves((inputs, kwargs)) if isinstance(one, Tensor)]
     if any(one.is_meta for one in given):
@@ -74,19 +74,19 @@ def has_unknown_sizes(program: ExportedProgram) -> bool:
 
 
 def has_known_sizes(program: ExportedProgram) -> bool:
-    """Return whether a program is for the numbers that were given."""
+    """Return whether a program holds only for the integers in the example inputs."""
     return MARK in program.graph_module.meta
 
 
 class _Numbers(TorchFunctionMode):
-    """The values of tensors of a program that follow from whole numbers, computed next to the program itself."""
+    """Values of the tensors that follow from integers, computed while the program is traced."""
 
     def __init__(self) -> None:
         super().__init__()
         self.values: Any = WeakTensorKeyDictionary()
 
     def know(self, pairs: Any) -> None:
-        """Note the values of those that are whole numbers."""
+        """Note the values of the tensors that hold integers."""
         with _disable_current_modes():
             for traced, value in pairs:
                 if not value.is_floating_point() and not value.is_complex():
@@ -118,12 +118,12 @@ class _Numbers(TorchFunctionMode):
         return result
 
     def _sliced(self, one: slice) -> slice:
-        """Return a slice with numbers in the place of tensors that are known."""
+        """Return a slice in which each known tensor is replaced by its number."""
         ends = (one.start, one.stop, one.step)
         return slice(*(self._number(end) if isinstance(end, Tensor) else end for end in ends))
 
     def _number(self, tensor: Tensor) -> Any:
-        """Return the number that a tensor holds, if it holds one only, and is known."""
+        """Return the number in a known tensor without axes; return any other tensor unchanged."""
         return int(self._value(tensor)) if not tensor.ndim and self._is_known(tensor) else tensor
 
     def _is_known(self, tensor: Tensor) -> bool:
@@ -134,7 +134,7 @@ class _Numbers(TorchFunctionMode):
         return value
 
     def _places(self, index: Any) -> Any:
-        """Return an index with the places that a mask chooses in its place, if the mask is known."""
+        """Return an index in which each known mask is replaced by the positions that it selects."""
         found: list[Any] = []
         for one in index if isinstance(index, tuple) else (index,):
             if isinstance(one, Tensor) and one.dtype == torch.bool and one.ndim and self._is_known(one):
@@ -151,7 +151,7 @@ class _Numbers(TorchFunctionMode):
         return name == "__getitem__" and any(isinstance(one, Tensor) and one.dtype == torch.bool for one in index)
 
     def _forget(self, tensor: Tensor) -> None:
-        """Forget a tensor into which something unknown is written, and those that share its memory."""
+        """Forget the values of a tensor into which an unknown value is written, and of tensors that share memory."""
         if tensor in self.values:
             place = self.values[tensor].untyped_storage().data_ptr()
             for one, value in list(self.values.items()):
@@ -159,7 +159,7 @@ class _Numbers(TorchFunctionMode):
                     del self.values[one]
 
     def _pair(self, result: Any, value: Any) -> None:
-        """Note the values of what a function returned."""
+        """Note the values of the tensors that a function returned."""
         for one, number in zip(pytree.tree_leaves(result), pytree.tree_leaves(value), strict=True):
             if isinstance(one, Tensor) and one is not number and number.numel() <= MANY:
                 self.values[one] = number
@@ -167,7 +167,7 @@ class _Numbers(TorchFunctionMode):
 
 @contextmanager
 def without_memory(module: nn.Module) -> Iterator[tuple[Tensor, ...]]:
-    """Let a module on the meta device be one on the CPU whose tensors are zero and take no memory; yields these."""
+    """Replace the meta tensors of a module, for a while, by zeros on the CPU that take no memory; yield the zeros."""
     made: dict[int, Tensor] = {}
     with ExitStack() as stack:
         for part in module.modules():

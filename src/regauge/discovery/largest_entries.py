@@ -1,7 +1,7 @@
-"""A test whether the order of entries decides which are the largest; entries masked with the least do not count.
+"""A test whether the order of entries decides which are the largest, where masked entries do not count.
 
-Routers mask experts before they choose among the rest: entries that are masked are equal, but none of them is chosen
-as long as enough others are left.
+Routers mask experts before they choose among the other experts. The masked entries are equal, but none of them is
+chosen as long as enough other entries are left.
 """
 
 import math
@@ -19,7 +19,7 @@ NEGATED = words("bitwise_not logical_not")
 
 
 def may_tie_on_top(known: EqualEntries, node: Any, dim: int, count: int) -> bool:
-    """Return whether it may depend on the order along an axis which entries are the `count` largest."""
+    """Return whether the order along an axis may decide which entries are the `count` largest."""
     if not isinstance(node, Node):
         return True
     name, shape = operator_name(node), shape_of(node)
@@ -32,9 +32,9 @@ def may_tie_on_top(known: EqualEntries, node: Any, dim: int, count: int) -> bool
 
 
 def do_ties_vanish(known: EqualEntries, top: Node, dim: int) -> bool:
-    """Return whether equal entries among the largest are zeros of a ReLU that are written into zeros again.
+    """Return whether equal entries among the largest are zeros of a ReLU that are written back into zeros.
 
-    It then does not matter which of them are chosen: sparse autoencoders keep the largest entries so.
+    It then does not matter which of the zeros are chosen. Sparse autoencoders keep their largest entries in this form.
     """
     source = top.args[0]
     while isinstance(source, Node) and operator_name(source) in SAME:
@@ -48,7 +48,7 @@ def do_ties_vanish(known: EqualEntries, top: Node, dim: int) -> bool:
 
 
 def _writes_back(node: Node, positions: Node, values: set[Node]) -> bool:
-    """Return whether a node puts values, or what is zero where they are, at their positions among zeros."""
+    """Return whether a node writes values, or the ReLU of values, to their positions in a tensor of zeros."""
     if operator_name(node) != "scatter" or len(node.args) != 4 or node.args[2] is not positions:
         return False
     base, source = node.args[0], node.args[3]
@@ -58,7 +58,10 @@ def _writes_back(node: Node, positions: Node, values: set[Node]) -> bool:
 
 
 def _filled(node: Node, dim: int) -> int | None:
-    """Return an upper bound on the number of entries along an axis that are masked with the least value, or None."""
+    """Return an upper bound on the number of entries along an axis that are masked with the least value.
+
+    Return None if the node is no such mask.
+    """
     name, args = operator_name(node), node.args
     if name == "masked_fill" and _is_least(args[2], args[0]) and shape_of(args[0]) == shape_of(node):
         return _marked(args[1]) if dim == len(shape_of(node)) - 1 and _matches(args[1], node) else None
@@ -82,13 +85,13 @@ def _matches(mask: Any, node: Node) -> bool:
 
 
 def _marked(mask: Any) -> int | None:
-    """Return the number of entries that a mask marks along its last axis; None unless it is the same everywhere."""
+    """Return the number of entries that a mask marks along its last axis; None unless all rows have the same number."""
     found = _count(mask)
     return None if found is None or found[0] != 1 else found[1]
 
 
 def _count(node: Any) -> tuple[int, int] | None:
-    """Return a number of last axes, and how many entries over them are one while all others are zero."""
+    """Return a number of last axes, and the number of ones over these axes if all other entries are zero."""
     if not isinstance(node, Node):
         return None
     name, args, shape = operator_name(node), node.args, shape_of(node)

@@ -1,4 +1,4 @@
-"""The laws that one operator puts on the axes of its tensors, kept until all axes are fully refined."""
+"""The laws that one operator imposes on the axes of its tensors, kept until all axes are fully refined."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,11 +8,11 @@ from regauge.discovery.layout import Layout, leaf
 
 Edges = tuple[tuple[int, int, int], ...]
 LawOf = Callable[..., "Law"]
-"""Makes the law of one index from its axes."""
+"""A function that makes the law of one index from the axes of the index."""
 
 
 class Virtual(NamedTuple):
-    """The layout of an axis that a tensor lacks, but that its axis `dim` selects from by the index tensor `source`."""
+    """The layout of an axis that a tensor lacks; its axis `dim` selects from that axis by the index tensor `source`."""
 
     dim: int
     layout: Layout
@@ -26,15 +26,16 @@ class Value:
     Attributes:
         layouts: The meaning of the indices of each axis.
         shape: Sizes of the axes.
-        is_fixed: It does not depend on any parameter (inputs, constants, position tables).
-        is_zero: It is zero everywhere.
-        is_norm: Its entries are norms, which are zero only where all that they are norms of is zero.
-        is_complex: It depends on complex parameters or buffers, which nothing moves.
-        uniform: Axes along which it is constant.
-        index_of: For integer tensors: the axis whose positions its values are.
-        virtual: An axis that is not there but that an axis of this tensor selects from.
-        has_inputs: For tensors that depend on no parameter: whether they depend on the inputs, or on something unknown.
-        made: For tensors that depend on no parameter and have blocks of equal entries: makes one whose blocks are free.
+        is_fixed: Whether the tensor depends on no parameter (inputs, constants, position tables).
+        is_zero: Whether all entries are zero.
+        is_norm: Whether the entries are norms. A norm is zero only if all values that it is taken over are zero.
+        is_complex: Whether the tensor depends on complex parameters or buffers, which no group moves.
+        uniform: Axes along which the tensor is constant.
+        index_of: The axis into which the entries point, if the tensor holds integer positions.
+        virtual: An axis that the tensor lacks, but from which an axis of the tensor selects.
+        has_inputs: Whether a tensor that depends on no parameter depends on the inputs or on an unknown value.
+        made: A function that makes a copy whose blocks are free. Only tensors that depend on no parameter and have
+            blocks of equal entries have it.
     """
 
     __slots__ = (
@@ -74,7 +75,7 @@ class Value:
         return len(self.shape)
 
     def axis(self, dim: int) -> "Axis":
-        """Return one axis, as laws name it."""
+        """Return one axis in the form that laws use."""
         return Axis(self, (dim,))
 
     @classmethod
@@ -94,7 +95,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Axis:
-    """Some axes of a tensor read as one, or a range of one axis."""
+    """Several axes of a tensor read as one axis, or a range of one axis."""
 
     value: Value
     dims: tuple[int, ...]
@@ -104,24 +105,24 @@ class Axis:
 
 @dataclass(frozen=True)
 class Law:
-    """One index of an operator, and the law that transformations along it must obey.
+    """One index of an operator, and the law that transformations along this index must obey.
 
-    The rows of `scale` and `sign` are linear equations over the axes that must vanish: over the rationals
-    for log-scales and modulo two for signs. `edges` tie the matrices that may act on two axes: +1 the same,
-    -1 the inverse transpose. A axis without an edge admits no matrix.
+    The rows of `scale` and `sign` are linear combinations of the axes that must vanish. They are taken over the
+    rationals for log-scales and modulo two for signs. Each entry of `edges` ties the matrices that act on two axes: +1
+    means the same matrix, and -1 the inverse transpose. An axis without an edge admits no matrix.
 
     Attributes:
         axes: The axes that this index runs over.
         scale: Equations for log-scales; None fixes every axis.
         sign: Equations for signs; None fixes every axis.
-        edges: Pairs of axes on which one matrix may act; None where none may.
-        is_metric: Only rotations may act.
-        keeps_ones: Only rotations that keep the vector of all ones may act.
-        is_mixing: The operator treats the indices jointly, so that nothing else may depend on them.
-        is_shared: One reordering must serve all: this axis cannot be repeated within another.
-        is_virtual: The axis is selected from by another axis of the result, which remembers it.
-        shift: Equations for translations of the values, constant along all other axes; None fixes them.
-        period: For functions of (x, out) with half period pi: whether they are odd or even.
+        edges: Pairs of axes on which one matrix may act; None if no matrix may act.
+        is_metric: Whether all matrices must be rotations.
+        keeps_ones: Whether all matrices must be rotations that keep the vector of ones.
+        is_mixing: Whether the operator treats the indices jointly so that no other transformation may depend on them.
+        is_shared: Whether one reordering must serve all so that the axis cannot be repeated within another axis.
+        is_virtual: Whether an axis of the result selects from this axis. The result then remembers this axis.
+        shift: Equations for translations of the values that are constant along all other axes; None fixes the values.
+        period: Whether a function of (x, out) with half period pi is odd or even.
     """
 
     axes: tuple[Axis, ...]
@@ -138,7 +139,7 @@ class Law:
 
     @property
     def is_contraction(self) -> bool:
-        """Whether products are summed over the index: then scales of all axes cancel."""
+        """Whether products are summed over the index so that the scales of all axes cancel."""
         return bool(self.scale) and len(self.axes) > 1 and all(c > 0 for row in self.scale or () for c in row)
 
 
@@ -147,66 +148,69 @@ Record = Sequence[Law]
 
 
 def same(*axes: Axis) -> Law:
-    """Return a copy of the values to another place: everything passes."""
+    """Return the law of a copy of the values to another place: every transformation passes."""
     rows = _equal(len(axes))
     return Law(axes, rows, rows, _alike(len(axes)), shift=rows)
 
 
 def linear(*axes: Axis) -> Law:
-    """Return a linear operator along which nothing happens: everything but translations passes."""
+    """Return the law of an axis that a linear operator leaves unchanged: all transformations but translations pass."""
     rows = _equal(len(axes))
     return Law(axes, rows, rows, _alike(len(axes)))
 
 
 def added(axes: Sequence[Axis], out: Axis) -> Law:
-    """Return a sum of tensors that all have this axis."""
+    """Return the law of a sum of tensors that all have this axis."""
     rows = _equal(len(axes) + 1)
     shift = ((*(1.0 for _ in axes), -1.0),)
     return Law((*axes, out), rows, rows, _alike(len(axes) + 1), shift=shift)
 
 
 def offset(axes: Sequence[Axis], out: Axis) -> Law:
-    """Return a sum with something that lacks this axis: reordering and translations only."""
+    """Return the law of a sum with a tensor that lacks this axis: only reorderings and translations pass."""
     return Law((*axes, out), shift=((*(1.0 for _ in axes), -1.0),))
 
 
 def multiplied(x: Axis, out: Axis, factor: float | None) -> Law:
-    """Multiplied by something that does not vary along this axis: a known number or something else."""
+    """Return the law of a product with a factor that does not vary along this axis.
+
+    `factor` is the factor if it is a known number, and None otherwise.
+    """
     rows = _equal(2)
     return Law((x, out), rows, rows, _alike(2), shift=None if factor is None else ((factor, -1.0),))
 
 
 def masked(mask: Axis, *axes: Axis) -> Law:
-    """Chosen by a mask that has this axis."""
+    """Return the law of a selection by a mask that has this axis."""
     rows = ((1, *(0 for _ in axes)), *((0, *row) for row in _equal(len(axes))))
     return Law((mask, *axes), rows, rows)
 
 
 def zero(axis: Axis) -> Law:
-    """Zeros: everything leaves them as they are but a translation."""
+    """Return the law of zeros: every transformation but a translation leaves zeros unchanged."""
     return Law((axis,), (), (), ((0, 0, 1),))
 
 
 def fixed(*axes: Axis, mixes: bool = False) -> Law:
-    """Reordering only; with `mixes` the operator treats all indices jointly."""
+    """Return the law of an axis that can only be reordered; with `mixes` the operator treats all indices jointly."""
     return Law(axes, is_mixing=mixes)
 
 
 def mixed(*axes: Axis) -> Law:
-    """Reordering only, and all indices are treated jointly."""
+    """Return the law of an axis that can only be reordered and whose indices the operator treats jointly."""
     return fixed(*axes, mixes=True)
 
 
 def shared(*axes: Axis) -> Law:
-    """Reordering only, the same for every axis that continues another one."""
+    """Return the law of axes that can only be reordered, with one order for every axis that continues another one."""
     return Law(axes, is_shared=True)
 
 
 def entrywise(scale: Sequence[int] | None, sign: Sequence[int] | None) -> LawOf:
-    """Return the law of a function of each entry: one equation for the scales of its input and its result, one for
-    signs.
+    """Return the law of a function of each entry, from one equation for scales and one equation for signs.
 
-    `(1, -2)` reads `log(scale of x) - 2 log(scale of the result) = 0`; without an equation none pass.
+    Each equation relates the input and the result. `(1, -2)` means `log(scale of x) - 2 log(scale of the result) = 0`.
+    If an equation is None, no scale (or no sign) passes.
     """
 
     def law(x: Axis, out: Axis) -> Law:
@@ -216,32 +220,32 @@ def entrywise(scale: Sequence[int] | None, sign: Sequence[int] | None) -> LawOf:
 
 
 def positive(*axes: Axis) -> Law:
-    """Positively homogeneous: scales pass, signs do not (ReLU, maximum)."""
+    """Return the law of a positively homogeneous function (ReLU, maximum): scales pass, signs do not."""
     return Law(axes, _equal(len(axes)), None)
 
 
 def odd(*axes: Axis, mixes: bool = False) -> Law:
-    """Signs pass, scales do not (tanh)."""
+    """Return the law of an odd function (tanh): signs pass, scales do not."""
     return Law(axes, None, _equal(len(axes)), is_mixing=mixes)
 
 
 def even(x: Axis) -> Law:
-    """Only magnitudes along this axis count."""
+    """Return the law of a function that depends only on the magnitudes along this axis."""
     return Law((x,), None, ())
 
 
 def power(exponent: int, *, is_even: bool) -> LawOf:
-    """Return the law of |x| ** exponent, with the sign of x or without it."""
+    """Return the law of |x| ** exponent, with or without the sign of x."""
     return entrywise((exponent, -1), (0, 1) if is_even else (1, 1))
 
 
 def contracted(x: Axis, y: Axis) -> Law:
-    """Summed over in a product of two tensors: one carries the inverse of what the other carries."""
+    """Return the law of an index that a product of two tensors sums over: their transformations are inverse."""
     return Law((x, y), ((1, 1),), ((1, 1),), ((0, 1, -1),))
 
 
 def product(out: Axis | None, factors: Sequence[Axis], exponents: Sequence[int] | None = None) -> Law:
-    """Multiplied entry by entry; without an output the product is summed over."""
+    """Return the law of an entrywise product; without an output, the product is summed over the index."""
     exponents = list(exponents or [1] * len(factors))
     axes = (*factors, *([out] if out else []))
     row = (*exponents, *([-1] if out else []))
@@ -249,18 +253,21 @@ def product(out: Axis | None, factors: Sequence[Axis], exponents: Sequence[int] 
 
 
 def normed(*axes: Axis) -> Law:
-    """The 2-norm over this axis is all that counts: rotations pass."""
+    """Return the law of a function that depends only on the 2-norm over this axis: rotations pass."""
     edges = _alike(len(axes)) or ((0, 0, 1),)
     return Law(axes, None, _equal(len(axes)), edges, is_metric=True, is_mixing=len(axes) > 1)
 
 
 def centered(*axes: Axis) -> Law:
-    """Only deviations from the mean over this axis, and their 2-norm, count: rotations that keep the ones pass."""
+    """Return the law of a function that depends only on the 2-norm of deviations from the mean over this axis.
+
+    Rotations that keep the vector of ones pass.
+    """
     return Law(axes, edges=_alike(len(axes)), is_metric=True, keeps_ones=True, is_mixing=True)
 
 
 def periodic(x: Axis, out: Axis, period: Literal["odd", "even"]) -> Law:
-    """sin (odd) and cos (even): a shift by pi flips the sign of the output."""
+    """Return the law of sin (odd) or cos (even): a shift by pi flips the sign of the output."""
     return Law((x, out), None, ((0, 1),) if period == "even" else ((1, 1),), period=period)
 
 
@@ -273,8 +280,8 @@ def _equal(count: int) -> tuple[tuple[int, ...], ...]:
 
 
 compared = entrywise((0, 1), None)
-"""Positive scales do not change the result: comparison with zero, the position of the largest."""
+"""The law of results that positive scales do not change: comparison with zero, the position of the largest entry."""
 magnitude = power(1, is_even=True)
-"""|x|."""
+"""The law of |x|."""
 squared = power(2, is_even=True)
-"""x ** 2."""
+"""The law of x ** 2."""

@@ -1,9 +1,9 @@
-"""The algebra of axes: what the indices of one axis mean, refined as operators tie axes together.
+"""The algebra of axes: the meaning of the indices of one axis, refined as operators tie axes together.
 
-An axis is a row-major product of atoms. An atom is a leaf (units that nothing distinguishes so far), a
-product of smaller atoms, or a direct sum of layouts (concatenation, fused projections, the gates of an
-LSTM). Tying two axes is unification: leaves are split, cut and merged until both sides read the same.
-Whatever cannot be made to agree is frozen, which is always sound.
+An axis is a row-major product of atoms. An atom is a leaf (units that nothing distinguishes so far), a product of
+smaller atoms, or a direct sum of layouts. Direct sums come from concatenations, fused projections and the gates of an
+LSTM. Tying two axes is unification: leaves are split, cut and merged until both axes have the same structure. Parts
+that cannot be made to agree are frozen, which is always sound.
 """
 
 import math
@@ -11,11 +11,11 @@ from collections.abc import Collection, Iterable, Sequence
 from itertools import accumulate, pairwise
 
 UNROLL_LIMIT = 256
-"""Most pieces that two block structures which do not nest may be cut into before they are frozen."""
+"""Largest number of pieces into which two block structures that do not nest are cut; beyond it they are frozen."""
 
 
 class Atom:
-    """A node of the union-find forest of axis pieces. Only its root carries meaning."""
+    """A node of the union-find forest of axis pieces. Only the root of each tree carries meaning."""
 
     __slots__ = ("branches", "factors", "frozen", "origins", "parent", "size")
 
@@ -54,7 +54,7 @@ def size_of(layout: Layout) -> int:
 
 
 def expand(layout: Iterable[Atom]) -> Layout:
-    """Write out every product atom of a layout, so that only leaves and sums remain."""
+    """Write out every product atom of a layout so that only leaves and sums remain."""
     result: Layout = []
     for atom in layout:
         root = atom.find()
@@ -66,12 +66,12 @@ def expand(layout: Iterable[Atom]) -> Layout:
 
 
 def without_units(layout: Iterable[Atom]) -> Layout:
-    """Return the expanded product without units, the leaves of size one."""
+    """Return the expanded product without the leaves of size one."""
     return [atom for atom in expand(layout) if atom.size > 1]
 
 
 def leaves(layout: Iterable[Atom]) -> Iterable[Atom]:
-    """Yield every leaf of a layout, sums included, with repetitions."""
+    """Yield every leaf of a layout, including the leaves of direct sums, with repetitions."""
     for atom in expand(layout):
         if atom.branches is None:
             yield atom
@@ -101,7 +101,7 @@ def direct_sum(layouts: Sequence[Layout]) -> Layout:
 
 
 def cut(layout: Layout, points: Iterable[int]) -> list[Layout]:
-    """Cut an axis at the given indices; returns the consecutive pieces."""
+    """Cut an axis at the given indices, and return the consecutive pieces."""
     total = size_of(layout)
     inner = sorted({point for point in points if 0 < point < total})
     if not inner:
@@ -113,7 +113,7 @@ def cut(layout: Layout, points: Iterable[int]) -> list[Layout]:
 
 
 def split(layout: Layout, sizes: Sequence[int]) -> list[Layout] | None:
-    """Factor an axis into consecutive axes of the given sizes; None where its structure forbids it."""
+    """Factor an axis into consecutive axes of the given sizes; return None if the structure of the axis forbids it."""
     rest = expand(layout)
     result: list[Layout] = []
     for k, size in enumerate(sizes):
@@ -142,7 +142,7 @@ def split(layout: Layout, sizes: Sequence[int]) -> list[Layout] | None:
 
 
 def unify(a: Layout, b: Layout, reason: str) -> bool:
-    """Tie two axes index by index. Where their structures cannot be made to agree, both are frozen."""
+    """Tie two axes index by index. If their structures cannot be made to agree, freeze both and return False."""
     if size_of(a) != size_of(b):
         raise ValueError(f"cannot tie an axis of size {size_of(a)} to one of size {size_of(b)} ({reason})")
     if _unify_pieces(a, b, reason):
@@ -154,8 +154,10 @@ def unify(a: Layout, b: Layout, reason: str) -> bool:
 
 
 def terms(layout: Iterable[Atom]) -> list[Term]:
-    """Return an axis as a list of product blocks in order of their first index. Call it only when nothing changes any
-    more."""
+    """Return an axis as a list of product blocks in order of their first index.
+
+    Call this function only when no layout changes any more.
+    """
     result: list[Term] = [(0, ())]
     trailing = 1
     for atom in reversed(expand(layout)):
@@ -223,7 +225,7 @@ def _cut_atom(atom: Atom, points: Sequence[int]) -> list[Layout]:
 
 
 def _flat(branches: Iterable[Layout]) -> list[Layout]:
-    """Return a sum of sums as one sum: tails of tails would nest as deep as the axis is long."""
+    """Flatten a sum of sums into one sum, because repeated cuts would nest sums as deep as the axis is long."""
     pending, flat = list(branches)[::-1], list[Layout]()
     while pending:
         branch = pending.pop()
@@ -236,7 +238,7 @@ def _flat(branches: Iterable[Layout]) -> list[Layout]:
 
 
 def _join_up_to(points: Collection[int], parts: Iterable[Layout]) -> list[Layout]:
-    """Consecutive parts of an axis, joined from one of some indices to the next."""
+    """Join the consecutive parts of an axis between each of the given indices and the next."""
     joined: list[list[Layout]] = [[]]
     position = 0
     for part in parts:
@@ -288,7 +290,7 @@ def _unify(a: Layout, b: Layout, reason: str, can_unroll: bool) -> bool:
 
 
 def _match(a: Layout, b: Layout, end: int, reason: str) -> bool:
-    """Make progress at one end where an atom of `a` is larger than that of `b`; shortens both in place."""
+    """Match atoms at one end if the atom of `a` is larger than the atom of `b`; shorten both layouts in place."""
     big = a[end]
     ordered = b if end == 0 else b[::-1]
     if big.size <= ordered[0].size:
@@ -354,7 +356,7 @@ def _unify_pieces(x: Layout, y: Layout, reason: str) -> bool:
 
 
 def _merge_units(a: Layout, b: Layout) -> None:
-    """Single units carry scales too; they are tied where both sides have the same number of them."""
+    """Tie the leaves of size one, which carry scales too, if both sides have the same number of them."""
     units_a = [atom for atom in expand(a) if atom.size == 1]
     units_b = [atom for atom in expand(b) if atom.size == 1]
     if len(units_a) == len(units_b):
@@ -363,12 +365,12 @@ def _merge_units(a: Layout, b: Layout) -> None:
 
 
 def _bounds(branches: Sequence[Layout]) -> set[int]:
-    """Return the last indices of the branches, plus one."""
+    """Return the end index of each branch (the last index plus one)."""
     return set(accumulate(map(size_of, branches)))
 
 
 def _unroll(a: Layout, b: Layout, reason: str) -> bool:
-    """Last resort for blocks that do not nest: cut both sides into their greatest common blocks."""
+    """Cut both sides into their greatest common blocks, as the last resort for blocks that do not nest."""
     total = size_of(a)
     step = total
     for side in (a, b):

@@ -1,6 +1,6 @@
-"""The ground that operator rules stand on: tying axes, recording laws, freezing what is not known, moving values.
+"""The basis of operator rules: functions that tie axes, record laws, freeze unknown axes and move values.
 
-Values are moved without being changed: views, permutations, slices, repetition, concatenation.
+Views, permutations, slices, repetition and concatenation move values without changing them.
 """
 
 import math
@@ -20,7 +20,7 @@ COMPLEX = "complex numbers, which are not moved; hold pairs of real ones and rea
 class Stacked:
     """Tensors stacked along a new axis whose positions mean different things (query, key, value).
 
-    It stays apart until an operator needs the whole; views, permutations and selections pass through.
+    The tensors stay separate until an operator needs the whole stack. Views, permutations and selections pass through.
     """
 
     def __init__(self, dim: int, pieces: Sequence[Value]) -> None:
@@ -33,7 +33,7 @@ class Stacked:
         return (*inner[: self.dim], len(self.pieces), *inner[self.dim :])
 
     def map(self, dim: int, move: Callable[[Value], Value]) -> "Stacked":
-        """Move each piece; they are then stacked along `dim`."""
+        """Move each piece, and stack the results along `dim`."""
         return Stacked(dim, [move(piece) for piece in self.pieces])
 
 
@@ -41,9 +41,9 @@ Moved = TypeVar("Moved", Value, Stacked)
 
 
 class Movement:
-    """The state of one discovery: records so far, axes that should be taken apart on the next run, and open orders.
+    """The state of one discovery: records so far, axes to take apart on the next run, and open orders.
 
-    Axes that a record does not mention are frozen, so that a rule which forgets something is still sound.
+    Axes that a record does not mention are frozen so that a rule that forgets an axis is still sound.
     """
 
     def __init__(
@@ -59,8 +59,10 @@ class Movement:
         self.node = ""
 
     def use(self, value: Value) -> Value:
-        """Return a tensor as an operand. Fixed ones come with new axes at each use, so that they tie nothing
-        together."""
+        """Return a tensor as an operand.
+
+        A fixed tensor gets new axes at each use so that it does not tie other tensors together.
+        """
         if not value.is_fixed:
             return value
         made = None if value.made is None else value.made()
@@ -76,7 +78,7 @@ class Movement:
         return fresh
 
     def record(self, *laws: Law) -> None:
-        """Keep the laws of an operator; freeze the axes of its tensors that no one mentions."""
+        """Keep the laws of an operator, and freeze the axes of its tensors that no law mentions."""
         laws = tuple(one for one in laws if one.axes)
         mentioned: dict[Value, set[int]] = defaultdict(set)
         for one in laws:
@@ -96,25 +98,25 @@ class Movement:
             algebra.unify(layouts[0], other, self.op)
 
     def equate(self, *values: Value) -> None:
-        """Tie tensors of one shape axis by axis: what acts on one acts on all."""
+        """Tie tensors of one shape axis by axis so that each transformation acts on all of them."""
         for k in range(values[0].ndim):
             self.tie(*(value.layouts[k] for value in values))
         self.record(*(law.linear(*(value.axis(k) for value in values)) for k in range(values[0].ndim)))
 
     def freeze(self, value: Value, dims: Sequence[int] | None = None, reason: str | None = None) -> None:
-        """Freeze axes, so that nothing acts on them."""
+        """Freeze axes so that no transformation acts on them."""
         dims = range(value.ndim) if dims is None else dims
         for dim in dims:
             algebra.freeze(value.layouts[dim], reason or self.op)
         self.records.append([law.mixed(value.axis(dim)) for dim in dims])
 
     def settle(self, value: Value) -> None:
-        """Positions that a tensor holds as numbers keep their meaning only if their axis does not move."""
+        """Freeze the axis into which the entries of a tensor point, because an operator uses them as numbers."""
         if value.index_of is not None:
             algebra.freeze(value.index_of, f"{self.op}: uses positions as numbers")
 
     def opaque(self, operands: Sequence[Value], shapes: Sequence[Sequence[int]]) -> list[Value]:
-        """Return an operator that nothing is known of: freeze what goes in and what comes out."""
+        """Return the results of an unknown operator, with all axes of operands and results frozen."""
         for value in operands:
             self.settle(value)
             if not value.is_fixed:
@@ -136,15 +138,16 @@ class Movement:
         ended: LawOf | None = law.fixed,
         reason: str | None = None,
     ) -> Value:
-        """Return a function that treats all slices of x alike along the axes that go on.
+        """Return the result of an operator that treats all slices of x in the same way along the axes that it keeps.
 
         Args:
             x: The operand.
-            sources: For each axis of the result the axis of x that it continues; None for a new axis.
+            sources: For each axis of the result, the axis of x that it continues; None for a new axis.
             shape: Sizes of the axes of the result.
-            along: The law of an axis of x and the axis of the result.
-            ended: The law of an axis of x that ends; None freezes it.
-            reason: Why new axes, and those that end without a law, are frozen; new axes are free if there is none.
+            along: The law between an axis of x and the axis of the result that continues it.
+            ended: The law of an axis of x that the result lacks; None freezes this axis.
+            reason: The reason why new axes, and axes that end without a law, are frozen. Without a reason, new axes are
+                free.
         """
         layouts = [leaf(n, reason) if d is None else x.layouts[d] for d, n in zip(sources, shape, strict=True)]
         result = Value(layouts, shape, index_of=x.index_of if along is law.same else None)
@@ -163,11 +166,11 @@ class Movement:
         return result
 
     def unary(self, x: Value, along: LawOf) -> Value:
-        """Return a function of each entry; `along(axis of x, axis of the result)` is its law."""
+        """Return the result of a function of each entry, whose law is `along(axis of x, axis of the result)`."""
         return self.carry(x, range(x.ndim), x.shape, along)
 
     def distinct(self, operands: Sequence[Value]) -> list[Value]:
-        """Return the operands with copies in place of repetitions: each use has its own axes."""
+        """Return the operands, with copies in place of repeated operands so that each use has its own axes."""
         result: list[Value] = []
         for value in operands:
             result.append(self.unary(value, law.same) if any(value is other for other in result) else value)
@@ -181,7 +184,7 @@ class Movement:
         return self.carry(x, order, [x.shape[d] for d in order])
 
     def view(self, x: Value | Stacked, shape: Sequence[int]) -> Value | Stacked:
-        """Reinterpret a row-major tensor; axes are split and merged as the sizes say."""
+        """Reinterpret a row-major tensor: split and merge axes to match the sizes."""
         if isinstance(x, Stacked):
             moved = self._view_stack(x, shape)
             if moved is not None:
@@ -213,7 +216,7 @@ class Movement:
         return result
 
     def slice(self, x: Moved, dim: int, start: int, stop: int) -> Moved:
-        """Return a contiguous range of one axis."""
+        """Return the tensor on a contiguous range of one axis."""
         dim %= len(x.shape)
         if (start, stop) == (0, x.shape[dim]):
             return x
@@ -234,7 +237,7 @@ class Movement:
         return result
 
     def select(self, x: Value | Stacked, dim: int, index: int) -> Value | Stacked:
-        """Return one index of an axis, which disappears."""
+        """Return the tensor at one index of an axis; the result lacks this axis."""
         dim %= len(x.shape)
         index %= x.shape[dim]
         if isinstance(x, Stacked):
@@ -252,7 +255,7 @@ class Movement:
         return self.carry(x, kept, [x.shape[k] for k in kept])
 
     def unsqueeze(self, x: Moved, dim: int) -> Moved:
-        """Return a new axis of size one."""
+        """Return the tensor with a new axis of size one."""
         dim %= len(x.shape) + 1
         if isinstance(x, Stacked):
             return x.map(x.dim + (dim <= x.dim), lambda piece: self.unsqueeze(piece, dim - (dim > x.dim)))
@@ -268,13 +271,16 @@ class Movement:
         return result
 
     def repeat(self, x: Value, dim: int, count: int, *, is_inner: bool) -> Value:
-        """Return an axis repeated as a whole, or each of its indices in place: a new uniform axis, merged with it."""
+        """Repeat an axis as a whole, or repeat each of its indices in place (`is_inner`).
+
+        The copies form a new uniform axis, which is merged with the repeated axis.
+        """
         new = dim + is_inner
         wide = self.expand(self.unsqueeze(x, new), [*x.shape[:new], count, *x.shape[new:]])
         return _value(self.view(wide, [*x.shape[:dim], count * x.shape[dim], *x.shape[dim + 1 :]]))
 
     def cat(self, operands: Sequence[Value], dim: int) -> Value:
-        """Return a direct sum along one axis."""
+        """Concatenate tensors along one axis, which becomes a direct sum."""
         operands = [x for x in operands if x.ndim > 1 or x.shape != (0,)]
         dim %= operands[0].ndim
         points = [x.index_of for x in operands]
@@ -311,7 +317,7 @@ class Movement:
         return result
 
     def whole(self, x: Value | Stacked) -> Value:
-        """Return a stack as one tensor, for operators that treat its pieces alike."""
+        """Return a stack as one tensor, for operators that treat its pieces in the same way."""
         if isinstance(x, Value):
             return x
         pieces = self.distinct([self.use(piece) for piece in x.pieces])
@@ -330,7 +336,7 @@ class Movement:
         return result
 
     def _view_unrolled(self, x: Value, shape: Sequence[int], outs: tuple[int, ...], k: int) -> Stacked:
-        """Return a view that takes axis `k` of its result apart."""
+        """Return a view whose axis `k` is taken apart into stacked tensors."""
         after = math.prod(shape[j] for j in outs if j > k)
         tail = [n for j, n in enumerate(shape) if j > k and j not in outs]
         inner = [*shape[:k], *shape[k + 1 :]]
@@ -356,7 +362,7 @@ def _value(x: Value | Stacked) -> Value:
 
 
 def _matching_groups(before: Sequence[int], after: Sequence[int]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Runs of axes with equal products, in order; axes of size one join a neighbor."""
+    """Return runs of axes with equal products of sizes, in order; axes of size one join a neighbor."""
     groups = []
     i = j = 0
     while i < len(before) or j < len(after):

@@ -1,4 +1,4 @@
-"""Completeness of the continuous part: what the outputs' Jacobian cannot see, against what discovery found."""
+"""Completeness of continuous symmetries: the null space of the outputs' Jacobian against the discovered groups."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,33 +27,33 @@ from regauge.discovery.discover import discover
 MOST_PARAMETERS = 1500
 """Largest number of parameters for which the Jacobian is built."""
 PER_INPUT = 24
-"""Output values that are differentiated for one draw of the inputs."""
+"""Number of output values that are differentiated for one sample of the inputs."""
 STEP = 1e-3
-"""Distance along a one-parameter subgroup for its tangent, by differences of fourth order."""
+"""Step along a one-parameter subgroup, whose tangent is computed by differences of fourth order."""
 STRENGTHS = (0.3, 0.3, 3.0)
-"""How far points lie from initialization: the first is judged, the others tell what is blind at that point alone."""
+"""Distances of points from initialization. The first is judged; the others show what is blind at the first alone."""
 LOCAL = "at this point alone, not at others: units are always on, or inside of a clamp"
 EPS = "exact only at the eps of a norm, or up to it: with another eps outputs see them"
 OTHER_EPS = 1e-2
-"""Added to the eps of norms, to tell which directions depend on it."""
+"""Amount added to the eps of norms to find the directions that depend on the eps."""
 STEPS = (STEP, -STEP, 2 * STEP, -2 * STEP)
 WEIGHTS = (8.0, -8.0, -1.0, 1.0)
 
 
 @dataclass(frozen=True)
 class Nullity:
-    """Directions of the parameters that leave the outputs unchanged to first order, found and missing.
+    """Parameter directions that leave the outputs unchanged to first order, and the part that discovery found.
 
     Attributes:
-        parameters: The number of values that were varied: parameters and floating-point buffers that the symmetry does
-            not hold as structure, tied ones once.
-        inert: Values without any influence at this point, each a dimension of the null space: biases of attention keys,
-            which a translation moves, or what is unused or belongs to dead units.
+        parameters: The number of values that were varied. They are the parameters and floating-point buffers that the
+            symmetry does not hold as structure; tied tensors count once.
+        inert: The number of values without any influence at this point. Each is a dimension of the null space. They
+            are biases of attention keys, which a translation moves, unused values, or values of dead units.
         null: Dimension of the null space of the Jacobian.
-        found: Dimension of the part of it that the discovered group spans: scales, rotations, invertible matrices,
-            translations, and rotations of streams whose gains are brought to one.
-        explained: Causes of missing dimensions, each checked to lie in the null space: a sentence and
-            the number of dimensions that it adds.
+        found: Dimension of the part of the null space that the discovered group spans: scales, rotations, invertible
+            matrices, translations, and rotations of streams whose gains are brought to one.
+        explained: Causes of missing dimensions, each as a sentence and the number of dimensions that it adds. Each
+            cause was checked to lie in the null space.
     """
 
     parameters: int
@@ -69,7 +69,7 @@ class Nullity:
 
     @property
     def unexplained(self) -> int:
-        """Missing dimensions that no entry of the list explains."""
+        """Missing dimensions that no entry of `explained` covers."""
         return self.missing - sum(count for _, count in self.explained)
 
     def __str__(self) -> str:
@@ -101,20 +101,20 @@ def nullity(
     """Compare the null space of the outputs' Jacobian with the Lie algebra of the discovered group.
 
     The Jacobian is taken in float64 at parameters moved away from initialization. The inputs are many random ones with
-    the shapes of the examples. Integers are drawn between the smallest and the largest of the example. The Jacobian has
-    columns for parameters and for floating-point buffers: buffers such as running statistics move with a symmetry, and
-    can be traded for parameters. The symmetry is complete at this point if its tangent vectors span the null space; a
-    point may have local freedom (dead units) that is no symmetry.
+    the shapes of the examples. Integers are sampled between the smallest and the largest of the example. The Jacobian
+    has columns for parameters and for floating-point buffers. Buffers such as running statistics have columns because
+    they move with a symmetry and can compensate for parameters. The symmetry is complete at this point if its tangent
+    vectors span the null space. A point with dead units may have further null directions that belong to no symmetry.
 
     Args:
         module: A small model: the cost grows with the cube of its number of parameters.
         example_inputs: Example inputs, as for `discover`.
         example_kwargs: Keyword inputs.
-        symmetry: The symmetry to judge; discovered from the module if it is left out.
+        symmetry: The symmetry to judge. If it is left out, it is discovered from the module.
         outputs: The outputs that count.
-        generator: Draws the point and the inputs; seed 0 if it is left out.
-        tolerance: Singular values below this, relative to the largest, count as zero. What a model casts to float32
-            is computed in float64 here.
+        generator: The generator that samples the point and the inputs. If it is left out, its seed is 0.
+        tolerance: Singular values below this fraction of the largest count as zero. Values that the model casts to
+            float32 are computed in float64 here.
 
     Raises:
         ValueError: The module has more than 1500 values, or none, or its outputs do not depend on them.
@@ -161,7 +161,7 @@ def _at_point(
     tolerance: float,
     strength: float,
 ) -> Nullity:
-    """Return the null space at one point against the group, and against the group that gains of one have."""
+    """Compare the null space at one point with the group, and with the group that exists when all gains are one."""
     params = perturb(probe.params, set(probe.buffers), generator, strength)
     params |= {name: torch.full_like(params[name], value) for name, value in symmetry.unit_gains.items()}
     total = sum(params[name].numel() for name in names)
@@ -205,7 +205,7 @@ class _Directions:
         self.basis = right[:0]
 
     def add(self, directions: Tensor) -> int:
-        """Add vectors of the null space; by how much the dimension grew."""
+        """Add vectors of the null space, and return by how much the dimension grew."""
         before = len(self.basis)
         inside = directions @ self.kernel.mT @ self.kernel
         singular, right = _svd(torch.cat([self.basis, _unit_rows(inside)]))
@@ -213,7 +213,7 @@ class _Directions:
         return len(self.basis) - before
 
     def add_null(self, directions: Tensor) -> int:
-        """Add all combinations of vectors that lie in the null space."""
+        """Add the part of the span of vectors that lies in the null space; return by how much the dimension grew."""
         directions = _unit_rows(directions)
         if not len(directions) or len(self.basis) == len(self.kernel):
             return 0
@@ -223,12 +223,12 @@ class _Directions:
         return self.add(right[singular <= 10 * self.threshold] @ span)
 
     def rest(self) -> Tensor:
-        """Directions of the null space beyond the subspace, orthonormal."""
+        """Return an orthonormal basis of the part of the null space beyond the subspace."""
         singular, right = _svd(self.kernel - self.kernel @ self.basis.mT @ self.basis)
         return right[: int((singular > 0.5).sum())]
 
     def count_seen(self, jacobian: Tensor, directions: Tensor) -> int:
-        """Return the number of directions of the null space that another Jacobian sees, beyond rounding."""
+        """Return the number of null directions that another Jacobian does not map to zero, up to rounding."""
         rounding = 100 * torch.linalg.svdvals(self.triangle @ directions.mT).max()
         rounding = torch.maximum(rounding, 1e-12 * torch.linalg.matrix_norm(jacobian, 2))
         return int((torch.linalg.svdvals(jacobian @ directions.mT) > rounding).sum())
@@ -236,7 +236,7 @@ class _Directions:
 
 @contextmanager
 def _other_eps(module: nn.Module) -> Iterator[None]:
-    """Norms with another eps."""
+    """Give the norms another eps for a while."""
     kept = list(_norms_eps(module))
     for attributes, name, value in kept:
         attributes[name] = 4 * value + OTHER_EPS
@@ -248,7 +248,7 @@ def _other_eps(module: nn.Module) -> Iterator[None]:
 
 
 def _norms_eps(module: nn.Module) -> Iterator[tuple[dict[str, Any], str, float]]:
-    """Yield the attributes of every layer that has an eps, its name there, and its value."""
+    """Yield, for every layer with an eps, the attributes of the layer, the name of the eps, and its value."""
     for layer in module.modules():
         for name, value in vars(layer).items():
             if "eps" in name and isinstance(value, float):
@@ -256,7 +256,7 @@ def _norms_eps(module: nn.Module) -> Iterator[tuple[dict[str, Any], str, float]]
 
 
 def _svd(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Singular values and a full set of right singular vectors as rows, zeros filled in."""
+    """Return the singular values, padded with zeros, and a full set of right singular vectors as rows."""
     rows, columns = matrix.shape
     if rows < columns:
         matrix = torch.cat([matrix, matrix.new_zeros(columns - rows, columns)])
@@ -265,7 +265,7 @@ def _svd(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _unit_rows(matrix: Tensor) -> Tensor:
-    """Return the rows that are not zero, with norm one."""
+    """Return the nonzero rows, scaled to norm one."""
     norms = matrix.norm(dim=-1, keepdim=True)
     keep = norms.squeeze(-1) > 1e-12 * float(norms.max()) if len(norms) else norms.squeeze(-1) > 0
     unit: Tensor = matrix[keep] / norms[keep]
@@ -273,7 +273,7 @@ def _unit_rows(matrix: Tensor) -> Tensor:
 
 
 def _distinct(params: Params) -> list[str]:
-    """Floating-point names, tied ones once."""
+    """Return the names of floating-point tensors, with one name for tied tensors."""
     first: dict[tuple[int, tuple[int, ...]], str] = {}
     for name, tensor in params.items():
         if tensor.is_floating_point() and tensor.numel():
@@ -303,7 +303,7 @@ def _jacobian(probe: Probe, params: Params, names: list[str], generator: torch.G
 
 
 class _Doubles(TorchFunctionMode):
-    """Computes in float64 what a model casts to float32 itself."""
+    """A mode that computes in float64 the values that a model casts to float32."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -315,7 +315,7 @@ class _Doubles(TorchFunctionMode):
 
 
 def _batch_norm(layer: _BatchNorm, x: Tensor) -> Tensor:
-    """Batch normalization in evaluation mode, written out."""
+    """Compute batch normalization in evaluation mode by differentiable operations."""
     shape = (-1, *[1] * (x.ndim - 2))
     state: Any = layer
     x = (x - state.running_mean.reshape(shape)) * (state.running_var + layer.eps).rsqrt().reshape(shape)
@@ -323,7 +323,7 @@ def _batch_norm(layer: _BatchNorm, x: Tensor) -> Tensor:
 
 
 def _drawn(value: Any, generator: torch.Generator) -> Any:
-    """Return a random input like an example."""
+    """Return a random input with the shape and the dtype of an example."""
     if not isinstance(value, Tensor) or value.dtype == torch.bool or value.numel() == 0:
         return value
     if value.is_floating_point():
@@ -335,7 +335,7 @@ def _drawn(value: Any, generator: torch.Generator) -> Any:
 
 
 def _tangents(symmetry: Symmetry, params: Params, names: list[str]) -> Tensor:
-    """Derivatives of the action along all one-parameter subgroups, `[directions, parameters]`."""
+    """Return the derivatives of the action along all one-parameter subgroups, `[directions, parameters]`."""
     bound = symmetry.bind(params)
     rows = [torch.zeros(0, sum(params[name].numel() for name in names), dtype=torch.float64)]
     for group in bound.groups:
@@ -351,7 +351,7 @@ def _tangents(symmetry: Symmetry, params: Params, names: list[str]) -> Tensor:
 
 
 def _rotations_behind_gains(symmetry: Symmetry, unit: Symmetry, params: Params, names: list[str]) -> Tensor:
-    """Derivatives of what rotates the representative, whose gains are one, `[directions, parameters]`."""
+    """Return derivatives of rotations of the representative whose gains are one, `[directions, parameters]`."""
     representative, coordinates = symmetry.split(params)
     bound = unit.bind(representative)
     rows = [torch.zeros(0, sum(params[name].numel() for name in names), dtype=torch.float64)]
@@ -364,8 +364,10 @@ def _rotations_behind_gains(symmetry: Symmetry, unit: Symmetry, params: Params, 
 
 
 def _subgroups(bound: Symmetry, group: Group) -> list[Element] | None:
-    """Return points along each one-parameter subgroup of a group, a batch for each of `STEPS`; None if there is
-    none."""
+    """Return points along each one-parameter subgroup of a group, with a batch for each step of `STEPS`.
+
+    Return None if the group has no such subgroup.
+    """
     value = bound.identity()[group.name]
     field = "matrix" if value.matrix is not None else "scale"
     start = getattr(value, field)
@@ -386,19 +388,19 @@ def _subgroups(bound: Symmetry, group: Group) -> list[Element] | None:
 
 
 def _repeated(tensors: Mapping[str, Tensor], element: Element) -> Params:
-    """Return a population of as many equal networks as a batch of elements has."""
+    """Return a population of equal networks, one for each element of a batch."""
     return {name: tensor.expand(*element.batch, *tensor.shape) for name, tensor in tensors.items()}
 
 
 def _slope(ends: Sequence[Params], names: list[str]) -> Tensor:
-    """Differences between populations, `[directions, parameters]`."""
+    """Return the differences between populations, `[directions, parameters]`."""
     parts = [torch.cat([end[name].flatten(1) for name in names], 1) for end in ends]
     total: Tensor = sum(weight * part for weight, part in zip(WEIGHTS, parts, strict=True)) / (12 * STEP)  # type: ignore[assignment]
     return total
 
 
 def _known_kinds(module: nn.Module, params: Params, names: list[str], is_active: Tensor) -> list[tuple[str, Tensor]]:
-    """Directions that are known to be blind beyond the group, by their cause."""
+    """Return known causes of null directions beyond the group, each with its directions."""
     everything = torch.eye(len(is_active), dtype=torch.float64)
     parts = dict(zip(names, torch.split(everything, [params[name].numel() for name in names]), strict=True))
     stored, poles = [everything[:0]], [everything[:0]]

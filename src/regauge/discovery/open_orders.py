@@ -1,8 +1,8 @@
-"""Orders that an operator leaves open: which of them it returns must not matter to anything behind it.
+"""Open orders: orders that an operator does not specify, and that no later operator may depend on.
 
-`topk` without sorting returns the largest entries in any order, and another one for every token. Its result stands for
-a set if every operator behind it treats the ranks alike, token by token: then the units that were compared may be
-reordered. If one does not, the operator is treated as one without a rule.
+`topk` without sorting returns the largest entries in any order, and the order may differ between tokens. The result
+stands for a set if every later operator treats the ranks in the same way, token by token. In that case the units that
+were compared may be reordered. Otherwise `topk` is treated as an operator without a rule.
 """
 
 from collections import Counter
@@ -14,7 +14,7 @@ from regauge.discovery.layout import Atom, leaves
 
 
 class OpenOrder(NamedTuple):
-    """A result whose entries along one axis come in any order: the name of its node, the result, and that axis."""
+    """A result whose entries along one axis come in any order: the name of its node, the result, and this axis."""
 
     node: str
     value: Value
@@ -22,18 +22,19 @@ class OpenOrder(NamedTuple):
 
 
 def find_sensitive(orders: Iterable[OpenOrder], records: Sequence[Record]) -> frozenset[str]:
-    """Return the nodes of orders that something depends on, once all axes are refined."""
+    """Return the nodes of open orders that a later operator depends on. Call this once all axes are refined."""
     every = list(orders)
     known = Counter(atom for one in every for atom in leaves(one.value.layouts[one.dim]))
     return frozenset(one.node for one in every if not _is_free(one, known, records))
 
 
 def _is_free(order: OpenOrder, known: Mapping[Atom, int], records: Sequence[Record]) -> bool:
-    """Return whether all that is computed of a result stays as it is if its entries are reordered, token by token.
+    """Return whether reordering the entries of a result, token by token, leaves all values without ranks unchanged.
 
-    By induction over the program: every tensor that has ranks is reordered with them, and every other one stays. An
-    operator passes that on if its ranks may be reordered, and if it treats each token by itself. Nothing else has these
-    ranks: parameters lack tokens, and another order is another one.
+    This follows by induction over the program. Every tensor that has ranks is reordered with them, and every other
+    tensor stays unchanged. An operator preserves this property if its ranks may be reordered and if it treats each
+    token separately. No other tensor has these ranks, because parameters lack tokens and other open orders have other
+    ranks.
     """
     size = order.value.shape[order.dim]
     if size == 1:
@@ -62,7 +63,7 @@ def _treats_alike(record: Record, rank: Atom, tokens: set[Atom]) -> bool:
 
 
 def _runs_along(record: Record, one: Value, other: Value, token: Atom) -> bool:
-    """Return whether an operator has an index over the tokens of both tensors, and treats each of them by itself."""
+    """Return whether an operator has an index over the tokens of both tensors and treats each token separately."""
     return any(not law.is_mixing and _has(law, one, token) and _has(law, other, token) for law in record)
 
 

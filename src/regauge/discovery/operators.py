@@ -1,4 +1,4 @@
-"""Operators of a traced program: their names, what a node calls, and one call as a rule sees it."""
+"""Operators of a traced program: their names, the operator that a node calls, and one call as a rule receives it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from regauge.discovery.movement import Stacked
 
 
 def words(text: str) -> frozenset[str]:
-    """Return names, given as words of one text."""
+    """Return the set of names in a text, separated by spaces."""
     return frozenset(text.split())
 
 
@@ -23,37 +23,37 @@ VIEWS = words("view _unsafe_view reshape flatten unflatten permute transpose t n
 COPIES = SAME | VIEWS | {"expand"}
 """Operators whose result has the values of their first operand."""
 PIECES = words("slice select narrow unbind split split_with_sizes chunk")
-"""Parts of one operand."""
+"""Operators that return parts of one operand."""
 READERS = words(
     "linear addmm mm bmm matmul baddbmm addbmm mv addmv dot einsum bilinear conv1d conv2d conv3d convolution "
     "_convolution conv_transpose1d conv_transpose2d conv_transpose3d scaled_dot_product_attention lstm gru rnn_tanh "
     "rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell"
 )
-"""Operators that are linear in each of their operands, or begin with such: layers read through them."""
+"""Operators that are linear in each operand, or whose first step is; layers read their inputs through them."""
 PRODUCTS = words("mul multiply")
 NORMS = {
     "layer_norm": 2, "native_layer_norm": 2, "rms_norm": 2, "_fused_rms_norm": 2, "group_norm": 2,
     "native_group_norm": 1, "batch_norm": 1, "_native_batch_norm_legit_no_training": 1, "instance_norm": 1,
 }  # fmt: skip
-"""Operators that multiply by a gain, and which of their arguments it is."""
+"""Operators that multiply by a gain, each with the position of the gain among its arguments."""
 INLINED = words("wrap_with_set_grad_enabled wrap_with_autocast tag_activation_checkpoint wrap invoke_subgraph")
-"""Higher-order operators that just run the graph that they hold."""
+"""Higher-order operators that only run the graph that they hold."""
 
 
 def operator_name(node: Any) -> str:
-    """Return the name of an operator, or of the one that a node calls, without namespace and overload."""
+    """Return the name of an operator, or of the operator that a node calls, without namespace and overload."""
     target = node.target if isinstance(node, Node) else node
     schema = getattr(target, "_schema", None)
     return str(getattr(target, "__name__", target) if schema is None else schema.name.split("::")[-1])
 
 
 def argument(node: Node, position: int, default: Any) -> Any:
-    """Return an argument that may be left out."""
+    """Return an argument of a node by position, or the default if the node leaves it out."""
     return node.args[position] if len(node.args) > position else default
 
 
 def shape_of(node: Any) -> tuple[int, ...]:
-    """Return the shape of what a node makes; numbers have none."""
+    """Return the shape of the tensor that a node returns; the shape of a number is empty."""
     return tuple(int(n) for n in getattr(node.meta.get("val"), "shape", ())) if isinstance(node, Node) else ()
 
 
@@ -61,7 +61,7 @@ Rule = Callable[[Builder, "Call"], Any]
 
 
 class NoRuleError(Exception):
-    """A rule's way to say that it does not cover this call; the call is then treated as unknown."""
+    """The error with which a rule rejects a call that it does not cover; the call is then treated as unknown."""
 
 
 @dataclass(frozen=True)
@@ -70,12 +70,12 @@ class Call:
 
     Attributes:
         name: The operator without namespace and overload: "linear", "add".
-        overload: Its overload: "default", "Tensor", "dim_IntList".
-        arguments: Arguments by the names of the operator's schema, defaults included.
-        shapes: Shapes of the tensors that it returns.
-        is_float: Whether each returned tensor holds floating-point values, no coarser than the parameters are.
-        is_used: Whether something uses each returned tensor.
-        is_divisor: Whether other tensors are divided by the result, and nothing else is done with it.
+        overload: The overload of the operator: "default", "Tensor", "dim_IntList".
+        arguments: Arguments, including defaults, by their names in the operator's schema.
+        shapes: Shapes of the tensors that the operator returns.
+        is_float: Whether each returned tensor holds floating-point values no coarser than the parameters.
+        is_used: Whether a later operator uses each returned tensor.
+        is_divisor: Whether the only use of the result is to divide other tensors by it.
     """
 
     name: str
@@ -113,7 +113,7 @@ class Call:
 
 
 def as_value(b: Builder, x: Any) -> Value:
-    """Return an operand as one tensor with axes of its own if it is fixed."""
+    """Return an operand as one tensor; a fixed operand gets its own axes."""
     if isinstance(x, Stacked):
         x = b.whole(x)
     if not isinstance(x, Value):
@@ -122,7 +122,7 @@ def as_value(b: Builder, x: Any) -> Value:
 
 
 def ints(value: Any) -> list[int]:
-    """Return a dimension or a list of dimensions."""
+    """Return a dimension, or several dimensions, as a list."""
     if isinstance(value, int):
         return [value]
     if isinstance(value, Sequence):
@@ -131,19 +131,18 @@ def ints(value: Any) -> list[int]:
 
 
 def single_windows(steps: Sequence[Any], space: int) -> list[bool]:
-    """Return whether pooling with a kernel, a stride and a padding leaves each spatial axis as it is, entry by
-    entry."""
+    """Return whether pooling leaves each spatial axis unchanged, entry by entry, given kernel, stride and padding."""
     kernel, stride, padding = (ints(one) * (space if len(ints(one)) == 1 else 1) for one in steps)
     kernel = kernel or [0] * space
     return [one == (1, 1, 0) for one in zip(kernel, stride or kernel, padding or [0] * space, strict=True)]
 
 
 def require_evaluation(call: Call) -> None:
-    """Raise NoRuleError if the operator draws random numbers."""
+    """Raise NoRuleError if the operator is in training mode, where it uses random numbers."""
     if call.get("train", call.get("training", False)):
         raise NoRuleError("chance")
 
 
 def named(rule: Rule, names: str) -> dict[str, Rule]:
-    """Return one rule under several operator names, given as words of one text."""
+    """Return a table with the same rule for several operator names, which are separated by spaces."""
     return dict.fromkeys(names.split(), rule)

@@ -1,4 +1,4 @@
-"""Axes of parameters along which a layer reads units: those that it sums over, however its weights are laid out."""
+"""Axes of parameters along which a layer reads units: the axes that it sums over, in any layout of its weights."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -18,8 +18,9 @@ def read_axes(
 ) -> tuple[tuple[str, int], ...]:
     """Return the axes of parameters on which groups act and along which all operators sum products with other values.
 
-    Weights may be moved, masked, scaled or multiplied with each other before. An axis that is read in one place and
-    gives a value its units in another (an embedding that is also the last layer) is none of them.
+    Weights may be moved, masked, scaled or multiplied with each other before the sum. An axis is left out if one
+    operator sums over it but another operator gives its units to a value. An example is an embedding that is also the
+    last layer.
     """
     found = _Roles(params)
     for record in records:
@@ -32,11 +33,11 @@ def read_axes(
 
 
 class _Roles:
-    """Axes of tensors that depend on parameters and not on inputs, joined where they run together.
+    """Axes of tensors that depend on parameters but not on inputs; axes that an operator runs along are joined.
 
     Attributes:
-        parts: Axes that are several axes of another tensor read as one, with those.
-        open: Contracted axes of products of such tensors alone, any of which may be taken for the one that reads.
+        parts: Pairs of an axis and the several axes of another tensor that it combines.
+        open: Contracted axes of products of only such tensors. Any of these axes may be chosen as the one that reads.
     """
 
     def __init__(self, params: Mapping[str, Value]) -> None:
@@ -49,7 +50,7 @@ class _Roles:
         self.open: list[list[list[Node]]] = []
 
     def add(self, record: Record) -> None:
-        """Take note of one operator; tensors that were not seen before are its results."""
+        """Add one operator; its results are the tensors that no earlier operator had."""
         values = dict.fromkeys(axis.value for law in record for axis in law.axes)
         seen = [value for value in values if value in self.has_params]
         for value in values:
@@ -93,7 +94,7 @@ class _Roles:
         return node
 
     def read(self) -> set[Node]:
-        """Return the axes, by the first of those that they are joined with, that are read and nothing else."""
+        """Return the representatives of the axes that are read and have no other role."""
         reads, gives = ({self._top(node) for node in found} for found in (self.reads, self.gives))
         for sides in self.open:
             # As a layer reads a value: a matrix rather than a vector, and the second of two matrices.
@@ -110,5 +111,5 @@ class _Roles:
         return reads - gives
 
     def top(self, value: Value, dim: int) -> Node:
-        """Return the first of the axes that one is joined with."""
+        """Return the representative of the axes with which one axis is joined."""
         return self._top((value, dim))

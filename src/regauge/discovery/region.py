@@ -1,4 +1,4 @@
-"""The part of a program that some axis passes through, run on random numbers."""
+"""A region of a program: the operators that an axis piece passes through, run on random numbers."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
@@ -15,15 +15,15 @@ from regauge.discovery.layout import Atom, leaves
 from regauge.discovery.trace import Program
 
 LARGEST_TRIED = 1 << 26
-"""Parameters with more entries are not tried, unless a linear layer reads them: its inputs are then few."""
+"""Largest number of entries of a parameter that is tried. The weight of a linear layer is first cut to few inputs."""
 FEW = 3
-"""Inputs of a linear layer when its outputs are all that counts."""
+"""Number of inputs of a linear layer of which only the outputs matter."""
 
 
 class Region:
-    """The operators from some parameters to the first values that do not have an axis piece any more.
+    """The operators from some parameters up to the first values that lack an axis piece.
 
-    Everything else that they read is constant, with the value that it has, or random.
+    The other operands of these operators are constants with their true values, or random numbers.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Region:
         )
 
     def draw(self, generator: torch.Generator) -> None:
-        """Give everything that it reads a value."""
+        """Give a value to every tensor that the region reads."""
         for node, name in zip(self._starts, self.names, strict=True):
             shape = tuple(node.meta["val"].shape)
             x = _read_by(node) if self._axes[name] == 0 else None
@@ -93,7 +93,7 @@ class Region:
                     self._given[source] = self._constants.draw(source, generator)
 
     def ends(self, params: Mapping[str, Tensor]) -> list[Tensor]:
-        """Return the first values that do not have the axis piece."""
+        """Return the first values that lack the axis piece, computed from given parameters."""
         known: dict[Node, Any] = dict(self._given)
         for node, name in self._inside.items():
             known[node] = evaluate(node, known) if name is None else params[name]

@@ -29,12 +29,13 @@ _ACTIVE: list[nn.Module] = []
 
 
 def register_rule(name: str, rule: Rule) -> None:
-    """Teach discovery an operator, or replace a rule.
+    """Register a rule for an operator, or replace an existing rule.
 
     Args:
         name: "namespace::operator" as `torch.ops` has it ("mylib::fused_gate"), or the bare operator name.
-        rule: `rule(builder, call)` composes the builder's primitives to what the operator computes and returns a
-            value for each tensor that the operator returns. It must be sound: axes that it does not mention are frozen.
+        rule: `rule(builder, call)` composes the builder's primitives into the computation of the operator. It returns
+            a value for each tensor that the operator returns. The rule must be sound. Axes that it does not mention
+            are frozen.
 
     Raises:
         TypeError: `rule` is not callable.
@@ -49,15 +50,15 @@ def register_leaf(
 ) -> None:
     """Trace every module of a class as one operator, without looking inside.
 
-    Without a rule the module's parameters, its inputs and its outputs are frozen, which is always sound: this is the
-    way around a part that `torch.export` cannot trace.
+    Without a rule, the parameters, the inputs and the outputs of the module are frozen, which is always sound. Register
+    a leaf for a part of a model that `torch.export` cannot trace.
 
     Args:
         kind: The module class.
-        rule: `rule(builder, call)` with `call["inputs"]`, a list of the tensors that the module is called with, and
-            the module's parameters and buffers by their names within the module.
-        results: `results(module, *inputs)` returns tensors of the shapes that the module returns, for modules that
-            cannot run on fake tensors. By default the module's own forward is run.
+        rule: `rule(builder, call)`, where `call["inputs"]` lists the tensors that the module is called with. `call`
+            also has the module's parameters and buffers, by their names within the module.
+        results: `results(module, *inputs)` returns tensors of the shapes that the module returns. It is needed for
+            modules that cannot run on fake tensors. By default, the forward of the module runs.
 
     Raises:
         TypeError: `kind` is not a module class.
@@ -68,13 +69,13 @@ def register_leaf(
 
 
 def registered_rules() -> dict[str, Rule]:
-    """Return all rules that users added, leaf modules included."""
+    """Return all rules that users added, including the rule of leaf modules."""
     return {**_RULES, LEAF: _leaf_rule} if _LEAVES else dict(_RULES)
 
 
 @contextmanager
 def leaves_as_operators(module: nn.Module) -> Iterator[None]:
-    """Within this context the forward of every registered module is one operator."""
+    """Replace the forward of every registered module by one operator, within a context."""
     found = [part for part in module.modules() if type(part) in _LEAVES]
     start = len(_ACTIVE)
     _ACTIVE.extend(found)

@@ -1,4 +1,4 @@
-"""A module is left as it was, whatever its forward pass does to it."""
+"""Contexts that restore a module after its forward pass has changed it."""
 
 from collections import deque
 from collections.abc import Iterator, MutableMapping
@@ -12,17 +12,17 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 DEPTH = 3
-"""Objects of other classes are followed so far from a module: caches of keys and values are two deep."""
+"""Depth to which objects of other classes are followed from a module; caches of keys and values need depth two."""
 PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 Container = MutableMapping[Any, Any] | list[Any] | set[Any] | deque[Any]
 
 
 @contextmanager
 def restored(module: nn.Module) -> Iterator[None]:
-    """Within this context a module may run: attributes, containers, buffers and gradients are afterwards as before.
+    """Restore the attributes, containers, buffers and gradients of a module at the end of the context.
 
-    What is written into parameters is taken back only within `parameters_kept`, because a copy of all of them would
-    need as much memory again.
+    The values of parameters are restored only within `parameters_kept`, because a copy of all parameters would need
+    as much memory again.
     """
     before = _Snapshot()
     for part in module.modules():
@@ -37,7 +37,7 @@ def restored(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def parameters_kept(module: nn.Module) -> Iterator[None]:
-    """Within this context values that an operator writes into parameters are copied first, and put back afterwards."""
+    """Copy parameters before an operator writes into them, and restore their values at the end of the context."""
     with _CopyOnWrite(module) as written:
         try:
             yield
@@ -47,7 +47,7 @@ def parameters_kept(module: nn.Module) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _TensorState:
-    """A tensor with what can be changed about it; its values only where they were copied."""
+    """A tensor with the properties that can change, and with its values if they were copied."""
 
     tensor: Tensor
     shown: Tensor
@@ -110,7 +110,7 @@ class _Snapshot:
 
 
 def _is_code(value: Any) -> bool:
-    """Return whether it is no object with a state of its own, or one that is shared by the whole process."""
+    """Return whether a value has no state of its own, or has a state that the whole process shares."""
     if isinstance(value, type | FunctionType | MethodType | ModuleType | torch.Generator):
         return True
     return type(value).__module__.partition(".")[0] in ("logging", "threading", "torch") and not isinstance(
@@ -119,7 +119,7 @@ def _is_code(value: Any) -> bool:
 
 
 def _refill(container: Container, content: Any) -> None:
-    """Give a container the same entries in the same order again; it is left alone where it has them."""
+    """Give a container its earlier entries in their earlier order, unless it still has them."""
     if isinstance(container, MutableMapping):
         now = list(container.items())
         is_same = [(key, id(one)) for key, one in now] == [(key, id(one)) for key, one in content.items()]
@@ -135,7 +135,7 @@ def _refill(container: Container, content: Any) -> None:
 
 
 class _CopyOnWrite(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Copies the memory of a parameter before an operator writes into it."""
+    """A mode that copies the memory of a parameter before an operator writes into it."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -1,7 +1,7 @@
-"""Records written out: every occurrence of every piece of a parameter's axis, and how operators tie them.
+"""Expanded records: every occurrence of every piece of a parameter's axis, and the ties between occurrences.
 
-A slot is one occurrence of a leaf in one product block of one axis of one tensor. A tie is one instance of
-a law: the slots at the same place of all its axes.
+A slot is one occurrence of a leaf in one product block of one axis of one tensor. A tie is one instance of a law: the
+slots at the same place of all axes of the law.
 """
 
 import math
@@ -18,11 +18,11 @@ from regauge.discovery.layout import Atom, Layout, Term, expand, leaves, terms
 
 @dataclass(frozen=True, slots=True)
 class Tie:
-    """The slots that one index of one operator relates at one place, one for each axis of its law.
+    """The slots that one index of one operator relates at one place, one slot for each axis of the law.
 
-    The companions of a slot are atoms of its tensor, aligned with the other tensors, on whose index a transformation of
-    the slot may depend. Their number says which index of the operator it is: rows and columns of x @ x.T run over the
-    same atom, but not together.
+    The companions of a slot are atoms of the same tensor, aligned with the other tensors. A transformation of the slot
+    may depend on the index of a companion. Each companion has a number that tells which index of the operator it is.
+    For example, rows and columns of x @ x.T run over the same atom, but they are two indices.
     """
 
     law: Law
@@ -30,7 +30,7 @@ class Tie:
     companions: tuple[frozenset["Companion"], ...]
 
     def around(self, touched: Container[int]) -> "frozenset[Companion] | None":
-        """Companions of all of the slots that are touched; None where there are none such."""
+        """Return the companions that all touched slots share; None if no slot is touched."""
         found: frozenset[Companion] | None = None
         for slot, around in zip(self.slots, self.companions, strict=True):
             if slot in touched:
@@ -40,18 +40,18 @@ class Tie:
 
 Companion = tuple[Atom, int]
 OWN = -1
-"""The index that a law itself runs over; chosen axes are numbered down from here."""
+"""The number of the index that a law itself runs over; axes that are selected from have smaller numbers."""
 
 
 @dataclass
 class Slots:
-    """All slots of the atoms that parameters have, and for each atom the ties between them.
+    """All slots of the atoms that parameters have, and the ties between the slots of each atom.
 
     Attributes:
-        blocked: Slots that nothing may act on, except reordering.
+        blocked: Slots on which nothing but reordering may act.
         places: The places of the slots of parameters.
-        watched: The places of the slots of those intermediate values that were asked for.
-        unread: Values that were asked for, but of which no operator says how they move.
+        watched: The places of the slots of the intermediate values that were asked for.
+        unread: Names of values that were asked for but that the laws of operators do not fully describe.
         atoms: The atom of each slot.
     """
 
@@ -65,12 +65,12 @@ class Slots:
 
 @dataclass(frozen=True)
 class SlotPlace:
-    """The position of a slot: one axis of a parameter, and the product block there (its `term`-th) that holds it.
+    """The position of a slot: one axis of a parameter, and the product block (the `term`-th) that holds the slot.
 
     Attributes:
         others: Sizes and strides of the other leaves of the block.
-        mates: These leaves.
-        beside: Atoms whose index every entry that the slot addresses has.
+        mates: The atoms of the other leaves of the block.
+        beside: Atoms of which every entry that the slot addresses has an index.
         is_whole: Whether the block is the whole axis.
         numel_elsewhere: Number of entries of the parameter for each index of the axis.
     """
@@ -87,21 +87,24 @@ class SlotPlace:
     numel_elsewhere: int
 
     def placement(self, **how: Any) -> Placement:
-        """Return the placement of a group of these units; `how` says what it does there."""
+        """Return the placement of a group of these units; `how` gives the action of the group."""
         return Placement(self.name, self.axis, self.start, self.stride or 1, self.others, **how)
 
 
 SlotBlock = tuple[int, tuple[Atom, ...], tuple[tuple[Atom, int], ...]]
-"""First index of a block, its leaves of more than one unit, and all leaves with their slots.
+"""The first index of a block, its leaves of more than one unit, and all its leaves with their slots.
 
-The slot of atoms that no parameter has is -1.
+Atoms that no parameter has get the slot -1.
 """
 
 
 def write_out(
     records: Iterable[Record], params: Mapping[str, Value], watched: Mapping[str, Value] | None = None
 ) -> Slots:
-    """Expand all records, when no axis changes any more; watched values get places too, but change nothing."""
+    """Expand all records, once no axis changes any more.
+
+    Watched values also get places, but they do not change the ties.
+    """
     return _Writer(params, watched or {}).run(records)
 
 
@@ -136,8 +139,7 @@ class _Writer:
         return self.blocks[key]
 
     def _terms(self, layout: Layout) -> list[tuple[Term, tuple[Atom, ...]]]:
-        """Return the product blocks of an axis, each with its leaves of more than one unit; tied axes have the same
-        ones."""
+        """Return the product blocks of an axis, each with its leaves of more than one unit; tied axes share blocks."""
         key = tuple(expand(layout))
         if key not in self.terms:
             self.terms[key] = [(term, tuple(a for a, _ in term[1] if a.size > 1)) for term in terms(key)]
@@ -150,7 +152,7 @@ class _Writer:
         return len(self.slots.atoms) - 1
 
     def _axes(self, axis: Axis) -> list[SlotBlock]:
-        """Return the blocks of an axis; a range has been cut out along the boundaries of blocks."""
+        """Return the blocks of an axis; a range of an axis begins and ends at the boundaries of blocks."""
         if len(axis.dims) == 1:
             blocks = self._axis(axis.value, axis.dims[0])
             if axis.length is None:
@@ -193,7 +195,7 @@ class _Writer:
             self._law(law, expanded[k], outside)
 
     def _law(self, law: Law, expanded: list[list[SlotBlock]], outside: Mapping[Value, frozenset[Companion]]) -> None:
-        """Tie the slots of all axes, block by block; `outside` are the companions from other laws, by tensor."""
+        """Tie the slots of all axes, block by block; `outside` holds the companions from other laws, by tensor."""
         beside = tuple(frozenset[Companion]() if law.is_shared else outside[axis.value] for axis in law.axes)
         others = {atom for companions in beside for atom, _ in companions}
         taken = {value: {a for a, _ in companions} | self._repeated(value) for value, companions in outside.items()}
@@ -217,7 +219,7 @@ class _Writer:
             self.slots.ties[atom].append(tie)
 
     def _units(self, law: Law, row: Sequence[SlotBlock], companions: tuple[frozenset[Companion], ...]) -> None:
-        """Tie the leaves of size one, where all axes have the same ones."""
+        """Tie the leaves of size one if all axes have the same ones, and block these leaves otherwise."""
         units = [[place for place in places if place[0].size == 1] for _, _, places in row]
         columns = list(zip(*units, strict=False))
         if len(set(map(len, units))) == 1 and all(len({atom for atom, _ in c}) == 1 for c in columns):
@@ -227,7 +229,7 @@ class _Writer:
             self._block(place for u in units for place in u)
 
     def _repeated(self, value: Value) -> frozenset[Atom]:
-        """Atoms that several axes of a tensor have."""
+        """Return the atoms that several axes of a tensor have."""
         if value not in self.repeated:
             axes = [self._axis(value, dim) for dim in range(value.ndim)]
             counts = Counter(a for blocks in axes for a in {a for _, _, places in blocks for a, _ in places})
@@ -238,12 +240,12 @@ class _Writer:
         self.slots.blocked.update(slot for _, slot in places if slot >= 0)
 
     def _is_read(self, value: Value, read: set[int]) -> bool:
-        """Return whether operators say how every piece of a tensor moves that parameters have too."""
+        """Return whether the laws of operators describe every piece of a tensor that parameters also have."""
         found = [slot for dim in range(value.ndim) for _, _, places in self._axis(value, dim) for _, slot in places]
         return all(slot in read for slot in found if slot >= 0)
 
     def _places(self, name: str, value: Value, read: set[int]) -> dict[int, SlotPlace]:
-        """Return the places of those slots of a tensor that some operator reads."""
+        """Return the places of the slots of a tensor that an operator reads."""
         result: dict[int, SlotPlace] = {}
         if not any((value, dim) in self.blocks for dim in range(value.ndim)):
             return result  # No operator reads it.
@@ -289,7 +291,7 @@ def _around(
 
 
 def _aligned(expanded: list[list[SlotBlock]]) -> bool:
-    """Return whether all axes of a law read the same: same blocks, same leaves."""
+    """Return whether all axes of a law have the same blocks with the same leaves."""
     shapes = [[(start, large) for start, large, _ in blocks] for blocks in expanded]
     return all(shape == shapes[0] for shape in shapes)
 
@@ -300,12 +302,15 @@ def _in_every_block(expanded: list[list[SlotBlock]]) -> frozenset[Atom]:
 
 
 def _once(atoms: Sequence[Atom]) -> frozenset[Atom]:
-    """Atoms that occur exactly once: with two occurrences it is open which index a transformation depends on."""
+    """Return the atoms that occur exactly once.
+
+    If an atom occurs twice, it is not known on which of the two indices a transformation depends.
+    """
     return frozenset(atom for atom in atoms if atoms.count(atom) == 1)
 
 
 def _virtual_axes(record: Record) -> list[tuple[frozenset[Atom], set[Value]]]:
-    """Return axes that tensors of this record select from, with the tensors that they hold for."""
+    """Return the axes from which tensors of a record select, each with the tensors that depend on the selection."""
     found: dict[tuple[int, int], tuple[frozenset[Atom], set[Value]]] = {}
     direct: dict[Atom, set[Value]] = defaultdict(set)
     for k, law in enumerate(record):

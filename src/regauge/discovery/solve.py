@@ -1,4 +1,4 @@
-"""Solve the ties of each atom for the transformations that satisfy all laws at once."""
+"""A solver for the ties of each atom, which finds the transformations that satisfy all laws at once."""
 
 import math
 from collections import defaultdict
@@ -14,7 +14,7 @@ from regauge.discovery.systems import MatrixSlots, Proportions, Rational, Vector
 
 
 def solve(slots: Slots) -> list[Freedom]:
-    """Return the freedom of every atom that parameters have, in order of first appearance."""
+    """Return the symmetries of every atom that parameters have, in order of first appearance."""
     by_atom: dict[Atom, list[int]] = defaultdict(list)
     for slot in slots.places:
         by_atom[slots.atoms[slot]].append(slot)
@@ -68,7 +68,7 @@ class _AtomSolver:
         return _common([*there, *_bases(touching.values(), slots)])
 
     def _scales(self) -> Proportions:
-        """Logarithms of scales."""
+        """Return the equations of the logarithms of scales."""
         unknowns = Proportions()
         unknowns.fix(*self.blocked)
         for tie in self.ties:
@@ -119,7 +119,7 @@ class _AtomSolver:
         return result
 
     def _translations(self) -> tuple[Proportions, list[int]]:
-        """Translations of values along this atom, and the slots at which periodic functions read them."""
+        """Return the translations of values along this atom, and the slots at which periodic functions read them."""
         unknowns = Proportions()
         periods: list[int] = []
         if not any(tie.law.period for tie in self.ties):
@@ -145,7 +145,7 @@ class _AtomSolver:
         return unknowns, periods
 
     def _steps(self, translations: Proportions, periods: list[int], slots: Iterable[int]) -> dict[int, Rational]:
-        """Return the translations that can move in half periods: by root, the size of one step in units of pi."""
+        """Return, for each root of translations that can move in half periods, the size of one step in units of pi."""
         carriers = {translations.find(slot)[0] for slot in slots if translations.value(slot)[1]}
         steps: dict[int, Rational] = {}
         # sin(x + k pi) = (-1)^k sin(x): a step must move the argument of every reader by a multiple of pi.
@@ -161,7 +161,7 @@ class _AtomSolver:
     def _signs(
         self, translations: Proportions, steps: Mapping[int, Rational]
     ) -> tuple[list[Vector], list[ShiftFamily]]:
-        """Families of signs, and families of shifts with the signs that an odd number of steps flips."""
+        """Return families of signs, and families of shifts with the signs that an odd number of steps flips."""
         # A tag is one more unknown of the sign equations, "the number of steps is odd". In the order of elimination
         # tags are last and therefore free, so each solution with a tag is a shift with the signs that it needs.
         tags = {root: -1 - k for k, root in enumerate(steps)}
@@ -202,6 +202,6 @@ def _bases(ties: Iterable[Tie], touched: Container[int]) -> list[frozenset[Atom]
 
 
 def _common(sets: Iterable[frozenset[Atom]]) -> frozenset[Atom]:
-    """Return the intersection; of no sets the empty one."""
+    """Return the intersection of sets, which is empty if there are no sets."""
     found = list(sets)
     return frozenset.intersection(*found) if found else frozenset()

@@ -1,6 +1,6 @@
-"""Sort the buffers of a model into statistics of normalizations, which move with a network, and structure, which stays.
+"""Two kinds of buffers: statistics of normalizations, which move with a network, and structure, which stays.
 
-Decided from the traced graph and from a pass without values: no value of a buffer is looked at.
+The distinction is made from the traced graph and from a pass without values. No value of a buffer is read.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -23,7 +23,7 @@ from regauge.discovery.trace import Program, trace
 from regauge.discovery.traceable import TraceError
 
 RUNNING = ("running_mean", "running_var")
-"""Arguments of normalizations that are running estimates."""
+"""Names of the arguments of normalizations that are running estimates."""
 NORMS = nn.modules.batchnorm._NormBase
 """Modules whose buffers are statistics."""
 POINTWISE = words("add sub rsub mul div neg")
@@ -47,10 +47,11 @@ def structure_of(
         inputs: Example inputs.
         kwargs: Keyword inputs.
         keep: Names or patterns of further tensors that are structure.
-        move: Names or patterns of buffers that are none.
+        move: Names or patterns of buffers that are not structure.
 
     Raises:
-        ValueError: No tensor that the outputs depend on has a name in `keep`, or no buffer one in `move`.
+        ValueError: An entry of `keep` matches no parameter or buffer, or an entry of `move` matches no buffer that the
+            outputs depend on.
     """
     owner = {name: first for first, names in program.aliases.items() for name in names}
     nodes = program.graph.graph.find_nodes(op="placeholder")
@@ -77,7 +78,7 @@ def structure_of(
 def find_structure(
     module: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], names: Sequence[str]
 ) -> tuple[str, ...]:
-    """Select the named buffers of a module that are structure; none where it cannot be traced."""
+    """Return the named buffers of a module that are structure; return none if the module cannot be traced."""
     unclear = [name for name in names if not isinstance(module.get_submodule(name.rpartition(".")[0]), NORMS)]
     if not unclear:
         return ()
@@ -95,12 +96,12 @@ def find_structure(
 
 
 def _is_table(program: Program, name: str) -> bool:
-    """Return whether a buffer is no counter."""
+    """Return whether a buffer is not a counter, which is an integer without axes."""
     return bool(program.shapes[name]) or name in program.floating
 
 
 class _Statistics:
-    """Buffers that the graph reads as the running estimates of a normalization, an operator or written out."""
+    """Buffers that the graph reads as running estimates of a normalization, which is an operator or is written out."""
 
     def __init__(self, program: Program) -> None:
         self._sources: dict[Node, frozenset[str]] = {}
@@ -120,7 +121,7 @@ class _Statistics:
                 self._grow(node)
 
     def _follow(self, graph: GraphModule) -> None:
-        """Record the buffers that each node is made of, in graph order; nested graphs are followed where called."""
+        """Record the buffers from which each node is computed, in graph order; follow nested graphs at their calls."""
         for node in graph.graph.nodes:
             if node.op != "call_function":
                 continue
@@ -138,7 +139,7 @@ class _Statistics:
             self._read(node)
 
     def _read(self, node: Node) -> None:
-        """Running arguments of operators, and inverse deviations `(buffer + eps) ** -0.5`."""
+        """Collect the running arguments of operators, and inverse deviations `(buffer + eps) ** -0.5`."""
         for key in RUNNING:
             operand = _argument(node, key)
             if isinstance(operand, Node):
@@ -166,7 +167,7 @@ class _Statistics:
                     self.names |= self._vector(operand)
 
     def _vector(self, node: Any) -> frozenset[str]:
-        """Return the buffers that a vector is made of, and of nothing else."""
+        """Return the buffers from which a vector is computed; empty if it also depends on other values."""
         return self._sources.get(node, frozenset()) if isinstance(node, Node) and _is_vector(node) else frozenset()
 
 
@@ -186,7 +187,7 @@ def _is_root(node: Node) -> bool:
 
 
 def _is_offset(node: Any) -> bool:
-    """Return whether a small number was added, as to a variance."""
+    """Return whether a node adds a small number, as an eps is added to a variance."""
     if not isinstance(node, Node) or node.op != "call_function" or operator_name(node) != "add":
         return False
     return any(isinstance(one, float) and 0 < one < 1 for one in node.args[:2])
@@ -203,9 +204,9 @@ def _unwrapped(node: Node) -> Node:
 
 
 def _filled(module: nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str, Any], names: Sequence[str]) -> set[str]:
-    """Return the buffers that a pass in training mode writes into, or replaces, on tensors without values.
+    """Return the buffers that a pass in training mode writes into or replaces.
 
-    The module stays as it is.
+    The pass runs on tensors without values. The module stays unchanged.
     """
     mode, writes = FakeTensorMode(allow_non_fake_inputs=True), _Writes()
     wrapped, state = SelectedOutputs(module, None), torch.get_rng_state()
@@ -221,7 +222,7 @@ def _filled(module: nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str, Any
 
 
 def _without_values(module: nn.Module, mode: FakeTensorMode) -> dict[str, Tensor]:
-    """Return the buffers of a module, in which all tensors are replaced by ones without values."""
+    """Replace all tensors of a module by tensors without values, and return the buffers."""
     made: dict[int, Tensor] = {}
     for part in module.modules():
         tables: list[dict[str, Any]] = [part._parameters, part._buffers]
@@ -233,7 +234,7 @@ def _without_values(module: nn.Module, mode: FakeTensorMode) -> dict[str, Tensor
 
 
 class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """The storages that operators write into."""
+    """A mode that records the storages that operators write into."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -1,7 +1,7 @@
-"""The linear systems behind scales, signs, shifts and matrices of one atom.
+"""The linear systems that determine the scales, signs, shifts and matrices of one atom.
 
 Log-scales and shifts obey linear equations over the rationals, signs over the field of two elements. Almost all
-equations tie two unknowns, so a union-find does most of the work and elimination the rest.
+equations tie two unknowns, so a union-find solves most of them and elimination solves the rest.
 """
 
 from collections import defaultdict
@@ -12,13 +12,13 @@ from math import lcm
 Vector = dict[int, int]
 """Exponents by slot."""
 Rational = int | Fraction
-"""An integer where it is one, because integers are faster and nearly all of these numbers are."""
+"""A rational number; whole numbers are stored as int, because int is faster and nearly all of the numbers are whole."""
 Row = dict[int, Rational]
 """Coefficients by unknown."""
 
 
 def quotient(a: Rational, b: Rational) -> Rational:
-    """a / b, exactly."""
+    """Return a / b exactly."""
     if isinstance(a, int) and isinstance(b, int) and a % b == 0:
         return a // b
     result = Fraction(a) / b
@@ -31,11 +31,11 @@ def select(vector: Mapping[int, int], slots: Container[int]) -> Vector:
 
 
 class Proportions:
-    """Union-find where each unknown is a multiple of its root, and roots can be fixed to zero.
+    """A union-find in which each unknown is a multiple of its root, and roots can be fixed to zero.
 
     Args:
-        order: The order of unknowns: of two roots the later one stays free; by default the one that an equation names
-            first.
+        order: The order of unknowns. When an equation joins two roots, the later root in this order stays free. By
+            default, the root that the equation names first stays free.
         modulus: The modulus of the coefficients: 2 for signs, 0 for rational numbers.
     """
 
@@ -68,18 +68,18 @@ class Proportions:
             self.zero.add(self.find(x)[0])
 
     def equate(self, unknowns: Sequence[int], coefficients: Sequence[Rational]) -> None:
-        """Require that the sum of coefficient * unknown is zero; unknowns may occur twice."""
+        """Require that the sum of coefficient * unknown is zero; an unknown may occur twice."""
         self._use(zip(unknowns, coefficients, strict=True))
 
     def settle(self) -> None:
-        """Use the longer equations as far as the shorter ones have made them short."""
+        """Use the longer equations that other equations have shortened."""
         changed = True
         while changed:
             rows, self.pending = self.pending, []
             changed = sum(self._use(row.items()) for row in rows) > 0
 
     def _use(self, row: Iterable[tuple[int, Rational]]) -> bool:
-        """Use an equation if it is short, or keep it; whether it says something now."""
+        """Use an equation of at most two unknowns, or keep a longer one; return whether it tied or fixed an unknown."""
         reduced: Row = defaultdict(int)
         for x, coefficient in row:
             if coefficient:
@@ -98,7 +98,7 @@ class Proportions:
         return len(terms) in (1, 2)
 
     def families(self, unknowns: Sequence[int]) -> list[Vector]:
-        """Return a basis of the solutions in integers, at the given unknowns."""
+        """Return a basis of the solutions in integers, restricted to the given unknowns."""
         self.settle()
         columns: dict[int, Row] = defaultdict(dict)
         for x in unknowns:
@@ -120,8 +120,7 @@ class Proportions:
 
 
 def _null_space(rows: Iterable[Row], unknowns: Sequence[int], modulus: int = 0) -> dict[int, Row]:
-    """Return a basis of the solutions by their free unknown; unknowns late in the order stay free where there is a
-    choice."""
+    """Return a basis of the solutions by their free unknowns; if there is a choice, later unknowns stay free."""
     order = {x: k for k, x in enumerate(unknowns)}
     pivots: dict[int, Row] = {}
     for row in rows:
@@ -156,7 +155,7 @@ def independent(families: Sequence[Row | Vector], known: Sequence[Row | Vector] 
 
 
 def combination(rows: Sequence[Mapping[int, int]], target: Mapping[int, int], modulus: int = 0) -> Row | None:
-    """Coefficients, by number of the row, with which rows add up to a target; None where there are none."""
+    """Return the coefficients, by row index, with which rows add up to a target; None if there are none."""
     last = len(rows)
     columns: dict[int, Row] = defaultdict(dict)
     for k, row in enumerate([*rows, {x: -c for x, c in target.items()}]):
@@ -167,7 +166,7 @@ def combination(rows: Sequence[Mapping[int, int]], target: Mapping[int, int], mo
 
 
 def _reduce(row: Row | Vector, pivots: Mapping[int, Row], modulus: int) -> Row:
-    """Return a row minus the multiples of others that make it zero where these have their pivots."""
+    """Return a row minus multiples of the pivot rows so that it is zero at every pivot."""
     result: Row = dict(row)
     for pivot, equation in pivots.items():
         factor = result.get(pivot, 0)
@@ -178,7 +177,7 @@ def _reduce(row: Row | Vector, pivots: Mapping[int, Row], modulus: int) -> Row:
 
 
 class MatrixSlots(Proportions):
-    """Slots on which one matrix may act: the same (weight +1), or its inverse transpose (-1)."""
+    """A union-find of slots on which one matrix may act: directly (weight +1), or as its inverse transpose (-1)."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Trace a module to a flat list of operator calls by torch.export, with parameters and buffers by name."""
+"""Traces of modules: flat lists of operator calls by torch.export, with parameters and buffers by name."""
 
 import logging
 import warnings
@@ -35,7 +35,7 @@ MASKING = words("mul where masked_fill")
 CASTS = words("_to_copy to")
 LOGIC = words("logical_not bitwise_not logical_and logical_or bitwise_and bitwise_or __and__ __or__ eq ne gt ge lt le")
 MAKING_MASKS = CASTS | LOGIC | SAME | VIEWS | words("rsub expand expand_as slice")
-"""Operators that make another mask."""
+"""Operators that make a mask from another mask."""
 
 
 class Given(NamedTuple):
@@ -45,7 +45,7 @@ class Given(NamedTuple):
     kwargs: dict[str, Any]
 
     def beside(self, module: nn.Module) -> "Given":
-        """Return the inputs without values where the module has none."""
+        """Return the inputs without values if a tensor of the module has none."""
         if not any(one.is_meta for one in (*module.parameters(), *module.buffers())):
             return self
         moved: Given = pytree.tree_map_only(Tensor, lambda one: one.to("meta"), self)
@@ -58,20 +58,21 @@ class Program:
 
     Attributes:
         graph: The operators.
-        states: Placeholder name to parameter or buffer name; only those that can be moved: floating-point ones, and
-            masks, which are multiplied or choose between values.
-        constants: Other placeholders and masks with the tensors that they hold, except buffers that the model updates.
-        held: The constants and these buffers, with the tensors that they hold.
+        states: Names of the parameters and buffers that can be moved, by placeholder. They are floating-point tensors,
+            and masks, which multiply other values or choose between them.
+        constants: Tensors of the other placeholders and of masks, by placeholder. Buffers that the model updates are
+            left out.
+        held: The constants and the buffers that the model updates, by placeholder.
         inputs: Placeholders of the leaves of the inputs, in their order.
         outputs: Nodes that the model returns.
-        written: Output node of each buffer and parameter that the model updates.
-        aliases: All names of a tensor that has several (tied weights), by its first name.
+        written: The output node and the name of each buffer and parameter that the model updates.
+        aliases: All names of each tensor, by its first name. Tied weights have several names.
         shapes: Shapes of all parameters and buffers, by name.
         buffers: Names of the persistent buffers.
-        origins: Placeholder name to parameter or buffer name, of all that the checkpoint has.
-        floating: Names of the parameters and buffers of floating point.
-        added: Numbers that the model adds to parameters; the graph multiplies by the parameters alone.
-        has_known_sizes: Whether sizes are those that follow from whole numbers among the example inputs.
+        origins: Names of all parameters and buffers in the checkpoint, by placeholder.
+        floating: Names of the floating-point parameters and buffers.
+        added: Numbers that the model adds to parameters. The graph multiplies by the parameters without these numbers.
+        has_known_sizes: Whether sizes follow from integers among the example inputs, and hold only for these inputs.
     """
 
     graph: GraphModule
@@ -98,16 +99,16 @@ def trace(
     decompose: frozenset[str] = frozenset(),
     ones: Collection[str] = (),
 ) -> Program:
-    """Trace a module in evaluation mode, and without its key-value cache; it is left as it was.
+    """Trace a module in evaluation mode and without its key-value cache, and leave the module unchanged.
 
-    Inputs may have values where the module, on the meta device, has none: sizes may follow from them.
+    The inputs may have values even if the module is on the meta device, because sizes may follow from these values.
 
-    Operators named in `decompose` are written in terms of others where torch knows how. Parameters named in `ones`
-    become constants of that value.
+    Operators named in `decompose` are written in terms of other operators if torch has a rule for them. Parameters
+    named in `ones` become constants with the value one.
 
     Raises:
-        TraceError: torch.export cannot trace the module, or its weights are quantized or not there yet.
-        ValueError: The module itself fails on these inputs, or has no parameter of a name in `ones`.
+        TraceError: torch.export cannot trace the module, or its weights are quantized or not created yet.
+        ValueError: The module itself fails on these inputs, or it has no parameter with a name in `ones`.
     """
     unknown = sorted(set(ones) - set(module.state_dict()))
     if unknown:
@@ -147,7 +148,7 @@ def _decomposed(program: ExportedProgram, table: dict[Any, Any]) -> ExportedProg
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """torch.export warns and logs about its own internals; what matters reaches the user as an error."""
+    """Suppress the warnings and logs of torch.export about its internals; real problems reach the user as errors."""
     logger = logging.getLogger("torch")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -161,9 +162,9 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def _no_source() -> Iterator[None]:
-    """Graphs are read and not run: no Python code is generated for them, nor where each operator was called from.
+    """Export without generated Python code and without the source lines of operators.
 
-    These take about a third of the time of an export.
+    Graphs are read and not run. Code and source lines take about a third of the time of an export.
     """
     before = getattr(fx_config, "do_not_emit_stack_traces", False)  # torch before 2.13 has no such switch
     fx_config.do_not_emit_stack_traces = True
@@ -175,10 +176,10 @@ def _no_source() -> Iterator[None]:
 
 
 def _export_without_cache(wrapped: SelectedOutputs, given: Given) -> ExportedProgram | None:
-    """Export with caches of keys and values switched off; None if there are none or an output depends on them.
+    """Export with key-value caches switched off; return None if there are none or an output depends on them.
 
-    Writing to a cache changes it in place, and such a program must be exported a second time. Decoders of transformers
-    keep a cache where their configuration says so; one that the caller asks for by the keyword `use_cache` stays.
+    A write changes a cache in place, and such a program must be exported a second time. Decoders of transformers keep a
+    cache if their configuration says so. A cache stays if the caller asks for it by the keyword `use_cache`.
     """
     found: list[Any] = [getattr(module, "config", None) for module in wrapped.modules()]
     configs = [config for config in found if getattr(config, "use_cache", None) is True]
@@ -225,7 +226,10 @@ def _export(wrapped: SelectedOutputs, given: Given) -> ExportedProgram:
 
 
 def _run_eagerly(wrapped: nn.Module, given: Given) -> list[Tensor]:
-    """Run the module without tracing it; raise ValueError if it fails by itself. What it writes into is a copy."""
+    """Run the module without tracing it, and raise ValueError if it fails by itself.
+
+    The inputs are copied, and the parameters keep their values.
+    """
     inputs, kwargs = pytree.tree_map_only(Tensor, torch.clone, given)
     try:
         with torch.no_grad(), parameters_kept(wrapped):
@@ -293,8 +297,10 @@ def _program(module: nn.Module, program: ExportedProgram) -> Program:
 
 
 def _is_mask(tensor: Tensor, node: Node) -> bool:
-    """Return whether whole numbers only multiply others or choose between them; those that say positions cannot be
-    moved."""
+    """Return whether integers only multiply other values or choose between them.
+
+    Integers that are positions cannot be moved.
+    """
     return tensor.dtype in INTEGERS and bool(tensor.ndim) and _only_masks(node)
 
 
@@ -315,7 +321,7 @@ def _target(spec: InputSpec | OutputSpec) -> str:
 
 
 def with_ones(program: Program, ones: Collection[str], module: nn.Module) -> Program:
-    """Return the program of a module with parameters that are constants of the value one."""
+    """Return the program of a module in which some parameters are constants with the value one."""
     tensors = module.state_dict()
 
     def one(name: str) -> Tensor:

@@ -1,4 +1,4 @@
-"""Modules that cannot be traced, and why, in a sentence that fits."""
+"""Checks for modules that cannot be traced, and error messages that name the cause."""
 
 import traceback
 from collections.abc import Iterator
@@ -18,9 +18,9 @@ FOREIGN = (Path(torch.__file__).parent, Path(__file__).parents[1])
 QUANTIZED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized", "torch.ao.nn.sparse.quantized")
 """Modules of the classes of quantized layers."""
 WITHOUT_VALUES = "its data is not allocated yet"
-"""Words of torch where a constructor reads tensors without values, as `torch.tensor` of a list of them does."""
+"""Words of torch's error for a constructor that reads tensors without values, such as `torch.tensor` of a list."""
 DEPENDENT = (GuardOnDataDependentSymNode, DataDependentOutputException, DynamicOutputShapeException)
-"""Errors of torch where Python code needs the values of a tensor."""
+"""Errors that torch raises if Python code needs the values of a tensor."""
 OTHERWISE = (
     "trace the part of the model that matters, register the offending part with `regauge.discovery.register_leaf`, or "
     "write the symmetry by hand with `regauge.Symmetry.from_axes`"
@@ -28,11 +28,11 @@ OTHERWISE = (
 
 
 class TraceError(RuntimeError):
-    """A model that torch.export cannot turn into a graph."""
+    """The error for a model that torch.export cannot turn into a graph."""
 
 
 def require_traceable(module: nn.Module) -> None:
-    """Raise a TraceError for modules that have no floating-point weights, or none yet."""
+    """Raise a TraceError for modules whose weights are quantized or not created yet."""
     for name, part in module.named_modules():
         where = f"layer {name!r} ({type(part).__name__})" if name else type(part).__name__
         own = (*part.parameters(recurse=False), *part.buffers(recurse=False))
@@ -77,12 +77,12 @@ def trace_error(error: BaseException, module: nn.Module, inputs: object) -> Trac
 
 
 def depends_on_values(error: BaseException) -> bool:
-    """Return whether torch stopped where Python code needs the values of a tensor."""
+    """Return whether torch stopped because Python code needs the values of a tensor."""
     return any(isinstance(one, DEPENDENT) or WITHOUT_VALUES in str(one) for one in _chain(error))
 
 
 def _packs(error: BaseException, inputs: object) -> bool:
-    """Return whether packed sequences are given, or the error comes from where they are made or read."""
+    """Return whether packed sequences are given, or the error comes from code that makes or reads them."""
     leaves = pytree.tree_leaves(inputs, is_leaf=lambda x: isinstance(x, PackedSequence))
     if any(isinstance(one, PackedSequence) for one in leaves):
         return True
@@ -101,7 +101,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _place_of(error: BaseException) -> str:
-    """Return the last line of the model's own code that an error passed: none of torch, of regauge or of Python."""
+    """Return the last line of the model's own code in a traceback, which is no line of torch, regauge or Python."""
     own = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_model_code(Path(frame.filename))]
     return f" ({own[-1].filename}, line {own[-1].lineno}: {own[-1].line})" if own else ""
 

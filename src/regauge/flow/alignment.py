@@ -34,7 +34,7 @@ def sort_points(space: Space, points: Points) -> Points:
 
 @torch.no_grad()
 def align_points(space: Space, reference: Tensor, points: Points) -> Points:
-    """Move points along their orbits, as near to a reference as weight matching brings them.
+    """Move points along their orbits as near to a reference as weight matching can.
 
     Matching ends in a local optimum, which may depend on its initialization. Points are therefore sorted first so that
     all networks of an orbit get the same point.

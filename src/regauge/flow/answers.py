@@ -34,7 +34,7 @@ def predict_classes(evaluate: Judge, params: Mapping[str, Tensor]) -> tuple[Tens
 
 
 def find_one_answer(answers: tuple[Tensor, Tensor] | None) -> float | None:
-    """Return the accuracy of one constant answer for all examples, from the result of `predict_classes`."""
+    """Return the accuracy of the best constant answer for all examples, from the result of `predict_classes`."""
     return None if answers is None else float(answers[1].bincount().max()) / len(answers[1])
 
 

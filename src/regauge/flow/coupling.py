@@ -1,4 +1,4 @@
-"""Couplings of starts and ends, which make paths short and crossings rare."""
+"""Couplings of starts and ends that make paths short and crossings rare."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Settings of flows and of their training, without torch, so that options can be built from them."""
+"""Settings of flows and of their training. This module does not import torch so that options load fast."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal

@@ -1,4 +1,4 @@
-"""Losses of tasks that guide flows, and plain gradient descent to compare with."""
+"""Losses of tasks that guide flows, and plain gradient descent for comparison."""
 
 import itertools
 from collections.abc import Iterator, Mapping
@@ -21,9 +21,9 @@ class BatchLoss:
 
     Attributes:
         task: The task whose loss guides the networks.
-        dropout: Share of the input values that are set to zero. Each call drops other values, but the same ones for all
-            networks. The remaining values are divided by the share that is kept. Strong guidance then overfits the
-            examples less. Inputs must be one tensor.
+        dropout: Share of the input values that are set to zero. Each call drops different values, but the same values
+            for all networks. The remaining values are divided by the share that is kept. Strong guidance then overfits
+            the examples less. Inputs must be one tensor.
         generator: Random generator of the dropout; by default a fixed one.
 
     References:

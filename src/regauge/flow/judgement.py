@@ -29,9 +29,9 @@ class Score:
         loss: Mean loss over networks.
         loss_deviation: Standard deviation of the loss over networks.
         accuracy: Mean accuracy over networks.
-        calibration: Mean over networks of the expected calibration error of each.
+        calibration: Mean expected calibration error of the networks.
         average_loss: The loss of the average of all class probabilities.
-        average_accuracy: The accuracy of that average.
+        average_accuracy: The accuracy of the average of all class probabilities.
         distance: Median distance to the nearest training network, divided by the same distance of held-out networks:
             about 1 for new networks, 0 for copies.
         copied: Share of the networks that are copies of a training network. The distance of a copy is below that of 95%
@@ -107,8 +107,7 @@ class Judgement:
 
     @property
     def is_working(self) -> bool | None:
-        """Whether the generated networks keep 90% of the held-out networks' performance; None if held-out ones do not
-        work.
+        """Whether generated networks keep 90% of the performance of held-out networks; None if these do not work.
 
         The performance is the accuracy minus the accuracy of one constant answer. Without accuracies, it is the inverse
         of the loss, if losses are positive.
@@ -195,7 +194,7 @@ class Judgement:
 def find_kept(
     own: tuple[float, float | None], known: tuple[float, float | None], one_answer: float | None
 ) -> float | None:
-    """Return the share of known networks' performance that networks keep; None if the known ones do not work.
+    """Return the share of the known networks' performance that networks keep, or None if known networks do not work.
 
     `one_answer` is the accuracy of one answer for all examples; see `Judgement.is_working`.
     """

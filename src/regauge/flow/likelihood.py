@@ -1,4 +1,4 @@
-"""The log density of networks under a flow: integration back to the prior, with the divergence along the path."""
+"""The log density of networks under a flow, by integrating back to the prior with the divergence of the velocity."""
 
 import torch
 from jaxtyping import Float

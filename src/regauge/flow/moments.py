@@ -26,7 +26,7 @@ class Covariance:
     Attributes:
         axes: Orthonormal axes, `[values, axes]`.
         variances: The variances along the axes, `[axes]`.
-        rest: The variance in every direction orthogonal to the axes, a number.
+        rest: One variance for all directions orthogonal to the axes.
     """
 
     axes: Float[Tensor, "values axes"]

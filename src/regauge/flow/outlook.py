@@ -18,8 +18,7 @@ class Outlook:
     Attributes:
         networks: Number of training networks.
         values: Number of values of a network.
-        aligned: Root mean square distance of two aligned networks, divided by that of two networks that are not
-            aligned.
+        aligned: Root mean square distance of two aligned networks, divided by the same distance of unaligned networks.
         spread: Root mean square distance of aligned networks to their mean, divided by the norm of the mean.
         kept: The share of the validation networks' performance that networks sampled from the prior keep, as in
             `Judgement.is_working`; None without a task.

@@ -1,4 +1,4 @@
-"""Settings of the representation of networks as points, without torch."""
+"""Settings of the representation of networks as points. This module does not import torch."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args

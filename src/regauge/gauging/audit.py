@@ -28,14 +28,14 @@ class Finding:
     """The verdict on one pair of modules of a row of a table.
 
     Attributes:
-        row: The number of the row.
+        row: The index of the row in the table.
         smooth: The module that is divided.
         balance: The modules whose inputs are multiplied.
         verdict: "holds"; "broken"; "skipped" if sizes do not agree and no tool scales the pair; "unmatched" if the row
             names no modules.
         change: The relative change of the outputs when the pair is scaled by random factors in [1/2, 2].
-        missing: Parameters that must also be scaled, but are not.
-        extra: Parameters that are scaled, but must not be.
+        missing: Parameters that are not scaled, but must be scaled.
+        extra: Parameters that are scaled, but may not be scaled.
         reason: The reason for the verdict.
     """
 
@@ -90,15 +90,16 @@ def audit(
 
     Args:
         table: Pairs with patterns; see `read_table`.
-        params: One network, under the names that the table means: parameters by name, or the path of a checkpoint.
+        params: One network, under the names in the table: parameters by name, or the path of a checkpoint.
         symmetry: The symmetry of the model, under the model's names. It determines the parameters that a broken pair
             leaves out.
         module: The model, on a real device.
         example_inputs: Example inputs, as for `discover`.
         example_kwargs: Keyword inputs.
-        generator: Random generator of the factors; by default a generator with seed 0.
+        generator: The random generator of the factors; by default a generator with seed 0.
         outputs: The outputs that are compared.
-        convert: Function from `params` to the parameters under the names of the model; known for a checkpoint.
+        convert: A function from `params` to the parameters under the names of the model. It is not needed for a
+            checkpoint.
     """
     generator = given_or_seed(generator)
     job = open_job([params], 0)
@@ -204,8 +205,7 @@ class _Audit:
         return 0 if is_first else min(1, wide[name].ndim - 1)
 
     def _layer_number(self, name: str, number: str) -> int:
-        """Return a number of a layer of torch; zero where others, or names of the files for parts of tensors, have
-        none."""
+        """Return a numeric attribute of a torch layer, or zero if the layer is unknown or lacks the attribute."""
         return int(getattr(self._layer(name), number, 0))
 
     def _layer(self, name: str) -> nn.Module | None:

@@ -21,7 +21,7 @@ class Certificate:
     """Changes of a network's outputs caused by a move, relative to the largest entry of each output.
 
     Attributes:
-        exact: The change with both networks in float64, which is caused by the symmetry alone.
+        exact: The change with both networks in float64, which shows whether the symmetry is exact.
         tolerance: The largest allowed value of `exact`: 1e-9, or 1e-5 if the model rounds to float32 internally.
         stored: The change, including rounding, with the moved network in the dtype in which it is written. None if the
             model does not run in that dtype.
@@ -64,7 +64,7 @@ def certify(
     Args:
         params: The network before the moves.
         moves: The moves of the network.
-        module: Its architecture, on a real device.
+        module: The architecture of the network, not on the meta device.
         example_inputs: Example inputs, as for `discover`.
         example_kwargs: Keyword inputs.
         outputs: The outputs that are compared.

@@ -42,8 +42,7 @@ def choose_streamed(
     Args:
         checkpoint: The network.
         symmetry: The symmetry of its architecture.
-        method: The method, of which the first rotation is sampled. If the method does not fix its methods, this is a
-            Hadamard matrix.
+        method: The method. Its first rotation is sampled; if it names no methods, the rotation is a Hadamard matrix.
         task: The architecture, which may be on the meta device, with inputs for its trace and the outputs that must not
             change. Without a task, gains that prevent rotations are not changed.
         generator: The random generator.
@@ -92,7 +91,10 @@ def _reader(checkpoint: Checkpoint, symmetry: Symmetry) -> Callable[[str], Tenso
 
 
 def moved_pieces(checkpoint: Checkpoint, moves: tuple[Move, ...], measures: LayerMeasures) -> Pieces:
-    """Yield and measure the moved tensors piece by piece; if moves translate, all tensors are computed at once."""
+    """Return a function that yields and measures the moved tensors piece by piece.
+
+    If the moves contain translations, all tensors are computed at once.
+    """
     made = apply_moves(moves, checkpoint.params) if any(move.element.translation for move in moves) else {}
 
     def pieces(name: str) -> Iterator[Tensor]:

@@ -27,7 +27,7 @@ class GaugeProblem:
         generator: The random generator; None for methods that sample nothing.
         test: A task with held-out data, which are not used to choose the gauge; None if there are no such data.
         dtypes: The dtypes of the given tensors that differ from the dtypes in `params`.
-        can_learn: Whether memory suffices for learning by function, which moves gradients in addition to values.
+        can_learn: Whether memory suffices for learning by function, which holds gradients in addition to values.
     """
 
     params: Params
@@ -53,7 +53,7 @@ class GaugeProblem:
 
     @cached_property
     def uncovered(self) -> Uncovered:
-        """The rotations. With a task whose model can be traced, gains are brought to one first."""
+        """The rotations that are possible. With a task whose model can be traced, gains are brought to one first."""
         if self.symmetry.ones:
             self.symmetry.require_ones(self.params)
         if self.task is None or self.symmetry.ones:

@@ -1,4 +1,4 @@
-"""Files of a network in another gauge: the moved checkpoint, and the report next to it."""
+"""Files of a network in another gauge: the moved checkpoint and its report."""
 
 from dataclasses import asdict
 from pathlib import Path

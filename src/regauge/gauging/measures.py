@@ -23,8 +23,8 @@ class LayerMeasures:
     """Squared rounding errors of each layer before and after a move, and the ranges of its weights by input channel.
 
     Args:
-        symmetry: Symmetry with the layers of the model, and the axes that index their rows.
-        schemes: The rounding scheme of weights.
+        symmetry: The symmetry, which determines the layers of the model and the axes that index their rows.
+        schemes: The rounding schemes of weights.
     """
 
     symmetry: Symmetry

@@ -1,4 +1,4 @@
-"""Moves to a gauge: a sequence of elements of symmetries, between which gains become one."""
+"""Moves to a gauge, which are sequences of elements of symmetries; gains may become one between two elements."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -117,10 +117,11 @@ def uncover_rotations(
 ) -> Uncovered:
     """Bring the gains that prevent rotations to one, by scales and signs of the symmetry.
 
-    Only the gains themselves are read so that the module may be on the meta device and the network on the disk.
+    The function reads only the values of gains. The module may therefore be on the meta device and the network on the
+    disk.
 
     Args:
-        read: The values of a parameter.
+        read: A function that returns the values of a parameter.
         symmetry: The symmetry that `discover` finds for the module without `ones`.
         module: The architecture.
         inputs: Positional inputs for the trace.

@@ -24,13 +24,13 @@ METHODS: dict[str, type[GaugeMethod]] = {
 def named_method(
     name: str, scheme: RoundToNearest, *, is_loss: bool, is_kept_always: bool = False, **settings: Any
 ) -> BestGauge:
-    """Return the method of a name, whose network is kept if it loses no more by rounding than the unchanged network.
+    """Return the method of a name; its network is kept if rounding costs no more than for the unchanged network.
 
     Args:
         name: One of `METHODS`, or "best".
-        scheme: The rounding that a gauge is chosen for.
+        scheme: The rounding scheme for which the gauge is chosen.
         is_loss: Whether networks are compared by the loss of a task, or by the rounding error of the weights.
-        is_kept_always: Whether the moved network is kept in any case.
+        is_kept_always: Whether the moved network is kept even if it loses more by rounding.
         settings: Further settings, for methods that have them: `steps` and `by` of learned rotations.
     """
     chosen = None

@@ -47,7 +47,7 @@ class RoundToNearest:
 
     @property
     def levels(self) -> int:
-        """Index of the largest level."""
+        """The index of the largest level."""
         return int(2 ** (self.bits - 1)) - 1
 
     def __str__(self) -> str:
@@ -93,7 +93,7 @@ class RoundToNearest:
         return torch.where(step == 0, 1.0, step)
 
     def _blocks(self, tensor: Tensor, rows: tuple[int, ...]) -> Tensor:
-        """Return the values with those that share a scale along the last axis, padded with zeros."""
+        """Return the values in blocks that share a scale, along the last axis, padded with zeros."""
         if self.is_per_tensor:
             return tensor.reshape(1, -1)
         rows = tuple(axis % tensor.ndim for axis in rows)

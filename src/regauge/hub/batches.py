@@ -23,7 +23,7 @@ def open_batches(name: str | Path, batch: int = 512) -> list[Batch]:
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: There are no batches, or they hold other values, NaN or Inf.
+        ValueError: There are no batches, a batch has another form, or values are NaN or Inf.
     """
     name = str(name)
     if batch < 1:
@@ -54,7 +54,7 @@ def open_batches(name: str | Path, batch: int = 512) -> list[Batch]:
 
 
 def _require_values(batches: Sequence[Batch], name: str) -> None:
-    """Raise unless there are examples and all their numbers are finite."""
+    """Raise a ValueError unless every batch has examples and all values are finite."""
     for pair in batches:
         for tensor in pytree.tree_leaves(pair):
             if isinstance(tensor, Tensor) and tensor.numel() == 0:
@@ -73,5 +73,5 @@ def _as_batch(item: Any, name: str) -> Batch:
 
 
 def _signed(targets: Tensor) -> Tensor:
-    """Return targets in a dtype that torch can compare; too large values become negative, which is no class."""
+    """Return targets in a dtype that torch can compare; values that are too large become negative, which is invalid."""
     return targets.long() if targets.dtype in (torch.uint16, torch.uint32, torch.uint64) else targets

@@ -89,7 +89,7 @@ def build_model(name: str, values: Values = "if small") -> Built:
 
 
 def folder_of(name: str) -> Path | None:
-    """Return the folder that a model's name stands for, possibly in the cache of the hub, or None for other names."""
+    """Return the folder to which a model's name refers, possibly in the cache of the hub, or None for other names."""
     folder = find_cached(name) or Path(name)
     return folder if folder.is_dir() else None
 
@@ -116,7 +116,7 @@ def described_networks(checkpoint: Checkpoint) -> Any:
 
 
 def describe_inputs(shapes: Sequence[str], dtypes: Sequence[str], device: str = "cpu") -> tuple[Tensor, ...]:
-    """Return positional inputs of some shapes and dtypes: normal noise, or small integers.
+    """Return positional inputs of the given shapes and dtypes: normal noise, or small integers.
 
     Args:
         shapes: Sizes with x between them, such as `2x3x32x32`.
@@ -124,7 +124,7 @@ def describe_inputs(shapes: Sequence[str], dtypes: Sequence[str], device: str = 
         device: Device of the inputs.
 
     Raises:
-        ValueError: A shape or a dtype cannot be read, or their numbers differ.
+        ValueError: A shape or a dtype cannot be read, or there are not as many dtypes as shapes.
     """
     dtypes = dtypes or ("float32",)
     if len(dtypes) == 1:

@@ -1,4 +1,4 @@
-"""Chat templates that recipes name, each in the format of the models that give the template its name.
+"""Chat templates that recipes select by name; a template named after a model has the format of this model.
 
 References:
     Taori et al. (2023), Stanford Alpaca, whose headings are those of `alpaca`; the model cards of OpenAI's ChatML,

@@ -1,4 +1,4 @@
-"""The configuration of a network made of other networks: its numbers of layers and of tokens."""
+"""The configuration of a network made of other networks, whose numbers of layers and tokens may change."""
 
 import copy
 import json
@@ -122,7 +122,7 @@ class Configuration:
 
     @contextmanager
     def as_folder(self) -> Iterator[Path]:
-        """A temporary folder that holds only the edited config.json."""
+        """Yield a temporary folder that holds only the edited config.json."""
         with TemporaryDirectory() as name:
             (Path(name) / CONFIG).write_bytes(self.content)
             yield Path(name)
@@ -137,7 +137,7 @@ class Configuration:
                 raise ValueError(str(error).replace(str(folder), str(self.folder))) from error
 
     def build(self) -> Params:
-        """Return the tensors of its model, without values."""
+        """Return the tensors of the configured model, without values."""
         return self.module.state_dict()
 
     def names_in(self, checkpoint: Checkpoint) -> dict[str, tuple[str, ...]]:

@@ -1,7 +1,8 @@
-"""Loops over the experts that are chosen for some token, computed as loops over all experts and tokens.
+"""Conversion of loops over chosen experts to loops over all experts and all tokens, which can be traced.
 
-Such a loop cannot be traced, because the chosen experts depend on values. A loop that applies every expert to every
-token, and multiplies the results of experts that were not chosen by zero, is the same function.
+A loop over the experts that tokens choose cannot be traced, because the choice depends on values. Another loop applies
+every expert to every token, and multiplies the results of experts that were not chosen by zero. It computes the same
+function.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +24,7 @@ class EveryExpert(TorchFunctionMode):
 
     Such a loop finds the chosen experts with `nonzero`, finds the tokens of an expert with `where`, and adds the
     results of these tokens with `index_add_`. No other code may use the result of `where`. The last `spare` entries of
-    its masks are no experts: they stand for tokens on other devices.
+    the expert masks are not experts. They represent tokens on other devices.
 
     In another form of the loop, tokens are sorted by expert. The loop splits them by a list of the number of tokens of
     each expert, and joins the results of the parts with `cat`.
@@ -93,10 +94,10 @@ def _is_close(before: Tensor, after: Tensor) -> bool:
 
 
 def visit_every_expert(module: nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Make a module compute loops over its experts in this way, if its outputs do not change.
+    """Make a module apply every expert to every token in its loops over experts, if its outputs do not change.
 
-    The outputs of a module without values are not compared: it is only run, and assumed to be a loop that `EveryExpert`
-    knows.
+    The outputs of a module without values cannot be compared. Such a module is only run, and its loops are assumed to
+    be loops that `EveryExpert` knows.
     """
     forward = module.forward
     is_meta = any(tensor.is_meta for tensor in module.state_dict().values())

@@ -51,9 +51,9 @@ Kwargs: TypeAlias = dict[str, Tensor]
 def example_inputs(module: nn.Module, config: Any) -> Iterator[Kwargs]:
     """Yield small inputs on which a transformers model runs, beginning with the inputs that reach most of its weights.
 
-    If a model reads images or sounds besides text, the last inputs are embeddings. These inputs do not reach the parts
-    that compute embeddings so that the symmetry does not change the axes of the embeddings. At most one other input
-    that leaves out a part follows the inputs that leave out none.
+    If a model reads images or sounds besides text, the last inputs are embeddings. Such inputs leave out the parts that
+    compute embeddings. The symmetry then does not change the axes of the embeddings. Inputs that reach all parts come
+    first, followed by at most one other input that leaves out a part.
 
     Raises:
         ValueError: No inputs are known that the model runs on.
@@ -245,11 +245,11 @@ class _Made:
         return []
 
     def _has_grid(self) -> bool:
-        """Return whether pictures are given as flat patches, with the number of patches along each side."""
+        """Return whether images are given as flat patches, with the number of patches along each side."""
         return not {"image_grid_thw", "grid_thw"}.isdisjoint(self.known)
 
     def _codes(self) -> list[Maker]:
-        """Return several codes in place of each token, as audio codecs produce."""
+        """Return several codes for each token, in the format of audio codecs."""
         count = self._setting(("num_codebooks", "num_quantizers", "num_channels"), None)
         return [] if count is None else [lambda: torch.stack([self._tokens() for _ in range(int(count))], -1)]
 
@@ -282,7 +282,7 @@ class _Made:
         return (size, size) if isinstance(size, int) else (int(size[0]), int(size[-1]))
 
     def _pictures(self) -> list[Maker]:
-        """Return images, and sequences of images also with channels first, or pairs if the model matches images."""
+        """Return images and, also with channels first, sequences of images; or pairs if the model matches images."""
         sides, channels = self._sides(), self._setting(("num_channels", "in_channels", "in_chans"), 3)
         frames = self._setting(("num_frames", "frames_per_clip"), None)
         shapes: list[tuple[int, ...]] = [(channels, *sides)]
@@ -301,7 +301,7 @@ class _Made:
         return [width * int(frames)] if frames else [width, 2 * width]
 
     def _sounds(self) -> list[Maker]:
-        """Return spectra with frequencies or times first, and waves."""
+        """Return sounds as spectra, with the frequency axis or the time axis first, and as waveforms."""
         bins = self._setting(("num_mel_bins", "feature_size", "n_mels", "input_feat_per_channel"), 80)
         positions = self._setting("max_source_positions", 1500)
         weights = [p for p in self.module.parameters() if p.ndim in (2, 3)]

@@ -81,12 +81,12 @@ class Model:
         return self._traced_now.kwargs if "_traced_now" in self.__dict__ else self.built.kwargs
 
     def trace(self) -> Traced:
-        """Trace the model once in this process, even if its symmetry is known."""
+        """Trace the model once in this process, even if a cached symmetry is known."""
         return self._traced_now
 
     @property
     def symmetry(self) -> Symmetry:
-        """The symmetry, found once; for a folder, the user's cache stores it by the content of config.json."""
+        """The symmetry, which is found once; for a folder, the user's cache stores it by the content of config.json."""
         return self.traced.symmetry
 
     @property
@@ -213,8 +213,9 @@ def open_model(
 ) -> Model:
     """Open a model by name: its module, inputs on which it runs, and its symmetry.
 
-    The model is built and traced on first access only. The symmetry of a folder is kept in the user's cache so that
-    the next process need not trace the model. Code in a folder is never run, and nothing is downloaded.
+    The model is built and traced on first access only. The symmetry of a folder is stored in the user's cache, and a
+    later process reads it from there instead of tracing the model. Code in a folder is never run, and nothing is
+    downloaded.
 
     Args:
         name: A folder with config.json in Hugging Face style, or `org/model`, which is read from the cache of the

@@ -29,8 +29,8 @@ class Networks:
 
     Attributes:
         checkpoints: The networks, each a mapping from the names of the model to tensors.
-        symmetry: Their symmetry, with every size known.
-        model: Their model; None if only the symmetry was given.
+        symmetry: The symmetry of the networks, with every size known.
+        model: The model of the networks; None if only the symmetry was given.
         notes: Messages about the parts that tracing left out.
     """
 
@@ -52,9 +52,9 @@ def open_networks(
 
     Args:
         paths: The checkpoints: files, folders, models of the hub in the cache on this machine, or BASE+ADAPTER.
-        model: Their model, or its name. The default is the model of the first checkpoint, if the checkpoint is a folder
-            with config.json or its header describes its network.
-        symmetry: Their symmetry, instead of the symmetry of the model.
+        model: The model of the checkpoints, or the name of the model. The default is the model of the first checkpoint,
+            if the checkpoint is a folder with config.json or its header describes its network.
+        symmetry: The symmetry to use instead of the symmetry of the model.
         streamed: Whether the tensors stay on the disk until they are read one by one.
 
     Raises:
@@ -124,7 +124,7 @@ def open_checkpoints(paths: Sequence[str | Path | Checkpoint], model: Model) -> 
 
 
 def _unwrap(checkpoint: Checkpoint, state: Params) -> Checkpoint:
-    """Return a checkpoint without the prefixes that training put before the names of its tensors."""
+    """Return a checkpoint without prefixes, such as `module.`, that training scripts add to the names of tensors."""
     return checkpoint if checkpoint.stored.keys() == state.keys() else unwrap(checkpoint, state.keys())
 
 

@@ -96,7 +96,7 @@ def trace_once(name: str, tracing: Tracing, settings: Any, trace: Callable[[], T
         tracing: Settings with which it is traced.
         settings: All other settings on which the result depends.
         trace: A function that traces the model.
-        retrace: Whether the model is traced in any case.
+        retrace: Whether the model is traced even if a result is cached.
     """
     origin = _origin_of(name, tracing, settings)
     if origin is None:
@@ -118,7 +118,7 @@ def name_once(name: str, checkpoint: Checkpoint, state: Params, find: Callable[[
         checkpoint: The checkpoint.
         state: The tensors of the model.
         find: A function that finds the names, and the tensors that the checkpoint must have.
-        retrace: Whether the names are found again in any case.
+        retrace: Whether the names are found again even if a result is cached.
     """
     from regauge.checkpoints.names.conversion import Conversion
     from regauge.checkpoints.names.converted import Converted
@@ -182,7 +182,7 @@ def _is_released() -> bool:
 
 
 def _installed() -> list[str]:
-    """Return the installed packages with their versions: optional ones may change how a model computes."""
+    """Return the installed packages with their versions, because optional packages may change a model's computation."""
     folders = [Path(entry) for entry in dict.fromkeys(sys.path) if entry and Path(entry).is_dir()]
     return sorted(path.name for folder in folders for path in folder.glob("*.dist-info"))
 

@@ -1,4 +1,4 @@
-"""Tasks: a model and data by name, and a loss; targets that do not fit the outputs are refused."""
+"""Tasks that consist of a model and data, both opened by name, and a loss."""
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -82,7 +82,7 @@ def make_task(
 
 
 def example_task(model: Model, kwargs: Mapping[str, Any], outputs: Sequence[str] = ()) -> Task:
-    """Make the task of a model on its example inputs, without targets: the loss is the mean square of the output."""
+    """Make a task without targets on the example inputs of a model, with the mean square of the output as the loss."""
     inputs: Any = dict(kwargs) if kwargs else model.inputs
     if model.inputs and kwargs:
         inputs = inspect.signature(model.module.forward).bind(*model.inputs, **kwargs).arguments
@@ -95,7 +95,7 @@ def convert(inputs: Any, dtype: torch.dtype) -> Any:
 
 
 def dtype_of(params: Mapping[str, Tensor]) -> torch.dtype:
-    """Return the first floating-point dtype of some parameters."""
+    """Return the dtype of the first floating-point parameter."""
     return next((t.dtype for t in params.values() if t.is_floating_point()), torch.float32)
 
 

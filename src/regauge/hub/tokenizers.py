@@ -1,4 +1,4 @@
-"""Tokens of the rows of embeddings, which must agree before folders are combined.
+"""Comparison of the tokens of folders, which must be assigned to the same embedding rows before a merge.
 
 The tokenizer's files assign tokens to rows of an embedding. Folders whose tokens have different rows are not combined
 entry by entry. Messages name all other files that differ, and the folder from which each is copied.
@@ -109,7 +109,10 @@ def load_tokenizer(folder: Path, need: str = OTHER_FILES) -> Any:
 
 
 def _require_own_files(folder: Path) -> None:
-    """Raise if a tokenizer is, or names, a file outside its folder, whose lines would become tokens of a result."""
+    """Raise a ValueError if a tokenizer is, or names, a file outside its folder.
+
+    The lines of such a file would become tokens of a result.
+    """
     for path in _describing(folder).values():
         require_inside(path)
     for path in (folder / name for name in WITHOUT_TOKENS):

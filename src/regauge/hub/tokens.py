@@ -1,4 +1,4 @@
-"""Networks with different vocabularies under one vocabulary: rows of embeddings and heads in the result's order.
+"""Conversion of networks to one vocabulary: the rows of embeddings and heads get the order of the result.
 
 If a network lacks a token, it gets the base's row of the token. If the base also lacks the token, the network gets the
 mean row of the networks that have it. These rows are copied after all networks are aligned, because before the
@@ -27,8 +27,8 @@ class TokenSource:
 
     Attributes:
         model: The folder of a model; None for a zero embedding.
-        token: The token of that model, if it has another name there.
-        number: The id of the token there, instead of its name.
+        token: The token of that model, if the token has another name in that model.
+        number: The id of the token in that model, instead of the token's name.
         is_forced: Whether models that have the token also get this embedding.
     """
 
@@ -81,7 +81,7 @@ class TokenPlan:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all networks have all tokens of the result so that no rows are taken from others."""
+        """Whether all networks have all tokens of the result. Then no rows are taken from other networks."""
         return not bool(self.taken.any() or self.blank.any())
 
     @classmethod
@@ -104,7 +104,7 @@ class TokenPlan:
             axes: The axis of tokens of each tensor that has such an axis.
             base: The index of the base, if there is one.
             tokens: Tokens with specified rows: the index of the network that gives the row (None for zeros), and the
-                method.
+                source.
             multiple: A number; the number of rows is rounded up to a multiple of it.
             kept: The number of rows of all networks, if all of them have the same tokens. Rows without a token are then
                 kept in their order.

@@ -1,4 +1,4 @@
-"""A folder whose tied head gets a separate tensor."""
+"""Folders in which each tied parameter gets separate tensors, such as a head tied to an embedding."""
 
 import json
 import shutil
@@ -26,7 +26,7 @@ def untie(name: str | None, *checkpoints: Checkpoint) -> Iterator[tuple[Any, ...
 
     Args:
         name: The folder; if it is None, the folder of the first checkpoint.
-        checkpoints: Its checkpoints, and others of the same architecture.
+        checkpoints: Checkpoints of the folder, and others of the same architecture.
 
     Yields:
         A temporary folder with the configuration of the model without ties, and each checkpoint with a second copy of

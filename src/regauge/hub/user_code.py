@@ -37,8 +37,8 @@ def call_factory(text: str, what: str, context: AbstractContextManager[Any] | No
 
     Args:
         text: The name of the factory.
-        what: Its role in error messages: MODEL or DATA.
-        context: Entered while it is called.
+        what: The role of the factory in error messages: MODEL or DATA.
+        context: A context that is entered during the call.
 
     Raises:
         ValueError: There is no such factory, or the factory fails.

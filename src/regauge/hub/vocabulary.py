@@ -51,7 +51,7 @@ class United:
     note: str = ""
 
     def require_place(self, out: Path) -> None:
-        """Raise if the output is not a folder although its tokens are new."""
+        """Raise a ValueError if tokenizer files must be written but the output is a single file."""
         if self.files and out.suffix == SUFFIX:
             raise ValueError(
                 "the tokenizer of the result needs a place: give a folder as the output, or with `tokenizer=FOLDER` "
@@ -74,7 +74,7 @@ def bring_together(
     Args:
         checkpoints: Networks in folders or files. Only folders define tokens.
         source: The index of the checkpoint whose files the output takes over.
-        tokenizer: "union", "base" (that of the first network), or one of the folders.
+        tokenizer: "union" (all tokens), "base" (the tokens of the first network), or one of the folders.
         remedy: Advice on different tokens, for the error.
         is_shared: Whether tokens that some networks lack are dropped. Otherwise such tokens are an error.
 
@@ -116,7 +116,7 @@ def bring_together(
 
 @contextmanager
 def model_with(model: str | None, united: United) -> Iterator[str | None]:
-    """Return MODEL, or a folder with the new configuration if MODEL is not given and the number of tokens changed."""
+    """Yield the name of a model, or a folder with the new configuration if no name is given and the tokens changed."""
     content = united.files.get(CONFIG)
     if model is not None or content is None:
         yield model
@@ -151,7 +151,7 @@ def unite(
         networks: The networks; paths in `wanted` are their labels.
         wanted: The requested vocabulary.
         config: The configuration of the checkpoint whose files the output takes over. Its number of tokens is set.
-        base: The number of the base, where there is one.
+        base: The index of the base, if there is one.
         source: The index of the checkpoint whose files the output takes over.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Settings of the fit of a network to a signal, without torch, so that options can be built from them."""
+"""Settings of the fit of a network to a signal. This module does not import torch so that options load fast."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, get_args
@@ -18,7 +18,7 @@ RATE = 1e-4
 
 @dataclass(frozen=True, kw_only=True)
 class FitConfig(DescentConfig):
-    """Settings of a fit: Adam on random samples, drawn with replacement. The defaults are those of paper 003.
+    """Settings of a fit with Adam on random samples, drawn with replacement. The defaults are those of paper 003.
 
     Attributes:
         steps: Steps of Adam.
@@ -26,7 +26,7 @@ class FitConfig(DescentConfig):
         loss: Cross entropy of distances, squared error of images and the focal loss of occupancy by default.
 
     Raises:
-        ValueError: A number is not positive, or there is no such loss.
+        ValueError: A number is not positive, or the loss is unknown.
 
     References:
         Paper 003, chapter 3.

@@ -42,8 +42,8 @@ class Autoencoder:
     weights. The result has the precision of the networks, but at least single precision.
 
     Attributes:
-        encoder: Reads networks.
-        decoder: Makes networks.
+        encoder: The net that reads networks.
+        decoder: The net that makes networks.
         settings: The settings of the decoder.
         rest: Tensors of a network that the decoder does not make: buffers, and tensors without influence on the
             outputs.
@@ -120,7 +120,7 @@ class Autoencoder:
         return made
 
     def canonicalize(self, networks: Networks | Sequence[Networks] | Collection) -> Params:
-        """Return the reconstruction of each network: nearly the same function, and one network for each orbit."""
+        """Return the reconstruction of each network; all networks of an orbit have the same reconstruction."""
         return self.decode(self.encode(networks))
 
     def distances(self, networks: Networks, among: Networks | None = None) -> NDArray[np.float64]:
@@ -178,7 +178,7 @@ class LatentPath:
     The path begins and ends at the reconstructions of the two networks, not at the networks themselves.
 
     Attributes:
-        autoencoder: Encodes and decodes.
+        autoencoder: The autoencoder that encodes and decodes.
 
     References:
         Paper 002, appendix D.2.

@@ -22,18 +22,20 @@ class FitArguments(TypedDict, total=False):
     """Arguments of every function that trains a net on networks, such as `learn.fit_predictor` and `flow.fit`.
 
     Attributes:
-        indices: Numbers of the networks to use, or a mask; all by default. Those that are not finite are left out.
-        split: Numbers of the networks for "train", "validation" and "test". By default, a store is divided by run
-            so that two checkpoints of one run are never in two parts, with its own test networks where it has a column
-            "split" with some; of a population fixed random networks are taken: 80%, 10% and 10%.
-        split_by: Column by which stores are divided instead of by run, such as one that names the image of which there
-            are several networks: those with one value are in one part.
-        checkpoints: The checkpoints of each run of a store that are used: "last", its last one, which is the default,
-            or "all"; where neither `indices` nor `split` names networks.
-        state: A `.safetensors` file in which the training is kept while it runs, and from which the same call
-            continues with the bits of a training that was not interrupted.
+        indices: Indices of the networks to use, or a mask; all by default. Networks that are not finite are left out.
+        split: Indices of the networks for "train", "validation" and "test". By default, a store is divided by run so
+            that all checkpoints of a run are in the same part. If the store has a column "split" with test networks,
+            these networks are the test part. A population in memory is divided at random, but always in the same way:
+            80%, 10% and 10%.
+        split_by: Column by which stores are divided instead of by run. All networks with the same value are in the same
+            part. An example is a column of images to which several networks were fitted.
+        checkpoints: The checkpoints of each run of a store that are used if neither `indices` nor `split` is given:
+            "last" (the default) or "all".
+        state: A `.safetensors` file that keeps the state of the training while it runs. If an interrupted call is
+            repeated, it continues from the file. The result equals that of an uninterrupted training bit by bit.
         progress: Shows the steps.
-        on_step: Called after each step with its number, loss and rate, as a `regauge.training.State`.
+        on_step: Called after each step with a `regauge.training.State`: the number of the step, the loss and the
+            learning rate.
     """
 
     indices: Sequence[int] | NDArray[Any] | None

@@ -19,10 +19,10 @@ from regauge.weightspace.hypernetwork import HyperNetwork
 
 @dataclass(frozen=True, kw_only=True)
 class HyperMatchingConfig(LineTrainingConfig):
-    """Settings of `hyper_match`; see `LineTrainingConfig`. The paper's epochs are one step each.
+    """Settings of `hyper_match`; see `LineTrainingConfig`. One step corresponds to one epoch of the paper.
 
-    The paper says that its learning rate begins at 1e-4, which makes 2.5e-3 the largest; networks 64 wide train with
-    that and with the default.
+    In the paper the learning rate begins at 1e-4, so its largest value is 2.5e-3. Networks of width 64 train with this
+    value and with the default.
 
     Attributes:
         embedding: Length of the decoder's embeddings of rows.
@@ -81,7 +81,8 @@ def hyper_match(
         task: Module, batches and loss. The module is an MLP whose hidden layers have equal widths.
         generator: Random generator for the hypernetwork, the examples and the points on the line; by default one with
             seed 0.
-        on_step: Called after each step with its number, loss and rate, as a `regauge.training.State`.
+        on_step: Called after each step with a `regauge.training.State`: the number of the step, the loss and the
+            learning rate.
 
     Raises:
         ValueError: The networks have different parameters, are not such MLPs, or contain NaN or Inf. Or there are no

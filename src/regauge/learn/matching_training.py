@@ -141,7 +141,7 @@ class Partners:
         return made
 
     def with_partner(self, indices: Indices) -> Indices:
-        """Select the networks that have a partner among the given ones."""
+        """Select the networks that have a partner among the given networks."""
         if self.codes is None:
             return indices
         codes, counts = np.unique(self._keys(indices), return_counts=True)

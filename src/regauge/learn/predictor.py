@@ -72,8 +72,7 @@ class Predictor:
 
     @property
     def verdict(self) -> str:
-        """Whether the predictor is better than a constant answer, and whether a baseline is better than the
-        predictor."""
+        """A message on whether the predictor is better than a constant answer, and than every baseline."""
         own, constant = self._first_scores
         name = next(iter(self.about["scores"][NET]))
         text = "{:.1%}" if name == "accuracy" else "{:.3g}"

@@ -1,4 +1,4 @@
-"""Numbers of a rule that may differ from tensor to tensor: by depth, and by what the tensor is called."""
+"""Settings of a rule that may differ from tensor to tensor, by depth and by name."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -16,18 +16,17 @@ Numbers: TypeAlias = Number | tuple[Number, ...]
 
 @dataclass(frozen=True, repr=False)
 class Setting:
-    """A number for each tensor of a network.
+    """A setting of a rule that gives a number for each tensor of a network.
 
-    With several `values` it is a gradient over the depth: they hold at equal distances from the first layer to the last
-    one, and between them the number is interpolated linearly. Tensors outside of layers have depth zero and take the
-    first value.
+    Several `values` form a gradient over the depth. They apply at equal distances from the first layer to the last
+    layer, with linear interpolation in between. Tensors outside of layers have depth zero and get the first value.
 
-    As text it is `0.5`, a gradient `0,0.5,1`, or `mlp=0.5/attn=0,1/0.3`: pieces of names first, and what holds for all
-    other tensors last.
+    The text form is a number such as `0.5`, a gradient such as `0,0.5,1`, or a list such as `mlp=0.5/attn=0,1/0.3`. A
+    list gives the values for pieces of names first, and the values for all other tensors last.
 
     Attributes:
-        values: The numbers for tensors of no other name, at least one.
-        where: Pieces of names with their own values. The first that occurs in the name of a tensor counts.
+        values: The numbers for tensors whose names contain no piece of `where`, at least one.
+        where: Pieces of names with their own values. The first piece that occurs in the name of a tensor applies.
 
     References:
         Goddard et al. (2024), mergekit: conditional parameters with filters, and gradients.
@@ -47,7 +46,7 @@ class Setting:
 
     @classmethod
     def parse(cls, text: str) -> "Setting":
-        """Read the text form.
+        """Read a setting from its text form.
 
         Raises:
             ValueError: The text cannot be read, or has no value for the tensors that it does not name.
@@ -62,7 +61,7 @@ class Setting:
         return cls(_read_values(last, text), tuple(where))
 
     def at(self, name: str, depth: float = 0.0) -> float:
-        """Return the number for the tensor `name`; its depth in [0, 1] is that of `find_depths`."""
+        """Return the number for the tensor `name` at a depth in [0, 1], as `find_depths` returns it."""
         values = next((own for pattern, own in self.where if pattern in name), self.values)
         position = depth * (len(values) - 1)
         first = min(int(position), len(values) - 1)
@@ -73,7 +72,7 @@ class Setting:
 
     @property
     def numbers(self) -> tuple[float, ...]:
-        """All values."""
+        """All numbers of the setting."""
         return (*self.values, *(x for _, values in self.where for x in values))
 
     def __str__(self) -> str:
@@ -85,16 +84,15 @@ class Setting:
 
 
 def find_depths(names: Iterable[str]) -> dict[str, float]:
-    """Return the relative depth of each tensor: from 0 in the first layer to 1 in the last one, and 0 outside of
-    layers.
+    """Return the relative depth of each tensor, from 0 in the first layer to 1 in the last; 0 outside of layers.
 
-    A layer is the first number in a name that stands alone between dots, such as the 7 of `model.layers.7.mlp.up_proj`;
-    layers with the same name before the number are of one stack, in the order of their numbers. So an encoder and a
-    decoder have depths of their own, and experts within a layer lie where the layer does. A stack of one layer has
+    The first number between two dots in a name is the number of a layer, such as the 7 in `model.layers.7.mlp.up_proj`.
+    Layers with the same name before the number form one stack, in the order of their numbers. An encoder and a decoder
+    therefore have separate depths, and experts within a layer have the depth of the layer. A stack of one layer has
     depth 1.
 
     References:
-        Goddard et al. (2024), mergekit, which interpolates over the layers alike.
+        Goddard et al. (2024), mergekit, which interpolates over the layers in the same way.
     """
     found = {name: LAYER.search(name) for name in names}
     stacks: dict[str, set[int]] = {}
@@ -113,33 +111,33 @@ def find_depths(names: Iterable[str]) -> dict[str, float]:
 
 
 def numbers_of(value: Numbers) -> tuple[float, ...]:
-    """Return every number that a setting of a rule may take."""
+    """Return every number in a setting of a rule."""
     if isinstance(value, tuple):
         return tuple(x for one in value for x in numbers_of(one))
     return value.numbers if isinstance(value, Setting) else (float(value),)
 
 
 def require_numbers(what: str, value: Numbers, is_valid: Callable[[float], bool], meaning: str) -> None:
-    """Raise a ValueError unless every number of a setting is valid; `meaning` says what it is, and its range."""
+    """Raise a ValueError unless every number of a setting is valid; `meaning` describes the setting and its range."""
     for x in numbers_of(value):
         if not is_valid(x):
             raise ValueError(f"{what} is {x}; it is {meaning}")
 
 
 def read_number(text: str) -> Number:
-    """Return a number, or a setting in its text form."""
+    """Return the number or the setting that a text describes."""
     found = Setting.parse(text)
     return found.values[0] if len(found.values) == 1 and not found.where else found
 
 
 def read_numbers(texts: Sequence[str]) -> Numbers:
-    """Parse numbers or settings from texts: one for all networks, or one for each."""
+    """Return the numbers or settings that texts describe, one for all networks or one for each."""
     found = tuple(read_number(text) for text in texts)
     return found[0] if len(found) == 1 else found
 
 
 def as_weights(weights: "Sequence[Number | str] | None") -> tuple[Number, ...] | None:
-    """Return weights of networks, each as it is or from its text form."""
+    """Return the weights of networks, and parse weights in text form."""
     if weights is None:
         return None
     for one in weights:
@@ -166,5 +164,5 @@ def _text(values: Sequence[float]) -> str:
 
 
 def require_scale(scale: Number) -> None:
-    """Raise a ValueError unless a factor of tensors is finite."""
+    """Raise a ValueError unless every number of a scale is finite."""
     require_numbers("scale", scale, math.isfinite, "a factor and must be finite")

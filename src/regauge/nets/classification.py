@@ -82,7 +82,7 @@ def train(
     progress: Progress = no_progress,
     on_step: OnStep | None = None,
 ) -> Params:
-    """Minimize the cross entropy.
+    """Train a classifier by minimizing the cross entropy.
 
     Args:
         module: The module that is called with the parameters; its own parameters are not used.
@@ -90,12 +90,13 @@ def train(
         inputs: `[n, ...]`.
         labels: Classes, `[n]`; for sequences `[n, ...]`, one for each output.
         training: Epochs, batch size, optimizer, schedule.
-        generator: Source of the random order and random changes of examples; seed 0 by default.
+        generator: The random generator of the order and the changes of examples; its seed is 0 by default.
         augmentation: Changes the images of every batch at random; none by default.
         state: A `.safetensors` file in which the state of a long training is saved. If the file exists, the training
             continues from it, and ends with the same bits as an uninterrupted training.
         progress: Shows the steps, with the loss of each batch in nats.
-        on_step: Called after each step with its number, loss and rate, as a `regauge.training.State`.
+        on_step: Called after each step with a `regauge.training.State`: the number of the step, the loss and the
+            learning rate.
 
     Returns:
         Trained parameters.
@@ -128,5 +129,5 @@ def train(
 
 
 def split_batches(inputs: Tensor, labels: Tensor, size: int = 250) -> list[tuple[Tensor, Tensor]]:
-    """Return examples in batches, as a `Task` takes them; the last one may be smaller."""
+    """Return examples in batches for a `Task`; the last batch may be smaller."""
     return list(zip(torch.split(inputs, size), torch.split(labels, size), strict=True))

@@ -1,13 +1,13 @@
-"""A small convolutional network that ends in linear layers on flattened feature maps."""
+"""A small convolutional network with linear layers on flattened feature maps."""
 
 from torch import Tensor, nn
 
 
 class CNN(nn.Module):
-    """Two 3 x 3 convolutions with stride two and ReLU, then two linear layers on all positions.
+    """A network of two 3 x 3 convolutions with stride two and ReLU, followed by two linear layers on all positions.
 
-    Every channel of the second convolution owns a block of columns of the linear layer behind the flattening, one
-    for each position that remains. The height and width of the images are a multiple of four.
+    Every channel of the second convolution corresponds to a block of columns of the linear layer after the flattening.
+    The block has one column for each remaining position. The height and width of the images must be multiples of four.
     """
 
     def __init__(

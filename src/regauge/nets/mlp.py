@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 class MLP(nn.Module):
-    """Linear layers of widths such as `(784, 512, 512, 10)` with an activation between them; images are flattened."""
+    """A perceptron with widths such as `(784, 512, 512, 10)` and an activation between layers; images are flattened."""
 
     def __init__(self, widths: Sequence[int], activation: Callable[[Tensor], Tensor] = torch.relu) -> None:
         super().__init__()
@@ -25,12 +25,12 @@ class MLP(nn.Module):
 
 
 def mlp(*widths: int, activation: Callable[[Tensor], Tensor] = torch.relu) -> MLP:
-    """Return an MLP by its widths: `mlp(784, 512, 512, 512, 10)`."""
+    """Return an MLP with the given widths: `mlp(784, 512, 512, 512, 10)`."""
     return MLP(widths, activation)
 
 
 class ResidualBlock(nn.Module):
-    """`x -> x + down relu(up x)`."""
+    """A residual block `x -> x + down relu(up x)`."""
 
     def __init__(self, stream: int, hidden: int) -> None:
         super().__init__()
@@ -42,10 +42,10 @@ class ResidualBlock(nn.Module):
 
 
 class ResidualMLP(nn.Module):
-    """A linear layer into the stream, blocks that add to it, a linear layer out of it; nothing is normalized.
+    """A residual MLP without normalization: a linear layer into the stream, residual blocks, and a linear layer.
 
-    One permutation acts on the whole stream, seen by the first and the last layer and by every block, and one on
-    the hidden units of each block. Images are flattened.
+    One permutation acts on the whole stream, and so on the first layer, the last layer and every block. Another
+    permutation acts on the hidden units of each block. Images are flattened.
     """
 
     def __init__(self, in_features: int, stream: int, hidden: int, blocks: int, classes: int) -> None:

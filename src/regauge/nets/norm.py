@@ -1,4 +1,4 @@
-"""Normalizations of convolutional networks, by name."""
+"""Normalization layers of convolutional networks, by name."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -13,8 +13,8 @@ NormName = Literal["batch", "layer", "group", "filter", "none"]
 class ChannelLayerNorm(nn.Module):
     """Layer normalization over the channels of each position of `[batch, channel, y, x]`.
 
-    This is flax's `LayerNorm` on channels-last images, which Git Re-Basin's ResNet20 uses; it is not
-    `GroupNorm(1, channels)`, which also averages over positions.
+    This is the `LayerNorm` of flax on channels-last images, which the ResNet20 of Git Re-Basin uses.
+    `GroupNorm(1, channels)` differs, because it also averages over positions.
     """
 
     def __init__(self, channels: int, eps: float = 1e-5) -> None:
@@ -29,9 +29,9 @@ class ChannelLayerNorm(nn.Module):
 
 
 class FilterResponseNorm(nn.Module):
-    """Filter response normalization and its thresholded linear unit, on `[batch, channel, y, x]`.
+    """Filter response normalization with its thresholded linear unit, on `[batch, channel, y, x]`.
 
-    `z = max(weight * x / sqrt(mean over y, x of x^2 + eps) + bias, threshold)`. No activation follows it.
+    `z = max(weight * x / sqrt(mean over y, x of x^2 + eps) + bias, threshold)`. No activation follows this layer.
 
     References:
         Singh and Krishnan (2020), equations 1 to 4.
@@ -64,5 +64,5 @@ NORMS: dict[NormName, Callable[[int, int], nn.Module]] = {
 
 
 def has_activation(norm: NormName) -> bool:
-    """Return whether the normalization brings its own activation, so that no ReLU follows it."""
+    """Return whether the normalization contains an activation so that no ReLU follows."""
     return norm == "filter"

@@ -14,7 +14,7 @@ Shortcut = Literal["A", "B"]
 
 
 class PadShortcut(nn.Module):
-    """Option A: every second position, and zero channels on both sides; it has no parameters."""
+    """The shortcut of option A without parameters: every second position, and zero channels on both sides."""
 
     def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
         super().__init__()
@@ -96,10 +96,11 @@ def resnet20(
     shortcut: Shortcut = "B",
     blocks: int = 3,
 ) -> ResNet:
-    """Return the CIFAR ResNet with 6 * blocks + 2 layers: 16, 32 and 64 channels times `width`.
+    """Return the CIFAR ResNet with 6 * blocks + 2 layers, and 16, 32 and 64 channels times `width`.
 
-    A normalization in `groups` groups follows every convolution, and each of the three stages has `blocks` blocks; 3
-    make ResNet20. A shortcut joins two stages: "A" pads with zero channels, "B" is a 1 x 1 convolution.
+    A normalization in `groups` groups follows every convolution, and each of the three stages has `blocks` blocks. With
+    3 blocks the network is ResNet20. A shortcut connects two stages: "A" pads with zero channels, "B" is a 1 x 1
+    convolution.
 
     References:
         He et al. (2016), section 4.2.

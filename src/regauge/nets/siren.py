@@ -16,7 +16,8 @@ Bias = Literal["siren", "torch", "zero"]
 class Siren(nn.Module):
     """`x -> W_k sin(omega (W_{k-1} ... sin(omega (W_0 x + b_0)) ...)) + b_k`, with `depth` hidden layers.
 
-    Half a period of a unit's bias is `pi / omega`. Initial weights do not depend on the initialization of biases.
+    A change of a unit's bias by `pi / omega` is half a period. Initial weights do not depend on the initialization of
+    biases.
 
     References:
         Sitzmann et al. (2020), sections 3.1 and 3.2; their code keeps torch's default initialization of biases

@@ -113,7 +113,7 @@ class PreNormBlock(nn.Module):
 class GPT(nn.Module):
     """A language model in the style of GPT-2, whose head is not tied to the embedding: `[batch, token]` to logits.
 
-    LayerNorm before each part and at the end, learned positions, GELU.
+    The model has LayerNorm before each part and at the end, learned positions, and GELU.
 
     References:
         Radford et al. (2019), Language models are unsupervised multitask learners, section 2.3.
@@ -142,7 +142,8 @@ class GPT(nn.Module):
 class Llama(nn.Module):
     """A language model in the style of Llama, whose head is not tied to the embedding: `[batch, token]` to logits.
 
-    RMSNorm, rotary positions, gated hidden units (SwiGLU), queries that share keys and values; no biases.
+    The model has RMSNorm, rotary positions, gated hidden units (SwiGLU), queries that share keys and values, and no
+    biases.
 
     References:
         Touvron et al. (2023), Llama 2, section 2.2.
@@ -171,7 +172,7 @@ class Llama(nn.Module):
 
 
 def rms_norm(width: int) -> nn.RMSNorm:
-    """Normalization by the root mean square, with the constant under the root that LayerNorm has."""
+    """Return a normalization by the root mean square, with the same constant under the root as LayerNorm."""
     return nn.RMSNorm(width, eps=1e-5)
 
 
@@ -220,8 +221,8 @@ def initialize_transformer(module: GPT | Llama | ViT, generator: torch.Generator
     """Sample the initial parameters of a transformer.
 
     Weights are normal with standard deviation 1/sqrt(fan in). Weights that write to the stream are divided by the
-    square root of the number of such layers. Further, embeddings and positions are normal with standard deviation 0.1;
-    biases are zero and gains one.
+    square root of the number of such layers. Embeddings and positions are normal with standard deviation 0.1. Biases
+    are zero, and gains are one.
 
     Returns:
         New parameters; the module keeps its own.

@@ -1,4 +1,4 @@
-"""VGG networks: 3 x 3 convolutions, max pooling, and a classifier on the flattened features."""
+"""VGG networks with 3 x 3 convolutions, max pooling, and a classifier on the flattened features."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -9,10 +9,11 @@ from regauge.nets.norm import NORMS, NormName
 
 
 class VGG(nn.Module):
-    """Convolutions with ReLU, then linear layers on all features of all positions that remain.
+    """A network of convolutions with ReLU, followed by linear layers on all features of all remaining positions.
 
-    The plan has the channels of each convolution, which a normalization follows, and "pool" for a 2 x 2 maximum; images
-    are square, with `image` pixels of a side. `hidden` are the widths of the classifier's hidden layers.
+    The plan lists the number of channels of each convolution, and "pool" for a 2 x 2 maximum. A normalization follows
+    each convolution. Images are square with a side of `image` pixels. `hidden` contains the widths of the hidden layers
+    of the classifier.
     """
 
     def __init__(

@@ -22,11 +22,11 @@ class ReadValue:
 
     Attributes:
         places: Parameters and where the group acts in them.
-        sizes: The root mean square of each unit, followed by that of a constant. It is one for a unit that is always
-            zero.
+        sizes: The root mean square of each unit, followed by that of a constant. If a unit is always zero, its size is
+            one.
         moments: Mean products of all pairs of values divided by their sizes. The products with the constant are zero if
             some place has no bias.
-        weights: Inner products of the weights that all pairs of units are multiplied by, times their sizes.
+        weights: For each pair of units, the inner product of the weights that multiply them, times the sizes of both.
     """
 
     places: tuple[tuple[str, Site], ...]
@@ -45,7 +45,7 @@ class SecondMoments:
 
     @classmethod
     def collect(cls, network: Network, group: str) -> "SecondMoments":
-        """Run the network over the batches of its task."""
+        """Run the network over the batches of its task, and return the second moments of a group."""
         assert network.task is not None
         by_value = values_read(network, group)
         shape = network.symmetry.count_copies(group), network.symmetry[group].size
@@ -102,7 +102,7 @@ def values_read(network: Network, group: str) -> dict[str, list[tuple[str, Site]
 def remove_compensated(
     network: Network, moments: SecondMoments, gone: Bool[Tensor, "copies units"], count: int, *, is_compensated: bool
 ) -> Bool[Tensor, "copies units"]:
-    """Remove a number of the cheapest units of each copy, fit the weights that read the others, and return the removed.
+    """Remove the cheapest units of each copy, fit the weights that read the others, and return the removed units.
 
     The objective is the mean squared change of the outputs of layers that read the group. If the fit does not improve
     this objective, for example because of rounding, the weights are not changed.
@@ -174,7 +174,7 @@ class _State:
 
 
 def _inverse(moments: Float[Tensor, "copies n n"]) -> Float[Tensor, "copies n n"]:
-    """Return the inverse, with a small ridge, of moments of values of size one; always zero values are separate."""
+    """Return the inverse, with a small ridge, of moments of normalized values; zero values are separate."""
     lifted = torch.where(moments.diagonal(dim1=1, dim2=2) > 0, RIDGE, 1.0)
     inverse: Tensor = torch.linalg.inv(moments + torch.diag_embed(lifted))
     return inverse

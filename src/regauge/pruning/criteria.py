@@ -54,7 +54,7 @@ class Magnitude(Criterion):
     """
 
     def scores(self, network: Network, groups: tuple[str, ...], generator: torch.Generator | None) -> Scores:
-        """Return sums of squares."""
+        """Return the sums of squares of the units' values."""
         squares = {name: tensor.square() for name, tensor in network.params.items()}
         return {name: _summed(network, name, squares) for name in groups}
 
@@ -87,7 +87,7 @@ class Taylor(Criterion):
     needs_task = True
 
     def scores(self, network: Network, groups: tuple[str, ...], generator: torch.Generator | None) -> Scores:
-        """Return sums of squares over batches."""
+        """Return the sums over batches of the squared first-order changes."""
         assert network.task is not None
         total = dict[str, Tensor]()
         for batch in network.task.batches:
@@ -100,7 +100,7 @@ class Taylor(Criterion):
 
 @dataclass(frozen=True)
 class OutputError(Criterion):
-    """The change of the outputs of the layers that read a group, if a unit is removed and the others are fitted.
+    """The change of the outputs of the layers that read a group, if a unit is removed and weights are fitted.
 
     The output of the removed unit is replaced by its best linear approximation from the remaining units, and from a
     constant if layers have biases. The approximation uses the second moments of the values over the batches of the

@@ -1,4 +1,4 @@
-"""A network whose units are removed, run in float64 and edited unit by unit without a change of its shapes."""
+"""A network in float64 whose units are removed one by one without a change of the tensors' shapes."""
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
@@ -56,7 +56,7 @@ class Network:
             self.params |= {} if known is None else dict.fromkeys(names, params[known])
 
     def run(self, params: Mapping[str, Tensor]) -> Outputs:
-        """Return the outputs with these values, on both inputs."""
+        """Return the outputs with these values, on both sets of inputs."""
         with InDouble():
             return [output for probe in self._probes for output in probe(_completed(params, probe))]
 
@@ -86,7 +86,7 @@ class Network:
         return activations(module, first.inputs, self.symmetry, first.kwargs, outputs=self.task.outputs)
 
     def values(self, params: Mapping[str, Tensor], names: Iterable[str], which: int = 0) -> dict[str, Tensor]:
-        """Return intermediate values on one of the two inputs."""
+        """Return intermediate values on one of the two sets of inputs."""
         probe = self._probes[which]
         return self.found.values(_completed(params, probe), probe.inputs, probe.kwargs, list(names))
 
@@ -156,7 +156,7 @@ def first_dtype(probe: Probe) -> torch.dtype:
 
 
 def _completed(params: Mapping[str, Tensor], probe: Probe) -> Params:
-    """Return all tensors of a model, in its precision."""
+    """Return all tensors of a model in the model's precision, with the given values where they exist."""
     own = {name: tensor for name, tensor in params.items() if name in probe.params}
     return {**probe.params, **{n: t.to(probe.params[n].dtype) for n, t in own.items()}}
 

@@ -1,4 +1,4 @@
-"""The function `prune`, which removes units that a network does not need, and some of those that it needs least."""
+"""The function `prune`, which removes the units that a network does not need and some that it needs least."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -94,8 +94,8 @@ def prune(
 
     Raises:
         KeyError: There is no group of a name, or a parameter is missing.
-        ValueError: A share is not from 0 to below 1, a group cannot be cut, the parameters do not fit or are not
-            finite, the criterion needs a task or a generator, or no module of the new sizes runs.
+        ValueError: A share is not from 0 to below 1, or a group cannot be cut. Or the parameters do not fit or are not
+            finite. Or the criterion needs a task or a generator, or no module of the new sizes runs.
 
     References:
         Fang et al. (2023), DepGraph: Towards any structural pruning, for removals in all layers at once.

@@ -1,4 +1,4 @@
-"""Files of a pruned network: the smaller checkpoint, and the report next to it."""
+"""Files of a pruned network: the smaller checkpoint and its report."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -17,7 +17,7 @@ class Configuration(Protocol):
     """The files of a folder that define the sizes of its network."""
 
     def changes(self) -> Mapping[str, tuple[Any, Any]]:
-        """Return the numbers that changed with the network, with old and new values."""
+        """Return the numbers of the configuration that changed, with old and new values."""
 
     def files(self) -> Mapping[str, bytes | None]:
         """Return the files with the new numbers."""

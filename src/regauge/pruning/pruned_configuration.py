@@ -1,4 +1,4 @@
-"""The configuration of a smaller model of transformers, in which numbers hold the sizes of its groups."""
+"""The configuration of a smaller transformers model, whose numbers set the sizes of the model's groups."""
 
 import copy
 import json
@@ -30,8 +30,8 @@ class PrunedConfigs:
 
     Args:
         module: The model of the folder.
-        folder: Folder of its config.json.
-        symmetry: Symmetry of the model.
+        folder: The folder that holds config.json.
+        symmetry: The symmetry of the model.
     """
 
     def __init__(self, module: nn.Module, folder: Path, symmetry: Symmetry) -> None:
@@ -50,8 +50,8 @@ class PrunedConfigs:
     def sets(self) -> list[tuple[str, ...]]:
         """Return sets of groups that are cut to equal sizes, because one number sets the sizes in all layers.
 
-        If no number sets the size for the layers of one kind, the method tries all groups of one size together, such as
-        the groups of an encoder and its decoder.
+        If no number sets the size for the layers of one kind, the method tries all groups of one size together. An
+        example is the groups of an encoder and its decoder.
         """
         kinds: dict[tuple[str, int], list[str]] = {}
         for group in self._symmetry.groups:
@@ -89,7 +89,7 @@ class PrunedConfigs:
         raise ValueError("a norm over its units: the rest would compute something else without some")
 
     def find(self, after: Symmetry) -> Iterator[dict[str, Any]]:
-        """Return configurations with few changed numbers whose models have the shapes of a symmetry.
+        """Yield configurations with few changed numbers whose models have the shapes of a symmetry.
 
         Raises:
             ValueError: There are no such configurations.

@@ -17,8 +17,8 @@ ROUNDING = 1e-12
 def take_representative(network: Network) -> dict[str, Tensor]:
     """Replace a network's values by those of its representative, and return its coordinates.
 
-    Values that are zero up to rounding become exactly zero. A unit is unread if its weights hold only components that a
-    norm removes.
+    Values that are zero up to rounding become exactly zero. A unit therefore counts as unread if the weights that read
+    it hold only components that a norm removes.
     """
     symmetry = network.symmetry.on_data
     if not symmetry.translations:
@@ -34,7 +34,10 @@ def take_representative(network: Network) -> dict[str, Tensor]:
 def join_again(
     params: Params, coordinates: Mapping[str, Tensor], given: Mapping[str, Tensor], symmetry: Symmetry
 ) -> Params:
-    """Return a representative moved to some coordinates; entries equal to given ones up to rounding become these."""
+    """Return a representative moved to the given coordinates.
+
+    Entries that equal the given network's entries up to rounding are replaced by the latter.
+    """
     if not coordinates:
         return params
     symmetry = symmetry.on_data

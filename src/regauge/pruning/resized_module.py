@@ -1,4 +1,4 @@
-"""A module with other sizes, both of its tensors and in the attributes of its layers."""
+"""Copies of a module with other sizes, both of the tensors and in the attributes of layers."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -89,10 +89,10 @@ def _replace_tensors(module: nn.Module, params: Mapping[str, Tensor]) -> None:
 
 
 def _set_numbers(layer: nn.Module, prefix: str, before: Symmetry, after: Symmetry) -> None:
-    """Return the numbers of a layer of torch, from the shapes of its tensors and the sizes of the groups on them."""
+    """Set the numbers of a torch layer, computed from the shapes of its tensors and the sizes of their groups."""
 
     def blocks(count: int) -> int:
-        """Return the number of equal blocks, of the weight's first axis, of which entries are kept."""
+        """Return how many of a number of equal blocks of the weight's first axis have kept entries."""
         name = f"{prefix}weight"
         mask = kept_entries(before, sizes).get(name, {}).get(0) if count > 1 else None
         return count if mask is None else int(mask.reshape(count, -1).any(1).sum())

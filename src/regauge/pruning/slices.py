@@ -42,7 +42,7 @@ def cut_coordinates(coordinates: Mapping[str, Tensor], symmetry: Symmetry, kept:
 
     Args:
         coordinates: The coordinates of the network with all units.
-        symmetry: Its symmetry, with every size known.
+        symmetry: The symmetry of the network, with every size known.
         kept: The kept units.
     """
     masks = kept_entries(symmetry, {one: units.shape[-1] for one, units in kept.items()})

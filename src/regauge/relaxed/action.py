@@ -5,12 +5,12 @@ relaxed element has arbitrary matrices instead, `x'[u] = sum_v M[u, v] x[v]`. Ex
 and convex combinations of hard elements. The action is linear in each matrix, and matrices act on units only:
 positions, kernel entries and flattened images move with their units.
 
-A group that is repeated within others has one matrix for all of it, on the pairs (block, unit), blocks first:
-`J[(b, u), (c, v)] = P[b, c] Q_bc[u, v]`, with P the matrix of the block group. Where two such groups act on one
-tensor within the same blocks (a grouped convolution), the action has P once: `J_1 J_2 / P`.
+A group that is repeated within other groups has a single matrix, on the pairs (block, unit), blocks first:
+`J[(b, u), (c, v)] = P[b, c] Q_bc[u, v]`, with P the matrix of the block group. If two such groups act on one
+tensor within the same blocks (a grouped convolution), the action has P only once: `J_1 J_2 / P`.
 
-Positive scales and shifts are no part of a relaxed element: methods move the second network by an initial
-element first, and relax relative to it.
+Relaxed elements have no positive scales or shifts. Methods first move the second network by an initial element, and
+then relax relative to this element.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -26,9 +26,9 @@ from regauge.core.closest import Character, character
 from regauge.core.symmetry import Symmetry
 
 Key = tuple[str, Character]
-"""A group and how signs act at a place: the characters of the groups that it is within, in order, then its own.
+"""A group and its action by signs at a place: the characters of the groups that it is within, in order, then its own.
 
-The character of a linear group is (1,) where the inverse transpose acts and (0,) elsewhere.
+The character of a linear group is (1,) if the inverse transpose acts, and (0,) otherwise.
 """
 
 Matrices = Mapping[Key, Tensor]
@@ -38,8 +38,8 @@ Matrices = Mapping[Key, Tensor]
 class RelaxedAction:
     """The action of relaxed elements on some tensors, prepared once and applied to many elements.
 
-    The action is differentiable and linear in every tensor, and `torch.func.vmap` applies. With the matrices of an
-    element g without scales and shifts it is `symmetry.act(g, tensors)`.
+    The action is differentiable, linear in every tensor, and compatible with `torch.func.vmap`. With the matrices of an
+    element g without scales and shifts, it equals `symmetry.act(g, tensors)`.
 
     Args:
         symmetry: The symmetry, with every size known.
@@ -84,8 +84,7 @@ class RelaxedAction:
         return moved
 
     def _blocks(self, key: Key, matrices: Matrices) -> Tensor:
-        """Return the matrix of a key as `[*batch, bases..., unit, bases..., unit]`; the identity of a group that
-        stays."""
+        """Return the matrix of a key as `[*batch, bases..., unit, bases..., unit]`; the identity if the group stays."""
         sizes = self._lengths[key[0]]
         n = int(np.prod(sizes))
         if key not in matrices:
@@ -102,7 +101,7 @@ class RelaxedAction:
 
 
 def block_sizes(symmetry: Symmetry, name: str) -> tuple[int, ...]:
-    """Return the sizes of the groups that a group is repeated within, then its own; their product is N."""
+    """Return the sizes of the groups that a group is repeated within, then the group's size; their product is N."""
     group = symmetry[name]
     return (*(symmetry[base].size for base in group.within), group.size)
 
@@ -119,7 +118,7 @@ def split_character(symmetry: Symmetry, key: Key) -> dict[str, Character]:
 
 @dataclass(frozen=True)
 class _Label:
-    """A group that acts on one axis of a tensor, and the axes on which the blocks that it is within are read."""
+    """A group that acts on one axis of a tensor, and the axes from which the indices of its blocks are read."""
 
     name: str
     axis: int
@@ -156,7 +155,7 @@ class _Operand:
 
 @dataclass(frozen=True)
 class _Cell:
-    """One segment on each of some axes, and the sum that moves the values there; None where nothing acts."""
+    """One segment on each of some axes, and the sum that moves the values there; the sum is None if nothing acts."""
 
     equation: str
     operands: tuple[_Operand, ...]
@@ -183,7 +182,7 @@ class _Step:
         return self._assemble(tensor, lead, blocks, ())
 
     def _assemble(self, tensor: Tensor, lead: int, blocks: Mapping[Key, Tensor], chosen: tuple[int, ...]) -> Tensor:
-        """Cut one axis after the other into its segments, move each cell, and put them together again."""
+        """Cut one axis after the other into its segments, move each cell, and join the cells again."""
         if len(chosen) == len(self.axes):
             cell = self.cells[chosen]
             return tensor if cell is None else self._move(cell, tensor, lead, blocks, chosen)
@@ -201,7 +200,7 @@ class _Step:
 
     @cached_property
     def _orders(self) -> list[tuple[Tensor, Tensor] | None]:
-        """The positions of each axis segment by segment, and the inverse order; None where they are in order."""
+        """Return the positions of each axis, segment by segment, and the inverse order; None if they are in order."""
         orders = [torch.cat([segment.positions for segment in several]) for several in self.segments]
         return [None if bool((o == torch.arange(len(o))).all()) else (o, o.argsort()) for o in orders]
 
@@ -276,7 +275,7 @@ def _label(site: Site) -> _Label:
 
 
 def _cell(segments: Mapping[int, _Segment], ndim: int, present: set[str]) -> _Cell | None:
-    """Return the einsum for one segment on each axis; None where no group with a matrix acts."""
+    """Return the einsum for one segment on each axis; None if no group with a matrix acts."""
     labels = {label.place: label for segment in segments.values() for label in segment.labels}
     needed = {place for place in labels if place[0] in present}
     needed |= {base for place in needed for base in labels[place].bases}
@@ -307,10 +306,11 @@ def _cell(segments: Mapping[int, _Segment], ndim: int, present: set[str]) -> _Ce
 
 
 def _powers(labels: Mapping[tuple[str, int], _Label], needed: set[tuple[str, int]]) -> dict[tuple[str, int], int]:
-    """Return the power with which the matrix of each group enters a product, where it is not zero.
+    """Return the nonzero power with which the matrix of each group enters a product.
 
-    The matrix of a group holds the factors of its bases too, and each factor enters once: with groups g and h within
-    b, `J_g J_h / P_b`. So a base has power one minus the powers of all groups that are repeated within it.
+    The matrix of a group also holds the factors of its bases, and each factor must enter once. With groups g and h
+    within b, the product is `J_g J_h / P_b`. A base therefore has the power one minus the powers of all groups that are
+    repeated within it.
     """
     powers: dict[tuple[str, int], int] = {}
     for place in sorted(needed, key=lambda p: -len(labels[p].bases)):
@@ -319,7 +319,7 @@ def _powers(labels: Mapping[tuple[str, int], _Label], needed: set[tuple[str, int
 
 
 def _power(matrix: Tensor, power: int) -> Tensor:
-    """Return the matrix, or entry by entry a negative power of it with zero in place of what is not finite."""
+    """Return a matrix, or its entrywise negative power with zero in place of entries that are not finite."""
     if power == 1:
         return matrix
     is_zero = matrix == 0

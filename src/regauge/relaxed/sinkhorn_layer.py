@@ -13,13 +13,13 @@ from torch import Tensor
 RANGE = 12.0
 """Scalings are absorbed into the potentials before their logarithms leave this range."""
 CHECKED = 5
-"""Multiplicative iterations between two looks at the marginals."""
+"""Number of multiplicative iterations between two checks of the marginals."""
 SPREAD = 16.0
-"""Logits that spread further (in units of the temperature) are first normalized at higher temperatures."""
+"""Largest range of logits, in units of the temperature, that is normalized without higher temperatures first."""
 ROUGH = 1e-2
-"""The tolerance at these."""
+"""The tolerance at higher temperatures."""
 RIDGE = 8.0
-"""Added to the normalized system, in units of the precision and the root of its size."""
+"""Amount added to the diagonal of the normalized system, in units of the precision and the root of its size."""
 
 
 def sinkhorn(
@@ -41,10 +41,9 @@ def sinkhorn(
         (diag(a) - P diag(1/b) P') x = H 1 - P diag(1/b) H' 1,   y = (H' 1 - P' x) / b,
         grad = (H - P * (x 1' + 1 y')) / temperature
 
-    The matrix is the Laplacian of a graph on the rows. It is built from its weights and solved by Cholesky
-    after scaling it to a unit diagonal; differences that cancel where a plan saturates are sums over the other
-    entries instead so that even vanishing gradients keep their direction. The gradient itself cannot be
-    differentiated again.
+    The matrix is the Laplacian of a graph on the rows. It is built from its weights, scaled to a unit diagonal, and
+    solved by Cholesky. If a plan saturates, some differences would cancel. They are computed as sums over the other
+    entries, so even vanishing gradients keep their direction. The gradient itself cannot be differentiated again.
 
     Args:
         logits: `[..., n, n]`.
@@ -104,9 +103,9 @@ class _Sinkhorn(torch.autograd.Function):
 
 
 def normalize(logits: Tensor, tolerance: float, max_iterations: int) -> Tensor:
-    """`diag(exp f) exp(logits) diag(exp g)` whose rows sum to one and whose columns have equal sums, `[..., n, m]`.
+    """Return the plan `diag(exp f) exp(logits) diag(exp g)`, `[..., n, m]`, whose columns have equal sums.
 
-    Without a gradient; see `sinkhorn` for the other arguments.
+    Its rows sum to one. There is no gradient. See `sinkhorn` for the other arguments.
     """
     return _normalize(logits, _anneal(logits, max_iterations), tolerance, max_iterations)[0]
 
@@ -123,8 +122,7 @@ def _anneal(logits: Tensor, max_iterations: int) -> Tensor:
 
 
 def _normalize(logits: Tensor, g: Tensor, tolerance: float, max_iterations: int) -> tuple[Tensor, Tensor]:
-    """Return the plan and its potentials g; multiplicative iterations where they stay in range, logarithms
-    elsewhere."""
+    """Return the plan and its potentials g, by multiplicative iterations in their range and by logarithms otherwise."""
     done, mass = 0, logits.shape[-2] / logits.shape[-1]
     while True:
         plan = torch.softmax(logits + g.unsqueeze(-2), -1)

@@ -1,7 +1,7 @@
-"""Soft elements: a doubly stochastic plan with soft signs for every group, parameters of an optimization.
+"""Soft elements: a doubly stochastic plan with soft signs for every group, as parameters of an optimization.
 
-Groups that are repeated within others have a plan for every pair of blocks, and their matrix is its product with
-the plan of the blocks. Positive scales, shifts and rotations stay at the identity.
+A group that is repeated within other groups has a plan for every pair of blocks. Its matrix is the product of these
+plans with the plan of the blocks. Positive scales, shifts and rotations stay at the identity.
 """
 
 import math
@@ -23,17 +23,17 @@ from regauge.relaxed.sinkhorn_layer import sinkhorn
 ITERATIONS = 20
 TOLERANCE = 1e-3
 SIGN_START = 1.0
-"""Logit of the signs of the identity's pairs at the start, tanh(1) = 0.76; no other pair has a sign yet."""
+"""Initial logit of the signs on the identity's pairs of units, tanh(1) = 0.76; other pairs start without a sign."""
 
 
 APART = 20.0
-"""The loss of pairs of different classes, in units of the temperature; hard elements never exchange them."""
+"""The penalty on pairs of units of different classes, in units of the temperature; hard elements never match them."""
 
 
 class SoftElement:
-    """One soft element for each of many pairs, at first near the identity.
+    """Soft elements, one for each of many pairs of networks, which start near the identity.
 
-    Plans of one size are one tensor, so that all are normalized at once.
+    Plans of one size form one tensor so that all are normalized at once.
 
     Args:
         symmetry: The symmetry, with every size known.
@@ -42,8 +42,8 @@ class SoftElement:
         confidence: The share that each row of a plan gives to the identity at the start; the rest is spread evenly.
         temperature: The temperature of the Sinkhorn operator; logits are scaled with it.
         like: A tensor of the dtype and the device of the matrices.
-        tolerance: Rows of a plan may miss their sum by this much; a moderate number while logits still move.
-        max_iterations: Most Sinkhorn iterations in one step; potentials go on from the last one.
+        tolerance: Largest error of the row sums of a plan. A moderate number suffices while logits still change.
+        max_iterations: Largest number of Sinkhorn iterations in one step. Potentials continue from the last step.
     """
 
     def __init__(
@@ -103,19 +103,22 @@ class SoftElement:
         return plans | {f"signs of {name}": signs for name, signs in self.signs.items()}
 
     def parts(self, name: str) -> tuple[int, int, int] | None:
-        """Size of the plans of a group, and first number and count of its own among those of that size, if it has any.
+        """Return the size of a group's plans, the index of its first plan and their number; None without plans.
 
-        There is one for each combination of blocks, and of the blocks whose units come there: `blocks_of(name)`.
+        The index counts all plans of this size. A group has one plan for each combination of blocks and source blocks,
+        whose sizes are `blocks_of(name)`.
         """
         return self._slices.get(name)
 
     def blocks_of(self, name: str) -> tuple[int, ...]:
-        """Return the sizes of the groups that a group is repeated within, and again for what comes there: 1 if none
-        moves."""
+        """Return the sizes of the groups that a group is repeated within, first for blocks and then for source blocks.
+
+        The sizes of source blocks are 1 if none of these groups reorders its blocks.
+        """
         return self._blocks[name]
 
     def load(self, parameters: Mapping[str, Tensor]) -> None:
-        """Take other tensors for `parameters`."""
+        """Replace `parameters` by other tensors."""
         self.logits = {n: parameters[f"plans of {n}"] for n in self.logits}
         self.signs = {name: parameters[f"signs of {name}"] for name in self.signs}
 
@@ -125,7 +128,7 @@ class SoftElement:
         return {key: self._joint(key, plans) for key in self._keys}
 
     def hard(self) -> Element:
-        """Return the element that every plan is closest to, blocks before what is within them, `[pair]`."""
+        """Return the element that is closest to the plans, `[pair]`; blocks are chosen before groups within them."""
         with torch.no_grad():
             plans = self._plans()
         blank = self._symmetry.identity((self._pairs,))
@@ -163,9 +166,10 @@ class SoftElement:
         }
 
     def _with_signs(self, n: int, logits: Tensor) -> Tensor:
-        """Logits of pairs from those of pairs and signs: a pair is as likely as its two signs together.
+        """Return logits of pairs of units from plans and signs: a pair is as likely as its two signs together.
 
-        With logits v + z and v - z for the two, that is v + log cosh z up to a constant, and the mean sign is tanh z.
+        The two signs have the logits v + z and v - z. The pair therefore has the logit v + log cosh z up to a constant,
+        and the mean sign is tanh z.
         """
         names = [name for name, (size, *_) in self._slices.items() if size == n]
         if not any(name in self.signs for name in names):
@@ -182,7 +186,7 @@ class SoftElement:
         return torch.cat(parts, 1)
 
     def _joint(self, key: Key, plans: dict[str, Tensor]) -> Tensor:
-        """Return the matrix of a key: the product of what its bases and the group itself contribute."""
+        """Return the matrix of a key: the product of the factors of its bases and of the group itself."""
         symmetry, group = self._symmetry, self._symmetry[key[0]]
         names = (*group.within, group.name)
         letters = iter("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
@@ -202,7 +206,7 @@ class SoftElement:
         return joint.reshape(self._pairs, n, n)
 
     def _own(self, group: Group, exponents: Sequence[int], plans: dict[str, Tensor]) -> Tensor:
-        """Return the factor of a group in a joint matrix: its plan times its soft signs where they act."""
+        """Return the factor of a group in a joint matrix: its plan times the soft signs that act in the matrix."""
         result = plans.get(group.name)
         if result is None:
             result = torch.eye(group.size, dtype=self._like.dtype, device=self._like.device).unsqueeze(0)
@@ -214,7 +218,7 @@ class SoftElement:
         return result
 
     def _chosen(self, group: Group, element: Element, values: Tensor) -> Tensor:
-        """Entries `[pair, *blocks, ...]` of `[pair, *blocks, *source blocks, ...]`: those of the blocks chosen."""
+        """Return the entries of `[pair, *blocks, *source blocks, ...]` at the chosen source blocks."""
         if not group.within:
             return values
         sizes = (self._pairs, *block_sizes(self._symmetry, group.name)[:-1])
@@ -230,5 +234,5 @@ class SoftElement:
 
 
 def movable(symmetry: Symmetry) -> list[str]:
-    """Return the groups that a soft element can move: those with an order or with signs."""
+    """Return the groups that a soft element can move: groups with reorderings or with signs."""
     return [g.name for g in symmetry.groups if g.matrix == "none" and has_choice(g) and (g.is_permuted or g.signs)]

@@ -1,4 +1,4 @@
-"""The common part of the programs that train the networks of a stack."""
+"""Common functions of the programs that train a stack of networks."""
 
 from typing import Literal
 
@@ -19,14 +19,14 @@ or values `[groups or networks, examples, out]`."""
 
 
 def mean_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the loss of one network: cross entropy in nats for classes, mean squared error for values."""
+    """Return the loss of one network: cross entropy in nats for classes, or mean squared error for values."""
     if targets.is_floating_point():
         return functional.mse_loss(outputs, targets)
     return functional.cross_entropy(outputs, targets)
 
 
 def mean_losses(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """`mean_loss` of every network and its derivative, by hand; outputs `[networks, out, examples]` are overwritten."""
+    """Return `mean_loss` of every network and its derivative; outputs `[networks, out, examples]` are overwritten."""
     networks, out, examples = outputs.shape
     if targets.is_floating_point():
         repeats = networks // len(targets)
@@ -44,10 +44,10 @@ def mean_losses(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def learned_names(module: nn.Module) -> list[str]:
-    """Return names of the parameters that are trained."""
+    """Return the names of the trained parameters."""
     return [name for name, tensor in module.named_parameters() if tensor.requires_grad]
 
 
 def channels_last(tensor: Tensor) -> Tensor:
-    """Images in the layout that convolutions and pooling on a CPU are fast in."""
+    """Convert images to the layout in which convolutions and pooling are fast on a CPU."""
     return tensor.contiguous(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor

@@ -1,4 +1,4 @@
-"""Schedules: how learning rates, and momentum where it is cycled, change with the steps, as torch's schedulers do."""
+"""Schedules of learning rates, and of momentum if it is cycled, like the schedulers of torch."""
 
 import math
 from abc import ABC, abstractmethod
@@ -10,8 +10,8 @@ class Rate(NamedTuple):
     """The rate of one step under a schedule.
 
     Attributes:
-        factor: Factor of every learning rate.
-        momentum: Momentum of SGD, or first decay of Adam, in place of the optimizer's own; its own if None.
+        factor: The factor of every learning rate.
+        momentum: The momentum of SGD or the first decay of Adam. If None, the optimizer keeps its own value.
     """
 
     factor: float = 1.0
@@ -23,7 +23,7 @@ class Schedule(ABC):
 
     @abstractmethod
     def rate(self, step: int, steps: int) -> Rate:
-        """Return the rate of step `step`, from 0 to `steps - 1`."""
+        """Return the rate of the step with index `step`, from 0 to `steps - 1`."""
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,13 @@ class Constant(Schedule):
     """A constant learning rate."""
 
     def rate(self, step: int, steps: int) -> Rate:
-        """Factor 1."""
+        """Return the factor 1."""
         return Rate()
 
 
 @dataclass(frozen=True)
 class Cosine(Schedule):
-    """Half a cosine from the learning rate down to a share of it, `torch.optim.lr_scheduler.CosineAnnealingLR`.
+    """Half a cosine from the learning rate down to a share of this rate, `torch.optim.lr_scheduler.CosineAnnealingLR`.
 
     Attributes:
         final: Share of the learning rate that would be reached after the last step.
@@ -53,13 +53,13 @@ class Cosine(Schedule):
             raise ValueError(f"the final share of the learning rate is {self.final}, but must lie in [0, 1]")
 
     def rate(self, step: int, steps: int) -> Rate:
-        """Factor `final + (1 - final) (1 + cos(pi step / steps)) / 2`."""
+        """Return the factor `final + (1 - final) (1 + cos(pi step / steps)) / 2`."""
         return Rate(self.final + (1 - self.final) * (1 + math.cos(math.pi * step / steps)) / 2)
 
 
 @dataclass(frozen=True)
 class OneCycle(Schedule):
-    """Up from a small learning rate and down to a tiny one, `torch.optim.lr_scheduler.OneCycleLR` with cosines.
+    """A rise from a small learning rate and a fall to a tiny one, `torch.optim.lr_scheduler.OneCycleLR` with cosines.
 
     Attributes:
         rise: Share of the steps on which the learning rate rises.
@@ -84,7 +84,7 @@ class OneCycle(Schedule):
             raise ValueError(f"momentum is {self.momentum}, but must be two numbers in [0, 1), the smaller one first")
 
     def rate(self, step: int, steps: int) -> Rate:
-        """A cosine up to factor 1 at step `rise * steps - 1`, and one down to `start * end` at the last step."""
+        """Return a cosine up to factor 1 at step `rise * steps - 1`, and down to `start * end` at the last step."""
         peak = self.rise * steps - 1
         if step <= peak:
             risen = (1 - math.cos(math.pi * (step / peak if peak > 0 else 1.0))) / 2
@@ -101,7 +101,7 @@ class OneCycle(Schedule):
 
 @dataclass(frozen=True)
 class StepDecay(Schedule):
-    """The learning rate is multiplied by a factor every `every` steps, `torch.optim.lr_scheduler.StepLR`.
+    """A schedule that multiplies the rate by a factor every `every` steps, `torch.optim.lr_scheduler.StepLR`.
 
     Attributes:
         every: Steps between two drops.
@@ -116,5 +116,5 @@ class StepDecay(Schedule):
             raise ValueError(f"{self} is no decay; every must be at least 1 and gamma lie in (0, 1]")
 
     def rate(self, step: int, steps: int) -> Rate:
-        """Factor `gamma ** (step // every)`."""
+        """Return the factor `gamma ** (step // every)`."""
         return Rate(float(self.gamma ** (step // self.every)))

@@ -1,4 +1,4 @@
-"""Settings of trainings, without torch, so that the command line can build its options from them."""
+"""Settings of trainings. This module does not import torch so that the options of the command line load fast."""
 
 import math
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
-    """Settings that all trainings share.
+    """The settings that all trainings share.
 
     Attributes:
         epochs: Passes over the examples.
@@ -21,7 +21,7 @@ class TrainingConfig:
         schedule: The schedule of the learning rate.
 
     Raises:
-        ValueError: A value makes no sense.
+        ValueError: A value is invalid.
     """
 
     epochs: float | None = None
@@ -35,7 +35,7 @@ class TrainingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DescentConfig(TrainingConfig):
-    """Settings of a descent with any optimizer.
+    """Settings of gradient descent with any optimizer.
 
     Attributes:
         steps: Steps of the optimizer; give either these or epochs.
@@ -53,7 +53,7 @@ class DescentConfig(TrainingConfig):
             raise ValueError(f"steps is {self.steps} and epochs is {self.epochs}; the one given must be positive")
 
     def count_steps(self, examples: int) -> int:
-        """Return steps of a training on this number of examples; an epoch may end with a smaller batch."""
+        """Return the number of steps of a training on `examples` examples; an epoch may end with a smaller batch."""
         if self.steps is not None:
             return self.steps
         assert self.epochs is not None
@@ -62,7 +62,7 @@ class DescentConfig(TrainingConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class NetTrainingConfig(TrainingConfig):
-    """Settings of the training of a net by AdamW, shared by everything that is trained on networks.
+    """Settings of the training of a net by AdamW, shared by all nets that are trained on networks.
 
     Attributes:
         epochs: Number of times that each network is read, at most.

@@ -1,4 +1,4 @@
-"""A reader of the networks of one architecture, which also brings changes of them back."""
+"""A reader of the networks of one architecture, which also maps changes back to the networks."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -21,10 +21,10 @@ from regauge.weightspace.shares import divide, find_shares
 
 @dataclass(frozen=True, eq=False)
 class Reader:
-    """One architecture that a net reads: `number` is that of the parameters that are its own.
+    """One architecture that a net reads; `number` is the index of the parameters for this architecture.
 
-    `probed` says how its networks are run on probes, if there are any. With `is_translated` representatives are read.
-    `plain` brings everything but orders to a canonical form, for statistics, if these are read.
+    If there are probes, `probed` runs the networks on the probes. If `is_translated`, representatives are read. If
+    statistics are read, `plain` brings everything except orders to a canonical form.
     """
 
     layout: Layout
@@ -51,11 +51,11 @@ class Reader:
 
         Args:
             symmetry: The symmetry of the networks.
-            number: The index of the parameters that are its own.
+            number: The index of the parameters for this architecture.
             layer: Settings of the layers.
-            depth: Their number.
-            wanted: The parts that are respected.
-            left: The parts that layers are to respect without a canonical form, where they can.
+            depth: The number of layers.
+            wanted: The parts of the symmetry that are respected.
+            left: The parts that layers respect without a canonical form, if they can.
             contracted: See `compile_layout`.
             readers: See `compile_layout`.
         """
@@ -81,7 +81,7 @@ class Reader:
         return cls(layout, CanonicalFrame.of(layout, fixed, left), number, is_translated=is_translated)
 
     def fits(self, population: Mapping[str, Tensor], symmetry: Symmetry | None = None) -> bool:
-        """Return whether a population has the tensors of this architecture, and its symmetry if that is known."""
+        """Return whether a population has the tensors of this architecture, and its symmetry if one is given."""
         shapes = self.layout.symmetry.shapes
         if symmetry is not None and symmetry.groups != self.layout.symmetry.groups:
             return False
@@ -91,7 +91,7 @@ class Reader:
         )
 
     def read(self, canonical: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return the values of blocks, and what units count for."""
+        """Return the values of blocks, and the shares of the units."""
         values = self.layout.read(self.layout.symmetry.sums(canonical))
         if not self.layout.is_weighed:
             return values, {}
@@ -99,9 +99,9 @@ class Reader:
         return divide(values, self.layout, shares), shares
 
     def canonicalize(self, population: Mapping[str, Tensor]) -> tuple[Mapping[str, Tensor], Element | None]:
-        """Return the canonical networks, and the element that made representatives so, if any was needed.
+        """Return the canonical networks, and the element that moved representatives to them, or None.
 
-        Masks and other structure of whole numbers are floating-point values there.
+        Masks and other integer structure become floating-point values in canonical networks.
         """
         population = self._represent(population)
         whole = [n for n in self.layout.parameters if not population[n].is_floating_point()]
@@ -114,10 +114,10 @@ class Reader:
     def complete(
         self, population: Mapping[str, Tensor], changes: Params, element: Element | None, count: int
     ) -> Params:
-        """Return the changes of the networks as they were, and zeros for what does not change.
+        """Return the changes of the original networks, with zeros for tensors that do not change.
 
-        Representatives that were changed are brought to representatives again, and joined with the coordinates of the
-        networks as they were: a translated network is changed to the translated result.
+        Changed representatives are normalized again, and joined with the coordinates of the original networks. The
+        result for a translated network is therefore the translated result.
         """
         full = self._undo(population, changes, element, count)
         if not self.is_translated:
@@ -134,8 +134,7 @@ class Reader:
         return flat if count == 1 else {name: t.reshape(-1, count, *t.shape[1:]) for name, t in flat.items()}
 
     def from_given(self, population: Mapping[str, Tensor], element: Element | None) -> Element | None:
-        """Return the linear part of what brought networks to their canonical forms: with that to representatives, if
-        any."""
+        """Return the linear part of the element that moved networks to canonical forms, including representatives."""
         symmetry = self.layout.symmetry
         if not (self.is_translated and chart.chart_gains(symmetry)):
             return element
@@ -144,14 +143,14 @@ class Reader:
         return unit if element is None else symmetry.compose(element, unit)
 
     def _represent(self, population: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return the representatives of networks, in their dtypes, where translations are to be respected."""
+        """Return the representatives of networks in their dtypes, if translations are respected."""
         if not self.is_translated:
             return population
         found = self.layout.symmetry.split(population)[0]
         return {name: tensor.to(population[name].dtype) for name, tensor in found.items()}
 
     def _undo(self, population: Mapping[str, Tensor], changes: Params, element: Element | None, count: int) -> Params:
-        """Return the changes of representatives, and zeros for what does not change."""
+        """Return the changes of representatives, with zeros for tensors that do not change."""
         full = {}
         for name, tensor in population.items():
             if name in changes:
@@ -171,7 +170,7 @@ class Reader:
 
 
 def require_values(population: Mapping[str, Tensor], layout: Layout) -> None:
-    """Raise a ValueError unless the tensors that are read hold numbers, of equally many networks."""
+    """Raise a ValueError unless the tensors that are read hold numbers of the same number of networks."""
     count_models({name: population[name] for name in layout.parameters})
     weights = (name for name in layout.parameters if name not in layout.symmetry.structure)
     wrong = [name for name in weights if not population[name].is_floating_point()]
@@ -183,7 +182,7 @@ def require_values(population: Mapping[str, Tensor], layout: Layout) -> None:
 
 
 def tell_difference(population: Mapping[str, Tensor], layout: Layout) -> str:
-    """Return a sentence on how networks that a net does not read differ from its first layout, and on what to do."""
+    """Return a message: the difference of unreadable networks from the first layout of a net, and a remedy."""
     shapes = layout.symmetry.shapes
     missing = [name for name in layout.parameters if name not in population]
     if missing:
@@ -205,10 +204,9 @@ def tell_difference(population: Mapping[str, Tensor], layout: Layout) -> str:
 
 
 def _has_products(layer: Layer, layout: Layout, depth: int) -> bool:
-    """Return whether layers can respect the scales that still act: messages see all values between units that these
-    change.
+    """Return whether layers can respect the remaining scales: messages read all values that these scales change.
 
-    Changes along the axes of matrices are made of products in which scales would not cancel.
+    Changes along the axes of matrices consist of products in which scales would not cancel.
     """
     scaled = {name for name, character in layout.signs.items() if has_scale(character)}
     found = [one.multiplied for k in range(depth if scaled else 0) if (one := layer.reaches(layout, k)) is not None]
@@ -219,6 +217,6 @@ def _has_products(layer: Layer, layout: Layout, depth: int) -> bool:
 
 
 def multiplied_blocks(layer: Layer, layout: Layout, depth: int) -> frozenset[str]:
-    """Return the blocks by whose values some layer multiplies where signs change these."""
+    """Return the blocks whose values change sign and by which a layer multiplies."""
     found = [] if layer.traits.keeps_pairs else [layer.reaches(layout, k) for k in range(depth)]
     return frozenset(name for one in found if one is not None for name in one.multiplied)

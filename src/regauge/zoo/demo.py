@@ -1,6 +1,4 @@
-"""The demo, which trains small networks on handwritten digits, aligns them, evaluates lines between them, and merges
-them.
-"""
+"""The demo, which trains small networks on handwritten digits, and aligns, compares and merges the networks."""
 
 import copy
 import os
@@ -41,7 +39,7 @@ UNITS = 12
 class Case:
     """One architecture of the demo, with a key for file names, and how it is trained on some of the images.
 
-    `first` is the weight of the first layer, which is drawn.
+    `first` is the weight of the first layer, which the report draws.
     """
 
     key: str
@@ -71,8 +69,9 @@ def study(
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Find and verify the symmetry, align the second network to the first, measure the lines on test images, and merge.
 
-    The networks were trained from `seed`, `seed + 1` and so on. They are written to the folder, with the alignment and
-    the symmetry; earlier files are replaced. What the report prints, ready for JSON, and what it draws is returned.
+    The networks were trained from `seed`, `seed + 1` and so on. The networks, the alignment and the symmetry are
+    written to the folder, and earlier files are replaced. The function returns the values that the report prints, ready
+    for JSON, and the tensors that it draws.
     """
     advance = progress(f"{case.name}: symmetry, alignment, barriers", 2 * DEMO_POINTS + len(networks) + 2)
     generator = torch.Generator().manual_seed(seed)
@@ -119,8 +118,7 @@ def study(
 
 
 def draw(case: Case, a: Params, b: Params, result: Result[Params]) -> dict[str, Tensor]:
-    """Return tensors to draw: permutations, and incoming weights of the units of A's first layer with the largest
-    norm."""
+    """Return tensors to draw: permutations, and the incoming weights with the largest norm in A's first layer."""
     drawn = {f"{case.key}/perm/{name}": value.perm for name, value in result.element.items() if value.perm is not None}
     chosen = a[case.first].flatten(1).norm(dim=1).argsort(descending=True)[:UNITS]
     for label, params in {"a": a, "before": b, "after": result.params}.items():

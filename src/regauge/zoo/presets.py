@@ -27,7 +27,7 @@ and biases of zero, from which the accuracies of its trained networks follow."""
 
 
 def mlp_architecture(*widths: int) -> Architecture:
-    """Return an MLP with ReLU by its widths."""
+    """Return an MLP with ReLU and the given widths."""
     return Architecture(f"MLP {'-'.join(map(str, widths))}", "regauge.nets.mlp:mlp", {"widths": list(widths)})
 
 
@@ -39,7 +39,7 @@ def siren_architecture(in_features: int, width: int, out_features: int, *, depth
 
 
 def cnn_architecture(activation: Literal["relu", "tanh"], *channels: int) -> Architecture:
-    """Return the small CNN: 3 x 3 convolutions by their channels, the input's first, and average pooling."""
+    """Return the small CNN: 3 x 3 convolutions with the given channels (input first), and average pooling."""
     settings = {"channels": list(channels), "activation": activation}
     return Architecture(f"small CNN, {activation}", "regauge.zoo.formats.modules:SmallCNN", settings)
 

@@ -1,4 +1,4 @@
-"""Paper 002: canonicalizing autoencoders of networks of digits and of CNNs."""
+"""Paper 002: canonicalizing autoencoders of digit networks and of CNNs."""
 
 from regauge_papers.autoencoders import cnn_lines, cnns, digits, orbits
 from regauge_papers.experiment import Experiment

@@ -1,4 +1,4 @@
-"""Paper 002, figures 4, 5 and 9: lines between small CNNs, as they are, aligned, decoded and latent.
+"""Paper 002, figures 4, 5 and 9: lines between small CNNs, unaligned, aligned, decoded and latent.
 
 References:
     Paper 002, section 5 (CNN interpolation) and appendix D.3.
@@ -43,7 +43,7 @@ DRAWN = 4
 
 @dataclass(frozen=True)
 class Study:
-    """Lines between test networks of populations of small CNNs, and the autoencoders of table 2."""
+    """Settings for lines between test networks of populations of small CNNs, with the autoencoders of table 2."""
 
     cnns: cnns.Study
     pairs: int  # of each kind
@@ -51,7 +51,7 @@ class Study:
 
 
 def config(scale: Scale) -> Study:
-    """20 pairs of each kind, as in the paper."""
+    """Return the settings: 20 pairs of each kind, as in the paper."""
     known = cnns.config(scale)
     if scale == "smoke":
         return Study(replace(known, populations=known.populations[1:]), 2, 3)
@@ -59,7 +59,7 @@ def config(scale: Scale) -> Study:
 
 
 def measure(study: Study, run: Run) -> Table:
-    """Measure the lines between pairs of every kind in every way."""
+    """Measure the lines between pairs of each kind by each method."""
     rows, pictures = [], {}
     for name, settings in study.cnns.populations:
         networks = cnns.Networks.of(train_population(name, settings, run), settings, study.cnns.images, run)
@@ -85,7 +85,7 @@ def measure(study: Study, run: Run) -> Table:
 
 
 def measure_kind(networks: cnns.Networks, study: Study, run: Run, kind: str) -> Record:
-    """The lines between pairs of one kind, in every way."""
+    """Measure the lines between pairs of one kind by each method."""
     symmetry, module = networks.store.require_symmetry(), networks.store.architecture.module()
     task = rg.Task(module, [(networks.images, networks.labels)])
     first, second = pairs_of(kind, networks, study.pairs, run.generator("pairs", networks.settings, kind))
@@ -101,7 +101,7 @@ def measure_kind(networks: cnns.Networks, study: Study, run: Run, kind: str) -> 
 
 
 def pairs_of(kind: str, networks: cnns.Networks, count: int, chance: torch.Generator) -> tuple[Params, Params]:
-    """Pairs of test networks of a kind, as two populations."""
+    """Return pairs of test networks of a kind as two populations."""
     symmetry, numbers, measured = networks.store.require_symmetry(), networks.parts["test"], networks.measured
     order = torch.randperm(len(numbers), generator=chance).numpy()
     if kind == "copies":
@@ -117,7 +117,7 @@ def pairs_of(kind: str, networks: cnns.Networks, count: int, chance: torch.Gener
 
 
 def rows_of(kind: str, record: Record) -> list[Row]:
-    """The rows of the lines of one kind."""
+    """Return the table rows for the lines of one kind."""
     naive = statistics.fmean(curve_of({"line": line}).barrier for line in record["naive"])
     rows = []
     for label, lines in record.items():
@@ -128,7 +128,7 @@ def rows_of(kind: str, record: Record) -> list[Row]:
 
 
 def charts_of(record: Record) -> tuple[Chart, ...]:
-    """Accuracies on the lines of single pairs."""
+    """Return charts of the accuracies on the lines of single pairs."""
     shown = [label for label in record if "permutations" not in label]
     charts = []
     for k in range(min(DRAWN, len(record["naive"]))):

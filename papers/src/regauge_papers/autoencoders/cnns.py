@@ -1,6 +1,7 @@
-"""Paper 002, table 2: autoencoders of small CNNs, judged by what decoded networks classify.
+"""Paper 002, table 2: autoencoders of small CNNs, evaluated by the classes that decoded networks predict.
 
-The published code distills on the images that it evaluates on; that protocol is a column of its own.
+The published code distills on the same images on which it evaluates. The table shows this protocol in a separate
+column.
 """
 
 from dataclasses import dataclass, replace
@@ -48,7 +49,7 @@ PIECE = 64
 
 @dataclass(frozen=True)
 class Study:
-    """Populations of small CNNs by their activation, and how their autoencoders are trained."""
+    """Settings: populations of small CNNs by activation, and the training of their autoencoders."""
 
     populations: tuple[tuple[str, PopulationConfig], ...]
     coders: tuple[Coder, ...]  # the first is trained on leaked images too
@@ -56,7 +57,7 @@ class Study:
 
 
 def config(scale: Scale) -> Study:
-    """1,024 networks for each activation on a CPU, on small images; 15,000 on CIFAR-10 at the paper's scale."""
+    """Return the settings: 1,024 networks per activation on small images; 15,000 on CIFAR-10 at the paper's scale."""
     if scale == "paper":
         return Study(_both("small-cnns", small_cnns_relu(15_000)), coders(10_800, 32, 64), 10_000)
     if scale == "cpu":
@@ -67,7 +68,7 @@ def config(scale: Scale) -> Study:
 
 
 def coders(seconds: float, width: int, latent: int) -> tuple[Coder, ...]:
-    """Autoencoders at one budget of CPU seconds."""
+    """Return autoencoders with the same budget of CPU seconds."""
     whole = learn.AutoencoderConfig(
         layer=ws.Propagation(),
         width=width,
@@ -121,14 +122,14 @@ def measure(study: Study, run: Run) -> Table:
 
 
 def _both(name: str, settings: PopulationConfig) -> tuple[tuple[str, PopulationConfig], ...]:
-    """The population, and the same with tanh."""
+    """Return the population with ReLU and the same population with tanh."""
     channels = settings.architecture.settings["channels"]
     tanh = replace(settings, architecture=cnn_architecture("tanh", *channels))
     return (name, settings), (f"{name}-tanh", tanh)
 
 
 def judge(networks: "Networks", study: Study, run: Run, coder: Coder) -> Record:
-    """Train an autoencoder on images for distillation, and the first also on those for evaluation; score its twins."""
+    """Train an autoencoder and score its decoded networks; the first one is also trained on evaluation images."""
     record: Record = {}
     for is_leaky in (False, True) if coder == study.coders[0] else (False,):
         auto = networks.trained(coder, run, is_leaky=is_leaky)
@@ -141,14 +142,14 @@ def judge(networks: "Networks", study: Study, run: Run, coder: Coder) -> Record:
 
 
 def score(found: NDArray[np.float64], measured: NDArray[np.float64]) -> Record:
-    """Score accuracies by their differences from measured ones."""
+    """Score predicted accuracies by their differences from measured accuracies."""
     scores = Target("accuracy", "fractions").score(found, measured)
     return {"L1": scores["absolute error"], "tau": scores["tau"], "R2": scores["R2"]}
 
 
 @dataclass(frozen=True, eq=False)
 class Networks:
-    """The ends of the trainings of a population, divided by run; images for distillation and for evaluation."""
+    """The final networks of a population, divided by run, with images for distillation and for evaluation."""
 
     settings: PopulationConfig
     store: Store
@@ -159,7 +160,7 @@ class Networks:
 
     @classmethod
     def of(cls, store: Store, settings: PopulationConfig, images: int, run: Run) -> "Networks":
-        """Take the networks of a store, with images of the data that it was trained on."""
+        """Return the networks of a store, with images of their training data set."""
         rows = store.rows
         chosen = np.intersect1d(rows.final(), rows.where(is_diverged=False, is_finite=True))
         parts = split_runs(rows["id"][chosen], run.generator("split"))
@@ -169,22 +170,22 @@ class Networks:
         return cls(settings, store, divided, data.inputs[:images].float(), *kept)
 
     def trained(self, coder: Coder, run: Run, *, is_leaky: bool = False) -> learn.Autoencoder:
-        """An autoencoder, distilled on images for distillation or on those for evaluation."""
+        """Return an autoencoder that was distilled on images for distillation, or on those for evaluation."""
         images = self.images if is_leaky else self.distilled
         known = (self.settings, len(images), is_leaky, coder)
         return coder.trained(self.store, images, run, known, self.parts)
 
     @cached_property
     def measured(self) -> NDArray[np.float64]:
-        """Accuracies of the test networks."""
+        """The accuracies of the test networks."""
         return self.accuracies(self.read("test"))
 
     def read(self, part: str) -> Params:
-        """The networks of a part."""
+        """Return the networks of a part."""
         return self.store.read(self.parts[part])
 
     def accuracies(self, networks: Params) -> NDArray[np.float64]:
-        """The accuracy of every network on the images for evaluation, `[models]`."""
+        """Return the accuracy of every network on the images for evaluation, `[models]`."""
         runner = Runner(Task(self.store.architecture.module(), ()))
         found = []
         with torch.no_grad():
@@ -194,7 +195,7 @@ class Networks:
         return torch.cat(found).numpy()
 
     def predict(self, known: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Accuracies of the test networks, by boosted trees on statistics of layers."""
+        """Predict the accuracies of the test networks by boosted trees on statistics of layers."""
         target = Target.of("accuracy", known, known, "fractions")
         learned, others = (layer_statistics(self.read(part)) for part in ("train", "test"))
         return np.asarray(boosted_trees(learned, known, target, seed=0)(others), np.float64)

@@ -1,4 +1,4 @@
-"""Paper 002, table 1 and figure 2: autoencoders of sine networks of digits, judged by what decoded networks render."""
+"""Paper 002, table 1 and figure 2: autoencoders of sine networks of digits, evaluated by rendered images."""
 
 import time
 from dataclasses import dataclass, replace
@@ -35,7 +35,7 @@ SIDE = 28
 
 @dataclass(frozen=True)
 class Study:
-    """A population of digits, and autoencoders of it."""
+    """Settings: a population of digit networks, and autoencoders of these networks."""
 
     name: str  # of the folder of the population
     population: PopulationConfig
@@ -44,7 +44,7 @@ class Study:
 
 
 def population(scale: Scale) -> tuple[str, PopulationConfig]:
-    """The networks of digits: 20,480 of the 70,000 on a CPU."""
+    """Return the settings of the digit networks: 20,480 of the 70,000 on a CPU."""
     if scale == "smoke":
         small = siren_architecture(2, 8, 1, depth=2)
         return "digits", replace(mnist_inrs(140), architecture=small, data="digits-signals", steps=20)
@@ -52,7 +52,7 @@ def population(scale: Scale) -> tuple[str, PopulationConfig]:
 
 
 def config(scale: Scale) -> Study:
-    """Half a minute for each autoencoder on a CPU, three hours at the paper's scale."""
+    """Return the settings: half a minute for each autoencoder on a CPU, three hours at the paper's scale."""
     seconds = {"smoke": 0.3, "cpu": 30.0, "paper": 10_800.0}[scale]
     coders = sine_coders(seconds, *((8, 4) if scale == "smoke" else ()))
     return Study(*population(scale), tuple(coders.values()), 10)
@@ -121,7 +121,7 @@ def measure(study: Study, run: Run) -> Table:
 
 
 def split(store: Store) -> dict[str, np.ndarray]:
-    """The store's own test networks, and a tenth of the others for validation."""
+    """Return a split with the test networks of the store, and a tenth of the other networks for validation."""
     test = store.rows.where(split="test")
     rest = np.setdiff1d(np.arange(len(store)), test)
     cut = round(0.9 * len(rest))
@@ -129,18 +129,18 @@ def split(store: Store) -> dict[str, np.ndarray]:
 
 
 def error(auto: learn.Autoencoder, store: Store, numbers: np.ndarray) -> float:
-    """The mean squared error of decoded networks on the pixels."""
+    """Return the mean squared error of decoded networks on the pixels."""
     networks = store.read(numbers)
     return float((render(store, auto.canonicalize(networks)) - render(store, networks)).square().mean())
 
 
 def render(store: Store, networks: Params) -> Tensor:
-    """Outputs of networks of a store at all pixels, `[models, pixels, 1]`."""
+    """Return the outputs of networks of a store at all pixels, `[models, pixels, 1]`."""
     with torch.no_grad():
         return Runner(Task(store.architecture.module(), ())).outputs(networks, learn.grid((SIDE, SIDE)))
 
 
 def draw(store: Store, networks: Params) -> tuple[str, ...]:
-    """One row of a picture: the image that each network renders, as `Images` keeps it."""
+    """Return one row of a picture: the image that each network renders, in the form of `Images`."""
     values = render(store, networks).reshape(1, -1, SIDE, SIDE).float()
     return Images.of("", [""], [""] * values.shape[1], values).pixels[0]

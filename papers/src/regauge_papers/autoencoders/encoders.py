@@ -1,4 +1,4 @@
-"""The autoencoders that are compared: encoders with more and less of the symmetry, and two decoders."""
+"""The autoencoders that are compared: encoders with different parts of the symmetry, and two decoders."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -28,7 +28,7 @@ class Coder:
     paper: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     def fit(self, store: Store, generator: torch.Generator, inputs: Any, split: Any = None) -> learn.Autoencoder:
-        """Train it."""
+        """Train the autoencoder."""
         encoder: nn.Module | None = None
         if self.chain is not None:
             head = ws.Invariant(self.config.latent)
@@ -46,7 +46,7 @@ class Coder:
         )
 
     def trained(self, store: Store, inputs: Any, run: Run, settings: object, split: Any = None) -> learn.Autoencoder:
-        """The autoencoder, which is kept by settings, trained unless an earlier run did."""
+        """Return the autoencoder, trained now or by an earlier run with the same settings."""
         path = run.place("autoencoders", settings)
         chance = run.generator("autoencoder", self.label)
         make_once(path, lambda: self.fit(store, chance, inputs, split).save(path))
@@ -54,7 +54,7 @@ class Coder:
 
 
 class Plain(nn.Module):
-    """An MLP on all weights, each standardized: what it knows of the symmetry it learns from moved networks."""
+    """An MLP on all standardized weights, which can learn the symmetry only from moved networks."""
 
     def __init__(
         self, sample: Params, latent: int, generator: torch.Generator, widths: Sequence[int] = (512, 256)
@@ -74,7 +74,7 @@ class Plain(nn.Module):
         self.layers = nn.Sequential(*layers)
 
     def forward(self, population: Params) -> Tensor:
-        """`[models, latent]`."""
+        """Return latent vectors `[models, latent]`."""
         x = (self._flatten(population) - self.get_buffer("mean")) / self.get_buffer("deviation")
         made: Tensor = self.layers(x)
         return made
@@ -84,7 +84,7 @@ class Plain(nn.Module):
 
 
 def sine_coders(seconds: float, width: int = 64, latent: int = 128) -> dict[str, Coder]:
-    """Autoencoders of sine networks at one budget of CPU seconds, by short names."""
+    """Return autoencoders of sine networks with the same budget of CPU seconds, by short names."""
     whole = learn.AutoencoderConfig(
         layer=ws.Propagation(channels=1, expansion=1),
         width=width,
@@ -116,7 +116,7 @@ def sine_coders(seconds: float, width: int = 64, latent: int = 128) -> dict[str,
 
 
 def spread(auto: learn.Autoencoder, networks: Params, symmetry: rg.Symmetry, generator: torch.Generator) -> list[float]:
-    """Distances by which random elements of the whole group move latent vectors, in typical distances between these."""
+    """Return how far random elements of the group move latent vectors, relative to typical distances of the vectors."""
     count = len(next(iter(networks.values())))
     moved = symmetry.act(symmetry.random(generator, batch=(count,)), networks)
     latents, others = auto.encode(networks).double(), auto.encode(moved).double()

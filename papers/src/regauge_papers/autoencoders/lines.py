@@ -1,4 +1,4 @@
-"""Lines between networks of two populations, pair by pair: their own, those of decoded weights, and latent ones."""
+"""Lines between pairs of networks of two populations: between weights, decoded weights and latent vectors."""
 
 from collections.abc import Callable
 
@@ -13,14 +13,14 @@ from regauge.core.task import Task
 
 
 def straight_lines(first: Params, second: Params, task: Task, points: int) -> tuple[Curve, ...]:
-    """The lines from network k of one population to network k of another, all evaluated together."""
+    """Return the lines from network k of one population to network k of another, evaluated together."""
     return _curves(lambda t: interpolate(first, second, t), task, points)
 
 
 def decoded_lines(
     label: str, auto: learn.Autoencoder, first: Params, second: Params, task: Task, points: int
 ) -> dict[str, tuple[Curve, ...]]:
-    """Lines between decoded weights, and between latent vectors; a single first network belongs to all pairs."""
+    """Return lines between decoded weights and between latent vectors; a single first network belongs to all pairs."""
     others = auto.encode(second)
     own = auto.encode(first).expand_as(others)
     twins, other_twins = auto.decode(own), auto.decode(others)
@@ -31,7 +31,7 @@ def decoded_lines(
 
 
 def _curves(at: Callable[[float], Params], task: Task, points: int) -> tuple[Curve, ...]:
-    """The curves of a population that depends on t."""
+    """Return the curves of a population that depends on t."""
     ts = [k / (points - 1) for k in range(points)]
     found = [task.evaluate_each(at(t)) for t in ts]
 

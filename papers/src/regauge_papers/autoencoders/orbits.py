@@ -1,4 +1,4 @@
-"""Paper 002, figures 3 and 6 to 8: lines between copies of digit networks, decoded and latent, and where orbits lie.
+"""Paper 002, figures 3 and 6 to 8: lines between copies of digit networks, and latent positions of orbits.
 
 References:
     Paper 002, section 5 (INR interpolation), section 6.1 (collapse of orbits), appendices D.1 and D.2.
@@ -50,7 +50,7 @@ PATH = 7
 
 @dataclass(frozen=True)
 class Study:
-    """A population, autoencoders of it, and copies of its test networks."""
+    """Settings: a population, its autoencoders, and copies of its test networks."""
 
     name: str  # of the folder of the population
     population: PopulationConfig
@@ -62,7 +62,7 @@ class Study:
 
 
 def config(scale: Scale) -> Study:
-    """10 digits on a CPU, with an encoder of the whole group and one of permutations."""
+    """Return the settings: 10 digits on a CPU, with an encoder for the whole group and one for permutations."""
     long, short = {"smoke": (0.3, 0.3), "cpu": (480.0, 60.0), "paper": (10_800.0, 10_800.0)}[scale]
     sizes = (8, 4) if scale == "smoke" else ()
     coders = sine_coders(long, *sizes)["whole"], sine_coders(short, *sizes)["permutations"]
@@ -71,7 +71,7 @@ def config(scale: Scale) -> Study:
 
 
 def measure(study: Study, run: Run) -> Table:
-    """Measure the lines from every network to its copies, as they are, aligned, decoded and latent."""
+    """Measure the lines from every network to its copies, unaligned, aligned, decoded and latent."""
     store = train_population(study.name, study.population, run)
     pixels = learn.grid((SIDE, SIDE))
     known = study.name, study.population
@@ -146,7 +146,7 @@ def measure(study: Study, run: Run) -> Table:
 
 
 def strips_of(study: Study, autos: dict[str, learn.Autoencoder], networks: Params, run: Run) -> Iterator[Strip]:
-    """Pictures along paths from one test network to another: as they are, aligned, decoded and latent."""
+    """Return pictures along paths between two test networks: unaligned, aligned, decoded and latent."""
     inr = image_inr(SIDE, SIDE, units=study.population.architecture.settings["width"])
     first, second = select(networks, 0), select(networks, 1)
     middle = (evaluate(inr, networks, learn.grid((SIDE, SIDE)))[:2]).mean(0)
@@ -167,7 +167,7 @@ def strips_of(study: Study, autos: dict[str, learn.Autoencoder], networks: Param
 
 
 def rows_of(kind: str, records: list[list[Record]]) -> list[Row]:
-    """The rows of one kind of orbit, from records with noise and without; one list of values for each image."""
+    """Return the rows of one kind of orbit from records with and without noise; each image has a list of values."""
     rows = []
     naive = [_barriers(own, "naive") for own in records]
     for label in records[0][0]:
@@ -186,7 +186,7 @@ def rows_of(kind: str, records: list[list[Record]]) -> list[Row]:
 
 
 def map_of(label: str, auto: learn.Autoencoder, sample: Params, copies: Params) -> Chart:
-    """Latent vectors of test networks and of copies of one of them, in the plane of their largest variance."""
+    """Return latent vectors of test networks and of copies of one of them, in the plane of largest variance."""
     latents, own = auto.encode(sample).double(), auto.encode(copies).double()
     middle = latents.mean(0)
     axes = torch.linalg.svd(latents - middle, full_matrices=False)[2][:2].T

@@ -1,4 +1,4 @@
-"""Figures A13 and A14 of paper 004: mirrored Gaussians matched under three costs, and seconds to align by width."""
+"""Figures A13 and A14 of paper 004: mirrored Gaussians matched under three costs, and alignment time by width."""
 
 import functools
 import math
@@ -36,11 +36,11 @@ TIMES = (
 
 
 def mirrored_config(scale: Scale) -> None:
-    """No settings: all scales match one Gaussian to its mirror image."""
+    """Return no settings, because all scales match one Gaussian to its mirror image."""
 
 
 def match_mirrored(config: None, run: Run) -> Table:
-    """Match the mirror image to the Gaussian; the swap is what all costs ought to find."""
+    """Match the mirror image to the Gaussian; all costs should find the swap."""
     symmetry = rg.Symmetry.from_axes({"theta": ("units",)}, kinds={"units": "permutation"})
     mean, std = torch.full((2,), MEAN), torch.tensor(STDS)
     first, second = (GaussianPosterior({"theta": mean}, {"theta": one}) for one in (std, std.flip(0)))
@@ -64,7 +64,7 @@ def match_mirrored(config: None, run: Run) -> Table:
 
 
 def _circle(posterior: GaussianPosterior) -> tuple[list[float], list[float]]:
-    """The ellipse of one standard deviation."""
+    """Return the ellipse of one standard deviation."""
     (x, y), (a, b) = posterior.mean["theta"].tolist(), posterior.std["theta"].tolist()
     angles = [2 * math.pi * k / 60 for k in range(61)]
     return [x + a * math.cos(angle) for angle in angles], [y + b * math.sin(angle) for angle in angles]
@@ -72,7 +72,7 @@ def _circle(posterior: GaussianPosterior) -> tuple[list[float], list[float]]:
 
 @dataclass(frozen=True)
 class Timing:
-    """Pairs of networks of several widths."""
+    """Settings: pairs of networks of several widths."""
 
     mlps: tuple[int, ...]  # widths
     resnets: tuple[int, ...]  # multipliers of the channels of ResNet20
@@ -80,7 +80,7 @@ class Timing:
 
 
 def timing_config(scale: Scale) -> Timing:
-    """Widths up to the paper's MLP."""
+    """Return the settings: widths up to that of the paper's MLP."""
     if scale == "smoke":
         return Timing((8, 16), (1,), 2)
     widths = (64, 128, 256, 512) if scale == "cpu" else (64, 128, 256, 512, 1024, 2048)
@@ -88,7 +88,7 @@ def timing_config(scale: Scale) -> Timing:
 
 
 def measure_times(config: Timing, run: Run) -> Table:
-    """CPU seconds of both alignments in turn."""
+    """Measure the CPU seconds of both alignments, one after the other."""
     cases = [("MLP 784-3 x ", width) for width in config.mlps]
     cases += [("ResNet20 with FRN, width x", width) for width in config.resnets]
     measure = functools.partial(_measure_time, run)

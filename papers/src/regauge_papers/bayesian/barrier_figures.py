@@ -1,4 +1,4 @@
-"""The comparisons of barriers: a table of figures, and their posteriors at every scale."""
+"""Comparisons of barriers: a table of figures, and their posteriors at every scale."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ WIDTHS = "units of a layer, or multiplier of channels"
 
 @dataclass(frozen=True)
 class Figure:
-    """A comparison at every scale; see `Barriers`."""
+    """A comparison at all scales; see `Barriers`."""
 
     summary: str  # in the list of experiments
     title: str
@@ -36,7 +36,7 @@ class Figure:
     ways: tuple[Way, ...] = (NAIVE, ALIGNED)
 
     def config(self, scale: Scale) -> Barriers:
-        """The settings."""
+        """Return the settings at a scale."""
         cases = tuple(self.cases(scale))
         if scale == "paper":
             cases, sizes = tuple(replace(case, pairs=5) for case in cases), (25, 128, 10_000)
@@ -52,7 +52,7 @@ class Figure:
 def as_published(
     scale: Scale, data: DataName, kind: Kind = "mlp", width: int = 512, prior_var: float = 0.0025
 ) -> Family:
-    """Inference as in table 1 of the paper, its learning rate converted to the bound per example; shorter on a CPU."""
+    """Return inference as in table 1 of the paper, with the rate for the bound per example; shorter on a CPU."""
     examples = 50_000 if data in ("CIFAR-10", "CIFAR-100") else 60_000
     rate, epochs = PAPER_LR * examples, 1000 if scale == "paper" else 25
     optimizer = SGD(rate, momentum=0.9)
@@ -63,12 +63,12 @@ def as_published(
 
 
 def converged(scale: Scale, prior_var: float = 0.01, temperature: float = 0.1) -> VariationalConfig:
-    """Adam until the bound no longer changes: 30 epochs, as many as the paper at its scale."""
+    """Return inference by Adam until the bound is constant: 30 epochs, or as many as in the paper at its scale."""
     return VariationalConfig(epochs=1000 if scale == "paper" else 30, prior_std=prior_var**0.5, temperature=temperature)
 
 
 def _by_data(scale: Scale) -> list[Case]:
-    """MLPs on three data sets and a residual network, which on a CPU is in figure 11."""
+    """Return MLPs on three data sets and a residual network, which on a CPU is in figure 11."""
     names: tuple[DataName, ...] = ("MNIST", "Fashion-MNIST", "CIFAR-10")
     cases = [Case(data, as_published(scale, data), 5 if data == "MNIST" else 1) for data in names]
     convolutional = residual(scale, "filter")
@@ -76,7 +76,7 @@ def _by_data(scale: Scale) -> list[Case]:
 
 
 def _by_classes(scale: Scale) -> list[Case]:
-    """MLPs on CIFAR-10 and on CIFAR-100; at the paper's scale ResNet20 x8, too."""
+    """Return MLPs on CIFAR-10 and CIFAR-100, and at the paper's scale also ResNet20 x8."""
     names: tuple[DataName, ...] = ("CIFAR-10", "CIFAR-100")
     families = [as_published(scale, data) for data in names]
     if scale == "paper":
@@ -85,12 +85,12 @@ def _by_classes(scale: Scale) -> list[Case]:
 
 
 def _by_width(scale: Scale) -> list[Case]:
-    """Widths of an MLP and, at the paper's scale, of ResNet20."""
+    """Return several widths of an MLP and, at the paper's scale, of ResNet20."""
     return [*_widths(scale, "MLP", converged(scale)), *_multipliers(scale, "ResNet20")]
 
 
 def _by_prior(scale: Scale) -> list[Case]:
-    """Variances of the prior."""
+    """Return posteriors with several variances of the prior."""
     variances = (0.001, 0.01, 0.1, 1.0)
     data: tuple[DataName, ...] = ("MNIST",) if scale == "smoke" else ("MNIST", "Fashion-MNIST")
     families: dict[tuple[str, float], Family] = {
@@ -126,7 +126,7 @@ def _by_norm(scale: Scale) -> list[Case]:
 
 
 def _by_augmentation(scale: Scale) -> list[Case]:
-    """Posteriors of the same images, and of images that every step changes at random."""
+    """Return posteriors of the same images with and without random changes in every step."""
     if scale == "paper":
         families = [as_published(scale, "CIFAR-10"), as_published(scale, "CIFAR-10", "filter", 8, 0.01)]
     else:
@@ -140,7 +140,7 @@ def _by_augmentation(scale: Scale) -> list[Case]:
 
 
 def _residual_widths(scale: Scale) -> list[Case]:
-    """ResNet20 of widths 1 and 2 on a CPU, its posterior cold as in figure 11, inferred in bfloat16."""
+    """Return ResNet20 of widths 1 and 2 on a CPU, with a cold posterior as in figure 11, inferred in bfloat16."""
     if scale == "paper":
         return _multipliers(scale, "ResNet20")
     families = [replace(residual(scale, "filter"), width=width, blocks=3, is_bfloat16=True) for width in (1, 2)]
@@ -162,7 +162,7 @@ def _widths(scale: Scale, series: str, inference: VariationalConfig | Classifier
 
 
 def _multipliers(scale: Scale, series: str, inference: ClassifierConfig | None = None) -> list[Case]:
-    """ResNet20 of several widths: days of a GPU, so at the paper's scale only."""
+    """Return ResNet20 of several widths, only at the paper's scale because it takes days of a GPU."""
     families = [as_published(scale, "CIFAR-10", "filter", width, 0.01) for width in (1, 2, 4, 8) if scale == "paper"]
     if inference is not None:
         families = [replace(family, inference=inference) for family in families]
@@ -170,10 +170,10 @@ def _multipliers(scale: Scale, series: str, inference: ClassifierConfig | None =
 
 
 def residual(scale: Scale, norm: Norm) -> Family:
-    """ResNet20 at the paper's scale; on a CPU ResNet8 with a cold posterior, which is not pruned so soon.
+    """Return ResNet20 at the paper's scale; on a CPU ResNet8 with a cold posterior, which is pruned less.
 
-    Its standard deviations begin at 0.003: where they begin at 0.01, a fifth of the weights, noise keeps the means from
-    being learned in ten epochs.
+    The standard deviations of ResNet8 begin at 0.003. If they begin at 0.01, a fifth of the weights, the means cannot
+    be learned in ten epochs because of the noise.
     """
     if scale == "paper":
         return as_published(scale, "CIFAR-10", norm, 1, 0.01)
@@ -182,13 +182,13 @@ def residual(scale: Scale, norm: Norm) -> Family:
 
 
 def small_residual(norm: Norm, width: int) -> Family:
-    """ResNet8 of small images, which a CPU trains to the end, also where it is wide."""
+    """Return ResNet8 on small images, for which a CPU can finish the training even if the network is wide."""
     inference = VariationalConfig(epochs=20, batch=50, prior_std=0.1, temperature=0.001, initial_std=0.003, lr_std=1e-3)
     return Family("digits", norm, width, inference, 1400, blocks=1)
 
 
 def tiny(family: Family) -> Family:
-    """A small version of a family, which is trained on digits in seconds."""
+    """Return a small version of a family, which is trained on digits in seconds."""
     return replace(
         family,
         data="digits",
@@ -201,7 +201,7 @@ def tiny(family: Family) -> Family:
 
 
 def _tiny_label(case: Case) -> str:
-    """The label of a case whose family is made tiny."""
+    """Return the label of a case whose family is made tiny."""
     if case.label == case.family.name:
         return tiny(case.family).name
     return case.label.replace(case.family.data, "digits")

@@ -1,4 +1,4 @@
-"""Between two posteriors: mixtures (figure 3), planes (figures 2, 6 and A16), variances (figure 10)."""
+"""Comparisons between two posteriors: mixtures (figure 3), planes (figures 2, 6, A16), variances (figure 10)."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -30,7 +30,7 @@ SIGN = "loss: negative log predictive likelihood per example, in nats; the paper
 
 @dataclass(frozen=True)
 class Between:
-    """One pair of posteriors."""
+    """Settings for one pair of posteriors."""
 
     title: str
     family: Family
@@ -40,7 +40,7 @@ class Between:
 
     @property
     def description(self) -> str:
-        """The posteriors in words."""
+        """A description of the posteriors."""
         family = self.family
         return (
             f"{family.name}, one pair, {family.examples:,} training images, {self.samples} samples, "
@@ -49,7 +49,7 @@ class Between:
 
 
 class PosteriorPair(NamedTuple):
-    """Two posteriors, the second also where alignment brings it, with noise of the same samples of both."""
+    """Two posteriors, the second also after alignment, with noise for the same samples of both."""
 
     first: GaussianPosterior
     second: GaussianPosterior
@@ -58,33 +58,33 @@ class PosteriorPair(NamedTuple):
     moved_noise: Noise
 
     def last(self, is_aligned: bool) -> tuple[GaussianPosterior, Noise]:
-        """The second posterior and noise of its samples."""
+        """Return the second posterior and the noise of its samples."""
         return (self.moved, self.moved_noise) if is_aligned else (self.second, self.noise)
 
 
 def mixture_config(scale: Scale) -> Between:
-    """An MLP on CIFAR-10, as in the paper."""
+    """Return the settings: an MLP on CIFAR-10, as in the paper."""
     return _config(scale, "Figure 3: geodesics and mixtures", as_published(scale, "CIFAR-10"), points=25)
 
 
 def mlp_plane_config(scale: Scale) -> Between:
-    """An MLP on CIFAR-10, as in the paper."""
+    """Return the settings: an MLP on CIFAR-10, as in the paper."""
     return _config(scale, "Figure 2: the log posterior over planes, MLP", as_published(scale, "CIFAR-10"), points=21)
 
 
 def plane_config(scale: Scale) -> Between:
-    """A residual network with filter response normalization; on a CPU a wide one of small images."""
+    """Return the settings: a residual network with filter response normalization; on a CPU with small images."""
     family = small_residual("filter", 4) if scale == "cpu" else residual(scale, "filter")
     return _config(scale, "Figures 6 and A16: the log posterior over planes", family, points=21)
 
 
 def collapse_config(scale: Scale) -> Between:
-    """An MLP on MNIST and the layers of one pair."""
+    """Return the settings: an MLP on MNIST, and the layers of one pair."""
     return _config(scale, "Figure 10: variance collapse", as_published(scale, "MNIST"), points=3)
 
 
 def mixtures(config: Between, run: Run) -> Table:
-    """Compare the geodesic, aligned and not, with the mixture."""
+    """Compare the geodesics before and after alignment with the mixture."""
     family, pair = config.family, _pair(config, run)
     data = batches(family, config.test, is_test=True)
 
@@ -111,7 +111,7 @@ def mixtures(config: Between, run: Run) -> Table:
 
 
 def planes(config: Between, run: Run) -> Table:
-    """Likelihood and prior over the planes through three means (A16) and through three samples (figures 2 and 6)."""
+    """Measure likelihood and prior over planes through three means (A16) and three samples (figures 2 and 6)."""
     family, pair = config.family, _pair(config, run)
     module, data = family.module(), batches(family, config.test, is_test=False)
     corners: dict[str, tuple[Params, Params, Params]] = {
@@ -166,7 +166,7 @@ def planes(config: Between, run: Run) -> Table:
 
 
 def collapses(config: Between, run: Run) -> Table:
-    """Variances of every layer halfway, over those of the ends."""
+    """Measure the variances of every layer at the midpoint, relative to the ends."""
     family, pair = config.family, _pair(config, run)
     inputs = [images for images, _ in batches(family, config.test, is_test=False)]
 

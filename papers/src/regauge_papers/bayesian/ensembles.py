@@ -1,4 +1,4 @@
-"""One Gaussian from many: ensemble members and posteriors merged into one, which paper 004 leaves open."""
+"""Merging of ensemble members and of posteriors into one Gaussian, which paper 004 leaves open."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ QUANTITIES = tuple(Quantity(name) for name in ("loss", "accuracy", "calibration 
 
 @dataclass(frozen=True)
 class Ensembles:
-    """Networks trained as points, and posteriors of the same architecture."""
+    """Settings: networks without uncertainty, and posteriors of the same architecture."""
 
     members: Family
     member_count: int
@@ -40,7 +40,7 @@ class Ensembles:
 
 
 class MergingWay(NamedTuple):
-    """A way to align networks, and posteriors, before they are merged; None leaves them as they are."""
+    """A method that aligns networks and posteriors before they are merged; None does not align."""
 
     label: str
     networks: Method | None
@@ -59,7 +59,7 @@ WAYS = (
 
 
 def config(scale: Scale) -> Ensembles:
-    """Sixteen members, and eight posteriors at T = 0.1."""
+    """Return the settings: sixteen members, and eight posteriors at T = 0.1."""
     points = ClassifierConfig(epochs=5, batch=256, optimizer=Adam(1e-3))
     width = 512 if scale == "paper" else 128
     members = Family("MNIST, normalized", "mlp", width, points, 60_000)
@@ -70,7 +70,7 @@ def config(scale: Scale) -> Ensembles:
 
 
 def measure(config: Ensembles, run: Run) -> Table:
-    """Merge after each way of aligning, and compare with the members and their ensemble."""
+    """Merge after each alignment, and compare the result with the members and their ensemble."""
     members = posteriors(config.members, config.member_count, run)
     bayesian = posteriors(config.posteriors, config.posterior_count, run)
     module, symmetry = config.members.module(), config.members.symmetry()
@@ -98,7 +98,7 @@ def measure(config: Ensembles, run: Run) -> Table:
         candidates[f"one Gaussian, posteriors {way.label}"] = [(_merge(way, bayesian, symmetry)[0], config.samples)]
 
     def judge(cell: tuple[str, int]) -> Record:
-        """Evaluate a posterior on the test images: its samples, or its mean alone without them."""
+        """Evaluate a posterior on the test images by its samples, or only by its mean if there are no samples."""
         label, k = cell
         posterior, samples = candidates[label][k]
         data = batches(config.members, config.test, is_test=True)
@@ -128,7 +128,7 @@ def measure(config: Ensembles, run: Run) -> Table:
 def _merge(
     way: MergingWay, gaussians: Sequence[GaussianPosterior], symmetry: rg.Symmetry
 ) -> tuple[GaussianPosterior, list[Params]]:
-    """The Gaussian, and the means that it is made of where they were moved to."""
+    """Return the Gaussian, and the moved means from which it is computed."""
     moved: Sequence[GaussianPosterior] = gaussians
     if gaussians[0].std:
         if way.gaussians is not None:

@@ -1,4 +1,4 @@
-"""Posteriors of one kind: data, networks, inference; each posterior is kept on disk when it is trained."""
+"""Posteriors of one kind with data, networks and inference; trained posteriors are stored on the disk."""
 
 import re
 import time
@@ -52,18 +52,18 @@ class Family:
 
     @property
     def settings(self) -> str:
-        """The settings of the inference, by the name that chance is drawn by."""
+        """The settings of the inference, by the name that determines random numbers."""
         how = self.inference
         return name_training(how) if isinstance(how, ClassifierConfig) else name_inference(how)
 
     @property
     def shown_settings(self) -> str:
-        """The settings for people: without digits of numbers that only tell of their rounding."""
+        """The settings for readers, without digits of numbers that come only from rounding."""
         return re.sub(r"\d+\.\d{9,}", lambda found: f"{float(found[0]):g}", self.settings)
 
     @property
     def name(self) -> str:
-        """In words."""
+        """A description of the family."""
         data = self.data if self.augmentation is None else f"{self.data} augmented"
         if self.kind == "mlp":
             return f"MLP, 3 x {self.width}, {data}"
@@ -72,17 +72,17 @@ class Family:
 
     @property
     def variational(self) -> VariationalConfig:
-        """The settings of variational inference, which points have not."""
+        """The settings of variational inference, which networks without uncertainty do not have."""
         if not isinstance(self.inference, VariationalConfig):
             raise TypeError(f"{self.name} is trained as points, which have no prior")
         return self.inference
 
     def images(self) -> ImageData:
-        """Training and test images."""
+        """The training and test images."""
         return images(self.data)
 
     def module(self) -> nn.Module:
-        """A network of this architecture."""
+        """Return a network of this architecture."""
         channels, height, width = self.images().train_images.shape[1:]
         classes = self.images().classes
         if self.kind == "mlp":
@@ -95,7 +95,7 @@ class Family:
 
 
 def name_inference(inference: VariationalConfig) -> Name:
-    """The name of variational inference by which chance is drawn, as `name_training`."""
+    """Return the name of variational inference that determines random numbers, like `name_training`."""
     optimizer, is_constant = inference.optimizer, inference.schedule == Constant()
     plain: SGD | Adam
     if isinstance(optimizer, SGD):
@@ -116,7 +116,7 @@ def name_inference(inference: VariationalConfig) -> Name:
 
 
 def posteriors(family: Family, count: int, run: Run) -> list[GaussianPosterior]:
-    """Fit `count` posteriors of a family; points are posteriors whose parameters are all certain."""
+    """Fit `count` posteriors of a family; point estimates are posteriors without uncertainty."""
     if not run.has_bfloat16:
         family = replace(family, is_bfloat16=False)
 
@@ -145,7 +145,7 @@ def posteriors(family: Family, count: int, run: Run) -> list[GaussianPosterior]:
 
 
 def keep(settings: object, key: str, make: Callable[[], GaussianPosterior], run: Run) -> GaussianPosterior:
-    """The posterior of that key, inferred by `make` unless an earlier run did; kept like a network."""
+    """Return the posterior of a key, inferred by `make` or by an earlier run; it is stored like a network."""
 
     def flat() -> Params:
         found = make()
@@ -159,7 +159,7 @@ def keep(settings: object, key: str, make: Callable[[], GaussianPosterior], run:
 
 
 def batches(family: Family, count: int, *, is_test: bool) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """The first `count` training or test images, in batches: small ones for convolutions, whose images are large."""
+    """Return the first `count` training or test images in batches, which are small for convolutional networks."""
     data, size = family.images(), 500 if family.kind == "mlp" else 125
     if is_test:
         return split_batches(data.test_images[:count], data.test_labels[:count], size)
@@ -175,7 +175,7 @@ def move(
     symmetry: rg.Symmetry,
     generator: torch.Generator,
 ) -> tuple[GaussianPosterior, Noise, float]:
-    """Align the second posterior and noise of its samples, unless there is no method; also tell the CPU seconds."""
+    """Align the second posterior and the noise of its samples if there is a method; also return the CPU seconds."""
     if method is None:
         return b, noise, 0.0
     began = time.thread_time()

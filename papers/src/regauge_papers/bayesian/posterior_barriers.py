@@ -1,4 +1,4 @@
-"""Functional loss barriers between posteriors, before and after alignment: most of the figures of paper 004."""
+"""Functional loss barriers between posteriors before and after alignment, for most figures of paper 004."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ BALANCED = Way("aligned by permutations, signs and scales", rg.GaussianMatching(
 
 @dataclass(frozen=True)
 class Case:
-    """Pairs of posteriors of one kind; no posterior is in two of them."""
+    """Disjoint pairs of posteriors of one kind."""
 
     label: str  # in the table, and of its chart
     family: Family
@@ -52,7 +52,7 @@ class Case:
     series: str = ""  # the curve of that chart
 
     def describe(self, run: Run) -> str:
-        """The posteriors of a run in words."""
+        """Return a description of the posteriors of a run."""
         name, examples, settings = self.family.name, self.family.examples, self.family.shown_settings
         changes = "" if self.family.augmentation is None else f", {self.family.augmentation} at random"
         changes += f", in {run.half_precision}" if self.family.is_bfloat16 else ""
@@ -61,7 +61,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Barriers:
-    """One comparison."""
+    """Settings of one comparison."""
 
     title: str
     cases: tuple[Case, ...]  # the rows, each aligned in every way
@@ -74,7 +74,7 @@ class Barriers:
 
 
 def measure(config: Barriers, run: Run) -> Table:
-    """Infer the posteriors, align each pair in every way, and evaluate the geodesics."""
+    """Infer the posteriors, align each pair by each method, and evaluate the geodesics."""
     for case in config.cases:
         case.family.images()  # Raises for missing data before hours of inference.
     inferred: dict[Family, list[GaussianPosterior]] = {}
@@ -111,7 +111,7 @@ def _measure_line(
     run: Run,
     cell: tuple[Family, Way, int],
 ) -> Record:
-    """One pair, aligned in one way, with the losses along its geodesic."""
+    """Align one pair by one method, and measure the losses along its geodesic."""
     family, way, pair = cell
     module, symmetry = run.bring(family.module()), way.restrict(family.symmetry())
     a, b = inferred[family][2 * pair : 2 * pair + 2]
@@ -135,7 +135,7 @@ def _predict(module: nn.Module, data: Sequence[Batch], params: rg.Params) -> Map
 
 
 def _diagnose(family: Family, index: int, posterior: GaussianPosterior, run: Run) -> Record:
-    """Diagnose how much of a posterior is pruned."""
+    """Measure how much of a posterior is pruned."""
     if not posterior.std:
         return {}
 
@@ -173,7 +173,7 @@ def _row(case: Case, way: Way, records: Sequence[Record], naive: Sequence[Record
 
 
 def _pictures(config: Barriers, curves: Mapping[tuple[str, str], Line], rows: Sequence[Row]) -> dict[str, Picture]:
-    """Losses along the geodesics and, where the cases have positions, barriers over them."""
+    """Return charts of the losses along geodesics, and of barriers over the positions of cases if there are any."""
 
     def style(way: Way) -> Style:
         return "dashed" if way.method is None else "line"

@@ -1,4 +1,4 @@
-"""Figure 1 of paper 004: two posteriors of a regression, and the functions halfway between them."""
+"""Figure 1 of paper 004: two posteriors of a regression, and the functions at the midpoint between them."""
 
 import functools
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ LIMITS = (-3.5, 3.0)
 
 @dataclass(frozen=True)
 class Regression:
-    """Pairs of posteriors of a regression; the first pair is pictured."""
+    """Settings: pairs of posteriors of a regression; the first pair is drawn."""
 
     width: int  # units of each of the three hidden layers
     inference: VariationalConfig
@@ -43,18 +43,18 @@ class Regression:
     is_small: bool = False  # whether a made-up curve stands in for the Snelson set
 
     def data(self) -> CurveData:
-        """Inputs with mean 0 and standard deviation 1."""
+        """Return the data, whose inputs have mean 0 and standard deviation 1."""
         found = _wave() if self.is_small else snelson()
         mean, std = found.inputs.mean(), found.inputs.std()
         return CurveData((found.inputs - mean) / std, found.targets, (found.test_inputs - mean) / std)
 
     def module(self) -> MLP:
-        """From a position to a value."""
+        """Return the network from positions to values."""
         return mlp(1, *[self.width] * 3, 1)
 
 
 def config(scale: Scale) -> Regression:
-    """Three hidden layers of 50 units; the paper does not say how wide its network is."""
+    """Return the settings: three hidden layers of 50 units; the paper does not specify the width."""
     inference = VariationalConfig(
         epochs=4000, batch=200, optimizer=Adam(3e-3), prior_std=1.0, temperature=0.1, initial_std=0.05
     )
@@ -66,7 +66,7 @@ def config(scale: Scale) -> Regression:
 
 
 def measure(config: Regression, run: Run) -> Table:
-    """Fit the posteriors, align each pair in three ways, and picture the functions of the first."""
+    """Fit the posteriors, align each pair by three methods, and draw the functions of the first pair."""
     data, module = config.data(), config.module()
     examples = [(data.inputs, data.targets)]
     posteriors = run.grid("fitting", functools.partial(_posterior, config, run), range(2 * config.pairs))
@@ -147,7 +147,7 @@ def _posterior(config: Regression, run: Run, unit: Progress, index: int) -> Gaus
 def _functions(
     title: str, config: Regression, data: CurveData, posteriors: Mapping[str, tuple[Posterior, Params]]
 ) -> Chart:
-    """Mean and two standard deviations of the function, and one sample of it, dashed."""
+    """Return a chart: the mean function, two standard deviations, and one dashed sample."""
     grid = torch.linspace(float(data.test_inputs.min()), float(data.test_inputs.max()), 200)[:, None]
     series = [Series("data", data.inputs.flatten().tolist(), data.targets.flatten().tolist(), style="points")]
     for label, (posterior, noise) in posteriors.items():
@@ -164,7 +164,7 @@ def _functions(
 
 
 def _wave() -> CurveData:
-    """A noisy sine wave, for test runs without the Snelson set."""
+    """Return a noisy sine wave, for test runs without the Snelson set."""
     generator = torch.Generator().manual_seed(0)
     inputs = 6 * torch.rand(60, 1, generator=generator)
     noise: Tensor = NOISE * torch.randn(60, 1, generator=generator)

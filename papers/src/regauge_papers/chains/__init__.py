@@ -1,4 +1,4 @@
-"""Nets over networks as their published code computes them, on chains of linear layers, to compare with."""
+"""Reimplementations of published nets over networks for chains of linear layers, for comparisons."""
 
 from regauge_papers.chains.config import ChainConfig
 from regauge_papers.chains.net import ChainDWS

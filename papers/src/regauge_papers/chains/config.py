@@ -1,4 +1,4 @@
-"""The settings of deep weight space networks as published."""
+"""The settings of published deep weight space networks."""
 
 from dataclasses import dataclass
 

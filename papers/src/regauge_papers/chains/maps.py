@@ -1,4 +1,4 @@
-"""The maps from one tensor of a chain to another, as published."""
+"""The published maps from one tensor of a chain to another."""
 
 import math
 from collections.abc import Iterable
@@ -14,17 +14,18 @@ BIAS = 1e-4
 
 
 class Map(nn.Module):
-    """From one tensor to another: a layer of sets over the places that both have, or a linear map if there is none.
+    """A map between tensors: a set layer over the places that both tensors have, or a linear map without such places.
 
-    Places that are no sets are part of the features on both sides. Other places of the source are pooled, and the
-    result is the same along other places of the target. From a tensor to itself with two places that are sets goes the
-    mean of four linear maps: of the tensor, of what is pooled over either place, and over both.
+    Places that are no sets are part of the features of both tensors. Places that only the source has are pooled. The
+    result is constant along places that only the target has. If a tensor with two set places is mapped to itself, the
+    result is the mean of four linear maps. These maps read the tensor, the tensor pooled over each place, and the
+    tensor pooled over both places.
 
     Args:
-        source: Places of the tensor that is read.
-        target: Places of the tensor that is written.
-        sets: Places whose units are permuted.
-        sizes: Number of units at every place.
+        source: The places of the tensor that is read.
+        target: The places of the tensor that is written.
+        sets: The places whose units are permuted.
+        sizes: The number of units at each place.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class Map(nn.Module):
             self.maps.append(SetMean(inputs, outputs, config.pooling, generator))
 
     def forward(self, pools: Pools) -> Tensor:
-        """`[models, *places of the target, features]`, with length one along places where the result is the same."""
+        """Return `[models, *places of the target, features]`, with length one along places with a constant result."""
         if len(self.shared) == 2:
             whole, first, second, both = (
                 dense(pools.over(kept)) for dense, kept in zip(self.maps, ((0, 1), (1,), (0,), ()), strict=True)
@@ -80,7 +81,7 @@ class Map(nn.Module):
 
 
 class SetAttention(nn.Module):
-    """A set transformer's block: `y + relu(O y)` with `y = Q x + softmax(Q x (K x)' / sqrt(outputs)) V x` by heads.
+    """A block of a set transformer: `y + relu(O y)` with `y = Q x + softmax(Q x (K x)' / sqrt(outputs)) V x` by heads.
 
     References:
         Lee et al. (2019), equations 6 to 8, without normalization.
@@ -103,7 +104,7 @@ class SetAttention(nn.Module):
 
 
 class SetMean(nn.Module):
-    """`A x - B pool(x)`."""
+    """The map `A x - B pool(x)`."""
 
     def __init__(self, inputs: int, outputs: int, pooling: str, generator: torch.Generator | None) -> None:
         super().__init__()
@@ -118,7 +119,7 @@ class SetMean(nn.Module):
 
 
 class Resize(nn.Module):
-    """The input axis of the first weight at another length, for every feature alike: `A x - B y`.
+    """A change of the length of the input axis of the first weight, equal for all features: `A x - B y`.
 
     Here `y` is the average of `x` over the units of the first hidden layer, with weights `softmax(q . x)`.
     """
@@ -139,7 +140,7 @@ class Resize(nn.Module):
 
 
 def linear(inputs: int, outputs: int, generator: torch.Generator | None, *, is_biased: bool = True) -> nn.Linear:
-    """A linear map with the entries that the published code begins with."""
+    """Return a linear map with the initial entries of the published code."""
     dense = nn.Linear(inputs, outputs, bias=is_biased, device="meta").to_empty(device="cpu")
     deviation = math.sqrt(2 / (inputs + outputs)) * math.sqrt(2 * inputs / outputs)
     nn.init.normal_(dense.weight, std=deviation, generator=generator)
@@ -149,7 +150,7 @@ def linear(inputs: int, outputs: int, generator: torch.Generator | None, *, is_b
 
 
 def plain(inputs: int, outputs: int, generator: torch.Generator | None, *, is_biased: bool = True) -> nn.Linear:
-    """A linear map with the entries that torch begins with, as the published code has it for maps made last."""
+    """Return a linear map with the initial entries of torch, which the published code uses for its last maps."""
     dense = nn.Linear(inputs, outputs, bias=is_biased, device="meta").to_empty(device="cpu")
     bound = 1 / math.sqrt(inputs)
     for parameter in dense.parameters():
@@ -158,5 +159,5 @@ def plain(inputs: int, outputs: int, generator: torch.Generator | None, *, is_bi
 
 
 def pooled(x: Tensor, axes: Iterable[int], config: ChainConfig) -> Tensor:
-    """Features pooled over some axes."""
+    """Return features pooled over some axes."""
     return x.amax(tuple(axes)) if config.pooling == "max" else x.mean(tuple(axes))

@@ -1,4 +1,4 @@
-"""Deep weight space networks as published, whole: layers, normalization, and the two heads of their code."""
+"""Complete published deep weight space networks: layers, normalization, and the two heads of their code."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,35 +17,36 @@ from regauge_papers.chains.reading import Chain, axes_of
 
 
 class ChainDWS(nn.Module):
-    """The nets of the code of DWSNets and Deep-Align, for chains of linear layers, to compare with.
+    """A reimplementation of the nets of DWSNets and Deep-Align for chains of linear layers, for comparisons.
 
         net = ChainDWS(symmetry, ChainConfig(inputs_to=8), head=UnitFeatures(128), generator=generator)
         net(population)                       # {group: [models, units, 128]}, as Deep-Align matches by
 
-    Inputs and classes stay axes of the first and last tensors through all layers, so a layer costs as much as the first
-    weight is large. `Metanet` with `layer=DWS()` projects them once, and reads any network. Weights are read as they
-    are: standardize them by one number for each tensor, since the per-entry statistics of the published scripts break
-    the symmetry. Each tensor is pooled once, and what no head reads is not computed; otherwise the values are those of
-    the published code, except for its faults. Two are settings of `ChainConfig`. These are not repeated:
+    Inputs and classes remain axes of the first and last tensors in all layers, so the cost of a layer is proportional
+    to the size of the first weight. `Metanet` with `layer=DWS()` projects these axes once, and reads any network. The
+    net does not standardize weights. Standardize them by one number for each tensor, because the per-entry statistics
+    of the published scripts break the symmetry. Each tensor is pooled once, and values that no head reads are not
+    computed. Otherwise the values are those of the published code, except for its faults. Two faults are settings of
+    `ChainConfig`. The following faults are not repeated:
 
     - dropout was active in evaluation;
-    - what only the unread outputs of the last layer need was computed, and had parameters without gradients;
-    - chosen heads had to divide the numbers of inputs, even where there is no attention over them;
+    - values that only unread outputs of the last layer need were computed, and had parameters without gradients;
+    - the number of heads had to divide the number of inputs, even if there is no attention over inputs;
     - a unit whose features are all zero made its normalized features NaN; they are zero here.
 
-    Only permutations are respected (`net.parts`). Convolutions, which the published code pads to one size, are not
-    read.
+    The net respects only permutations (`net.parts`). It does not read convolutions, which the published code pads to
+    one size.
 
     Args:
-        symmetry: Of the networks: chains of at least three linear layers with biases.
-        config: How it is built.
-        head: `UnitFeatures`: the features of hidden biases in the last layer, each divided by its norm, times one
-            learned number. `Invariant`, without a hidden layer: the features of all tensors, pooled over hidden units,
-            to numbers.
-        generator: Source of the initial weights.
+        symmetry: The symmetry of the networks, which are chains of at least three linear layers with biases.
+        config: The settings of the net.
+        head: `UnitFeatures` returns the features of hidden biases in the last layer, each divided by its norm, times
+            one learned number. `Invariant` without a hidden layer maps the features of all tensors, pooled over hidden
+            units, to numbers.
+        generator: The random generator of the initial weights.
 
     Raises:
-        ValueError: The networks are no chains, the head is another one, or has a hidden layer.
+        ValueError: The networks are no chains, the head is of another kind, or it has a hidden layer.
     """
 
     parts = ("permutation",)
@@ -88,7 +89,7 @@ class ChainDWS(nn.Module):
             self.classify = plain(last * (len(axes) - 3 + fixed), head.outputs, generator)
 
     def forward(self, population: Mapping[str, Tensor]) -> Any:
-        """Unit features `{group: [models, units, width]}`, or numbers `[models, outputs]`."""
+        """Return unit features `{group: [models, units, width]}`, or numbers `[models, outputs]`."""
         x = self.features(population)
         if isinstance(self.head, UnitFeatures):
             hidden = x[len(self.chain.weights) : -1]
@@ -103,7 +104,7 @@ class ChainDWS(nn.Module):
         return self.classify(torch.cat(numbers, -1))
 
     def features(self, population: Mapping[str, Tensor], *, layers: int | None = None) -> list[Tensor]:
-        """The features after some layers, all by default: of weights `[models, inputs, outputs, width]`, then biases.
+        """Return the features of weights `[models, inputs, outputs, width]` and then biases, after some or all layers.
 
         Tensors that neither a later layer nor the head reads are empty.
         """
@@ -118,7 +119,7 @@ class ChainDWS(nn.Module):
         return x
 
     def _normalize(self, norm: nn.Module, x: Tensor) -> Tensor:
-        """Statistics over networks and entries, which no permutation changes."""
+        """Normalize by statistics over networks and entries, which no permutation changes."""
         return self._drop(nn.functional.relu(norm(x.flatten(0, -2)).reshape(x.shape)))
 
     def _drop(self, x: Tensor) -> Tensor:
@@ -126,7 +127,7 @@ class ChainDWS(nn.Module):
 
 
 def _links(config: ChainConfig, axes: tuple[tuple[int, ...], ...], targets: list[int]) -> dict[int, list[int]]:
-    """For each tensor that is written, those that it hears from."""
+    """Return, for each tensor that is written, the tensors that it reads."""
     return {
         target: [k for k, places in enumerate(axes) if not config.is_diagonal or {*places} & {*axes[target]}]
         for target in targets
@@ -134,7 +135,7 @@ def _links(config: ChainConfig, axes: tuple[tuple[int, ...], ...], targets: list
 
 
 class _Layer(nn.Module):
-    """All maps between tensors, added up and divided by the number of tensors."""
+    """A layer that sums all maps between tensors and divides by the number of tensors."""
 
     def __init__(
         self,

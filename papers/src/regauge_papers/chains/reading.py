@@ -1,4 +1,4 @@
-"""Chains of linear layers in a layout: which tensor is which layer's weight or bias."""
+"""Chains of linear layers in a layout, which assign tensors to weights and biases of layers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ from regauge.weightspace.layout.compile import Layout
 
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """The tensors of a chain of linear layers, each at one or two of its places: 0 for inputs, the last for outputs.
+    """The tensors of a chain of linear layers, each at one or two places: 0 for inputs, the last for outputs.
 
     Attributes:
-        layout: Of the networks.
-        sets: Names of the sets of hidden units, from the inputs to the outputs.
-        weights: One for each layer.
-        biases: One for each layer.
+        layout: The layout of the networks.
+        sets: The names of the sets of hidden units, from the inputs to the outputs.
+        weights: The weight of each layer.
+        biases: The bias of each layer.
     """
 
     layout: Layout
@@ -30,7 +30,7 @@ class Chain:
 
     @classmethod
     def of(cls, layout: Layout) -> "Chain":
-        """The chain in a layout.
+        """Return the chain in a layout.
 
         Raises:
             ValueError: The networks are no chains of at least three linear layers with biases.
@@ -71,12 +71,12 @@ class Chain:
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
-        """Number of units at every place."""
+        """The number of units at each place."""
         hidden = (self.layout.units[name].sizes[0] for name in self.sets)
         return (self.weights[0].channels, *hidden, self.weights[-1].channels)
 
     def read(self, params: Mapping[str, Tensor]) -> list[Tensor]:
-        """Weights `[models, inputs, outputs, 1]`, and then biases `[models, outputs, 1]`."""
+        """Return the weights `[models, inputs, outputs, 1]`, and then the biases `[models, outputs, 1]`."""
         values = self.layout.read(params)
         first, *inner, last = (values[block.name] for block in self.weights)
         between = [
@@ -88,7 +88,7 @@ class Chain:
         return [ends[0], *between, ends[1], *biases, output.unsqueeze(-1)]
 
     def write(self, tensors: Sequence[Tensor]) -> Params:
-        """The opposite of `read`: values of weights and biases, laid out as there, as parameters."""
+        """Return parameters from the values of weights and biases; the inverse of `read`."""
         first, *inner, last = tensors[: len(self.weights)]
         *biases, output = tensors[len(self.weights) :]
         between = [
@@ -103,5 +103,5 @@ class Chain:
 
 
 def axes_of(places: int) -> tuple[tuple[int, ...], ...]:
-    """The places of every tensor of a chain: of weights from the first to the last, and then of biases."""
+    """Return the places of all tensors of a chain: first of the weights in order, then of the biases."""
     return (*pairwise(range(places)), *((place,) for place in range(1, places)))

@@ -1,4 +1,4 @@
-"""The settings of ScaleGMN as published."""
+"""The settings of the published ScaleGMN."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -1,4 +1,4 @@
-"""One layer of ScaleGMN as published, and what it must make of states and features of weights."""
+"""One layer of the published ScaleGMN, and the states and features of weights that it must compute."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ Weights = Mapping[int, Signal]
 
 @dataclass(frozen=True)
 class Needs:
-    """The states and features that one layer must make.
+    """The states and features that one layer must compute.
 
     Attributes:
-        places: Whose states.
-        weights: Whose features, for messages forward.
-        backward: Whose features, for messages backward, where these have their own.
+        places: The places whose states are needed.
+        weights: The weights whose features are needed for forward messages.
+        backward: The weights whose features are needed for backward messages, if these have separate features.
     """
 
     places: frozenset[int]
@@ -30,7 +30,7 @@ class Needs:
     backward: frozenset[int]
 
     def before(self, last: int, *, is_bidirectional: bool, has_backward: bool) -> "Needs":
-        """The needs of the layer before, which computes what this one reads, on a chain with a last place."""
+        """Return the needs of the previous layer, which computes the inputs of this layer, for a chain up to `last`."""
         later = {place for place in self.places if place > 0}
         earlier = {place for place in self.places if place < last and is_bidirectional}
         weights = self.weights | {place - 1 for place in later}
@@ -41,18 +41,18 @@ class Needs:
 
 
 def kind_of(place: int, last: int) -> Kind:
-    """The kind of a place of a chain: its first, its last or a hidden one."""
+    """Return the kind of a place of a chain: first, last or hidden."""
     return "first" if place == 0 else "last" if place == last else "hidden"
 
 
 class ScaleLayer(nn.Module):
-    """States and features of weights after one layer, for those who need them.
+    """A layer that computes the required states and features of weights.
 
     Args:
-        rest: What is left of features.
-        needs: What is made.
+        rest: The part of features that signs or scales do not change.
+        needs: The states and features that are computed.
         last: The last place of the chain.
-        outputs: Length of what is made.
+        outputs: The length of the computed vectors.
     """
 
     def __init__(
@@ -92,13 +92,13 @@ class ScaleLayer(nn.Module):
     def forward(
         self, states: States, forward: Weights, backward: Weights, places: Mapping[int, Tensor]
     ) -> tuple[dict[int, Tensor], Weights, Weights]:
-        """New states, and features of weights for messages forward and backward.
+        """Return new states, and new features of weights for forward and backward messages.
 
         Args:
-            states: Before.
-            forward: Features of weights for messages forward.
-            backward: The same, backward.
-            places: Vectors of the places that messages and states know, `[units or 1, width]`.
+            states: The states before the layer.
+            forward: Features of weights for forward messages.
+            backward: Features of weights for backward messages.
+            places: Vectors of the places that messages and states use, `[units or 1, width]`.
         """
         made = {}
         for place in sorted(self.needs.places):
@@ -115,7 +115,7 @@ class ScaleLayer(nn.Module):
     def _hear(
         self, place: int, states: States, forward: Weights, backward: Weights, places: Mapping[int, Tensor]
     ) -> list[Tensor]:
-        """Collect the messages to the units of a place, from those before them and from those after them."""
+        """Collect the messages to the units of a place from the preceding and the following units."""
         own, kind = torch.zeros_like(states[place]), kind_of(place, self.last)
         heard = [own]
         if place > 0:
@@ -134,7 +134,7 @@ class ScaleLayer(nn.Module):
     def _renew(
         self, update: WeightUpdate, needed: Iterable[int], weights: Weights, states: States, *, is_backward: bool
     ) -> dict[int, Signal]:
-        """New features of weights; the first of their ends is the one that messages come from."""
+        """Return new features of weights; messages come from the first end of each weight."""
         ends = sorted({end for k in needed for end in (k, k + 1)})
         pulled = {place: update.pull(states[place]) for place in ends}
         made = {}

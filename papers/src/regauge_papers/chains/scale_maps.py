@@ -1,4 +1,4 @@
-"""The maps of ScaleGMN as published, which move with scales or signs as their inputs do."""
+"""The published maps of ScaleGMN, which are equivariant under scales or signs."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -19,11 +19,11 @@ SMALL = 1e-10
 
 @dataclass(frozen=True)
 class Signal:
-    """Vectors on the weights of a block, `factor * (x matrix' + offset)`, where each part broadcasts over the block.
+    """Vectors on the weights of a block, `factor * (x matrix' + offset)`; each part broadcasts over the block.
 
-    Features of weights begin as one number times one vector, so that linear maps of them, and of their products with
-    states, are maps of vectors of units. After the first update they are `factor * (x matrix' + offset)`, and a linear
-    map of them is one of `x`.
+    Initial features of weights are one number times one vector. Linear maps of these features, and of their products
+    with states, are therefore maps of vectors of units. After the first update the features are
+    `factor * (x matrix' + offset)`, so a linear map of the features is a linear map of `x`.
     """
 
     x: Tensor
@@ -32,24 +32,24 @@ class Signal:
     offset: Tensor | None = None
 
     def map(self, weight: Tensor) -> "Signal":
-        """A linear map of the vectors."""
+        """Apply a linear map to the vectors."""
         if self.matrix is None or self.offset is None:
             return Signal(linear(self.x, weight), self.factor)
         return Signal(linear(self.x, weight @ self.matrix, weight @ self.offset), self.factor)
 
     def times(self, other: Tensor) -> "Signal":
-        """The vectors times others."""
+        """Multiply the vectors with other vectors."""
         if self.factor is None or self.x.shape[1] == 1 or self.x.shape[2] == 1:
             return Signal(self.x * other, self.factor)
         return Signal(self.x * self.factor * other)
 
     def dense(self) -> Tensor:
-        """The vectors themselves."""
+        """Return the vectors as a dense tensor."""
         x = self.x if self.matrix is None else linear(self.x, self.matrix, self.offset)
         return x if self.factor is None else x * self.factor
 
     def rest(self, rest: Rest) -> "Signal":
-        """The part that no sign, or no scale, changes."""
+        """Return the part that no sign, or no scale, changes."""
         if rest == "absolute":
             return Signal(self.x.abs(), None if self.factor is None else self.factor.abs())
         norm = self.x.norm(dim=-1, keepdim=True)
@@ -59,7 +59,7 @@ class Signal:
 
 
 class Perceptron(nn.Module):
-    """Linear, layer normalization, SiLU, linear."""
+    """A perceptron: linear map, layer normalization, SiLU, linear map."""
 
     def __init__(self, inputs: int, hidden: int, outputs: int, generator: torch.Generator | None) -> None:
         super().__init__()
@@ -71,17 +71,17 @@ class Perceptron(nn.Module):
         return self.finish(self.first(x))
 
     def finish(self, x: Tensor) -> Tensor:
-        """Apply all that follows the first map."""
+        """Apply everything after the first linear map."""
         made: Tensor = self.last(self.activate(x))
         return made
 
     def activate(self, x: Tensor) -> Tensor:
-        """Apply the normalization and SiLU between the two maps."""
+        """Apply the normalization and SiLU between the two linear maps."""
         return silu(self.norm(x))
 
 
 class Remainder(nn.Module):
-    """The part of vectors that no sign, or no scale, changes, for a perceptron to read."""
+    """The part of vectors that no sign, or no scale, changes, as the input of a perceptron."""
 
     def __init__(self, rest: Rest, width: int, hidden: int, generator: torch.Generator | None) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class Remainder(nn.Module):
             self.rho = Perceptron(width, hidden, width, generator)
 
     def into(self, signal: Signal, weight: Tensor, bias: Tensor) -> Tensor:
-        """A linear map of what is left."""
+        """Apply a linear map to the invariant part of a signal."""
         if self.rest != "symmetrized":
             return signal.rest(self.rest).map(weight).dense() + bias
         first, last = self.rho.first, self.rho.last
@@ -102,11 +102,11 @@ class Remainder(nn.Module):
 
 
 class Product(nn.Module):
-    """`(W x) * phi(rest of x, place)` at hidden units, and its like at inputs and outputs.
+    """The product `(W x) * phi(rest of x, place)` at hidden units, and similar products at inputs and outputs.
 
     Args:
-        kinds: Of the places that it is used at: it has no parameters for others.
-        placed: Length of the vector of a place, zero if it is not read.
+        kinds: The kinds of places at which the product is used; other kinds have no parameters.
+        placed: The length of the vector of a place; zero if the vector is not read.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class Product(nn.Module):
 
 
 class Message(nn.Module):
-    """Sums of messages from the units of one place to those of another: products of states and features of weights."""
+    """Sums of messages between the units of two places; a message is a product of states and weight features."""
 
     def __init__(self, product: Product, width: int, generator: torch.Generator | None) -> None:
         super().__init__()
@@ -164,14 +164,14 @@ class Message(nn.Module):
         self.product = product
 
     def forward(self, states: Tensor, weights: Signal, axis: int, kind: Kind, place: Tensor | None) -> Tensor:
-        """For states `[models, units, 1, width]` or `[models, 1, units, width]`, whose units are along an axis."""
+        """Return sums of messages from states `[models, units, 1, width]` or `[models, 1, units, width]`."""
         signal = weights.map(self.weight.weight).times(self.source(states))
         heard: Tensor = self.product(signal, kind, place)
         return heard.sum(axis)
 
 
 class WeightUpdate(nn.Module):
-    """`(W e) * phi(rest of x, rest of y)` for a weight with features e between units with states x and y."""
+    """The update `(W e) * phi(rest of x, rest of y)` of weight features e between units with states x and y."""
 
     def __init__(self, rest: Rest, width: int, outputs: int, generator: torch.Generator | None) -> None:
         super().__init__()
@@ -180,7 +180,7 @@ class WeightUpdate(nn.Module):
         self.gate = Perceptron(2 * width, width, outputs, generator)
 
     def pull(self, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Map states to their terms in the perceptron: of units at the first end, and of units at the second."""
+        """Map states to their terms in the perceptron, for units at the first end and at the second end."""
         first, second = self.gate.first.weight.chunk(2, 1)
         bias = self.gate.first.bias
         stacked = torch.cat([first, second])
@@ -189,7 +189,7 @@ class WeightUpdate(nn.Module):
         return one, other
 
     def forward(self, weights: Signal, first: Tensor, second: Tensor) -> Signal:
-        """For what was pulled from both ends, `[models, units, 1, hidden]` and `[models, 1, units, hidden]`."""
+        """Return new weight features from the terms of both ends, with the units of the ends on separate axes."""
         mapped, last = weights.map(self.linear.weight), self.gate.last
         x = mapped.x
         if mapped.factor is not None and x.shape[:3].numel() == 1:

@@ -1,4 +1,4 @@
-"""ScaleGMN as published, whole: layers, positions, and the readouts of its code."""
+"""The complete published ScaleGMN: layers, positions, and the readouts of its code."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -27,36 +27,38 @@ ENTRIES = 2**21
 
 
 class ChainScaleGMN(nn.Module):
-    """The nets of the code of ScaleGMN, for chains of linear layers, to compare with.
+    """A reimplementation of the nets of ScaleGMN for chains of linear layers, for comparisons.
 
         net = ChainScaleGMN(symmetry, ChainScaleConfig(), head=Invariant(10), generator=generator)
         net(population)                       # [models, 10]
 
-    Weights are read as they are. `Metanet` with `layer=ScaleGMN()` reads any network, and both directions of it respect
-    scales. With equal parameters the outputs are those of the published code, except for its faults. Two are settings
-    of `ChainScaleConfig`. These are not repeated:
+    The net does not standardize weights. `Metanet` with `layer=ScaleGMN()` reads any network, and respects scales in
+    both directions. With equal parameters the outputs are those of the published code, except for its faults. Two
+    faults are settings of `ChainScaleConfig`. The following faults are not repeated:
 
-    - what only unread states need was computed, and had parameters without effect;
-    - a reader of settings overwrote the widths of perceptrons by that of the features, so they have none of their own;
-    - half periods of sines were to be removed by a script beforehand, which forgot their frequency; they stay.
+    - values that only unread states need were computed, and had parameters without effect;
+    - the code that read settings overwrote the widths of perceptrons with the width of the features;
+    - a script had to remove half periods of sines beforehand, but ignored their frequency; here half periods stay.
 
-    What takes the time there is not done here, with the same result: features of a weight begin as one number times one
-    vector, so maps of them are maps of vectors of units; maps in a row are multiplied first; x and -x share a map; what
-    depends on one end of a weight is computed on units; networks are read a few at a time; and what a layer computes in
-    between is computed once more in the pass backward, and not stored.
+    The published code has slow steps, which this net avoids with the same result. Features of a weight begin as one
+    number times one vector, so their maps are maps of vectors of units. Consecutive maps are multiplied first, and x
+    and -x share a map. Values that depend on one end of a weight are computed on units. Only a few networks are read at
+    a time. Intermediate results of a layer are not stored but computed again in the backward pass.
 
-    Convolutions, networks with several kinds of nonlinearities, and dropout within perceptrons, which some of the
-    published settings have, are left out.
+    Some published settings have convolutions, several kinds of nonlinearities, or dropout within perceptrons. These
+    settings are not supported.
 
     Args:
-        symmetry: Of the networks: chains of at least three linear layers with biases, whose hidden units all have
-            signs, or all have positive scales.
-        config: How it is built.
-        head: `Invariant`, without a hidden layer: numbers. `Equivariant`: a change of every weight and bias.
-        generator: Source of the initial weights.
+        symmetry: The symmetry of the networks, which are chains of at least three linear layers with biases. Either all
+            hidden units have signs, or all have positive scales.
+        config: The settings of the net.
+        head: `Invariant` without a hidden layer returns numbers. `Equivariant` returns a change of every weight and
+            bias.
+        generator: The random generator of the initial weights.
 
     Raises:
-        ValueError: The networks are no chains, or hidden units have neither signs nor scales, or the head is another.
+        ValueError: The networks are no chains, hidden units have neither signs nor scales, or the head is of another
+            kind.
     """
 
     def __init__(
@@ -112,7 +114,7 @@ class ChainScaleGMN(nn.Module):
         self._norm()
 
     def _norm(self) -> None:
-        """Take normalization out of perceptrons, if the settings have none."""
+        """Remove normalization from perceptrons if the settings have none."""
         for module in self.modules():
             if isinstance(module, Perceptron) and not self.config.are_perceptrons_normalized:
                 module.norm = nn.Identity()
@@ -126,7 +128,7 @@ class ChainScaleGMN(nn.Module):
         return (*(() if is_mixed else ("permutation",)), *(() if is_lost else (self.part,)))
 
     def _plan(self) -> list[Needs]:
-        """Plan the needs of every layer from what the next one, or the head, reads."""
+        """Plan the needs of every layer from the values that the next layer or the head reads."""
         config, last = self.config, self.count
         if isinstance(self.head, Equivariant):
             plan = [Needs(frozenset(range(1, last + 1)), frozenset(range(last)), frozenset())]
@@ -142,7 +144,7 @@ class ChainScaleGMN(nn.Module):
         return plan
 
     def forward(self, population: Mapping[str, Tensor]) -> Any:
-        """Numbers `[models, outputs]`, or the changes of all tensors.
+        """Return numbers `[models, outputs]`, or the changes of all tensors.
 
         Raises:
             ValueError: A tensor does not have the shape that the symmetry expects after a model axis.
@@ -190,12 +192,12 @@ class ChainScaleGMN(nn.Module):
         return [self.classify(torch.cat(read, -1))]
 
     def _places(self) -> list[Tensor]:
-        """The vectors of the places of units, `[units or 1, width]`."""
+        """Return the vectors of the places of units, `[units or 1, width]`."""
         sizes = self.chain.sizes
         return list(torch.split(self.unit_places, [sizes[0], *[1] * (self.count - 1), sizes[-1]]))
 
     def _begin(self, biases: tuple[Tensor, ...]) -> dict[int, Tensor]:
-        """The first states: one for inputs and biases elsewhere, times or plus the vector of the place."""
+        """Return initial states: one at inputs and biases elsewhere, times or plus the vector of the place."""
         first, *hidden, last = self._places()
         one = self.unit.weight.squeeze(-1)
         models = len(biases[0]) if self.training and self.config.dropout else 1
@@ -207,7 +209,7 @@ class ChainScaleGMN(nn.Module):
         return states
 
     def _weigh(self, weights: tuple[Tensor, ...] | list[Tensor]) -> dict[int, Signal]:
-        """The first features of weights: each weight times a vector that may know its place."""
+        """Return initial features of weights: each weight times a vector that may depend on its place."""
         one = self.weight.weight.squeeze(-1)
         if not self.config.are_weights_placed:
             return {k: Signal(one[None, None, None], weight) for k, weight in enumerate(weights)}
@@ -222,13 +224,13 @@ class ChainScaleGMN(nn.Module):
 
 
 def _invert(weight: Tensor) -> Tensor:
-    """`1 / w`, and zero where w is zero."""
+    """Return `1 / w`, and zero if w is zero."""
     is_zero = weight == 0
     return torch.where(is_zero, 0.0, 1 / torch.where(is_zero, 1.0, weight))
 
 
 def _common_part(chain: Chain) -> str:
-    """The part of the symmetry that all hidden units have: signs or scales."""
+    """Return the part of the symmetry that all hidden units have: signs or scales."""
     found = {
         ("sign" if group.signs else "scale" if group.scales else "")
         for group in chain.layout.symmetry.groups

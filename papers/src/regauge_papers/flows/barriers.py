@@ -1,4 +1,4 @@
-"""Paper 000, figure 7.2: losses halfway between trained networks, as trained and aligned."""
+"""Paper 000, figure 7.2: losses at the midpoint between trained networks, unaligned and aligned."""
 
 from dataclasses import dataclass, replace
 
@@ -35,14 +35,14 @@ KEEP = WeightMatching(scales="keep")
 
 @dataclass(frozen=True)
 class Study:
-    """A population, and how many of its networks are compared."""
+    """Settings: a population, and the number of networks that are compared."""
 
     population: PopulationConfig
     networks: int
 
 
 def config(scale: Scale) -> Study:
-    """250 networks of 100 runs, as in the thesis: all pairs of them."""
+    """Return the settings: all pairs of 250 networks of 100 runs, as in the thesis."""
     population = replace(uci_mlps(100), checkpoints=Checkpoints(every=40, warmup=80))
     if scale == "smoke":
         small = replace(fewer(population, 12, 2), architecture=mlp_architecture(30, 4, 4, 2))
@@ -51,7 +51,7 @@ def config(scale: Scale) -> Study:
 
 
 def measure(study: Study, run: Run) -> Table:
-    """Align the networks in several ways, and look at all pairs."""
+    """Align the networks by several methods, and evaluate all pairs."""
     networks = Networks.of("uci-pairs", study.population, run)
     count = min(study.networks, len(networks.store))
     numbers = torch.randperm(len(networks.store), generator=run.generator("networks"))[:count].sort().values
@@ -96,7 +96,7 @@ def measure(study: Study, run: Run) -> Table:
 
 
 def _align(label: str, networks: Params, symmetry: Symmetry) -> Params:
-    """The networks moved as the label says."""
+    """Return the networks moved by the method of a label."""
     if label == "as trained":
         return networks
     space = Space.of(networks, symmetry, flow.Representation("flat" if label.startswith("scaled") else "keep"))

@@ -1,4 +1,4 @@
-"""Flows over small convolutional networks, judged as those of paper 000's MLPs are; the thesis has MLPs alone."""
+"""Flows over small CNNs, evaluated like the flows over MLPs of paper 000; the thesis has only MLPs."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ from regauge_papers.flows.studies import STEPS, Study, in_all_values, in_compone
 
 
 def config(scale: Scale, *, is_common: bool = False) -> Study:
-    """1,000 CNNs on small images and four CPU minutes for each flow; 10,000 and two hours at the paper's scale."""
+    """Return the settings: 1,000 CNNs on small images and four CPU minutes per flow; 10,000 and two hours in full."""
     count, steps, seconds = {"smoke": (30, 10, 0.3), "cpu": (1000, 150, 240.0), "paper": (10_000, 2000, 7200.0)}[scale]
     population = PopulationConfig(
         cnn_architecture("relu", *SMALL),
@@ -38,5 +38,5 @@ def config(scale: Scale, *, is_common: bool = False) -> Study:
 
 
 def from_one_start(scale: Scale) -> Study:
-    """The study of `config`, for CNNs that all start from the same weights."""
+    """Return the study of `config` for CNNs with one shared initialization."""
     return config(scale, is_common=True)

@@ -1,7 +1,7 @@
-"""Guidance of flows of breast cancer (table 7.1), whose strength is chosen without the cases that judge them.
+"""Guidance of flows on breast cancer (table 7.1), whose strength is chosen without the test cases.
 
-The cases that populations are trained on are cut into three parts. Networks and a flow know two of them, guidance uses
-the same two, and what has the least loss on the third is chosen. The cases for testing only say what that choice gives.
+The training cases of populations are divided into three parts. Networks, a flow and the guidance use two parts. The
+settings with the least loss on the third part are chosen. The test cases only measure the result of this choice.
 """
 
 import statistics
@@ -47,7 +47,7 @@ UNGUIDED, HELD_OUT, MEANS = "no guidance", "held-out networks", "means of 16"
 
 @dataclass(frozen=True)
 class Study:
-    """A population of each fold, the flow that is fitted to it, and how it is guided."""
+    """Settings: a population of each fold, the flow that is fitted to it, and the guidance."""
 
     population: PopulationConfig
     settings: flow.FlowConfig
@@ -58,22 +58,22 @@ class Study:
 
 
 def first() -> Examples:
-    """All cases that populations are trained on but the first third of a random order, which is for validation."""
+    """Return all training cases without the first third of a random order, which is for validation."""
     return _leave_out(0)
 
 
 def second() -> Examples:
-    """All cases that populations are trained on but the second third of that order."""
+    """Return all training cases without the second third of the random order."""
     return _leave_out(1)
 
 
 def third() -> Examples:
-    """All cases that populations are trained on but the last third of that order."""
+    """Return all training cases without the last third of the random order."""
     return _leave_out(2)
 
 
 def config(scale: Scale) -> Study:
-    """The flow of table 7.1 with 1,000 runs and 30 CPU seconds for each third."""
+    """Return the settings: the flow of table 7.1 with 1,000 runs and 30 CPU seconds for each third."""
     study = studies.uci(scale)
     settings = study.flows[0].settings
     if scale == "smoke":
@@ -83,7 +83,7 @@ def config(scale: Scale) -> Study:
 
 
 def measure(study: Study, run: Run) -> Table:
-    """Train networks and fit a flow for every fold, draw with all kinds of guidance, and judge on the rest."""
+    """Train networks and fit a flow for every fold, sample with every guidance, and evaluate on the rest."""
     folds = [Fold(study, run, make) for make in (first, second, third)]
     pulls = [(strength, dropout) for dropout in study.dropouts for strength in study.strengths]
     guided = {studies.describe_pull(*pull): pull for pull in pulls}
@@ -122,7 +122,7 @@ def measure(study: Study, run: Run) -> Table:
 
 @dataclass(frozen=True, eq=False)
 class Fold:
-    """Networks and a flow that know some of the cases."""
+    """Networks and a flow that are trained on some of the cases."""
 
     study: Study
     run: Run
@@ -130,7 +130,7 @@ class Fold:
 
     @cached_property
     def examples(self) -> Examples:
-        """The cases of the fold: for training those that are seen, for validation those that are left out."""
+        """The cases of the fold: seen cases for training, left-out cases for validation."""
         return self.make()
 
     @cached_property
@@ -152,12 +152,12 @@ class Fold:
 
     @cached_property
     def middle(self) -> Tensor:
-        """The network of the fold that all others are aligned to."""
+        """The network of the fold to which all other networks are aligned."""
         return find_reference(self.space, self.space.enter(self.networks.read("train")))
 
     @cached_property
     def train(self) -> Points:
-        """Training networks, aligned."""
+        """The aligned training networks."""
         return self.align(self.networks.read("train"))
 
     @cached_property
@@ -166,17 +166,17 @@ class Fold:
         return self._measure(self.align(self.held_out))
 
     def align(self, params: Params) -> Points:
-        """Points of networks, aligned to the middle of the training networks."""
+        """Return the points of networks, aligned to the mean of the training networks."""
         return align_points(self.space, self.middle, self.space.enter(params))
 
     def make_means(self) -> Params:
-        """Means of 16 aligned networks."""
+        """Return means of 16 aligned networks."""
         chance = self.run.generator("means", self.make.__name__)
         made = make_controls(self.space, self.train, self.units[0], self.study.drawn, chance)
         return self.space.leave(made[MEANS])
 
     def draw(self, strength: float, dropout: float) -> Params:
-        """Networks from the flow, guided unless the strength is 0."""
+        """Sample networks from the flow, with guidance unless the strength is 0."""
         chance = self.run.generator("draw", self.make.__name__)
         guidance = None
         if strength:
@@ -186,7 +186,7 @@ class Fold:
         return made.sample(self.study.drawn, generator=chance, steps=self.study.steps, guidance=guidance)
 
     def judge(self, params: Params) -> Record:
-        """Measure how good networks are on every part of the data, and how new and how spread they are."""
+        """Measure the quality of networks on each part of the data, and their novelty and spread."""
         known = self.examples
         parts = {
             "": [(known.validation_inputs, known.validation_targets)],
@@ -219,7 +219,7 @@ def _leave_out(number: int) -> Examples:
 
 
 def _draw(study: Study, found: Mapping[str, list[Record]], name: str) -> Chart:
-    """A loss by strength, for each share of dropped inputs, with those of networks that nothing guides."""
+    """Return a chart of a loss by guidance strength for each share of dropped inputs, and of unguided networks."""
 
     def mean(label: str) -> float:
         return statistics.fmean(record[name] for record in found[label])

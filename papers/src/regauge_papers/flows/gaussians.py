@@ -1,7 +1,8 @@
-"""Paper 000, figures 6.3 and 7.1: a flow between two normal distributions, and how the thesis draws its times.
+"""Paper 000, figures 6.3 and 7.1: a flow between two normal distributions, and the random times of the thesis.
 
-The thesis' sampler follows `end - start`, whatever predicts the ends. With the exact expectations of the ends in place
-of a net it arrives at normal values of deviation 0.49 in place of 1: what figure 7.1 shows is no fault of the net.
+The sampler of the thesis follows `end - start` for any predictor of the ends. If exact expectations of the ends replace
+the net, the sampler produces normal values of deviation 0.49 instead of 1. The net is therefore not the cause of the
+result in figure 7.1.
 """
 
 from collections.abc import Sequence
@@ -36,7 +37,7 @@ BINS = 24
 
 @dataclass(frozen=True)
 class Study:
-    """Networks of normal values of mean one, and flows to them from normal values of mean zero."""
+    """Settings: networks of normal values with mean one, and flows to them from normal values with mean zero."""
 
     widths: tuple[int, ...]
     networks: int  # that flows are fitted to
@@ -47,7 +48,7 @@ class Study:
 
 
 def config(scale: Scale) -> Study:
-    """MLPs 30-16-16-2 with deviation 1, as in the thesis; 40 CPU seconds for a flow, an hour at the paper's scale."""
+    """Return the settings: MLPs 30-16-16-2 with deviation 1, as in the thesis; 40 CPU seconds, or an hour, per flow."""
     count, seconds = {"smoke": (60, 0.2), "cpu": (2000, 40.0), "paper": (20_000, 3600.0)}[scale]
     width, depth = {"smoke": (8, 1), "cpu": (16, 3), "paper": (64, 5)}[scale]
     net = flow.Metanetwork(RelationalAttention(heads=1, expansion=1), width, depth)
@@ -70,7 +71,7 @@ def config(scale: Scale) -> Study:
 
 
 def measure(study: Study, run: Run) -> Table:
-    """Fit both flows, and follow them, and the exact expectations, in every way."""
+    """Fit both flows, and follow the flows and the exact expectations with each sampler."""
     architecture = mlp_architecture(*study.widths)
     module = architecture.module()
     symmetry = rg.discover(module, (torch.randn(2, study.widths[0], generator=run.generator("inputs")),))
@@ -139,12 +140,12 @@ def _line(dim: int) -> StraightLines:
 
 
 def _expected(dim: int) -> Field:
-    """The exact expectation of the end."""
+    """Return the function with the exact expectation of the end."""
     return lambda x, t: _line(dim).goal(x, t.unsqueeze(1))[0]
 
 
 def _expected_velocity(x: Points, t: Tensor) -> Points:
-    """The exact velocity, by way of the end."""
+    """Return the exact velocity, computed from the expected end."""
     return (_expected(x.shape[1])(x, t) - x) / (1 - t).clamp_min(1 - LATEST).unsqueeze(1)
 
 
@@ -164,7 +165,7 @@ def _scores(points: Points, start: Points | None) -> Record:
 
 
 def _count(values: Tensor) -> tuple[list[float], list[float]]:
-    """Centers and densities of a histogram."""
+    """Return the centers and densities of a histogram."""
     density, edges = torch.histogram(values.float(), BINS, density=True)
     return ((edges[1:] + edges[:-1]) / 2).tolist(), density.tolist()
 

@@ -1,4 +1,4 @@
-"""The networks of paper 000: populations, divided by run, and the data that they are judged on."""
+"""The networks of paper 000: populations, divided by run, with the data on which they are evaluated."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -55,9 +55,9 @@ class Networks:
     """A trained population.
 
     Attributes:
-        store: Of all of it.
-        settings: That it was trained with.
-        run: Whose folder it is in.
+        store: The store of the whole population.
+        settings: The settings of the training.
+        run: The run whose folder holds the population.
     """
 
     store: Store
@@ -66,21 +66,21 @@ class Networks:
 
     @classmethod
     def of(cls, name: str, settings: PopulationConfig, run: Run) -> "Networks":
-        """The population, trained unless an earlier run did."""
+        """Return the population, trained now or by an earlier run."""
         return cls(train_population(name, settings, run), settings, run)
 
     @property
     def data(self) -> str:
-        """Name of what it was trained on."""
+        """The name of the training data."""
         return self.settings.data
 
     @cached_property
     def parts(self) -> dict[str, NDArray[np.int64]]:
-        """Networks for training, validation and testing, divided by run."""
+        """The indices of networks for training, validation and testing, divided by run."""
         return flow.divide(self.store, checkpoints="all")
 
     def read(self, part: str, most: int | None = None) -> Params:
-        """The networks of a part, or some of them, evenly spread."""
+        """Return the networks of a part, or at most `most` evenly spread networks."""
         return self.store.read(self.parts[part] if most is None else spread(self.parts[part], most))
 
     def task(
@@ -89,10 +89,10 @@ class Networks:
         data: str | None = None,
         widths: tuple[int, ...] = (),
     ) -> Task:
-        """The task on some examples of data, of networks of these or other widths.
+        """Return the task on some examples of data, for networks of the same or other widths.
 
-        "learned" examples are those that a population of that data is trained on: all for training but the tenth that
-        is kept for validation.
+        "learned" examples are the training examples without the tenth that is reserved for validation. Populations are
+        trained on these examples.
         """
         found = DATA[data or self.data]()
         inputs, classes = found[2:] if part == "test" else found[:2]
@@ -109,7 +109,7 @@ class Networks:
         return Task(module, pairs)
 
     def fit(self, label: str, settings: flow.FlowConfig) -> flow.Flow:
-        """A flow to these networks, fitted unless an earlier run did."""
+        """Return a flow to these networks, fitted now or by an earlier run."""
         place = self.run.place("flows", (self.settings, label, settings))
         state = place.with_suffix(".partial.safetensors")
 
@@ -126,11 +126,11 @@ class Networks:
 
 
 def unit_head(networks: Params, head: str, bias: str) -> Params:
-    """Networks whose last layer is divided by its norm: another loss, the same classes."""
+    """Return networks whose last layer is divided by its norm, which changes the loss but not the classes."""
     norm = torch.linalg.vector_norm(networks[head].flatten(1), dim=1)
     return {**networks, head: networks[head] / norm.reshape(-1, 1, 1), bias: networks[bias] / norm.reshape(-1, 1)}
 
 
 def fewer(settings: PopulationConfig, count: int, epochs: int) -> PopulationConfig:
-    """A population of fewer networks, trained for less time, whose ends alone are kept."""
+    """Return a population of fewer networks with shorter training, of which only the final networks are stored."""
     return replace(settings, count=count, epochs=epochs, checkpoints=None)

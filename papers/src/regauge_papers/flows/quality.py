@@ -1,4 +1,4 @@
-"""Paper 000, tables 7.1 and 7.2 and figures 7.3 to 7.5: how good and how new networks are that flows draw."""
+"""Paper 000, tables 7.1 and 7.2 and figures 7.3 to 7.5: quality and novelty of networks sampled from flows."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,7 @@ SIZES = (1, 3, 10, 30, 100)
 
 
 def measure(study: Study, run: Run) -> Table:
-    """Fit the flows, draw from them, and judge."""
+    """Fit the flows, sample from them, and evaluate the samples."""
     networks = Networks.of(study.name, study.population, run)
     comparison = Comparison(study, networks)
     controls: dict[str, Record] = {}
@@ -99,24 +99,24 @@ def measure(study: Study, run: Run) -> Table:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """The networks and examples that drawn networks are compared with."""
+    """The networks and examples with which sampled networks are compared."""
 
     study: Study
     networks: Networks
 
     @cached_property
     def task(self) -> Any:
-        """On the examples for testing."""
+        """The task on the test examples."""
         return self.networks.task()
 
     @cached_property
     def learned(self) -> Any:
-        """On the examples that the networks were trained on."""
+        """The task on the examples on which the networks were trained."""
         return self.networks.task("learned")
 
     @cached_property
     def known(self) -> KnownNetworks:
-        """Training and held-out networks, and controls."""
+        """The training networks, held-out networks and controls."""
         train, symmetry = self.networks.read("train"), self.networks.store.require_symmetry()
         return KnownNetworks.of(train, self.held_out, symmetry, self.task, self.study.drawn)
 
@@ -126,7 +126,7 @@ class Comparison:
         return self.networks.read("test", self.study.drawn)
 
     def judge(self, fitted: Fitted, drawing: Drawing, seed: int) -> Record:
-        """Draw networks from a flow, and compare them with others."""
+        """Sample networks from a flow, and compare them with other networks."""
         settings = fitted.settings
         began = time.process_time()
         made = self.networks.fit(f"{fitted.label} {seed}", settings)
@@ -160,14 +160,14 @@ class Comparison:
         )
 
     def _with_rest_anew(self, components: Components) -> Params:
-        """Held-out networks, but for what components leave over of them, which is drawn as for networks of a flow."""
+        """Return held-out networks whose residuals outside the components are sampled as for networks of a flow."""
         space = components.networks
         points = align_points(space, components.mean.float(), space.enter(self.held_out))
         chance = self.networks.run.generator("rest")
         return components.with_rest(len(points), chance).leave(components.reduce(points))
 
     def _descended(self, made: flow.Flow, drawing: Drawing) -> dict[str, Record]:
-        """The starts of the flow, and copies, after as many gradient steps as guide the flow, at the same rates."""
+        """Return starts of the flow, and copies, after gradient steps with the number and rates of the guidance."""
         chance = self.networks.run.generator("descend", drawing.label)
         train = self.networks.read("train")
         places = torch.randint(len(self.networks.parts["train"]), (self.study.drawn,), generator=chance)
@@ -199,7 +199,7 @@ class Comparison:
         }
 
     def _averages(self, drawn: Params) -> list[float]:
-        """The accuracy of the averaged probabilities of the first few networks."""
+        """Return the accuracy of the averaged probabilities of the first few networks."""
         totals: list[float] = []
         for size in SIZES:
             right = count = 0
@@ -211,7 +211,7 @@ class Comparison:
         return totals
 
     def _steps(self, made: flow.Flow, drawing: Drawing) -> list[float]:
-        """The mean loss of networks by the number of steps."""
+        """Return the mean loss of networks by the number of steps."""
         euler = replace(drawing, solver="thesis" if drawing.solver == "thesis" else "euler")
         found = []
         for steps in self.study.steps:
@@ -222,7 +222,7 @@ class Comparison:
 
 
 def _draw(title: str, x_label: str, y_label: str, xs: Sequence[int], curves: Mapping[str, Sequence[float]]) -> Picture:
-    """A chart of this library's flows, and one of the thesis' for each way of drawing from them."""
+    """Return a chart of this library's flows, and one chart of the thesis' flows for each sampler."""
     groups: dict[str, list[Series]] = {}
     for label, values in curves.items():
         way = label.rpartition(", ")[2] if label.startswith("thesis") else ""

@@ -1,7 +1,7 @@
-"""Flows over networks that are images: sine networks of digits, drawn for a class, rendered and recognized.
+"""Flows over sine networks of digits: networks are sampled for a class, rendered, and classified.
 
-This goes beyond paper 000. A classifier of images, which was trained on real ones, says whether a drawn network shows
-the digit that was asked for.
+This experiment goes beyond paper 000. An image classifier that was trained on real images decides whether a sampled
+network shows the requested digit.
 """
 
 import functools
@@ -58,7 +58,7 @@ AT_ONCE = 512
 
 @dataclass(frozen=True)
 class Study:
-    """Populations by how they began, and the flow that is fitted to each."""
+    """Settings: populations by initialization, and the flow that is fitted to each population."""
 
     populations: tuple[tuple[str, PopulationConfig], ...]
     settings: flow.FlowConfig
@@ -70,7 +70,7 @@ class Study:
 
 
 def config(scale: Scale) -> Study:
-    """20,000 digits and 240 CPU seconds for a flow; all digits and two hours at the paper's scale."""
+    """Return the settings: 20,000 digits and 240 CPU seconds per flow; all digits and two hours in full."""
     count, seconds = {"smoke": (140, 0.3), "cpu": (20_000, 240.0), "paper": (70_000, 7200.0)}[scale]
     common = mnist_inrs_one_start(count)
     if scale == "smoke":
@@ -98,7 +98,7 @@ def config(scale: Scale) -> Study:
 
 
 def measure(study: Study, run: Run) -> Table:
-    """Fit a flow to each population, draw for every class, and recognize."""
+    """Fit a flow to each population, sample for every class, and classify the samples."""
     rows, notes, pictures = [], [], dict[str, Picture]()
     for label, settings in study.populations:
         store = train_population(f"signals-{label.split()[0]}", settings, run)
@@ -127,7 +127,7 @@ def measure(study: Study, run: Run) -> Table:
 
 
 def _judge(study: Study, label: str, store: Store, run: Run) -> Record:
-    """Judge networks drawn from a flow to a population, and the controls, by class."""
+    """Evaluate networks sampled from a flow to a population, and controls, by class."""
     parts, symmetry = split(store), store.require_symmetry()
     made = _fit(study, label, store, parts, run)
     classes = {name: torch.as_tensor(store.rows["label"][numbers]).long() for name, numbers in parts.items()}
@@ -173,7 +173,7 @@ def _judge(study: Study, label: str, store: Store, run: Run) -> Record:
 
 
 def _fit(study: Study, label: str, store: Store, parts: Mapping[str, NDArray[np.int64]], run: Run) -> flow.Flow:
-    """The flow, fitted unless an earlier run did."""
+    """Return the flow, fitted now or by an earlier run."""
     place = run.place("flows", ("signals", label, study.populations, study.settings))
     state, generator = place.with_suffix(".partial.safetensors"), run.generator("flow", label)
 
@@ -188,7 +188,7 @@ def _fit(study: Study, label: str, store: Store, parts: Mapping[str, NDArray[np.
 
 
 def _align(train_networks: Params, test_networks: Params, symmetry: Symmetry) -> tuple[Points, Points, Space]:
-    """Points of training and test networks, aligned to the middle of the first."""
+    """Return points of training and test networks, aligned to the mean of the training networks."""
     space = Space.of(train_networks, symmetry, flow.Representation("keep"))
     points = space.enter(train_networks)
     middle = find_reference(space, points)
@@ -197,7 +197,7 @@ def _align(train_networks: Params, test_networks: Params, symmetry: Symmetry) ->
 
 
 def _classifier(study: Study, run: Run) -> Callable[[Tensor], Tensor]:
-    """Class probabilities of images `[images, pixels]` by a CNN, trained on real ones unless an earlier run did."""
+    """Return the CNN that classifies images `[images, pixels]`, trained on real images now or by an earlier run."""
     is_small = study.data == "digits"
     module = CNN((8, 16), 32, 10, image=study.side) if is_small else CNN((16, 32), 64, 10, image=study.side)
     training = ClassifierConfig(epochs=3, batch=64)
@@ -234,18 +234,18 @@ def _images(name: str) -> ImageData:
 
 
 def _nearest(images: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
-    """Distances to the nearest of known images, and its number."""
+    """Return the distance to the nearest known image, and its index."""
     found = [torch.cdist(part, known).min(1) for part in torch.split(images, AT_ONCE)]
     return torch.cat([one.values for one in found]), torch.cat([one.indices for one in found])
 
 
 def _spread(images: list[Tensor]) -> Tensor:
-    """The mean distance of two images of one class."""
+    """Return the mean distance of two images of one class."""
     return torch.stack([nn.functional.pdist(own).mean() for own in images if len(own) > 1]).mean()
 
 
 def _show(study: Study, label: str, kinds: Mapping[str, list[Tensor]], known: Tensor) -> Images:
-    """Images of every class, and the training network that is nearest to the first drawn one."""
+    """Return images of every class, and the training network nearest to the first sampled network."""
     rows = [(name, torch.stack([own[k % len(own)] for own in kinds[name]])) for name, ks in SHOWN.items() for k in ks]
     first = rows[0][1]
     rows.insert(1, ("nearest to it of all training networks", known[_nearest(first, known)[1]]))

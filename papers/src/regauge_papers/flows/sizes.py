@@ -1,4 +1,4 @@
-"""Paper 000, figure 7.7: what larger nets of a flow bring, for the same number of steps."""
+"""Paper 000, figure 7.7: the effect of larger nets of a flow at the same number of steps."""
 
 import time
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ QUANTITIES = (
 
 @dataclass(frozen=True)
 class Study:
-    """A population, and nets of several widths."""
+    """Settings: a population, and nets of several widths."""
 
     what: str
     name: str  # of the folder of the population
@@ -36,7 +36,7 @@ class Study:
 
 
 def config(scale: Scale) -> Study:
-    """UCI breast cancer and some hundred steps on a CPU; MNIST at the paper's scale."""
+    """Return the settings: UCI breast cancer and some hundred steps on a CPU; MNIST at the paper's scale."""
     cancer = replace(uci_mlps(2500), checkpoints=Checkpoints(every=80, warmup=160))
     if scale == "smoke":
         small = replace(fewer(cancer, 40, 2), architecture=mlp_architecture(30, 4, 4, 2))
@@ -48,7 +48,7 @@ def config(scale: Scale) -> Study:
 
 
 def measure(study: Study, run: Run) -> Table:
-    """Fit a flow of every kind with every net, and draw from it."""
+    """Fit a flow of every kind with every net, and sample from the flow."""
     networks = Networks.of(study.name, study.population, run)
     task = networks.task()
 

@@ -1,7 +1,7 @@
-"""Populations of paper 000 and the flows that are fitted to them: those of this library, and the thesis'.
+"""Populations of paper 000, with flows of this library and flows of the thesis that are fitted to them.
 
-The thesis' sampler does not follow its flow, and its Geometric flows divide the last layer by its norm, which
-lowers the loss on UCI and raises it on MNIST. Both stand here beside what is right.
+The sampler of the thesis does not follow its flow. The Geometric flows of the thesis divide the last layer by its norm,
+which lowers the loss on UCI and raises it on MNIST. Both are compared with correct versions.
 """
 
 import itertools
@@ -43,7 +43,7 @@ PAIRINGS = (
 
 @dataclass(frozen=True)
 class Drawing:
-    """Settings by which networks are drawn."""
+    """Settings of the sampling of networks."""
 
     label: str
     solver: Literal["heun", "euler", "thesis"] = "heun"
@@ -57,7 +57,7 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Fitted:
-    """A flow, and how networks are drawn from it."""
+    """A flow, and the settings of sampling from the flow."""
 
     label: str
     settings: flow.FlowConfig
@@ -67,7 +67,7 @@ class Fitted:
 
 @dataclass(frozen=True)
 class Study:
-    """A population, flows that are fitted to it, and how many networks are drawn from each."""
+    """Settings: a population, flows that are fitted to it, and the number of samples of each flow."""
 
     what: str
     name: str
@@ -81,7 +81,7 @@ class Study:
 
 
 def uci(scale: Scale) -> Study:
-    """2,500 runs and four CPU minutes for a flow on a laptop; 10,000 runs and an hour at the paper's scale."""
+    """Return the settings: 2,500 runs and four CPU minutes per flow on a laptop; 10,000 runs and an hour in full."""
     count, seconds = {"smoke": (40, 0.3), "cpu": (2500, 240.0), "paper": (10_000, 3600.0)}[scale]
     population = replace(uci_mlps(count), checkpoints=Checkpoints(every=80, warmup=160))
     if scale == "smoke":
@@ -101,7 +101,7 @@ def uci(scale: Scale) -> Study:
 
 
 def mnist(scale: Scale) -> Study:
-    """5,000 runs of five epochs on a laptop, of which only the ends are kept; 50 runs of 25 epochs in the paper."""
+    """Return the settings: final networks of 5,000 runs of five epochs on a laptop; 50 runs of 25 in the paper."""
     count, epochs, seconds = {"smoke": (40, 1, 0.3), "cpu": (5000, 5, 480.0), "paper": (3000, 25, 7200.0)}[scale]
     population = fewer(mnist_tiny_mlps(), count, epochs)
     if scale == "smoke":
@@ -130,7 +130,7 @@ def mnist(scale: Scale) -> Study:
 
 
 def mnist_long(scale: Scale) -> Study:
-    """One flow to 20,000 runs with more components, a larger net, and what is left of two CPU hours; not guided."""
+    """Return one unguided flow to 20,000 runs, with more components, a larger net, and the rest of two CPU hours."""
     count, seconds = {"smoke": (40, 0.3), "cpu": (20_000, 3600.0), "paper": (50_000, 14_400.0)}[scale]
     known = mnist(scale)
     long = in_components(seconds, scale, 2 * COMPONENTS, flow.Perceptron(512, 4))
@@ -152,7 +152,7 @@ def mnist_long(scale: Scale) -> Study:
 def in_all_values(
     seconds: float, scale: Scale, prior: PriorSettings, pulls: tuple[tuple[float, float], ...] = ()
 ) -> Fitted:
-    """The flow of this library for few values: of aligned networks, with tokens that are units."""
+    """Return the flow of this library for few values: aligned networks, with units as tokens."""
     settings = replace(
         _common(seconds, scale),
         representation=flow.Representation("flat"),
@@ -164,7 +164,7 @@ def in_all_values(
 
 
 def in_components(seconds: float, scale: Scale, count: int = COMPONENTS, net: flow.Perceptron = MEDIUM) -> Fitted:
-    """The flow of this library for many values: in the principal components of aligned networks."""
+    """Return the flow of this library for many values, in the principal components of aligned networks."""
     if scale == "smoke":
         count, net = 3, flow.Perceptron(8, 1)
     settings = replace(
@@ -178,7 +178,7 @@ def in_components(seconds: float, scale: Scale, count: int = COMPONENTS, net: fl
 
 
 def by_transport(fitted: Fitted) -> Fitted:
-    """The unguided flow, fitted with the starts of a batch assigned to its ends by optimal transport."""
+    """Return the unguided flow, with the starts of a batch assigned to its ends by optimal transport."""
     drawing = fitted.drawings[0]
     return replace(
         fitted,
@@ -208,21 +208,21 @@ def _drawings(label: str, pulls: tuple[tuple[float, float], ...]) -> tuple[Drawi
 
 
 def describe_pull(strength: float, dropout: float) -> str:
-    """Guidance of this strength and dropout, in words."""
+    """Return a description of guidance with a strength and a dropout."""
     return f"guided, strength {strength:g}" + (f", {dropout:.0%} of the inputs dropped" if dropout else "")
 
 
 def thesis(
     seconds: float, scale: Scale, head: str, paper: Mapping[str, Mapping[str, tuple[str, ...]]]
 ) -> tuple[Fitted, ...]:
-    """The thesis' flows at a smaller width, drawn with its sampler and with the flow's own equation.
+    """Return the flows of the thesis at a smaller width, sampled by its sampler and by the equation of the flow.
 
-    Those of independent starts are guided, too, by the equation.
+    Flows with independent starts are also guided when they are sampled by the equation.
 
     Args:
         seconds: CPU seconds for each flow.
-        scale: Of the experiment.
-        head: The last layer, without ".weight".
+        scale: The scale of the experiment.
+        head: The name of the last layer, without ".weight".
         paper: Accuracy, loss and divergence in the thesis, by kind of flow and by the words of `PAIRINGS`.
     """
     small = flow.Metanetwork(RelationalAttention(heads=2), 8, 1)

@@ -1,4 +1,4 @@
-"""Paper 000, tables 7.3 and 7.4 and figure 7.6: flows guided to another task, as a start there, at other widths."""
+"""Paper 000, tables 7.3 and 7.4 and figure 7.6: flows guided to another task, used as initialization, and resized."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -47,7 +47,7 @@ Makers = Mapping[str, Callable[[], Params]]
 
 @dataclass(frozen=True)
 class Source:
-    """A flow: its name in tables, the label under which it is fitted, and its settings."""
+    """A flow with its name in tables, the label under which it is fitted, and its settings."""
 
     name: str
     label: str
@@ -55,13 +55,13 @@ class Source:
     kind: str = ""  # "euclidean" or "geometric", for the thesis' flows
 
     def fit(self, networks: Networks) -> flow.Flow:
-        """The flow, fitted unless an earlier run did."""
+        """Return the flow, fitted now or by an earlier run."""
         return networks.fit(self.label, self.settings)
 
 
 @dataclass(frozen=True)
 class Study:
-    """A population, flows that are fitted to it, and where they are used."""
+    """Settings: a population, flows that are fitted to it, and the tasks and widths for which they are used."""
 
     population: PopulationConfig
     own: Source  # the flow of this library
@@ -76,9 +76,9 @@ class Study:
 
 
 def config(scale: Scale) -> Study:
-    """Equivariant flows of MLPs 784-10-10 on MNIST, used on Fashion-MNIST and for 32 hidden units.
+    """Return the settings: equivariant flows of MLPs 784-10-10 on MNIST, for Fashion-MNIST and 32 hidden units.
 
-    The thesis' flows are those of the experiment `mnist`.
+    The flows of the thesis are those of the experiment `mnist`.
     """
     known = studies.mnist(scale)
     settings = flow.FlowConfig(
@@ -102,7 +102,7 @@ def config(scale: Scale) -> Study:
 
 
 def guidance(study: Study, run: Run) -> Table:
-    """Guide flows by the loss of another task, beside as many gradient steps without a flow."""
+    """Guide flows by the loss of another task, and compare with equally many gradient steps without a flow."""
     networks = Networks.of("mnist", study.population, run)
     there, here = networks.task(data=study.other), networks.task()
     learned = networks.task("train", study.other)
@@ -165,7 +165,7 @@ def guidance(study: Study, run: Run) -> Table:
 
 
 def widths(study: Study, run: Run) -> Table:
-    """Draw networks of another width from flows, guided by the task or not."""
+    """Sample networks of another width from flows, with and without guidance by the task."""
     networks = Networks.of("mnist", study.population, run)
     inputs, hidden, outputs = study.population.architecture.settings["widths"]
     wide, wider = (inputs, study.wide, outputs), f"{study.wide} units"
@@ -250,19 +250,19 @@ def _rows(
 
 
 def _improve(first: Callable[[], Params], learned: Task, steps: int, strength: float) -> Params:
-    """Networks after plain gradient steps, whose learning rates sum to `strength`."""
+    """Return networks after plain gradient steps whose learning rates sum to `strength`."""
     return descend(flow.BatchLoss(learned), first(), steps=steps, rate=strength / steps)
 
 
 def _random(study: Study, run: Run, widths: tuple[int, ...] | None = None) -> Params:
-    """Networks as the population began, or as it would have begun with other widths."""
+    """Return initial networks of the population, of the same or other widths."""
     architecture = mlp_architecture(*widths) if widths else study.population.architecture
     starts = [draw_start(study.population.initialization, run.seed, k) for k in range(study.drawn)]
     return initialize(architecture, starts, torch.float32)
 
 
 def _starts(study: Study, starts: Makers, learned: Task, there: Task) -> Record:
-    """Loss and accuracy on the other task while networks are trained on it, from each start."""
+    """Return loss and accuracy on the other task while networks are trained on it, from each initialization."""
     every, count = max(1, study.steps // 8), 8
     found: Record = {"steps": [every * k for k in range(count + 1)], "loss": {}, "accuracy": {}}
     for name, make in starts.items():

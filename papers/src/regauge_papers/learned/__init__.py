@@ -1,7 +1,7 @@
-"""Paper 001: a net learns to align.
+"""Paper 001: a net that learns to align.
 
 References:
-    Navon et al. (2024), Equivariant Deep Weight Space Alignment, which calls it Deep-Align.
+    Navon et al. (2024), Equivariant Deep Weight Space Alignment, which calls the method Deep-Align.
 """
 
 from functools import partial

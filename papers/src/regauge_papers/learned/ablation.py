@@ -1,4 +1,4 @@
-"""Table 6 of paper 001: matchers that are trained with two or with all three of the losses."""
+"""Table 6 of paper 001: matchers that are trained with two or three losses."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -34,14 +34,14 @@ POPULATIONS = {"MNIST": ("mnist-mlps", mnist_mlps(), None), "CIFAR-10": ("cifar1
 
 @dataclass(frozen=True)
 class Study:
-    """A matcher for each choice of losses, all trained on the same networks."""
+    """Settings: a matcher for each choice of losses, all trained on the same networks."""
 
     data: str
     lessons: Mapping[str, Lessons]  # by the losses, in words
 
 
 def config(scale: Scale, *, data: str) -> Study:
-    """MLPs with three hidden layers of 128 units."""
+    """Return the settings: MLPs with three hidden layers of 128 units."""
     folder, population, count = POPULATIONS[data]
     lessons = mlps.lessons(scale, mlps.population(scale, folder, population, count=count if scale == "cpu" else None))
     return Study(
@@ -54,7 +54,7 @@ def config(scale: Scale, *, data: str) -> Study:
 
 
 def measure(study: Study, run: Run) -> Table:
-    """Train the matchers, and align the same pairs with each."""
+    """Train the matchers, and align the same pairs with each matcher."""
     first = next(iter(study.lessons.values()))
     networks = Networks.of(first.populations[0], run)
     without = untrained_ways(has_classes=True, is_refined=False)

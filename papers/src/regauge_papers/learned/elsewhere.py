@@ -1,4 +1,4 @@
-"""Matchers used on networks that they were not trained for: other widths, other data, another shape."""
+"""Matchers used on networks for which they were not trained: other widths, other data, another shape."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -43,7 +43,7 @@ TABLE_3 = (
 
 @dataclass(frozen=True)
 class Study:
-    """Matchers, and the populations that all of them are used on."""
+    """Settings: matchers, and the populations on which all matchers are used."""
 
     title: str
     matchers: Mapping[str, Lessons]  # by what they were trained on, in words
@@ -53,7 +53,7 @@ class Study:
 
 
 def widths(scale: Scale) -> Study:
-    """A matcher of MLPs of widths 32 and 64, used at 128, beside one that was trained there."""
+    """Return the settings: a matcher of MLPs of widths 32 and 64 used at 128, and a matcher trained at 128."""
     count = NARROW if scale == "cpu" else None
     narrow = {
         width: mlps.population(scale, f"mnist-mlps-{width}", _mnist(width, width, width), count=count)
@@ -66,7 +66,7 @@ def widths(scale: Scale) -> Study:
 
 
 def transfer(scale: Scale) -> Study:
-    """A matcher of MLPs on MNIST, used on networks of other data and of another shape."""
+    """Return the settings: a matcher of MLPs on MNIST, used on networks of other data and of another shape."""
     data = "digits" if scale == "smoke" else "mnist"
     rotated = replace(mnist_mlps(), data=f"{__name__}:rotated_{data}")
     few = partial(mlps.population, scale, count=2 * mlps.PAIRS[scale])
@@ -80,12 +80,12 @@ def transfer(scale: Scale) -> Study:
 
 
 def _mnist(*units: int) -> PopulationConfig:
-    """MLPs on MNIST with these hidden layers."""
+    """Return MLPs on MNIST with the given hidden layers."""
     return replace(mnist_mlps(), architecture=mlp_architecture(784, *units, 10))
 
 
 def measure(study: Study, run: Run) -> Table:
-    """Train the matchers, and align pairs of every population with each."""
+    """Train the matchers, and align pairs of every population with each matcher."""
     known: dict[Population, Networks] = {}
 
     def networks_of(population: Population) -> Networks:
@@ -121,18 +121,18 @@ def measure(study: Study, run: Run) -> Table:
 
 
 def adapt(net: Metanet, networks: Networks) -> None:
-    """Have a net read networks of other widths than before."""
+    """Adapt a net to networks of other widths."""
     if not net.reads(networks.tested):
         net.adapt(networks.store.require_symmetry(), networks.store.architecture.module())
 
 
 def rotated_mnist() -> Examples:
-    """MNIST, each image turned by a random angle between -45 and 45 degrees."""
+    """Return MNIST with each image rotated by a random angle between -45 and 45 degrees."""
     return image_classes(_turned(mnist()), 0.1307, 0.3081)
 
 
 def rotated_digits() -> Examples:
-    """The digits, turned likewise."""
+    """Return the digits, rotated in the same way as MNIST."""
     return image_classes(_turned(digits()), 0.0, 1.0)
 
 
@@ -142,7 +142,7 @@ def _turned(data: ImageData) -> ImageData:
 
 
 def turn(images: Tensor, seed: int) -> Tensor:
-    """Images `[n, channel, y, x]`, each turned about its center; what comes from outside is black."""
+    """Rotate each image `[n, channel, y, x]` about its center; pixels from outside are black."""
     chance = torch.Generator().manual_seed(seed)
     angles = torch.deg2rad(MOST_DEGREES * (2 * torch.rand(len(images), generator=chance) - 1))
     cosines, sines = angles.cos(), angles.sin()

@@ -33,14 +33,14 @@ COLUMNS = (BARRIER, AREA, MIDPOINT, ENDS, ACCURACY, ENDS_RIGHT, SECONDS)
 
 @dataclass(frozen=True)
 class Study:
-    """Networks of both halves, and how a matcher is trained on them."""
+    """Settings: networks of both halves, and the training of a matcher on them."""
 
     lessons: Lessons
     notes: tuple[str, ...]
 
 
 def config(scale: Scale) -> Study:
-    """MLPs on MNIST; at the scale of the paper its CNNs on CIFAR-10."""
+    """Return the settings: MLPs on MNIST; at the paper's scale, the paper's CNNs on CIFAR-10."""
     if scale == "paper":
         population = Population("cifar10-halves", cifar10_halves(), 100)
         return Study(mlps.lessons(scale, population), ())
@@ -51,7 +51,7 @@ def config(scale: Scale) -> Study:
 
 
 def measure(study: Study, run: Run) -> Table:
-    """Align pairs of one network of each half, and evaluate the lines between them on all classes."""
+    """Align pairs with one network of each half, and evaluate the lines between them on all classes."""
     lessons = study.lessons
     networks = Networks.of(lessons.populations[0], run)
     matcher = train_matcher(lessons, [networks], run)

@@ -1,4 +1,4 @@
-"""Figure 4b and the last column of table 6: sine networks of CIFAR-10 images, and which losses train their matcher.
+"""Figure 4b and the last column of table 6: sine networks of CIFAR-10 images, and losses of their matcher.
 
 References:
     Navon et al. (2024), figure 4, table 6, and appendices E and F.
@@ -41,7 +41,7 @@ PAPER = {LINE: "0.063", "Deep-Align by distance": "0.127", "Deep-Align by all lo
 
 @dataclass(frozen=True)
 class Study:
-    """Networks that are images, and how matchers are trained on them, with each set of losses."""
+    """Settings: networks that represent images, and the training of matchers with each set of losses."""
 
     lessons: Lessons
     notes: tuple[str, ...] = ()
@@ -79,7 +79,7 @@ def measure(study: Study, run: Run) -> Table:
 
 
 def config(scale: Scale) -> Study:
-    """Images of CIFAR-10; in small the digits."""
+    """Return the settings: images of CIFAR-10, or the digits for test runs."""
     line: dict[str, Any] = {"line_by": "outputs"}
     if scale == "smoke":
         architecture = siren_architecture(2, 4, 1, depth=2)

@@ -1,4 +1,4 @@
-"""MLPs that train in seconds: their populations, and how matchers are trained on them, at every scale."""
+"""MLPs that train in seconds: their populations, and the training of matchers on them, at every scale."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ REDUCED = (
 
 
 def population(scale: Scale, folder: str, config: PopulationConfig, *, count: int | None = None) -> Population:
-    """A population in a folder of that name, with as many networks as the scale allows by default."""
+    """Return a population in a folder; by default the scale determines the number of networks."""
     config = replace(config, count=count or COUNTS[scale])
     if scale == "smoke":
         _, *hidden, classes = config.architecture.settings["widths"]
@@ -34,12 +34,12 @@ def population(scale: Scale, folder: str, config: PopulationConfig, *, count: in
 
 
 def mnist(scale: Scale) -> Population:
-    """MLPs 784-128-128-128-10 on MNIST, which several experiments share."""
+    """Return MLPs 784-128-128-128-10 on MNIST, which several experiments share."""
     return population(scale, "mnist-mlps", mnist_mlps())
 
 
 def matching(scale: Scale) -> MatchingConfig:
-    """The settings of a matcher."""
+    """Return the settings of a matcher."""
     if scale == "smoke":
         return MatchingConfig(width=8, depth=1, vectors=8, epochs=1, batch=8, checked=2)
     shared = MatchingConfig(depth=2, probes=128, lr=3e-3)
@@ -49,5 +49,5 @@ def matching(scale: Scale) -> MatchingConfig:
 
 
 def lessons(scale: Scale, *populations: Population) -> Lessons:
-    """The networks and the settings of a matcher's training."""
+    """Return the networks and the settings of the training of a matcher."""
     return Lessons(populations, matching(scale), EXAMPLES[scale])

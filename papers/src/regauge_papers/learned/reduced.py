@@ -1,4 +1,4 @@
-"""Tables 1, 2 and 5 on CIFAR-10: networks that are reduced at the scale "cpu", and a matcher for each kind.
+"""Tables 1, 2 and 5 on CIFAR-10: networks that are smaller at the scale "cpu", with a matcher for each kind.
 
 References:
     Navon et al. (2024), tables 1, 2 and 5, figure 6, and appendices E and F.
@@ -42,7 +42,7 @@ PAPER: Mapping[str, Mapping[str, str]] = {
 
 
 def short(architecture: Architecture, count: int, *, steps: int, data: str = "cifar10-16") -> PopulationConfig:
-    """Convolutional networks that are trained shortly, from initial values from which they learn at once."""
+    """Return convolutional networks with a short training, from initial values with which they learn at once."""
     return PopulationConfig(
         architecture,
         data,
@@ -95,7 +95,7 @@ WHAT = {
 
 
 def config(scale: Scale, *, name: str) -> Study:
-    """The networks of a table; in small on the digits."""
+    """Return the settings: the networks of a table, or small networks on the digits for test runs."""
     what, paper, further = WHAT[name], PAPER[name], (FROM_IDENTITY,)
     if scale == "smoke":
         matching = MatchingConfig(width=8, depth=1, vectors=8, epochs=1, batch=4, checked=2)

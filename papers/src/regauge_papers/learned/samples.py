@@ -1,4 +1,4 @@
-"""Figure 8 of paper 001, for MLPs: the barrier by the number of networks, by the time of training, and by the net."""
+"""Figure 8 of paper 001 for MLPs: the barrier by the number of networks, by training time, and by net."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,26 +28,26 @@ DASHED = ("Weight Matching", "Mixed Matching")
 
 @dataclass(frozen=True)
 class Point:
-    """A matcher, and its place on a curve."""
+    """A matcher with its position on a curve."""
 
     x: float
     lessons: Lessons
 
     def label(self, axis: str) -> str:
-        """Its place in words."""
+        """Return the position in words."""
         return f"{axis} {self.x:g}"
 
 
 @dataclass(frozen=True)
 class Study:
-    """Curves of matchers; the largest of all is the same on each."""
+    """Settings: curves of matchers, which share the largest matcher."""
 
     curves: Mapping[str, Sequence[Point]]  # by what varies, in words
     largest: Lessons
 
 
 def config(scale: Scale) -> Study:
-    """Matchers of MLPs 784-128-128-128-10 on MNIST."""
+    """Return the settings: matchers of MLPs 784-128-128-128-10 on MNIST."""
     lessons = mlps.lessons(scale, mlps.mnist(scale))
     matching = lessons.matching
     counts = {"smoke": (8,), "cpu": (16, 100), "paper": (100, 400, 1800)}[scale]
@@ -71,7 +71,7 @@ def config(scale: Scale) -> Study:
 
 
 def measure(study: Study, run: Run) -> Table:
-    """Train the matchers of all curves, and align the same pairs with each."""
+    """Train the matchers of all curves, and align the same pairs with each matcher."""
     networks = Networks.of(study.largest.populations[0], run)
     without = untrained_ways(has_classes=True)
     rows = rows_of(without, align_pairs(networks, without, study.largest.examples, run))
@@ -100,12 +100,12 @@ def measure(study: Study, run: Run) -> Table:
 
 
 def _place(lessons: Lessons, axis: str, networks: int) -> float:
-    """The place of a matcher of all networks on a curve."""
+    """Return the position on a curve of the matcher that is trained on all networks."""
     return float(networks if axis == "networks" else getattr(lessons.matching, axis))
 
 
 def _chart(axis: str, found: Mapping[float, Sequence[Row]], known: Mapping[str, Row]) -> Chart:
-    """The barrier of each way of a matcher, with standard errors, and of ways without training."""
+    """Return a chart of barriers with standard errors, of each use of a matcher and of untrained methods."""
     places = sorted(found)
     series = [
         _series(rows[0].label.rpartition(": ")[2], places, rows, "line")

@@ -1,7 +1,8 @@
-"""Positive scales of ReLU units, which paper 001 leaves as they are, chosen by descent after an alignment.
+"""Positive scales of ReLU units, chosen by descent after an alignment; paper 001 does not change scales.
 
-A hidden ReLU unit may be multiplied by any positive number, and what reads it divided by it. The papers match orders of
-units alone. Here the orders of weight matching and of mixed matching are kept, and scales descend on the loss halfway.
+A hidden ReLU unit may be multiplied by any positive number if the outgoing weights are divided by this number. The
+papers match only the orders of units. This experiment keeps the orders of weight matching and of mixed matching, and
+fits scales by descent on the midpoint loss.
 """
 
 from collections.abc import Mapping
@@ -32,14 +33,14 @@ TEMPERED_WEIGHTS = "Weight Matching, temperature fitted"
 
 @dataclass(frozen=True)
 class Study:
-    """Populations, by what they are in words, and the training examples that methods with data see."""
+    """Settings: populations by description, and the training examples for methods that use data."""
 
     tested: Mapping[str, Population]
     examples: int
 
 
 def config(scale: Scale) -> Study:
-    """MLPs with three hidden layers: three widths on MNIST, two other data sets."""
+    """Return the settings: MLPs with three hidden layers, of three widths on MNIST and on two other data sets."""
     kinds: dict[str, tuple[str, PopulationConfig]] = {
         f"MNIST, width {width}": (f"mnist-mlps-{width}", _of_width(width)) for width in (32, 128, 512)
     }

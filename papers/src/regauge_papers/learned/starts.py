@@ -1,4 +1,4 @@
-"""Figure 7: a matcher as the start of Sinkhorn, by its steps and by time, and of weight matching.
+"""Figure 7: a matcher as the initialization of Sinkhorn (by steps and by time) and of weight matching.
 
 References:
     Navon et al. (2024), figure 7 and appendix F; figure 4, the barrier by the number of steps.
@@ -41,7 +41,7 @@ COSINE = Quantity("cosine")
 
 @dataclass(frozen=True)
 class Study:
-    """A matcher, and how many steps of Sinkhorn follow each start."""
+    """Settings: a matcher, and the numbers of Sinkhorn steps after each initialization."""
 
     what: str  # the networks, in words
     lessons: Lessons
@@ -51,18 +51,18 @@ class Study:
 
 @dataclass(frozen=True)
 class Continued(Method):
-    """Weight matching from where another method ends."""
+    """Weight matching that is initialized by the result of another method."""
 
     start: Method
 
     def match(self, problem: Problem) -> Results:
-        """See `align`; the start sees no data."""
+        """See `align`; the first method sees no data."""
         found = self.start.match(replace(problem, task=None))
         return rg.WeightMatching(init=found.element).match(problem)
 
 
 def measure(study: Study, run: Run) -> Table:
-    """Continue from every start by Sinkhorn, and from the matcher by weight matching."""
+    """Continue every initialization by Sinkhorn, and the matcher also by weight matching."""
     lessons = study.lessons
     networks = Networks.of(lessons.populations[0], run)
     matcher = train_matcher(lessons, [networks], run)
@@ -94,7 +94,7 @@ def measure(study: Study, run: Run) -> Table:
 
 
 def series_of(matcher: Way, steps: Sequence[int]) -> dict[str, list[Way]]:
-    """For each start the ways without and with these numbers of steps of Sinkhorn."""
+    """Return, for each initialization, rows without Sinkhorn and with the given numbers of steps."""
     starts = (
         Way("Naive"),
         Way("Weight Matching", rg.WeightMatching()),
@@ -113,13 +113,13 @@ def series_of(matcher: Way, steps: Sequence[int]) -> dict[str, list[Way]]:
 
 
 def sinkhorn(start: Method | None, steps: int) -> rg.Sinkhorn:
-    """Sinkhorn with this number of steps from a start, judged at the end; from the identity as published."""
+    """Return Sinkhorn with a number of steps from an initialization, evaluated at the end."""
     method = rg.Sinkhorn(loss="midpoint", init=start, steps=steps, every=steps)
     return replace(method, confidence=0.02, lr=0.3) if start is None else method
 
 
 def cosine_of(a: Params, b: Params, symmetry: Symmetry) -> Record:
-    """The cosine of two networks at the points of smallest norm on their orbits."""
+    """Return the cosine of two networks at the points of smallest norm on their orbits."""
 
     def product(left: Params, right: Params) -> float:
         return rg.align(left, right, symmetry, method=rg.WeightMatching(max_sweeps=1)).initial
@@ -128,9 +128,9 @@ def cosine_of(a: Params, b: Params, symmetry: Symmetry) -> Record:
 
 
 def draw_starts(rows: Mapping[str, Sequence[Row]], steps: Sequence[int]) -> tuple[Chart, Chart]:
-    """The barrier of each start by the steps of Sinkhorn that follow, and by CPU seconds, the start's own included.
+    """Return charts of the barrier of each initialization by Sinkhorn steps, and by total CPU seconds.
 
-    What lies far above all aligned starts is not shown.
+    Barriers far above those of all aligned initializations are not shown.
     """
 
     def series(label: str, xs: Sequence[float], several: Sequence[Row]) -> Series:
@@ -154,7 +154,7 @@ def draw_starts(rows: Mapping[str, Sequence[Row]], steps: Sequence[int]) -> tupl
 
 @dataclass(frozen=True)
 class Kind:
-    """Networks that are aligned from several starts."""
+    """Networks that are aligned from several initializations."""
 
     what: str  # in words
     folder: str  # of the population
@@ -167,7 +167,7 @@ class Kind:
 
 
 def config(scale: Scale, *, kind: Kind) -> Study:
-    """The networks of a kind, and a matcher of them."""
+    """Return the settings: the networks of a kind, and a matcher of these networks."""
     if scale == "smoke":
         small = replace(kind.matching, width=8, depth=1, vectors=8, probes=0, epochs=1, batch=4, checked=2)
         tiny = Population(f"{kind.folder}-start-smoke", kind.tiny, 1)

@@ -1,4 +1,4 @@
-"""Parts of all experiments on learned alignment: populations, matchers trained on them, pairs aligned in many ways.
+"""Common parts of experiments on learned alignment: populations, matchers, and aligned pairs.
 
 References:
     Navon et al. (2024), section 6 and appendix E.
@@ -42,7 +42,7 @@ QUANTITIES = (BARRIER, AREA, SECONDS)
 
 @dataclass(frozen=True)
 class Population:
-    """Networks of one kind, and how many of them no matcher sees."""
+    """Networks of one kind, and the number of networks that no matcher sees."""
 
     folder: str  # beginning of the name of its folder
     config: PopulationConfig
@@ -52,7 +52,7 @@ class Population:
 
 @dataclass(frozen=True)
 class Lessons:
-    """Populations, examples and settings that a matcher is trained with."""
+    """Populations, examples and settings for the training of a matcher."""
 
     populations: tuple[Population, ...]
     matching: MatchingConfig
@@ -62,7 +62,7 @@ class Lessons:
 
 @dataclass(frozen=True, eq=False)
 class Networks:
-    """The networks of a population, and the examples that they learned."""
+    """The networks of a population, with their training examples."""
 
     population: Population
     store: Store
@@ -70,16 +70,16 @@ class Networks:
 
     @classmethod
     def of(cls, population: Population, run: Run) -> "Networks":
-        """The population, trained unless an earlier run did."""
+        """Return the population, trained now or by an earlier run."""
         store = train_population(population.folder, population.config, run)
         return cls(population, store, load_examples(population.config.data))
 
     @cached_property
     def split(self) -> dict[str, NDArray[np.int64]]:
-        """The last networks for the pairs of the table, those before for validation, the first for training.
+        """The split: the last networks for the table, the networks before for validation, the first for training.
 
-        Views of a signal are neighbors; two views of each of the last signals are pairs. Networks of both halves of the
-        classes alternate.
+        Networks of the same signal are neighbors, and two networks of each of the last signals form a pair. Networks of
+        the two halves of the classes alternate.
         """
         rows, order = self.store.rows, np.arange(len(self.store))
         if self.examples.is_signals:
@@ -97,15 +97,15 @@ class Networks:
 
     @cached_property
     def tested(self) -> Params:
-        """The networks of the pairs of the table."""
+        """The networks that form the pairs of the table."""
         return self.store.read(self.split["test"])
 
     def pair(self, number: int) -> tuple[Params, Params]:
-        """A pair of networks that are kept for the table."""
+        """Return a pair of networks that is reserved for the table."""
         return select(self.tested, 2 * number), select(self.tested, 2 * number + 1)
 
     def task(self, count: int, number: int = 0, *, is_kept: bool = False) -> rg.Task:
-        """Some examples for training, or those that were kept from it; of signals those of a pair's signal."""
+        """Return a task on some training or held-out examples; for signals, on the signal of a pair."""
         known = self.examples
         inputs = known.validation_inputs[: self.population.judged] if is_kept else known.inputs[:count]
         targets = known.validation_targets if is_kept else known.targets
@@ -117,7 +117,7 @@ class Networks:
 
 
 def train_matcher(lessons: Lessons, several: Sequence[Networks], run: Run) -> learn.LearnedMatching:
-    """The matcher of the networks of the lessons' populations, trained unless an earlier run did."""
+    """Return the matcher of the populations of the lessons, trained now or by an earlier run."""
     is_signals, stores = several[0].examples.is_signals, [one.store for one in several]
     path = run.place("matchers", (lessons, BATCH))
     state = path.with_name(f"{path.stem}.partial.safetensors")
@@ -143,7 +143,7 @@ def train_matcher(lessons: Lessons, several: Sequence[Networks], run: Run) -> le
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """A matcher, and what it does to pairs that it has not seen."""
+    """A matcher with its results on pairs that it has not seen."""
 
     label: str
     lessons: Lessons
@@ -153,7 +153,7 @@ class Trained:
 
     @property
     def note(self) -> str:
-        """A sentence on the training of the matcher, for the notes of a table."""
+        """Return a note on the training of the matcher, for a table."""
         return f"{self.label}: {describe_training(self.matcher, self.lessons)}"
 
 
@@ -163,13 +163,13 @@ def try_matchers(
     ways: Callable[[str, learn.LearnedMatching], Sequence[Way]],
     run: Run,
 ) -> list[Trained]:
-    """Train a matcher on each of these lessons, and align the pairs of a population with it.
+    """Train a matcher on each of the lessons, and align the pairs of a population with each matcher.
 
     Args:
-        lessons: By the label of the matcher.
-        networks: The population, which the lessons are about.
-        ways: Those of a matcher, by its label.
-        run: Keeps matchers and what was measured; processes that share it train different matchers.
+        lessons: The lessons by the label of the matcher.
+        networks: The population of the lessons.
+        ways: A function that returns the rows of a matcher, given its label.
+        run: The run that stores matchers and measurements; processes that share a run train different matchers.
     """
 
     def one(_: Progress, label: str) -> Trained:
@@ -183,7 +183,7 @@ def try_matchers(
 
 
 def join_splits(several: Sequence[Networks], most: int | None) -> dict[str, NDArray[np.int64]]:
-    """The split of several populations, numbered one after the other, with so many of each for training at most."""
+    """Return the joint split of several populations, with at most `most` training networks of each."""
     starts = np.cumsum([0, *(len(one.store) for one in several)])
     return {
         part: np.concatenate(
@@ -197,9 +197,9 @@ def join_splits(several: Sequence[Networks], most: int | None) -> dict[str, NDAr
 
 
 def untrained_ways(*, has_classes: bool, is_refined: bool = True) -> tuple[Way, ...]:
-    """The rows without any training: the paper's, mixed matching, and for classifiers a fitted temperature.
+    """Return the rows without training: those of the paper, mixed matching, and for classifiers a fitted temperature.
 
-    Those that are refined by the midpoint are left out if that is said.
+    Rows that are refined by the midpoint loss are included only if `is_refined`.
     """
     return (
         Way("Naive"),
@@ -219,7 +219,7 @@ def learned_ways(
     has_classes: bool = False,
     is_detailed: bool = False,
 ) -> tuple[Way, ...]:
-    """The rows of a matcher; see `untrained_ways`. Detailed are one sweep without data, and ten times the steps."""
+    """Return the rows of a matcher; `is_detailed` adds one sweep without data, and ten times the steps."""
     return (
         Way(label, _Alone(matcher)),
         *([Way(f"{label} and a sweep", _Alone(matcher, sweeps=1))] if is_detailed else []),
@@ -239,13 +239,13 @@ def _refined(init: Method, steps: int = 30) -> Method:
 
 
 def rescaled(init: Method | None) -> Method:
-    """The order of units that a method finds, or theirs as trained, and as many steps on scales as Sinkhorn has."""
+    """Return a method that keeps an order of units, and takes as many steps on scales as Sinkhorn takes."""
     return rg.ContinuousDescent("midpoint", init=init, steps=30)
 
 
 @dataclass(frozen=True, repr=False)
 class _Alone(Method):
-    """Matching by a matcher's vectors, and sweeps if there are any, without data."""
+    """Matching by the vectors of a matcher, and by sweeps if there are any, without data."""
 
     matcher: learn.LearnedMatching
     sweeps: int = 0
@@ -266,18 +266,18 @@ def align_pairs(
     *,
     also: Callable[[Params, Params, Symmetry], Record] | None = None,
 ) -> list[list[Record]]:
-    """Align the pairs of a population in every way, and evaluate the lines between them.
+    """Align the pairs of a population by each method, and evaluate the lines between them.
 
     Args:
         networks: The population.
-        ways: How pairs are aligned.
-        examples: For training, that methods with data see.
-        run: Keeps what was measured.
-        lessons: Of the matcher in these ways, if there is one.
-        also: Measures more of a first network, the moved second one and their symmetry.
+        ways: The methods that align pairs.
+        examples: The number of training examples for methods that use data.
+        run: The run that stores measurements.
+        lessons: The lessons of the matcher, if the methods use one.
+        also: A further measurement, given the first network, the moved second network and their symmetry.
 
     Returns:
-        For each way a record of each pair.
+        For each method, a record of each pair.
     """
     symmetry = networks.store.require_symmetry()
 
@@ -296,7 +296,7 @@ def align_pairs(
 def rows_of(
     ways: Sequence[Way], found: Sequence[Sequence[Record]], paper: Mapping[str, str] | None = None, group: str = ""
 ) -> list[Row]:
-    """A row for each way, labelled by its group and the way, with the paper's barrier by that label."""
+    """Return a row for each method, labelled by group and method, with the barrier that the paper has for the label."""
     labels = [f"{group}: {way.label}" if group else way.label for way in ways]
     return [
         Row.of(label, [records], QUANTITIES, paper={"barrier": (paper or {}).get(label, "")}, is_drawn=not group)
@@ -305,7 +305,7 @@ def rows_of(
 
 
 def notes_of(networks: Networks) -> tuple[str, ...]:
-    """Notes on how pairs are judged."""
+    """Return notes on the evaluation of pairs."""
     examples = networks.examples
     where = "all examples" if examples.validation_inputs is examples.inputs else "examples kept from training"
     return (
@@ -318,7 +318,7 @@ def notes_of(networks: Networks) -> tuple[str, ...]:
 
 
 def _tell_accuracy(networks: Networks) -> tuple[str, ...]:
-    """A note on the accuracy of the networks; none unless they are classifiers."""
+    """Return a note on the accuracy of the networks if they are classifiers."""
     if not networks.examples.is_classification:
         return ()
     found = np.asarray(networks.store.rows["validation_accuracy"], np.float64)

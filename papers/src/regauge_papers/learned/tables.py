@@ -1,4 +1,4 @@
-"""Table 1 on MNIST and figure 4a of paper 001: a matcher for each kind of networks, beside methods without training."""
+"""Table 1 on MNIST and figure 4a of paper 001: a matcher for each kind of networks, and untrained methods."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,7 +30,7 @@ COURSE = "Held-out pairs during training"
 
 @dataclass(frozen=True)
 class Study:
-    """A population, how a matcher is trained on it, and what it is compared with."""
+    """Settings: a population, the training of a matcher on it, and the compared methods."""
 
     what: str  # the networks, in words
     lessons: Lessons
@@ -42,7 +42,7 @@ class Study:
 
 
 def measure(study: Study, run: Run) -> Table:
-    """Train the networks and the matchers, and align pairs of networks that they have not seen in every way."""
+    """Train the networks and the matchers, and align unseen pairs of networks by each method."""
     networks = Networks.of(study.lessons.populations[0], run)
     has_classes, examples = not networks.examples.is_signals, study.lessons.examples
     ways = [*untrained_ways(has_classes=has_classes), *study.further]
@@ -67,13 +67,13 @@ def measure(study: Study, run: Run) -> Table:
 
 
 def _course(label: str, matcher: LearnedMatching) -> Series:
-    """The barrier of the validation after each epoch."""
+    """Return a chart of the validation barrier after each epoch."""
     course = matcher.about["course"]
     return Series(label, [row["step"] for row in course], [row["midpoint excess"] for row in course])
 
 
 def config(scale: Scale, *, name: str, what: str, population: PopulationConfig, paper: Mapping[str, str]) -> Study:
-    """A population of that name, as large as the scale allows."""
+    """Return the settings: a population whose size depends on the scale."""
     is_signals = name == "sines"
     line: dict[str, Any] = {"line_by": "outputs", "distance": 0.0} if is_signals else {}
     if scale == "smoke":

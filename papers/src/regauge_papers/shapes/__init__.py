@@ -1,4 +1,4 @@
-"""Paper 003: implicit representations of 3D shapes, aligned.
+"""Paper 003: alignment of implicit representations of 3D shapes.
 
 References:
     Ballerini (2023), Alignment of implicit neural representations of 3D shapes via permutation symmetries.

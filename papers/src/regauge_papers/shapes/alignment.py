@@ -1,4 +1,4 @@
-"""Figures 3.1 to 3.3 and section 3.3 of paper 003, with the whole symmetry of sine units in addition."""
+"""Figures 3.1 to 3.3 and section 3.3 of paper 003, extended by the whole symmetry of sine units."""
 
 import time
 from collections.abc import Callable
@@ -35,9 +35,9 @@ QUANTITIES = (
 
 @dataclass(frozen=True)
 class ShapeWay(Way):
-    """A row of a comparison of networks of shapes: the second is from the same start or another one, or hidden.
+    """A row of a comparison: the second network has the same or another initialization, or is hidden.
 
-    A hidden one is from the same start and moved by a random element of the whole group.
+    A hidden network has the same initialization and is moved by a random element of the whole group.
     """
 
     second: Literal["same", "hidden", "other"] = "other"
@@ -45,11 +45,11 @@ class ShapeWay(Way):
     pruned: float = 0.0  # share of the parameters of both networks, the smallest ones, that are set to zero
 
     def count(self, study: Study) -> int:
-        """Number of pairs: one network from the same start for each shape, but several from starts of their own."""
+        """Return the number of pairs per shape: one with the same initialization, or several with other ones."""
         return study.pairs if self.second == "other" else 1
 
     def move(self, one: Shape, k: int) -> tuple[Params, rg.Element | None, float]:
-        """Align the second network of a pair; return it, the element, and the CPU seconds of the alignment."""
+        """Align the second network of a pair; return the network, the element, and the CPU seconds."""
         second = one.others[k] if self.second == "other" else one.same
         if self.second == "hidden":
             second = one.symmetry.act(one.symmetry.random(one.run.generator("hidden", one.name)), second)
@@ -63,19 +63,19 @@ class ShapeWay(Way):
         return part.act(element, second), element, time.thread_time() - began
 
     def path_of(self, one: Shape) -> Path:
-        """The line to the second network, repaired if the way says so."""
+        """Return the line to the second network, which is repaired if the row requests it."""
         batches = one.read("read", READ, READ).batches if self.is_repaired else ()
         return self.path(one.judge.module, [points for points, _ in batches])
 
 
 def own_ranges(a: Params, b: Params) -> tuple[Params, Params]:
-    """Every tensor of either network stretched to [0, 1] by its own least and largest value."""
+    """Stretch every tensor of each network to [0, 1] by its own smallest and largest value."""
     first, second = ({name: _stretch(tensor, tensor) for name, tensor in params.items()} for params in (a, b))
     return first, second
 
 
 def joint_ranges(a: Params, b: Params) -> tuple[Params, Params]:
-    """Every tensor stretched by the least and the largest value of both networks."""
+    """Stretch every tensor by the smallest and largest value of both networks."""
     both = {name: torch.stack([tensor, b[name]]) for name, tensor in a.items()}
     first, second = ({name: _stretch(tensor, both[name]) for name, tensor in params.items()} for params in (a, b))
     return first, second
@@ -144,7 +144,7 @@ CLAIMS = {
 
 
 def measure(study: Study, run: Run, ways: tuple[ShapeWay, ...] = WAYS) -> Table:
-    """Fit the networks, align every pair in every way, and evaluate the lines."""
+    """Fit the networks, align every pair by each method, and evaluate the lines."""
     shapes = {one.name: one for one in networks(study, run)}
 
     def measure_pair(cell: tuple[ShapeWay, str, int]) -> Record:
@@ -195,7 +195,7 @@ def measure(study: Study, run: Run, ways: tuple[ShapeWay, ...] = WAYS) -> Table:
 
 
 def _share_fixed(element: rg.Element, symmetry: rg.Symmetry) -> float:
-    """Share of units that the permutation leaves in their places."""
+    """Return the share of units that the permutation keeps in their places."""
     stay = total = 0
     for group in symmetry.groups:
         perm = element[group.name].perm

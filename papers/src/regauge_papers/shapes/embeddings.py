@@ -23,7 +23,7 @@ from regauge_papers.table import Quantity, Row, Table
 
 @dataclass(frozen=True)
 class Embeddings:
-    """Networks that are compared by their codes, and the population that the encoder is trained on."""
+    """Settings: networks that are compared by their codes, and the population for training the encoder."""
 
     study: Study  # the networks that are compared
     seen: tuple[str, ...]  # the shapes that the encoder learns, none of which is compared
@@ -33,7 +33,7 @@ class Embeddings:
 
 
 def config(scale: Scale) -> Embeddings:
-    """A small encoder on networks of width 64; the paper's has seen ModelNet40 at width 512."""
+    """Return the settings: a small encoder on networks of width 64; the paper's read ModelNet40 at width 512."""
     if scale == "smoke":
         small = EmbeddingConfig(epochs=2, batch=2, examples=20, code=8, widths=(8, 8), width=8, octaves=2)
         return Embeddings(study(scale, 64), (BALL,), 4, Queries(50, 40, 5, 5), small)
@@ -49,7 +49,7 @@ def config(scale: Scale) -> Embeddings:
 
 
 def measure(config: Embeddings, run: Run) -> Table:
-    """Fit the population, train the encoder on it, and compare codes of pairs."""
+    """Fit the population, train the encoder on it, and compare the codes of pairs."""
     study = config.study
     samples = [_stretch(config, k, run) for k in range(config.count)]
 
@@ -100,7 +100,7 @@ def measure(config: Embeddings, run: Run) -> Table:
 
 
 def _stretch(config: Embeddings, k: int, run: Run) -> Samples:
-    """Samples of the k-th member's shape, stretched, in the unit ball."""
+    """Return samples of the stretched shape of member k in the unit ball."""
     name = config.seen[k % len(config.seen)]
     points = clouds(name)[k % 2] * (1.5 ** (2 * torch.rand(3, generator=run.generator("stretch", k)) - 1))
     points = points - points.mean(0)

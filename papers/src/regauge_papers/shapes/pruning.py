@@ -1,4 +1,4 @@
-"""Figures 3.6 and 3.12 of paper 003: what networks show without their smallest parameters, alone and on a path."""
+"""Figures 3.6 and 3.12 of paper 003: renderings of networks without their smallest parameters."""
 
 from dataclasses import dataclass, replace
 
@@ -33,7 +33,7 @@ PATHS = (
 
 @dataclass(frozen=True)
 class Pruning:
-    """Networks of shapes, the shares of their parameters that are set to zero, and how they are shown."""
+    """Settings: networks of shapes, the shares of parameters that are set to zero, and the rendering."""
 
     study: Study
     shares: tuple[float, ...]
@@ -43,7 +43,7 @@ class Pruning:
 
 
 def config(scale: Scale) -> Pruning:
-    """The networks of `alignment-512`, at the paper's width; paths of two shapes."""
+    """Return the settings: the networks of `alignment-512`, at the paper's width, with paths of two shapes."""
     whole = study(scale, 512)
     if scale == "smoke":
         return Pruning(whole, (0.0, 0.5, 0.9), Detail(Projection(count=50, tries=8)), 1, 3)
@@ -51,7 +51,7 @@ def config(scale: Scale) -> Pruning:
 
 
 def measure(config: Pruning, run: Run) -> Table:
-    """Prune the first network of every shape by every share, and both networks of some pairs before alignment."""
+    """Prune the first network of each shape by each share, and both networks of some pairs before alignment."""
     found = networks(config.study, run)
     projection = config.detail.projection
 
@@ -96,7 +96,7 @@ def measure(config: Pruning, run: Run) -> Table:
 
 
 def _agree(cloud: PointCloud, one: Shape) -> Record:
-    """Measure how far the points that were found are from the shape; None where there are none."""
+    """Measure the distance of the found points from the shape; return None if no points were found."""
     count = len(cloud.points)
     if not count:
         return {"points found": 0.0, "Chamfer distance": None, "F-score": 0.0}
@@ -105,7 +105,7 @@ def _agree(cloud: PointCloud, one: Shape) -> Record:
 
 
 def _show_shares(config: Pruning, one: Shape, run: Run) -> Strip:
-    """The first network of a shape, pruned more and more."""
+    """Render the first network of a shape with increasing pruning."""
     (points, _), *_ = one.judge.batches
     return render_networks(
         config.study.inr,

@@ -1,4 +1,4 @@
-"""Figures 3.9 to 3.11 of paper 003: pictures of the networks between two others, for several alignments."""
+"""Figures 3.9 to 3.11 of paper 003: pictures of networks between two networks, for several alignments."""
 
 from dataclasses import dataclass, replace
 
@@ -23,7 +23,7 @@ QUANTITIES = (
 
 @dataclass(frozen=True)
 class Reconstructions:
-    """Networks between those of the first pair of every shape, made visible."""
+    """Settings: rendered networks between the first pair of every shape."""
 
     study: Study
     points: int  # networks in a row, both ends included
@@ -31,7 +31,7 @@ class Reconstructions:
 
 
 def config(scale: Scale, width: int = 128) -> Reconstructions:
-    """Two shapes of the study, shown at seven places."""
+    """Return the settings: two shapes of the study, rendered at seven positions."""
     whole = study(scale, width)
     if scale == "smoke":
         return Reconstructions(whole, 3, Detail(Projection(count=50, tries=8)))
@@ -40,7 +40,7 @@ def config(scale: Scale, width: int = 128) -> Reconstructions:
 
 
 def measure(config: Reconstructions, run: Run) -> Table:
-    """Render the networks along every line, and measure how far they are from the shape."""
+    """Render the networks along every line, and measure their distances from the shape."""
     found = networks(config.study, run)
     ways = [way for way in WAYS if way.label in (*PICTURED, REPAIRED)]
 
@@ -77,7 +77,7 @@ def measure(config: Reconstructions, run: Run) -> Table:
 
 
 def show_path(study: Study, run: Run, points: int, detail: Detail, one: Shape, way: ShapeWay) -> Strip:
-    """Networks on the path of a shape's first pair."""
+    """Render networks on the path of the first pair of a shape."""
     one = one.prune(way.pruned)
     second, _, _ = way.move(one, 0)
     (queries, _), *_ = one.judge.batches
@@ -96,7 +96,7 @@ def show_path(study: Study, run: Run, points: int, detail: Detail, one: Shape, w
 
 
 def _chamfer(picture: object, reference: torch.Tensor) -> float | None:
-    """From the surface; None where hardly anything was found."""
+    """Return the Chamfer distance from the surface, or None if hardly any points were found."""
     if not isinstance(picture, PointCloud) or not picture.is_complete:
         return None
     return compare_points(picture.points, reference).chamfer

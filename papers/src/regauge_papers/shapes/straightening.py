@@ -1,4 +1,4 @@
-"""Section 3.4 of paper 003: networks trained onto a flat line, with a hypernetwork and without."""
+"""Section 3.4 of paper 003: networks trained to have a flat line, with and without a hypernetwork."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -33,7 +33,7 @@ QUANTITIES = (
 
 @dataclass(frozen=True)
 class Basin:
-    """Networks, the first pair of every shape, and how their lines are made flat."""
+    """Settings: the first pair of networks of every shape, and the training that makes lines flat."""
 
     study: Study
     straighten: StraightenConfig  # training of the weights themselves
@@ -42,7 +42,7 @@ class Basin:
 
 
 def config(scale: Scale, width: int = 128) -> Basin:
-    """Four shapes, one pair of each; two of wide networks, without the hypernetwork, which takes hours there."""
+    """Return the settings: one pair of each of four shapes; two if wide, without the slow hypernetwork."""
     whole = replace(study(scale, width), pairs=1)
     if scale == "smoke":
         small = HyperMatchingConfig(steps=3, batch=50, code=8, widths=(8, 8), embedding=4, hidden=8, points=3)
@@ -59,7 +59,7 @@ def config(scale: Scale, width: int = 128) -> Basin:
 
 
 def measure(config: Basin, run: Run) -> Table:
-    """Straighten from every alignment; hyper-match from the network as it is."""
+    """Straighten from every alignment; hyper-match from the unaligned network."""
     shapes = {one.name: one for one in networks(config.study, run)}
     ways = {way.label: way for way in WAYS}
     starts: list[tuple[Kind, str]] = [("direct", start) for start in STARTS]

@@ -1,4 +1,4 @@
-"""Pairs of implicit representations of one shape, from one start or from two, as in chapter 3 of paper 003."""
+"""Pairs of implicit representations of one shape, with one or two initializations, as in paper 003, chapter 3."""
 
 import functools
 from dataclasses import dataclass, replace
@@ -31,10 +31,10 @@ BALL = "ball"
 
 @dataclass(frozen=True)
 class Study:
-    """Networks of several shapes.
+    """Settings: networks of several shapes.
 
-    For every shape the first network of all pairs is the same: it begins at the shared start and sees one half of the
-    shape's points. The second network sees other points; it begins there too ("same"), or at a start of its own.
+    For every shape, all pairs share the first network. It has the shared initialization and sees one half of the points
+    of the shape. The second network sees other points. It has the shared initialization ("same") or a separate one.
     """
 
     shapes: tuple[str, ...]
@@ -48,7 +48,7 @@ class Study:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """The settings that all results depend on, by which they are stored."""
+        """The settings on which all results depend, and by which results are stored."""
         return self.inr, self.fit, self.queries, self.judged
 
     @property
@@ -65,7 +65,7 @@ class Study:
 
 @dataclass(frozen=True)
 class Shape:
-    """The networks of one shape, and the data that they are judged by and read."""
+    """The networks of one shape, with the data for evaluation and for methods."""
 
     name: str
     study: Study  # the settings of all networks
@@ -75,7 +75,7 @@ class Shape:
     others: tuple[Params, ...]  # networks from starts of their own, fitted to the same points as `same`
 
     def prune(self, share: float) -> "Shape":
-        """Set the smallest parameters of every network to zero, that share of all of a network."""
+        """Set a share of the parameters of every network to zero, beginning with the smallest ones."""
         if not share:
             return self
         first, same, *others = (_prune(params, share) for params in (self.first, self.same, *self.others))
@@ -83,7 +83,7 @@ class Shape:
 
     @cached_property
     def judge(self) -> rg.Task:
-        """The loss on samples, half of them from either sampling."""
+        """The task with the loss on samples, half of them from each sampling."""
         parts = [
             _samples(self.study, self.name, half, self.run.generator("evaluation", self.name, half), EVALUATION)
             for half in (0, 1)
@@ -102,18 +102,18 @@ class Shape:
 
     @cached_property
     def samples(self) -> Samples:
-        """Samples that the second networks were fitted to."""
+        """The samples to which the second networks were fitted."""
         return _samples(self.study, self.name, 1, self.run.generator("samples", self.name, 1))
 
     def read(self, purpose: str, count: int, batch: int) -> rg.Task:
-        """The loss on random ones of the samples."""
+        """Return the task with the loss on a random subset of the samples."""
         order = torch.randperm(len(self.samples), generator=self.run.generator(purpose, self.name))[:count]
         batches = [(self.samples.points[part], self.samples.labels[part]) for part in torch.split(order, batch)]
         return rg.Task(self.judge.module, batches, self.judge.criterion)
 
 
 def study(scale: Scale, width: int) -> Study:
-    """Six shapes and three pairs of starts; the paper has ModelNet40 and one pair for each of its shapes."""
+    """Return the settings: six shapes with three pairs of initializations; the paper has one pair per shape."""
     if scale == "smoke":
         small = Queries(500, 400, 50, 50)
         return Study((BALL,), 1, Inr(width=12, depth=2), FitConfig(steps=30, batch=200, optimizer=Adam(1e-3)), small, 5)
@@ -124,7 +124,7 @@ def study(scale: Scale, width: int) -> Study:
 
 
 def networks(study: Study, run: Run) -> list[Shape]:
-    """All networks, fitted unless an earlier run did."""
+    """Return all networks, fitted now or by an earlier run."""
     kinds = ("first", "same", *map(str, range(study.pairs)))
     found = run.grid("fitting", functools.partial(_network, study, run), study.shapes, kinds)
     return [
@@ -134,7 +134,7 @@ def networks(study: Study, run: Run) -> list[Shape]:
 
 
 def clouds(name: str) -> tuple[Tensor, Tensor]:
-    """Two samplings of a surface that share no point, `[2048, 3]` each."""
+    """Return two samplings of a surface without common points, `[2048, 3]` each."""
     if name == BALL:
         points = torch.randn(2 * CLOUD, 3, generator=torch.Generator().manual_seed(0))
         points = 0.7 * points / points.norm(dim=1, keepdim=True)
@@ -144,7 +144,7 @@ def clouds(name: str) -> tuple[Tensor, Tensor]:
 
 
 def starts(study: Study, kind: str, name: str, run: Run) -> Params:
-    """The start of a network: the shared start of inr2vec if it fits and is present, or a drawn one."""
+    """Return an initialization: the shared one of inr2vec if it fits and is present, otherwise a random one."""
     if kind in ("first", "same"):
         if study.inr == Inr() and present(SHARED_START) is not None:
             return shared_start()

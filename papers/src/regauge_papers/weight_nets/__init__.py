@@ -1,4 +1,4 @@
-"""Nets that read networks, on populations of our own: what they predict beside plain statistics of the layers."""
+"""Nets that read networks, compared with plain statistics of layers on our own populations."""
 
 from regauge_papers.experiment import Experiment
 from regauge_papers.weight_nets import cnns, images, vision_transformers

@@ -1,4 +1,4 @@
-"""Accuracies of networks that a zoo trained with varied settings, predicted from weights by several readers."""
+"""Prediction of accuracies from weights by several readers, for zoo networks with varied settings."""
 
 import math
 import statistics
@@ -36,7 +36,7 @@ QUANTITIES = (
 
 @dataclass(frozen=True)
 class Study:
-    """Populations of one architecture, and the readers that predict their accuracies."""
+    """Settings: populations of one architecture, and the readers that predict accuracies."""
 
     what: str  # the networks, in words
     populations: tuple[tuple[str, PopulationConfig], ...]  # by the names of their folders
@@ -47,14 +47,14 @@ class Study:
 
 @dataclass(frozen=True, eq=False)
 class Networks:
-    """All networks of a study that are finite.
+    """All finite networks of a study.
 
     Attributes:
-        params: `[networks, ...]`.
-        accuracies: On images that were kept from training, `[networks]`.
-        runs: Which training a network is from, `[networks]`.
-        is_end: Whether it is the end of its training, `[networks]`.
-        symmetry: Of all of them.
+        params: The parameters, `[networks, ...]`.
+        accuracies: The accuracies on held-out images, `[networks]`.
+        runs: The index of the training of each network, `[networks]`.
+        is_end: Whether each network is the last one of its training, `[networks]`.
+        symmetry: The symmetry of all networks.
     """
 
     params: Params
@@ -65,7 +65,7 @@ class Networks:
 
 
 def measure(study: Study, run: Run) -> Table:
-    """Train the populations and every reader on every split, and judge it on the runs that it has not seen."""
+    """Train the populations and every reader on every split, and evaluate each reader on unseen runs."""
     known = train_populations(study, run)
     single = [reader for reader in study.readers if not isinstance(reader, Together)]
     settings = (tuple(config for _, config in study.populations), SHARES)
@@ -102,7 +102,7 @@ def measure(study: Study, run: Run) -> Table:
 
 
 def train_populations(study: Study, run: Run) -> Networks:
-    """Train what is missing of the populations in the folder of the run, and read them all."""
+    """Train the missing networks of the populations in the folder of the run, and read all networks."""
     stores = [train_population(name, config, run) for name, config in study.populations]
     params, accuracies, runs, is_end = [], [], [], []
     for k, store in enumerate(stores):
@@ -118,7 +118,7 @@ def train_populations(study: Study, run: Run) -> Networks:
 
 
 def predict(known: Networks, run: Run, reader: Reader, number: int) -> Record:
-    """Train a reader on a split, and let it predict its test networks, as they are and moved."""
+    """Train a reader on a split, and predict the unchanged and the moved test networks."""
     parts = split_runs(known.runs, run.generator("split", number))
     began = time.process_time()
     learned = Known(known.params, known.accuracies, known.symmetry, parts)
@@ -136,7 +136,7 @@ def predict(known: Networks, run: Run, reader: Reader, number: int) -> Record:
 
 
 def score(record: Record) -> Record:
-    """Add what the table shows to predictions."""
+    """Add the scores that the table shows to predictions."""
     predicted, moved, measured = (np.array(record[name]) for name in ("predicted", "moved", "measured"))
     is_end = np.array(record["is end"])
     target = Target.of("accuracy", measured, measured, "fractions")
@@ -153,13 +153,13 @@ def score(record: Record) -> Record:
 
 
 def _mean(records: Sequence[Record]) -> Record:
-    """Predictions of several readers for the same networks, averaged."""
+    """Return the averaged predictions of several readers for the same networks."""
     means = {name: np.mean([record[name] for record in records], 0).tolist() for name in ("predicted", "moved")}
     return {**records[0], **means, "CPU s": sum(record["CPU s"] for record in records)}
 
 
 def _scatter(reader: Reader | Together, scores: Sequence[Record]) -> Chart:
-    """The test networks of the first split."""
+    """Return a scatter plot of the test networks of the first split."""
     record = scores[0]
     ends = (min(record["measured"]), max(record["measured"]))
     points = Series("", record["measured"], np.clip(record["predicted"], *ends).tolist(), style="points")

@@ -1,4 +1,4 @@
-"""Ways to tell the classes of networks: nets, and what stands beside them."""
+"""Classifiers of networks: nets, and the baselines for comparison."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -32,14 +32,14 @@ PIECE = 500
 
 @dataclass(frozen=True, eq=False)
 class KnownCoordinates(Known):
-    """Networks of coordinates with their classes, and what runs them."""
+    """Networks of coordinates with their classes, and the module that runs the networks."""
 
     module: nn.Module
 
 
 @dataclass(frozen=True, eq=False)
 class Learned:
-    """A trained classifier: classes of networks, multiplications for each, and how often each network was read."""
+    """A trained classifier: predicted classes, multiplications per network, and readings of each network."""
 
     predict: Predict
     products: float = 0.0
@@ -47,25 +47,25 @@ class Learned:
 
 
 class Classifier(Protocol):
-    """A way to classify."""
+    """The base class of classifiers."""
 
     @property
     def label(self) -> str:
-        """Its row in the table."""
+        """The label of the row in the table."""
 
     def fit(self, known: KnownCoordinates, generator: torch.Generator) -> Learned:
-        """Learn from networks."""
+        """Train on networks."""
 
 
 @dataclass(frozen=True)
 class Net:
-    """A net over networks."""
+    """A classifier that is a net over networks."""
 
     label: str
     config: learn.PredictorConfig
 
     def fit(self, known: KnownCoordinates, generator: torch.Generator) -> Learned:
-        """Train it."""
+        """Train the net."""
         found = learn.fit_predictor(
             known.networks,
             known.values,
@@ -83,7 +83,7 @@ class Net:
 
 @dataclass(frozen=True)
 class Trees:
-    """Gradient boosting on statistics of layers."""
+    """A classifier by gradient boosting on statistics of layers."""
 
     label: str = "statistics of layers, boosted trees"
 
@@ -98,7 +98,7 @@ class Trees:
 
 @dataclass(frozen=True)
 class Same:
-    """The class that most networks have."""
+    """A classifier that always returns the most frequent class."""
 
     label: str = "the most common class, for all"
 
@@ -111,7 +111,7 @@ class Same:
 
 @dataclass(frozen=True)
 class Plain:
-    """An MLP on all weights, which random elements of the group move in training."""
+    """An MLP on all weights; random elements of the group move networks during training."""
 
     label: str
     seconds: float
@@ -119,7 +119,7 @@ class Plain:
     width: int = 512
 
     def fit(self, known: KnownCoordinates, generator: torch.Generator) -> Learned:
-        """Train it."""
+        """Train the net."""
         names = list(known.networks)
         chosen = torch.from_numpy(known.parts["train"])
         whole = _flatten(select(known.networks, chosen), names)
@@ -134,7 +134,7 @@ class Plain:
 
 @dataclass(frozen=True)
 class Activations:
-    """An MLP on what all units compute at learned inputs, in the order of the units: sines, but not the group."""
+    """An MLP on ordered activations of all units at learned inputs, which uses sines but not the group."""
 
     label: str
     seconds: float
@@ -143,7 +143,7 @@ class Activations:
     width: int = 512
 
     def fit(self, known: KnownCoordinates, generator: torch.Generator) -> Learned:
-        """Train it."""
+        """Train the net."""
         points = learn.grid((28, 28))
         points = points[torch.randperm(len(points), generator=generator)[: self.count]]
         layout = ws.compile_layout(known.symmetry)
@@ -178,7 +178,7 @@ def _mlp(inputs: int, width: int, classes: int, generator: torch.Generator) -> n
 
 
 def _move(params: Params, known: KnownCoordinates, parts: tuple[str, ...], generator: torch.Generator) -> Params:
-    """Networks whose inputs are moved as those of nets are, moved by random elements of the group."""
+    """Move networks by random elements of the group, and move their inputs as for nets."""
     changes = (learn.Translation(0.1), learn.Rotation(10.0), learn.Scaling(0.1))
     layer = InputLayer.find(known.symmetry, known.module)
     shifted = change_values(move_inputs(params, changes, layer, generator), changes, (), generator)
@@ -238,7 +238,7 @@ def _flatten(params: Params, names: Sequence[str]) -> Tensor:
 
 
 def count_products(net: nn.Module, networks: Params) -> float:
-    """Multiplications of a net for one network."""
+    """Return the number of multiplications of a net for one network."""
     sample = select(networks, slice(1))
     return _count(lambda: net.eval()(sample))
 

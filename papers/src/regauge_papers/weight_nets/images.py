@@ -1,4 +1,4 @@
-"""Classification of images that sine networks represent, from their weights."""
+"""Classification of images that sine networks represent, from the weights of the networks."""
 
 import statistics
 import time
@@ -30,7 +30,7 @@ WHOLE = ("permutation", "sign", "shift")
 
 @dataclass(frozen=True)
 class Study:
-    """A population of images and what classifies it."""
+    """Settings: a population of image networks, and its classifiers."""
 
     what: str
     name: str  # of the folder of the population
@@ -42,7 +42,7 @@ class Study:
 
 
 def mnist(scale: Scale) -> Study:
-    """Digits."""
+    """Return the study of digits."""
     paper = (
         "published, all 60,000 networks, weights alone: NFN .791, DWS .857, Neural Graphs .914, ScaleGMN .966, "
         "DNG .966 (.985 after pretraining on images); with probes: Neural Graphs .973, ProbeGen .984"
@@ -51,7 +51,7 @@ def mnist(scale: Scale) -> Study:
 
 
 def fashion(scale: Scale) -> Study:
-    """Garments."""
+    """Return the study of garments."""
     paper = (
         "published, all 60,000 networks, weights alone: NFN .689, DWS .671, Neural Graphs .680, ScaleGMN .808, "
         "DNG .784 (.895 after pretraining on images); with probes: Neural Graphs .748, ProbeGen .877"
@@ -72,7 +72,7 @@ def _study(what: str, name: str, config: PopulationConfig, scale: Scale, paper: 
 
 
 def classifiers(seconds: float, width: int = 128) -> tuple[Classifier, ...]:
-    """Every layer at one budget of CPU seconds, less of the symmetry, probes, and what stands beside them."""
+    """Return a classifier for every layer with the same CPU budget, with less symmetry, with probes; baselines."""
     passes = _config(seconds, width)
     random = replace(passes, layer=ws.Propagation(channels=1, expansion=1, is_pass=False))
     fixed = replace(passes, layer=ws.Propagation(channels=1, expansion=1, is_signed=False), depth=3)
@@ -99,7 +99,7 @@ def classifiers(seconds: float, width: int = 128) -> tuple[Classifier, ...]:
 
 
 def worth(seconds: float, width: int = 128) -> tuple[Classifier, ...]:
-    """One net with more and more of the symmetry, and an MLP that is to learn it from random elements."""
+    """Return nets with increasing parts of the symmetry, and MLPs without the group or with random elements."""
     whole = _config(seconds, width)
     return (
         Net("whole group", whole),
@@ -129,14 +129,14 @@ def _config(seconds: float, width: int) -> learn.PredictorConfig:
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """The networks of a study, those for training in the order of the population."""
+    """The networks of a study; training networks are in the order of the population."""
 
     networks: KnownCoordinates
     train: NDArray[np.int64]
     test: NDArray[np.int64]
 
     def parts(self, size: int | None) -> Parts:
-        """A split in which the first networks are for training, and a share of them for validation."""
+        """Return a split with the first networks for training, of which a share is for validation."""
         train = self.train[:size]
         cut = round(len(train) * (1 - VALIDATION))
         return {"train": train[:cut], "validation": train[cut:], "test": self.test}
@@ -169,7 +169,7 @@ def measure(study: Study, run: Run) -> Table:
 
 
 def read(study: Study, run: Run) -> Images:
-    """Train what is missing of the population in the folder of the run, and read it."""
+    """Train the missing networks of the population in the folder of the run, and read the population."""
     store = train_population(study.name, study.population, run)
     usable = store.rows.where(is_finite=True)
     labels = np.asarray(store.rows["label"], np.int64)[usable]
@@ -180,7 +180,7 @@ def read(study: Study, run: Run) -> Images:
 
 
 def judge(images: Images, run: Run, classifier: Classifier, size: int | None) -> Record:
-    """Train a classifier, and count how many networks of test images it gets right."""
+    """Train a classifier, and measure the share of test networks that it classifies correctly."""
     parts = images.parts(size)
     began = time.process_time()
     known = replace(images.networks, parts=parts)

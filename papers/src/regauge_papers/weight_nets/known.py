@@ -1,4 +1,4 @@
-"""Networks and what is known about them, from which it is to be learned."""
+"""Networks with known properties, from which readers learn."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,7 @@ from regauge.learn.populations import Parts
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """Networks, a class or an accuracy of each, and which of them are for what."""
+    """Networks with a class or an accuracy each, divided into parts."""
 
     networks: Params
     values: NDArray[Any]
@@ -22,10 +22,10 @@ class Known:
     parts: Parts
 
     def read(self, indices: NDArray[np.int64]) -> Params:
-        """Some of the networks."""
+        """Return some of the networks."""
         return select(self.networks, torch.from_numpy(indices))
 
     @property
     def fit(self) -> NDArray[np.int64]:
-        """Networks for training and validation, which ways without validation are fitted to."""
+        """The indices for training and validation, to which methods without validation are fitted."""
         return np.concatenate([self.parts["train"], self.parts["validation"]])

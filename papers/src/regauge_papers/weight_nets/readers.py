@@ -1,4 +1,4 @@
-"""Ways to predict fractions, such as accuracies, from weights: nets, and what stands beside them."""
+"""Readers that predict fractions, such as accuracies, from weights: nets and baselines."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,34 +22,34 @@ Predict = Callable[[Params], NDArray[np.float64]]
 
 
 class Reader(Protocol):
-    """A way to predict."""
+    """The base class of readers."""
 
     @property
     def label(self) -> str:
-        """Its row in the table."""
+        """The label of the row in the table."""
 
     @property
     def is_invariant(self) -> bool:
-        """Whether predictions stay the same under the whole group."""
+        """Whether predictions are invariant under the whole group."""
 
     def fit(self, known: Known, generator: torch.Generator) -> Predict:
-        """Learn from networks, and return what predicts others."""
+        """Train on networks, and return a function that predicts other networks."""
 
 
 @dataclass(frozen=True)
 class Net:
-    """A net over networks."""
+    """A reader that is a net over networks."""
 
     label: str
     config: learn.PredictorConfig
 
     @property
     def is_invariant(self) -> bool:
-        """Whether nothing is left out."""
+        """Whether the net respects all parts of the symmetry."""
         return self.config.parts is None
 
     def fit(self, known: Known, generator: torch.Generator) -> Predict:
-        """Train it."""
+        """Train the net."""
         found = learn.fit_predictor(
             known.networks, known.values, known.symmetry, self.config, generator=generator, split=known.parts
         )
@@ -59,7 +59,7 @@ class Net:
 
 @dataclass(frozen=True)
 class Trees:
-    """Gradient boosting on statistics of layers, as they are or of canonical networks."""
+    """Gradient boosting on statistics of layers of the given or of canonical networks."""
 
     label: str = "statistics of layers, boosted trees"
     is_invariant: bool = False
@@ -75,7 +75,7 @@ class Trees:
 
 @dataclass(frozen=True)
 class Ridge:
-    """Ridge regression on standardized statistics of layers; the penalty is chosen by leaving one network out."""
+    """Ridge regression on standardized statistics of layers; leave-one-out validation chooses the penalty."""
 
     label: str = "statistics of layers, ridge regression"
     is_invariant: bool = False
@@ -93,27 +93,27 @@ class Ridge:
 
 @dataclass(frozen=True)
 class Mean:
-    """The mean of the networks that others learn from."""
+    """A reader that predicts the mean of the training networks."""
 
     label: str = "the mean, for all"
     is_invariant: bool = True
 
     def fit(self, known: Known, generator: torch.Generator) -> Predict:
-        """Take the mean."""
+        """Compute the mean."""
         mean = float(known.values[known.fit].mean())
         return lambda params: np.full(len(next(iter(params.values()))), mean)
 
 
 @dataclass(frozen=True)
 class Together:
-    """The mean of the predictions of other readers."""
+    """A reader that averages the predictions of other readers."""
 
     label: str
     readers: tuple[Reader, ...]
 
     @property
     def is_invariant(self) -> bool:
-        """Whether all of them are."""
+        """Whether all readers are invariant."""
         return all(reader.is_invariant for reader in self.readers)
 
 
@@ -122,7 +122,7 @@ STATISTICS: tuple[Reader, ...] = (Trees("statistics of canonical layers, boosted
 
 
 def net_config(layer: Layer, seconds: float, width: int) -> learn.PredictorConfig:
-    """A net for some hundreds of networks that differ by orders of magnitude, with a budget of CPU seconds."""
+    """Return settings for some hundreds of networks of very different magnitudes, with a budget of CPU seconds."""
     return learn.PredictorConfig(
         layer=layer,
         width=width,

@@ -1,4 +1,4 @@
-"""Generalization of small vision transformers, read off their weights modulo their whole symmetry."""
+"""Generalization of small vision transformers, predicted from weights modulo their whole symmetry."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from regauge_papers.weight_nets.readers import STATISTICS, Mean, Net, Reader, To
 
 
 def config(scale: Scale) -> Study:
-    """300 runs; as many as the paper's CNNs at the paper's scale."""
+    """Return the settings: 300 runs, or as many as for the paper's CNNs at the paper's scale."""
     if scale == "smoke":
         architecture = vit_architecture(8, 4, width=8, heads=2)
         small = replace(vit_zoo(32), architecture=architecture, data="digits", steps=10)
@@ -20,7 +20,7 @@ def config(scale: Scale) -> Study:
 
 
 def readers(seconds: float, width: int = 16) -> tuple[Reader | Together, ...]:
-    """A net that respects everything, one that does not, and what stands beside them."""
+    """Return a net that respects the whole symmetry, a net that does not, and baselines."""
     whole = Net("propagation", replace(net_config(ws.Propagation(), seconds, width), batch=16))
     only = Net("propagation, permutations only", replace(whole.config, parts=("permutation",)))
     both = Together("propagation and the canonical trees, mean", (whole, STATISTICS[0]))

@@ -1,1 +1,1 @@
-"""Costs from what networks compute: statistics of activations, streamed over batches."""
+"""Costs from the activations of networks: statistics that are accumulated batch by batch."""

@@ -105,7 +105,8 @@ class ValuePart:
         name: The value.
         axes: The axes that the groups act on, with the range of each axis: first index and length.
         units: The index of each unit's values, `[units, m]`, if the groups act on a single axis and no group is nested.
-        groups: Names of the groups with their placements on the joint axis, units or product of the ranges.
+        groups: Names of the groups with their placements on the joint axis. The joint axis is the axis of units, or the
+            product of the ranges.
         size: Length of the joint axis.
     """
 
@@ -127,14 +128,14 @@ class ValuePart:
 
 @dataclass(frozen=True)
 class ActivationCosts:
-    """Activations as tensors that groups act on: an inner product with a moved identity matrix.
+    """Activations as tensors on which groups act, with an objective that is an inner product with a moved identity.
 
     Attributes:
         symmetry: The symmetry of the networks with its groups placed on these tensors as well.
         a: Correlations, covariances or mean products, first network against second, summed over values on which groups
             act in the same way.
         b: Identity matrices.
-        reach: An upper bound of the objective: every unit correlated perfectly.
+        reach: An upper bound of the objective, which is reached if every unit is correlated perfectly.
     """
 
     symmetry: Symmetry
@@ -186,7 +187,7 @@ def activation_costs(
 class Traces:
     """Traces of a module in one precision, one trace for each shape of a batch.
 
-    They have the values that layers read, or with `only_read=False` all values on which groups act.
+    A trace records the values that layers read or, with `only_read=False`, all values on which groups act.
     """
 
     def __init__(
@@ -244,7 +245,7 @@ def parts_of(symmetry: Symmetry, names: Sequence[str]) -> list[ValuePart]:
 
 
 def _components(sites: Sequence[Site]) -> list[list[Site]]:
-    """Group sites that share positions of an axis, or one of which is repeated within the other."""
+    """Collect sites in parts; sites of one part share positions of an axis, or one is repeated within another."""
 
     def is_linked(x: Site, y: Site) -> bool:
         if x.placement.axis == y.placement.axis:
@@ -287,7 +288,7 @@ def _part(name: str, sites: Sequence[Site], shape: tuple[int, ...]) -> ValuePart
 
 
 def _bare(place: Placement, start: int, stride: int, repeats: tuple[tuple[int, int], ...]) -> Placement:
-    """Return a place on the joint axis. Scales stay at one, and a rotation is its own inverse transpose."""
+    """Return a placement on the joint axis. Scales stay at one, and a rotation is its own inverse transpose."""
     scale = (0,) * len(place.scale)
     return Placement("", 0, start, stride, repeats, False, scale, place.sign, place.parity, place.shift)
 
@@ -325,8 +326,7 @@ def _collect(
 
 
 def _classes(sites: Sequence[Site], size: int) -> tuple[Tensor, Tensor]:
-    """Return the class of each index of a joint axis, one per copy of a matrix, and a mask of indices that are acted
-    on."""
+    """Return the class of each index of a joint axis, one class per copy of a matrix, and a mask of moved indices."""
     classes, is_covered = torch.arange(size), torch.zeros(size, dtype=torch.bool)
     for site in sites:
         is_covered[site.positions] = True

@@ -180,13 +180,13 @@ class Ascent:
         return rows, gained
 
     def start_from_barycenter(self, first: Collection[str] = ()) -> None:
-        """Choose every family once, in each pair the best anchored one first, with unknown families at the barycenter.
+        """Choose every family once, while families that are not yet chosen are replaced by their average.
 
-        An unknown permutation is replaced by the uniform doubly stochastic matrix, unknown signs and rotations by zero:
-        their expectation over the group. The family whose cost is best known (through inputs, outputs and chosen
+        The average of a permutation over its group is the uniform doubly stochastic matrix. The average of signs and of
+        rotations is zero. In each pair, the family whose cost is best known (through inputs, outputs and chosen
         families) comes first. Coordinate ascent from the identity ends in poor local optima on residual networks,
-        because there most of the first costs is noise. Rotations come first, by values that no other family changes;
-        see `first_rotations`.
+        because most of the first costs of these networks is noise. Rotations are chosen before all other families, from
+        values that no other family changes; see `first_rotations`.
 
         Args:
             first: Roots of families that are chosen before all others; they come first in later sweeps, too.
@@ -225,10 +225,10 @@ class Ascent:
         self._order = order
 
     def aim_at(self, a: Tensors) -> None:
-        """Replace tensors of the first networks and go on from the current element; names missing in `a` stay.
+        """Replace tensors of the first networks and go on from the current element; names missing in `a` stay the same.
 
-        Only families that act on these names will be looked at again, from the potentials of their last search.
-        `gained` keeps counting the same gains.
+        Only families that act on these names are searched again, from the potentials of their last search. `gained`
+        keeps counting the same gains.
         """
         self.networks.a |= a
         self._measure(a)
@@ -251,8 +251,7 @@ class Ascent:
         self._rounding = sum((norm * eps[name] for name, norm in self._norms.items()), none)
 
     def _least(self, rows: Rows, roundings: float | Tensor) -> Float64[Tensor, " row"]:
-        """Return the gain that a step must exceed: the tolerance or the rounding of the objective, whichever is
-        larger."""
+        """Return the gain that a step must exceed: the larger of the tolerance and the rounding of the objective."""
         return torch.maximum(self._scale[rows] * self._tolerance, self._rounding[rows] * roundings)
 
     def _improve(self, k: int, rows: Rows, start: "Launch") -> Callable[[], None]:
@@ -278,10 +277,10 @@ class Ascent:
     def _accept_coupled(
         self, k: int, rows: Rows, cost: Cost, current: Value, found: Value, is_open: Bool[Tensor, " row"]
     ) -> None:
-        """Take a step, or a shorter one, if the exact objective rises, which is quadratic in the group.
+        """Take a step, or a shorter step, if it raises the exact objective, which is quadratic in the group.
 
-        The cost is the linear model of the objective at the current value. The objective at the maximum of the model
-        may be lower, and steps are then shortened.
+        The cost is the linear model of the objective at the current value. The objective may be lower at the maximum of
+        the model. The step is then shortened.
         """
         family, least = self._families[k], self._least(rows, ROUNDING * _changed_share(current, found))
         before = self._objectives(family, rows) if bool(is_open.any()) else torch.zeros_like(least)
@@ -392,7 +391,7 @@ class Ascent:
         return [site for number in unknown if number in others for site in others[number]]
 
     def _anchored(self, k: int, unknown: Sequence[int]) -> Float64[Tensor, " pair"]:
-        """Return the share of a family's tensors that unknown families cannot change."""
+        """Return the share of the tensors of a family that families not yet chosen cannot change."""
         near = tuple(other for other in unknown if other in self._around.near[k])
         if (k, near) not in self._shares:
             known, total = torch.zeros_like(self._scale), torch.zeros_like(self._scale)
@@ -433,7 +432,7 @@ def _at_once(work: Callable[[], T]) -> Callable[[], T]:
 
 
 def _changed_share(old: Value, new: Value) -> Float64[Tensor, " pair"]:
-    """Return the share of units that a step moves; rotations move all."""
+    """Return the share of units that a step moves; a rotation moves all units."""
     changed: Tensor | None = None
     before = dict(old.items())
     for part, tensor in new.items():

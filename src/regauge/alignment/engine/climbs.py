@@ -35,7 +35,7 @@ class Climbs:
     Attributes:
         element: The end of the climb, a batch over all groups.
         objective: The objective there.
-        history: The objective at its start and after each sweep; pairs that ended earlier repeat their last value.
+        history: The objective at the start and after each sweep; pairs that ended earlier repeat their last value.
         is_converged: Whether nothing moved in the last sweep.
         moved: Tensors of the second networks, already moved by `element`, bit for bit as by the action.
     """
@@ -72,7 +72,7 @@ class Climbs:
         )
 
     def lift(self, offset: Tensor) -> "Climbs":
-        """Add a number to the objective of each pair, at the end and in the history."""
+        """Add a number to the objective of each pair, at the end of the climb and in the history."""
         return replace(self, objective=self.objective + offset, history=self.history + offset)
 
 
@@ -163,7 +163,7 @@ def _neighborhoods(symmetry: Symmetry, names: tuple[str, ...]) -> Neighborhoods:
 
 
 def is_exact(symmetry: Symmetry, name: str) -> bool:
-    """Return whether a climb moves a tensor to the same bits as the action, which shifts and rotations prevent."""
+    """Return whether a climb moves a tensor to the same bits as the action; shifts and rotations prevent this."""
     return not any(site.group.matrix != "none" or any(site.placement.shift) for site in symmetry.sites[name])
 
 
@@ -221,8 +221,8 @@ class Fallback:
     """A further climb from another point, for pairs whose climbs so far ended below the objective of that point.
 
     Attributes:
-        worth: The objective of that point.
-        climb: Function that climbs with some pairs from that point.
+        worth: The objective of this point.
+        climb: Function that climbs with some pairs from this point.
     """
 
     worth: Float64[Tensor, " pair"]

@@ -1,8 +1,9 @@
 """First values of rotations, by tensors and products of two tensors that no other group changes.
 
 Other groups also act on a tensor of a residual stream: orders of hidden units and heads, and matrices within heads.
-These are unknown at first, but they cancel in products. One kind of product is of weights that read the stream and the
-weights that write the result back; another is of queries and keys. The rotation turns such a product on both sides.
+The elements of these groups are unknown at first, but they cancel in products. One kind of product is that of weights
+that read the stream with weights that write into it. Another kind is that of queries with keys. A rotation of the
+stream acts on both sides of such a product.
 Given products, a rotation follows the function of the layers. Given only tensors with matched inner units, it follows
 the noise that the best matches find in them.
 """
@@ -50,7 +51,7 @@ class Side:
 
 @dataclass(frozen=True)
 class TwoSided:
-    """Two parts whose inner axes other groups move in the same way so that only the rotation moves their product.
+    """Two parts whose product only the rotation moves, because other groups move both inner axes in the same way.
 
     For each index of the first part, `index` holds the index of the second part, because heads may share keys and
     values.
@@ -143,9 +144,9 @@ def _cancels(one: Site, other: Site) -> bool:
 class FirstRotation:
     """The steps of a rotation that maximizes `<R, C> + sum_k w_k <A_k, R B_k R'>` over products A and B.
 
-    C sums the inner products of tensors that nothing else moves. Each is divided by the root of the product of its
-    norms so that large tensors count less, because these mostly stay near their initialization. All products have
-    equal weight.
+    C sums the inner products of tensors that no other group moves. Each inner product is divided by the square root of
+    the product of both norms. Large tensors thus get less weight, because they mostly stay near their initialization.
+    All products have equal weight.
 
     Attributes:
         group: The rotation.
@@ -181,7 +182,7 @@ class FirstRotation:
         return True
 
     def see(self, a: Float[Tensor, "pair n n"], b: Float[Tensor, "pair n n"]) -> None:
-        """Add the term of a product of the first networks and of the second networks turned by `matrix`."""
+        """Add the term of a product of the first networks and of the second networks after a rotation by `matrix`."""
         size = norms(a) * norms(b)
         weight = SHARE / self.count * self._reach / torch.where(size > 0, size, 1.0)
         linear = (matmul(a, b.mT) + matmul(a.mT, b)).double()

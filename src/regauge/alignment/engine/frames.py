@@ -4,8 +4,8 @@ A filter before batch normalization may be scaled such that gamma compensates fo
 moves the running mean and leaves the variance so that the statistics no longer fit the activations. The function is
 kept with statistics as stored, but recomputed statistics undo a part of the move. The second network therefore keeps
 its statistics, unless it is a copy: a network with the statistics of the first one, moved in this manner. The variances
-identify copies. In a copy they equal the variances of the first network. In a trained network they follow the scales of
-its filters.
+identify copies. In a copy, the variances equal those of the first network. In a trained network, the variances follow
+the scales of its filters.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -40,9 +40,9 @@ MOVED = 0.25
 
 
 def balances_of(symmetry: Symmetry, scales: Scales, task: Task | None) -> tuple[Buffers, ...]:
-    """Return the kinds of balancing to try: none, or with running statistics kept, and for copies also moved.
+    """Return the kinds of balancing to try: none, or with running statistics kept and, for copies, also moved.
 
-    If statistics are recomputed, which a task may require, they are kept in copies too.
+    If statistics are recomputed, which a task may require, they are kept in copies as well.
     """
     if scales == "keep" or not has_balance(symmetry):
         return ()
@@ -54,10 +54,10 @@ def balances_of(symmetry: Symmetry, scales: Scales, task: Task | None) -> tuple[
 class Frame:
     """The compared tensors of pairs of networks, balanced or as given, and the conversion back to the given networks.
 
-    The first network does not move, so the second one takes over its scales and its invertible matrices. If both
+    The first network does not move. The second network gets the scales and invertible matrices of the first. If both
     networks are balanced, only rotations of these matrices remain free, and rotations keep every norm. Straight lines
-    stay straight, because scales and matrices act linearly. Up to them, `(1 - t) a + t act(element, b)` is the same
-    network as the point at t on the line between the balanced networks.
+    stay straight, because scales and matrices act linearly. Up to scales and matrices, `(1 - t) a + t act(element, b)`
+    is the same network as the point at t on the line between the balanced networks.
 
     Attributes:
         symmetry: The symmetry of all networks, with every size known.
@@ -116,7 +116,7 @@ class Frame:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences about groups that are only rotated."""
+        """Sentences about groups that can only be rotated."""
         return notes_on(self.rigid)
 
     def original(self) -> Tensors:
@@ -184,7 +184,7 @@ class FramedProblem(Problem):
 
 
 def are_isometric(symmetry: Symmetry, a: Tensors, b: Tensors) -> Bool[Tensor, " pair"]:
-    """Return whether orders, signs and rotations may make balanced networks of each pair equal, by invariant sums."""
+    """Return whether balanced networks of a pair may be equal up to orders, signs and rotations, by invariant sums."""
     result = torch.ones(len(next(iter(b.values()))), dtype=torch.bool)
     for name, sites in symmetry.sites.items():
         is_rotated = any(site.group.matrix != "none" for site in sites)
@@ -235,7 +235,7 @@ def _linear(symmetry: Symmetry) -> frozenset[str]:
 
 
 def match_frames(problem: Problem, scales: Scales, match: Callable[[Frame], Results]) -> Results:
-    """Match pairs with running statistics kept, and copies with moved statistics after balancing these as well.
+    """Match pairs with running statistics kept; match copies also with statistics that balancing moves.
 
     Args:
         problem: The pairs.
@@ -258,22 +258,20 @@ def match_frames(problem: Problem, scales: Scales, match: Callable[[Frame], Resu
 def are_moved_copies(
     symmetry: Symmetry, a: Mapping[str, Tensor], kept: Mapping[str, Tensor], moved: Mapping[str, Tensor]
 ) -> Bool[Tensor, " pair"]:
-    """Return whether second networks have the statistics of the first ones, moved against their activations.
+    """Return whether second networks have the statistics of the first networks, but moved away from their activations.
 
     Args:
         symmetry: The symmetry of all networks.
         a: The first networks, `[pair, ...]`.
         kept: The second networks, aligned with their statistics kept.
-        moved: The second networks, aligned with the statistics moved to those of the first.
+        moved: The second networks, aligned with the statistics moved to those of the first networks.
     """
     before, after = (statistics_gap(symmetry, a, other) for other in (kept, moved))
     return (after < MOVED * before) | are_equal(a, moved)
 
 
 def have_equal_variances(symmetry: Symmetry, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Bool[Tensor, " pair"]:
-    """Return whether the statistics that elements can only reorder nearly equal those of the first networks, in any
-    order.
-    """
+    """Return whether statistics that elements only reorder nearly equal those of the first networks, in any order."""
     moved = {p.parameter for group in symmetry.groups for p in group.placements if any((*p.scale, *p.sign))}
     kept = [name for name in symmetry.buffers if name in symmetry.sites and name not in moved]
     ordered = [{name: one[name].flatten(1).sort(1).values for name in kept} for one in (a, b)]

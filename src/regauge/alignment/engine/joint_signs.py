@@ -1,9 +1,10 @@
 """Signs of two groups whose units share the entries of one axis, such as heads and the rotary pairs within them.
 
-An entry of head h and pair j is multiplied by `s_h t_j`. All s determine every best t, and all t every best s.
-Alternating between both ends in a local optimum: as long as the signs of the heads are wrong, the evidence of the heads
-about the pairs cancels. The evidence of a single head does not cancel. The alternation is therefore run once from each
-head alone. If there are few heads, it is run from all combinations of their signs.
+An entry of head h and pair j is multiplied by `s_h t_j`. All s together determine the best t, and all t together
+determine the best s. If the code only alternates between s and t, it ends in a local optimum. The reason is that wrong
+signs of heads cancel the evidence of the heads about the pairs. The evidence of a single head does not cancel. The
+alternation is therefore run once from each head alone. If there are few heads, it is run from all combinations of their
+signs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -174,7 +175,7 @@ def _meet(one: Family, other: Family) -> bool:
 
 
 def _acts_across(sites: Sequence[Site]) -> bool:
-    """Return whether signs multiply a tensor along several axes, which sums along one axis cannot represent."""
+    """Return whether signs multiply a tensor along several axes; sums along one axis cannot represent this."""
     return len({site.placement.axis for site in sites if any(site.placement.sign)}) > 1
 
 

@@ -35,9 +35,7 @@ class NeighborTerm:
 
     @staticmethod
     def fits(networks: PairedNetworks, name: str, own: Site, neighbor: Site) -> bool:
-        """Return whether the neighbor only reorders and flips units, along the whole of another axis than the
-        group's.
-        """
+        """Return whether the neighbor only reorders and flips units, along a whole axis but not the group's axis."""
         a, b = networks.a[name], networks.b[name]
         is_whole = neighbor.positions.numel() == a.shape[1 + neighbor.placement.axis]
         is_more = any(neighbor.placement.shift) or any(own.placement.shift) or neighbor.group.matrix != "none"
@@ -72,7 +70,7 @@ class NeighborTerm:
         put(self._factor, rows, factor)
 
     def _add_changes(self, sums: Tensor, rows: Tensor, perm: Tensor, factor: Tensor) -> None:
-        """Correct every pair by roughly as many units as changed in it."""
+        """Correct every pair by about as many units as changed in the pair."""
         changed = (perm != at(self._perm, rows)) | (factor != at(self._factor, rows))
         if len(sums) == 1:
             units = changed[0].nonzero().T
@@ -157,7 +155,7 @@ class NeighborTerm:
         return taken
 
     def _unfold(self, taken: Tensor) -> Float[Tensor, "row target rest"]:
-        """Return the entries that were taken, by unit of the group."""
+        """Return the taken entries, by unit of the group."""
         return unfold(taken, self._own, 1) if len(self._perm) == 1 else taken.flatten(1, 2).mT
 
     def _take_single(self, tensor: Tensor, perm: Tensor | None, factor: Tensor | None) -> Tensor:

@@ -1,10 +1,11 @@
 """Nested groups: every pair of blocks is a separate problem, and an assignment of blocks chooses among the pairs.
 
-A block permutation with groups inside it (attention heads, experts, normalization groups) is solved in two
-levels: for each pair of blocks (u, v) the best inner elements bring block v of the second network to block u
-of the first; the values that they reach are the profits of an assignment between blocks. If the inner groups share no
-tensor, their problems are solved exactly, and the whole solution is exact. If they do, each pair is solved by
-coordinate ascent from two initial elements. Deeper nesting repeats the same within each pair.
+A block permutation with groups inside it (attention heads, experts, normalization groups) is solved in two levels. On
+the first level, for each pair of blocks (u, v), the best inner elements bring block v of the second network to block u
+of the first. On the second level, the objectives of these elements are the profits of an assignment between blocks. If
+no inner groups share a tensor, the inner problems are solved exactly, and the whole solution is exact. If inner groups
+share tensors, each pair is solved by coordinate ascent from two initial elements. Deeper nesting repeats these levels
+within each pair.
 
 All tensors here have one leading axis of independent problems.
 """
@@ -176,7 +177,10 @@ def solve_family(family: Family, a: Tensors, b: Tensors) -> tuple[Element, Tenso
 
 
 def _block_products(root: Group, a: Tensors, b: Tensors) -> Tensor:
-    """Return inner products of all pairs of blocks (of u with itself without reordering), `[problem, u, v]`."""
+    """Return inner products of all pairs of blocks, `[problem, u, v]`.
+
+    If the root does not reorder blocks, only the product of each block with itself is returned.
+    """
     terms = [inner_products(root, a[key].flatten(2), b[key].flatten(2)).double() for key in a]
     return torch.stack(terms).sum(0).cpu()
 
@@ -283,8 +287,7 @@ def _all_pairs(family: Family, a: Tensors, b: Tensors, root: Group) -> _Inner:
 
 
 def _move_base(family: Family, group: Group, value: Value) -> Value:
-    """Return an inner value `[problem, block, *other bases, ...]` with the block axis where the group's bases have
-    it."""
+    """Return an inner value `[problem, block, *other bases, ...]` with the block axis at its place among the bases."""
     place = 1 + group.within.index(family.root.name)
     return value.map(lambda t: t.movedim(1, place))
 

@@ -163,7 +163,7 @@ class PairedNetworks:
 
 @dataclass(frozen=True)
 class _Kept:
-    """Tensors of a single second network, the values that moved them, and how often these had been set."""
+    """Tensors of a single second network, the values that moved them, and how often these values had been set."""
 
     tensors: Tensors
     values: Mapping[str, Value]

@@ -20,7 +20,7 @@ class Launch(Protocol):
 
 
 def count_searches() -> int:
-    """Return the number of searches at a time, one for each core."""
+    """Return the number of searches that run at a time, one for each core."""
     return min(MOST_SEARCHES, os.cpu_count() or 1)
 
 
@@ -29,7 +29,7 @@ def searching(count: int, device: torch.device) -> Iterator[Launch]:
     """Start work in threads, `count` at a time.
 
     Exact assignments release the interpreter lock. A thread works in the stream and the gradient mode of the thread
-    that starts it so that the order of operations on the device stays the same.
+    that starts it, so the order of operations on the device stays the same.
     """
     has_gradients = torch.is_grad_enabled()
     stream = torch.cuda.current_stream(device) if device.type == "cuda" else None

@@ -31,12 +31,12 @@ class ActivationMatching(Method):
     The data are read once, for both networks and all groups. Memory holds one matrix of units against units for each
     value. In this method groups are independent of one another, and their order does not matter.
 
-    The papers maximize the product of activations that are not centered, and keep scales; for permutations this
+    The papers maximize the product of activations that are not centered, and keep scales. For permutations, this
     minimizes the squared distance between the activations of both networks. `ActivationMatching(statistic="product",
-    scales="keep")` is the published method; the defaults differ from it.
+    scales="keep")` is the published method. The defaults differ from the published method.
 
-    Departure from the papers, for every statistic: if activations leave a choice, the parameters decide, with a share
-    of 1e-4 in the objective. Otherwise the choice would be arbitrary for units that never respond, and between a sign
+    Departure from the papers, for every statistic: parameters enter the objective with a share of 1e-4, and decide if
+    activations leave a choice. Otherwise the choice would be arbitrary for units that never respond, and between a sign
     and a half period of a sine unit. Arbitrary choices raise the loss halfway between the networks.
 
     Attributes:
@@ -76,9 +76,7 @@ class ActivationMatching(Method):
         return match_each(problem, lambda pair: self._match_pair(pair, task, traces))
 
     def _match_pair(self, problem: Problem, task: Task, traces: Traces) -> Results:
-        """Ascend on the mixture, from the best element for the activations alone, or from the identity if it is
-        better.
-        """
+        """Ascend on the mixture, from the better one of the identity and the best element for the activations alone."""
 
         def match(frame: Frame) -> Results:
             costs = activation_costs(*frame.turnable(*problem.pair(0)), traces, task, self.statistic)
@@ -97,11 +95,12 @@ class MixedMatching(ActivationMatching):
 
         share * <activations> / reach + (1 - share) * <a, g b> / sum |a| |b|
 
-    The first term is the objective of `ActivationMatching` divided by its largest value (every unit correlated
-    perfectly). The second is that of `WeightMatching` divided by its largest value (every tensor of the second network
-    parallel to that of the first). Activations are matched first, which has no local optima; coordinate ascent on the
-    sum continues from there. Parameters are compared where the positive scales of both networks are balanced, as in
-    `WeightMatching`, and the element brings the second network to the scales of the first.
+    The first term is the objective of `ActivationMatching` divided by its largest value, at which every unit is
+    correlated perfectly. The second term is the objective of `WeightMatching` divided by its largest value, at which
+    every tensor of the second network is parallel to that of the first. Activations are matched first, because this
+    matching has no local optima. Coordinate ascent on the sum continues from the result. Parameters are compared after
+    the positive scales of both networks are balanced, as in `WeightMatching`. The element brings the second network to
+    the scales of the first.
 
     If networks learn the same function with different features, weights alone match units poorly, especially in
     residual networks. Activations alone ignore how units are connected. The sum matches better than either term.

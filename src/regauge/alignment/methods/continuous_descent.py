@@ -35,11 +35,11 @@ class ContinuousDescent(DescentMethod):
     logarithms of the factors that leave running statistics as they are. X starts at zero. Adam lowers the task loss of
     `(1 - t) a + t h g b`, on one batch after the other.
 
-    Orders, signs and half periods stay where the initial element puts them. Give a method that chooses them as `init`.
-    For another round, give this method as `init` of `Sinkhorn` or `StraightThrough`. The mean of X over the latest
-    steps is evaluated on kept examples (`DescentMethod`). The objective is minus the loss on these examples. The loss
-    is that halfway, or for random points the mean at t = 1/4, 1/2, 3/4. The cost of a batch is proportional to its
-    size. Every evaluation takes one or three passes over the kept examples.
+    Orders, signs and half periods stay as in the initial element. Give a method that chooses them as `init`. For
+    another round, give this method as `init` of `Sinkhorn` or `StraightThrough`. The mean of X over the latest steps is
+    evaluated on kept examples (`DescentMethod`). The objective is minus the loss on these examples. This is the loss
+    halfway or, for random points, the mean loss at t = 1/4, 1/2, 3/4. The cost of a batch is proportional to its size.
+    Every evaluation takes one or three passes over the kept examples.
 
     Weights can be rotated freely in the residual stream of a transformer whose gains are folded. There, the closest
     parameters do not give the lowest loss halfway. The descent makes the path of such networks nearly flat. In networks

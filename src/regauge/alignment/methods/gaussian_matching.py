@@ -36,9 +36,9 @@ class GaussianMatching(Method):
     | kl | `KL(g q_b, q_a)` | `<m_a / s_a^2, g m_b> - <1 / (2 s_a^2), abs(g) (m_b^2 + s_b^2)>` |
     | symmetric kl | `KL(g q_b, q_a) + KL(q_a, g q_b)` | that, and the same with the networks exchanged |
 
-    where w is `std_weight`. Each is weight matching with two dictionaries or four: a `JointMatching` of "parameters"
-    and "magnitudes". If a divergence falls by some amount, the objective grows by the same amount. If W2^2 falls, the
-    objective grows by half the amount.
+    Here w is `std_weight`. Minimizing each cost is weight matching with two or four dictionaries, a `JointMatching` of
+    "parameters" and "magnitudes". If a divergence falls by some amount, the objective grows by the same amount. If W2^2
+    falls, the objective grows by half the amount.
 
     Departures from the paper. Appendix B of the paper states that the divergence becomes a distance of means, because
     no other term depends on the permutation. This is wrong. The trace `sum abs(g) s_b^2 / s_a^2` depends on the
@@ -47,9 +47,9 @@ class GaussianMatching(Method):
     barriers than means alone. Equation 16 prints covariances in place of roots of covariances; equation 17, with
     standard deviations, is correct.
 
-    Orthogonal and linear groups stay at the identity, because a rotated diagonal Gaussian is not diagonal. With a
-    divergence, which is linear only in elements that keep every magnitude, positive scales and shifts stay at the
-    identity too. The means are a whole network with its buffers. Standard deviations may be left out for parameters
+    Orthogonal and linear groups stay at the identity, because a rotated diagonal Gaussian is not diagonal. A divergence
+    is linear only in elements that keep every magnitude. So with a divergence, positive scales and shifts also stay at
+    the identity. The means are a whole network with its buffers. Standard deviations may be left out for parameters
     that are certain, and are not needed for buffers. A divergence needs the standard deviations of all parameters,
     because it is infinite between certain values.
 
@@ -129,8 +129,8 @@ def _divergence_problem(problem: Problem, *, is_symmetric: bool) -> Problem:
     """Return two dictionaries, or four for both directions, whose inner products are negative divergences.
 
     `-KL(g q_b, q_a)` is linear in g. Its coefficients are dictionaries of the first network, which multiply
-    dictionaries of the second. It is linear only for elements without scales and shifts, because these keep every
-    magnitude.
+    dictionaries of the second network. It is linear only for elements without scales and shifts, because only these
+    elements keep every magnitude.
     """
     # -KL(N(m, v), N(m_a, v_a)) = <m_a / v_a, m> - <1 / (2 v_a), m^2 + v> + terms that no permutation or sign changes.
     # The second product holds the trace and the squares of the means, which depend on the permutation, too.
@@ -171,7 +171,7 @@ def _each(functions: tuple[Moment, Moment], params: Mapping[str, Tensor], symmet
 
 
 def _further(names: Mapping[str, Any]) -> dict[str, Any]:
-    """Return dictionaries 0 and 1 as dictionaries 2 and 3."""
+    """Return dictionaries 0 and 1 under the names of dictionaries 2 and 3."""
     split = ((*dictionary_of(joint), value) for joint, value in names.items())
     return {joint_name(k + 2, name): value for k, name, value in split}
 

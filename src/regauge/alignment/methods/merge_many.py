@@ -34,10 +34,11 @@ class MergeMany(ManyMethod):
     networks that are already placed, because the mean of networks that are not aligned is a poor target. All networks
     are then visited in a fixed order, and a network is visited again only if others moved.
 
-    If there are more than `core` networks, only the first `core` are visited this way. All networks are then matched at
-    once to the mean of these. Further rounds match all networks to the mean of all, and lower the mean squared distance
-    from it (`gather`). For many networks the mean of all and the mean of all others are nearly the same. Rounds are
-    many times faster than visits. The result is only close to a local optimum, because the rounds end at `tolerance`.
+    If there are more than `core` networks, only the first `core` networks are visited one by one. All networks are then
+    matched at once to the mean of the core. Further rounds match all networks to the mean of all networks, and lower
+    the mean squared distance from this mean (`gather`). For many networks, the mean of all networks and the mean of all
+    others are nearly the same. Rounds are many times faster than visits. The result is only close to a local optimum,
+    because the rounds end at `tolerance`.
 
     Attributes:
         inner: Method that places a network; its `max_sweeps` and `tolerance` hold for the later rounds too, its

@@ -37,16 +37,16 @@ class Sinkhorn(DescentMethod):
     | "random" | the task loss of `(1 - t) a + t P(g b)`, t uniform in (0, 1) at every step | a task |
 
     After every `every` steps the plans are rounded to the closest permutations. The hard elements are evaluated by the
-    same loss. A task loss is taken over kept examples (`DescentMethod`), for "random" as the mean at t = 1/4, 1/2, 3/4.
-    The method returns the best of these elements, the initial element and the identity. If `keeps` is "last", it
-    returns the last element. The objective is minus the loss, and is maximized. The cost of a batch is proportional to
-    its size, and every evaluation takes a pass over all kept examples. A task of a few thousand examples, in batches of
-    some hundred, is therefore best.
+    same loss. A task loss is evaluated on kept examples (`DescentMethod`). For "random", it is the mean loss at t =
+    1/4, 1/2, 3/4. The method returns the best of these elements, the initial element and the identity. If `keeps` is
+    "last", it returns the last element. The objective is minus the loss, and is maximized. The cost of a batch is
+    proportional to its size, and every evaluation takes a pass over all kept examples. A task of a few thousand
+    examples, in batches of some hundred, is therefore best.
 
-    Departures from the paper. The descent begins near the result of weight matching. It has ten times the learning
-    rate, which needs a quarter of the steps (from the identity, as published: `init=None, confidence=0.02, lr=0.3,
-    steps=100, keeps="last"`). The gradient solves a positive definite system of half the size. Positive scales, shifts
-    and rotations stay where the initial element puts them.
+    Departures from the paper. The descent begins near the result of weight matching. Its learning rate is ten times
+    larger, so it needs a quarter of the steps. `init=None, confidence=0.02, lr=0.3, steps=100, keeps="last"` begins at
+    the identity, as published. The gradient solves a positive definite system of half the size. Positive scales, shifts
+    and rotations stay as in the initial element.
 
     Attributes:
         loss: The loss that falls.
@@ -80,7 +80,7 @@ class Sinkhorn(DescentMethod):
 
     @property
     def needs_task(self) -> bool:
-        """Whether the loss is that of a task."""
+        """Whether the loss is a task loss."""
         return self.loss != "l2"
 
     def learn(self, problem: Problem, start: Element, notes: tuple[str, ...], course: DescentCourse) -> Results:

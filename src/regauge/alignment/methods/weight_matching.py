@@ -36,12 +36,12 @@ class WeightMatching(Method):
 
     Positive scales and invertible matrices are not searched. If a symmetry has them, both networks are first moved to
     the points of smallest norm on their orbits (`regauge.core.balance`); a and b are these points. Only a rotation of
-    each invertible matrix then remains to be chosen. The second network takes over the scales and matrices of the
-    first. The outcome therefore does not depend on the given points of the orbits. Scales could also be chosen together
-    with the permutation to minimize the distance. Such scales would shrink the weights of units that agree little, and
-    would depend on the scales of the first network. If the two networks are nearly the same, scales and matrices are
-    fitted by least squares if the fit brings them closer. The fit helps because a gain near zero determines a unit's
-    scale poorly.
+    each invertible matrix then remains to be chosen. The second network gets the scales and matrices of the first
+    network. The outcome therefore does not depend on the given points of the orbits. Scales could also be chosen
+    together with the permutation to minimize the distance. Such scales would shrink the weights of units that agree
+    little, and would depend on the scales of the first network. If the two networks are nearly the same, scales and
+    matrices are fitted by least squares if the fit brings the networks closer. The fit helps because a gain near zero
+    determines a unit's scale poorly.
 
     Departures from the paper. The first costs use the barycenter of groups that are not chosen yet, and the best
     anchored group is chosen first. This recovers planted permutations of residual networks; a start from the identity

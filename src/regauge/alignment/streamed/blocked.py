@@ -1,8 +1,9 @@
-"""A climb in a working set whose tensors are read one after the other: only the cost of its group is held.
+"""Ascent in a working set whose tensors are read one after the other: memory holds only the cost of one group.
 
-A cost is a sum over tensors, so that none has to be there when the next one is read. What the best signs leave of it is
-summed up in one matrix, in the dtype of the tensors, in the place of which the assignment is found. The steps are those
-of `Ascent`: families of signs first, each with what is unknown averaged, then the group, and so on until nothing gains.
+A cost is a sum over tensors, so a tensor can be freed before the next one is read. One matrix in the dtype of the
+tensors sums up the profits under the best signs. The assignment is found in the memory of this matrix. The steps are
+those of `Ascent`. Families of signs are chosen first, with an average over the values that are still unknown. Then the
+order of the group is chosen. These steps are repeated until no step gains.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -50,7 +51,7 @@ class BlockedClimb:
         self._norms: dict[str, float] = {}
 
     def run(self, max_sweeps: int, *, is_first: bool) -> bool:
-        """Choose until nothing gains, at first by what is known already; whether that was reached."""
+        """Repeat steps until no step gains, and return whether that happened within `max_sweeps`."""
         waiting = set(range(len(self._families)))
         if is_first:
             for k, family in enumerate(self._families):
@@ -70,7 +71,7 @@ class BlockedClimb:
         return bool(self._families[j].sites.keys() & self._families[k].sites.keys())
 
     def _improve(self, family: Family, unknown: Collection[str] = (), *, is_first: bool = False) -> bool:
-        """Take the best value of a family where it gains enough, or is the first; whether it was taken."""
+        """Take the best value of a family if it gains enough or is the first value; return whether it was taken."""
         given, root = self.source.place, family.root
         if root.is_permuted:
             profits, before = self._profits(family)
@@ -100,9 +101,9 @@ class BlockedClimb:
         return False
 
     def _profits(self, family: Family) -> tuple[Tensor, float]:
-        """Return the largest profit of every pair of units over its signs, and what the units as they are sum up to.
+        """Return the largest profit of each pair of units over signs, and the total profit of the units in place.
 
-        Characters are independent, so that each contributes the absolute value of its sum.
+        Characters are independent, so each character contributes the absolute value of its sum.
         """
         terms: dict[Character, list[tuple[str, Site]]] = {}
         for name, local in family.own_sites.items():
@@ -130,7 +131,7 @@ class BlockedClimb:
                 add_matmul(total[first : first + step], left[first : first + step].to(total.dtype), right.mT)
 
     def _cost(self, group: Group, unknown: Collection[str] = ()) -> Cost:
-        """Return the cost of a group whose units keep their places, with averages over unknown ones."""
+        """Return the cost of a group whose units keep their places, averaged over the values of unknown groups."""
         cost = Cost({})
         for name, local in self._sites.items():
             own = [replace(site, group=group) for site in local if site.group.name == group.name]
@@ -148,7 +149,7 @@ class BlockedClimb:
         return Cost(matrices)
 
     def _pairs(self, name: str) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield both tensors of a name, in pieces where nothing acts on the first axis."""
+        """Yield both tensors with a name, in pieces if no group acts on the first axis."""
         squares = torch.zeros(2, dtype=torch.float64)
         for rows in row_ranges(self.symmetry, name):
             x, y = self.source.pair(name, rows)

@@ -1,7 +1,8 @@
 """Checkpoints that stay on the disk, matched as representatives and moved to the coordinates of the first one.
 
-The steps are those of `regauge.alignment.representatives`: a match by orders decides whether residual streams are
-rotated, near copies are also matched as they are, and copies take over what holds with statistics as stored only.
+The steps are those of `regauge.alignment.representatives`. A match by orders decides whether residual streams are
+rotated. Near copies are also matched as they are. For copies, symmetries that hold only with the stored statistics are
+applied last.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -44,14 +45,14 @@ Run = Callable[[str, Checkpoint, Checkpoint, Plan, WeightMatching], StreamedResu
 
 @dataclass(frozen=True)
 class ChartPlans:
-    """The plans of matching representatives in stages.
+    """Plans for the stages in which representatives are matched.
 
     Attributes:
         symmetry: The symmetry of the networks, with every size known.
         method: The method.
         rotate: The choice of the user.
-        plans: By stage: "orders" decides on rotations, "reordered" and "rotated" match by the method, "given" matches
-            near copies as they are.
+        plans: The plan of each stage. The stage "orders" decides on rotations. The stages "reordered" and "rotated"
+            match by the method. The stage "given" matches near copies as they are.
     """
 
     symmetry: Symmetry
@@ -63,7 +64,7 @@ class ChartPlans:
     def make(
         cls, symmetry: Symmetry, method: WeightMatching, rotate: Rotate, plan: Callable[..., Plan]
     ) -> "ChartPlans":
-        """Plan all stages that may be needed, by `plan(symmetry, method, chart)`."""
+        """Plan all stages that may be needed, with the function `plan(symmetry, method, chart)`."""
         data, is_open = symmetry.on_data, rotate != "never" and bool(symmetry.rotatable)
         behind = data.on_representatives()
         plans = {"given": plan(data, _as_given(method), data), "reordered": plan(behind, method, data)}
@@ -74,14 +75,14 @@ class ChartPlans:
 
     @property
     def first(self) -> Plan:
-        """The plan of what is done first, with the memory that any of them holds."""
+        """The plan of the first stage, with the largest memory of all stages."""
         stage = "rotated" if self.rotate == "always" and "rotated" in self.plans else "orders"
         return replace(self.plans[stage], peak=max(plan.peak for plan in self.plans.values()))
 
     def match(
         self, checkpoints: Iterable[Checkpoint], runs: Iterable[Run], progress: Progress, crew: Crew = ALONE
     ) -> list[StreamedResult]:
-        """Match all further checkpoints to the first one; all of them are rotated, or none."""
+        """Match all further checkpoints to the first one; either all of them are rotated or none."""
         first, *others = checkpoints
         pairs = [_ChartedPair(self, first, other, run, progress, crew) for other, run in zip(others, runs, strict=True)]
         choices = [pair.choose() for pair in pairs]
@@ -90,7 +91,7 @@ class ChartPlans:
 
 
 def _as_given(method: WeightMatching) -> WeightMatching:
-    """Return the method for near copies as they are."""
+    """Return the method that matches near copies as they are."""
     return WeightMatching(scales=method.scales)
 
 
@@ -119,7 +120,7 @@ class _ChartedPair:
         return RotationChoice.of(self._data, self._behind, self.chart.rotate, self._explain)
 
     def match(self, choice: RotationChoice[StreamedResult], is_rotated: bool) -> StreamedResult:
-        """Match the second network to the first one, in whose coordinates it is moved."""
+        """Match the second network to the first one, and move it to the coordinates of the first one."""
         method, names = self.chart.method, self._data.rotatable if is_rotated else ()
         found = choice.known
         if found is None or is_rotated or method != WeightMatching():
@@ -139,7 +140,7 @@ class _ChartedPair:
         return found
 
     def _explain(self) -> tuple[tuple[Tensor, Tensor, Tensor], StreamedResult]:
-        """Match by orders, and measure how much that explains; see `RotationChoice.of`."""
+        """Match by orders, and measure how much of the difference the match explains; see `RotationChoice.of`."""
         a, b = self._behind
         known = self._run("orders", a, b, WeightMatching())
         symmetry, plan = known.symmetry.on_sums, self.chart.plans["orders"]
@@ -173,7 +174,7 @@ class _ChartedPair:
         return move_tensor(symmetry, element, name, self._data.sums({name: tensor})[name])
 
     def _distance(self, a: Checkpoint, b: Checkpoint) -> tuple[float, float]:
-        """Return the squared distance of compared tensors, and the squared norm of those of the first network."""
+        """Return the squared distance of the compared tensors, and their squared norm in the first network."""
         plan = self.chart.plans["given"]
         with self._passes.timed("distances", plan.sweep_bytes):
             return measure_square(a, b, plan.symmetry, plan.names, self._passes)
@@ -182,7 +183,7 @@ class _ChartedPair:
         return MovedCheckpoint(self.b, self._data, element)
 
     def _settle(self, there: Element) -> Element:
-        """Return the element that leaves the least distance if the networks are near copies."""
+        """Return the element with the least remaining distance if the networks are near copies."""
         left, norm = self._distance(self.a, self._moved(there))
         if not bool(is_near_copy(torch.tensor(left), torch.tensor(norm))):
             return there
@@ -195,7 +196,7 @@ class _ChartedPair:
         return further if self._distance(self.a, self._moved(further))[0] < left else there
 
     def _take_over_statistics(self, element: Element) -> Element:
-        """Return the element with which a copy also takes over what holds with statistics as stored only."""
+        """Return the element, extended for copies by symmetries that hold only with the stored statistics."""
         whole = self.chart.symmetry
         if element.translation:
             moves = element.translated({}).rotated({}), element

@@ -1,6 +1,4 @@
-"""A climb between two checkpoints that stay on the disk, in which the engine climbs in one working set after the
-other.
-"""
+"""A climb between two checkpoints on the disk; the engine climbs in one working set after the other."""
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -40,10 +38,10 @@ class StreamedAscent:
     Attributes:
         source: Both networks, in the frame of their comparison.
         plan: The plan that was made for both networks.
-        method: Without restarts and `init`.
+        method: The method, without restarts and `init`.
         state: The state of the climb.
         keep: Function that stores the state for a later run.
-        passes: The count of the bytes that are read.
+        passes: The counter of the bytes that are read.
         label: The label of the climb, if there are several climbs.
     """
 
@@ -81,8 +79,10 @@ class StreamedAscent:
         self.keep()
 
     def _anchor(self) -> Element:
-        """Return the element with first values of the spread groups, those first that are touched least by what is
-        unknown."""
+        """Choose the first values of the spread groups, and return the element.
+
+        The group whose values depend least on unknown groups comes first.
+        """
         inside = {g.name for one in self.plan.sets for family in one.families for g in family.members}
         waiting = list(self.plan.spread)
         while waiting:
@@ -205,7 +205,7 @@ class StreamedAscent:
         return sum(gains), all(is_done for _, is_done, *_ in found)
 
     def _visit(self, k: int, one: WorkingSet, totals: Mapping[str, Total]) -> tuple[float, bool]:
-        """Climb in one working set, and add it to the costs of spread groups."""
+        """Climb in one working set, and add its tensors to the costs of spread groups."""
         if one.is_blocked:
             return self._visit_blocks(k, one, totals)
         a, b, norms = {}, {}, {}
@@ -226,7 +226,7 @@ class StreamedAscent:
         return gained, not len(moving)
 
     def _visit_blocks(self, k: int, one: WorkingSet, totals: Mapping[str, Total]) -> tuple[float, bool]:
-        """Climb in one working set with one tensor in memory after the other, and add it to the costs."""
+        """Climb in one working set with one tensor in memory at a time, and add its tensors to the costs."""
         climb = BlockedClimb(self.source, self._symmetry, one, self.method.tolerance)
         is_settled = climb.run(self.method.max_sweeps, is_first=k >= self.state.matched)
         self.state.matched = max(self.state.matched, k + 1)
@@ -260,7 +260,7 @@ class StreamedAscent:
     def _add(
         self, totals: Mapping[str, Total], a: Tensors, b: Tensors, signs: Mapping[str, tuple[int, ...]] | None = None
     ) -> None:
-        """Add tensors of both networks to the costs of spread groups; `signs` of them were chosen with the tensors."""
+        """Add tensors of both networks to the costs of spread groups; `signs` were chosen with these tensors."""
         sites = {name: self._symmetry.sites[name] for name in a}
         for name, total in totals.items():
             total.add(part_cost(total.group, sites, lambda n: (a[n], b[n])), (signs or {}).get(name, ()))
@@ -275,13 +275,13 @@ class StreamedAscent:
         self.state.element = self._symmetry.compose(relative, self.state.element)
 
     def _known_share(self, name: str, unknown: set[str]) -> float:
-        """Return the share of a spread group's values on which nothing else is unknown."""
+        """Return the share of the values of a spread group on which no other unknown group acts."""
         own, sizes = self.plan.spread[name].sites, self.plan.sizes
         free = [n for n in own if not any(s.group.name in unknown - {name} for s in self._symmetry.sites[n])]
         return sizes.nbytes(free) / max(1, sizes.nbytes(own))
 
     def _is_telling(self, group: str, name: str, unknown: set[str]) -> bool:
-        """Return whether anything of a tensor is left for a group when what else is unknown is averaged."""
+        """Return whether the average of a tensor over other unknown groups still depends on a group."""
         hidden = [s for s in self._symmetry.sites[name] if s.group.name in unknown and s.group.name != group]
         return barycenter(torch.empty(self._symmetry.shapes[name], device="meta"), hidden) is not None
 

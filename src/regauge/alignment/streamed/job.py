@@ -1,4 +1,4 @@
-"""Streamed alignment: checkpoints that stay on the disk, their plan, and the output that an interrupted run resumes."""
+"""Streamed alignment: checkpoints on the disk, their plan, and the output, which an interrupted run can resume."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -31,13 +31,13 @@ from regauge.core.task import Task
 
 @dataclass(frozen=True)
 class StreamedJob:
-    """Checkpoints that are aligned to the first one while all of them stay on the disk.
+    """Checkpoints on the disk that are aligned to the first checkpoint.
 
     Attributes:
         job: The checkpoints.
         method: The method.
         symmetry: The symmetry of the networks, with every size known.
-        plan: The plan of the first matching, with the memory of all steps.
+        plan: The plan of the first matching, including the memory of all steps.
         chart: The plans of matching representatives, if networks differ from their representatives.
         rotate: Whether residual streams are rotated, as in `rg.align`.
     """
@@ -50,7 +50,7 @@ class StreamedJob:
     rotate: Rotate = "auto"
 
     def with_memory(self, nbytes: int, work: str) -> "StreamedJob":
-        """Return a copy whose plan also counts `nbytes`, which the `work` after the alignment holds.
+        """Return a copy whose plan also counts `nbytes`, the memory that the `work` after the alignment holds.
 
         Raises:
             ValueError: The memory exceeds the limit.
@@ -64,7 +64,7 @@ class StreamedJob:
         return replace(self, plan=replace(self.plan, peak=max(self.plan.peak, peak)))
 
     def begin(self, settings: Mapping[str, Any]) -> Staging:
-        """Return the folder in which the output is made; a run is resumed only from the same inputs and settings.
+        """Return the folder in which the output is written; a run is resumed only with the same inputs and settings.
 
         Raises:
             ValueError: There is no output, or the run to be resumed had other inputs.
@@ -79,7 +79,7 @@ class StreamedJob:
         return self.job.stage(inputs)
 
     def match(self, staging: Staging, progress: Progress) -> list[StreamedResult]:
-        """Align all further checkpoints to the first one, from where an earlier run stopped."""
+        """Align all further checkpoints to the first one; continue where an earlier run stopped."""
 
         def run(k: int, stage: str, a: Checkpoint, b: Checkpoint, plan: Plan, method: WeightMatching) -> StreamedResult:
             kept = staging.progress.with_name(f"{k}.{stage}{staging.progress.name}")
@@ -113,7 +113,8 @@ def plan_job(
 ) -> StreamedJob:
     """Check the checkpoints and plan the reading and the memory, before anything is written.
 
-    The caller may match the representatives under a whole symmetry, `chart`, by the symmetry of the representatives.
+    A caller that matches representatives gives the whole symmetry as `chart`, and as `symmetry` the symmetry of the
+    representatives.
 
     Raises:
         ValueError: The checkpoints differ in their tensors; the method needs networks in memory, or there is a task; or

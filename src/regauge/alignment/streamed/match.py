@@ -1,4 +1,4 @@
-"""Weight matching of two checkpoints that stay on the disk: balancing, climbing and, for near copies, fitting."""
+"""Weight matching of two checkpoints on the disk: balancing, climbing and, for near copies, fitting of scales."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ FITS = 3
 
 @dataclass(frozen=True)
 class StreamedResult(Result[Params]):
-    """The outcome of an alignment of networks that stay on the disk.
+    """The outcome of an alignment of networks on the disk.
 
     Until the moved network is written, `params` is empty. Afterwards it is a mapping that reads tensors on access.
     """
@@ -75,17 +75,17 @@ def align_streamed(
     A spread group that acts on two axes of one tensor takes its linear step. If the objective falls in the next sweep,
     the step is undone and the climb ends.
 
-    As in memory, networks whose scales move running statistics climb twice so that copies with moved statistics are
-    found. The scales of nearly equal networks are fitted to the scales of the first one.
+    As in memory, networks whose scales move running statistics climb twice. This finds copies with moved statistics.
+    The scales of nearly equal networks are fitted to the scales of the first network.
 
     Args:
         a: The network that stays.
         b: The network that moves.
         plan: The plan that was made for both networks.
-        method: Without restarts and `init`.
+        method: The method, without restarts and `init`.
         state: The state of an earlier run; later states are passed to `keep`.
         keep: Function that stores a state for a later run.
-        progress: Counts bytes.
+        progress: A function that shows the progress in bytes.
         crew: The processes that share each pass. Costs of spread groups are summed over the processes, and the first
             process solves.
 
@@ -174,9 +174,7 @@ class _Matching:
         StreamedAscent(source, self.plan, method or self.method, climb, keep, self.passes, label).run()
 
     def _choose(self) -> Element:
-        """Return the element of the best climb; scales are fitted afterwards only if it ends close to the first
-        network.
-        """
+        """Return the element of the best climb; scales are fitted only if it ends close to the first network."""
         state, symmetry = self.state, self._symmetry
         elements = [climb.found(symmetry) for climb in state.climbs]
         state.fits = FITS
@@ -194,7 +192,7 @@ class _Matching:
         return element
 
     def _is_moved_copy(self, kept: Element, moved: Element) -> bool:
-        """Return whether the second network has the statistics of the first, moved; see `match_frames`."""
+        """Return whether the second network has the moved statistics of the first network; see `match_frames`."""
         if self._are_equal(kept):
             return False
 

@@ -1,4 +1,4 @@
-"""Bounds on the memory that the parts of a streamed alignment hold, counted from shapes."""
+"""Bounds on the memory that the parts of a streamed alignment hold, computed from shapes."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -50,9 +50,9 @@ class Sizes:
     """Sizes of compared tensors in the precision of the computation.
 
     Args:
-        symmetry: The symmetry under which they are matched.
-        stored: The bytes of a value of each of them in the files.
-        chart: The symmetry whose representatives they are.
+        symmetry: The symmetry under which the tensors are matched.
+        stored: The bytes per value of each tensor in the files.
+        chart: The symmetry whose representatives are compared.
     """
 
     def __init__(self, symmetry: Symmetry, stored: Mapping[str, int], chart: Symmetry | None = None) -> None:
@@ -68,11 +68,11 @@ class Sizes:
         return name in self._itemsizes
 
     def numel(self, name: str) -> int:
-        """Number of values."""
+        """Return the number of values of a tensor."""
         return math.prod(self.symmetry.shapes[name])
 
     def nbytes(self, names: Iterable[str]) -> int:
-        """Bytes of some tensors of one network."""
+        """Return the bytes of some tensors of one network."""
         return sum(self.numel(name) * self._itemsizes[name] for name in names if self.has(name))
 
     def is_pieced(self, name: str) -> bool:
@@ -87,12 +87,12 @@ class Sizes:
         balanced: Iterable[Collection[str]],
         fitted: Iterable[Collection[str]],
     ) -> tuple[int, int | None]:
-        """Return the bound for a whole plan, and the number of the working set that decides it, if one does.
+        """Return the bound for a whole plan, and the index of the working set that needs the most memory, if one does.
 
         Args:
             sets: The working sets.
-            loose: Tensors outside of them.
-            shared: The spread groups, with the number of their families of signs that are chosen with their order.
+            loose: Tensors outside of the working sets.
+            shared: For each spread group, the number of families of signs that are chosen together with its order.
             balanced: Tensors whose scales are balanced together.
             fitted: Tensors whose scales are fitted together.
         """
@@ -111,7 +111,7 @@ class Sizes:
         return int(SLACK * highest) + BASE, max(range(len(peaks)), key=peaks.__getitem__, default=None)
 
     def set_peak(self, names: Collection[str], families: Sequence[Family], is_blocked: bool = False) -> int:
-        """Bytes while a working set is in memory: both networks, moved values, costs, and what is summed up."""
+        """Return the bytes while a working set is in memory: both networks, moved values, costs, and sums."""
         if is_blocked:
             return self._blocked_peak(names, families)
         own, largest = self.nbytes(names), max((self.nbytes([name]) for name in names), default=0)
@@ -122,7 +122,7 @@ class Sizes:
         return max(climbing, 2 * own + self._summing(names, inside), 2 * own + self._reading(names))
 
     def _blocked_peak(self, names: Collection[str], families: Sequence[Family]) -> int:
-        """Bytes while a working set is read in blocks: one tensor of both networks, one matrix of profits or two."""
+        """Return the bytes while a working set is read in blocks: two tensors, and one or two matrices."""
         largest, profits = max(map(self._piece, names)), 0
         for root in (family.root for family in families):
             own = [p for p in root.placements if self.has(p.parameter)]
@@ -135,18 +135,18 @@ class Sizes:
         return max(climbing, 5 * largest + max(self._summing(names, inside), reading))
 
     def spread_peak(self, group: Group, shared: int) -> tuple[int, int]:
-        """Bytes of the sums of a spread group, and of choosing its value from them."""
+        """Return the bytes of the sums of a spread group, and of choosing the value of the group from these sums."""
         sums = (2**shared if group.signs and not group.shifts else _characters(group)) * _matrix(group)
         return sums, int((ROTATING if group.matrix != "none" else ASSIGNING) * _matrix(group))
 
     def loose_peak(self, name: str) -> int:
-        """Bytes while a tensor is read that no working set holds."""
+        """Return the bytes while a tensor outside of all working sets is read."""
         return 6 * self._piece(name) + self._summing([name]) + self._reading([name])
 
     def balance_peak(self, part: Collection[str]) -> int:
-        """Bytes while some tensors are balanced: squares in float64, one of them once more.
+        """Return the bytes while some tensors are balanced: squares in float64, and a second copy of one of them.
 
-        Those that matrices act on are there in float64 too, one of them moved, scaled and unfolded.
+        Tensors on which matrices act are also held in float64. One of these tensors is also moved, scaled and unfolded.
         """
         mixed = [n for n in part if self._is_mixed(n)]
         squares = [8 * self._kept(n) for n in part]
@@ -155,7 +155,7 @@ class Sizes:
         return sum(squares) + 2 * max(squares) + reading + self._reading(part) + moving
 
     def fit_peak(self, part: Collection[str]) -> int:
-        """Bytes while scales and matrices are fitted on some tensors: both networks, and one of them moved."""
+        """Return the bytes while scales and matrices are fitted on some tensors: both networks, and a moved copy."""
         kept, widest, reading = 0, 0, 0
         for name in part:
             if summed_axes(self.symmetry, name):  # Two values stand for each sum, or twice as many rows as columns.
@@ -168,13 +168,13 @@ class Sizes:
         return 2 * kept + max(FITTED * widest, reading) + self._reading(part)
 
     def chart_peak(self) -> int:
-        """Bytes while coordinates are found, from some tensors as a whole, and while tensors are moved."""
+        """Return the bytes while coordinates are found from whole tensors, and while tensors are moved."""
         families = () if self._chart is None else self._chart.translations
         whole = {name for one in families for name in (one.entries.parameter, *one.coefficients)}
         return max(8 * TRANSLATED * max(map(self.numel, whole), default=0), self.moving_peak(1))
 
     def moving_peak(self, networks: int) -> int:
-        """Bytes while a tensor of one of some networks is moved by translations and rotations."""
+        """Return the bytes while translations and rotations move one tensor of `networks` networks."""
         if self._chart is None:
             return 0
         turned = {place.parameter for name in self._chart.rotatable for place in self._chart[name].placements}
@@ -187,16 +187,16 @@ class Sizes:
         return int(max(each, default=0)) + networks * matrices
 
     def _reading(self, names: Iterable[str]) -> int:
-        """Bytes while one of some tensors is read and charted."""
+        """Return the bytes while one of some tensors is read and brought to coordinates."""
         copies = {n: CHARTED if n in self._added else SCALED for n in names if n in self._charted}
         return int(max((k * self._wider.get(n, 8) * self._at_once(n) for n, k in copies.items()), default=0))
 
     def _products(self, name: str) -> int:
-        """Bytes of products that are summed up at once."""
+        """Return the bytes of the products that are summed up at once."""
         return min(2 * CHUNK, 24 * self.numel(name)) if summed_axes(self.symmetry, name) else 0
 
     def _piece(self, name: str) -> int:
-        """Bytes of a tensor that are read at once, in the precision of the computation."""
+        """Return the bytes of the part of a tensor that is read at once, in the precision of the computation."""
         return min(CHUNK, self.nbytes([name])) if self.is_pieced(name) else self.nbytes([name])
 
     def _at_once(self, name: str) -> int:
@@ -204,7 +204,7 @@ class Sizes:
         return min(self.numel(name), CHUNK // 4) if self.is_pieced(name) else self.numel(name)
 
     def _kept(self, name: str) -> int:
-        """Return the number of values that balancing keeps of a tensor."""
+        """Return the number of values that balancing keeps for a tensor."""
         axes, shape = summed_axes(self.symmetry, name), self.symmetry.shapes[name]
         values = math.prod(length for axis, length in enumerate(shape) if axis not in axes)
         return values * (values if axes and self._is_mixed(name) else 1)
@@ -213,7 +213,7 @@ class Sizes:
         return any(site.group.matrix == "linear" for site in self.symmetry.sites[name])
 
     def _summing(self, names: Collection[str], inside: Collection[str] = ()) -> int:
-        """Bytes while the costs of a group on some tensors are summed up, of those that are not chosen there."""
+        """Return the bytes while the costs of a group outside of `inside` are summed up over some tensors."""
         groups = {site.group.name: site.group for name in names for site in self.symmetry.sites[name]}
         counts = {
             name: len({character(p) for p in group.placements if p.parameter in names})
@@ -223,7 +223,7 @@ class Sizes:
         return max(((count + 4) * _matrix(groups[name]) for name, count in counts.items()), default=0)
 
     def _solving(self, family: Family) -> int:
-        """Bytes that the exact step of a family holds."""
+        """Return the bytes that the exact step of a family holds."""
         root = family.root
         if not family.is_nested:
             return self.spread_peak(root, 0)[1]
@@ -242,7 +242,7 @@ class Sizes:
 
 
 def _matrix(group: Group) -> int:
-    """Bytes of a float64 matrix of inner products."""
+    """Return the bytes of a float64 matrix of inner products."""
     return 8 * group.size * (group.size if group.is_permuted or group.matrix != "none" else 1)
 
 

@@ -1,4 +1,4 @@
-"""Passes over two files: their progress in bytes, and a sentence about how long each of them took."""
+"""Passes over two files, with progress in bytes and a message about the duration of each pass."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -10,11 +10,11 @@ from regauge.core.progress import ALONE, Advance, Crew, Progress, no_advance
 
 
 class Passes:
-    """Counts what is read of some checkpoints.
+    """A counter of the bytes that are read from some checkpoints.
 
     Args:
         checkpoints: The checkpoints that are read.
-        timings: Gets a sentence about each pass.
+        timings: A list to which a message about each pass is appended.
         progress: Shows each pass.
         crew: The processes that share each pass.
     """
@@ -33,13 +33,13 @@ class Passes:
 
     @property
     def bytes_and_seconds(self) -> tuple[int, float]:
-        """Bytes that were read so far, and the seconds that this took."""
+        """The bytes that were read so far, and the seconds that reading took."""
         readings = [one.read_so_far for one in self._checkpoints]
         return sum(r.nbytes for r in readings), sum(r.seconds for r in readings)
 
     @contextmanager
     def timed(self, label: str, nbytes: int) -> Iterator[None]:
-        """A pass that reads at most so many bytes, with its progress and a clock."""
+        """Show and time a pass that reads at most `nbytes` bytes."""
         self._left, self._show = nbytes, self._progress(label, nbytes)
         before = self.bytes_and_seconds
         start, busy = time.perf_counter(), time.process_time()
@@ -54,7 +54,7 @@ class Passes:
         self.advance(self._left)
 
     def advance(self, nbytes: int) -> None:
-        """Show that so many bytes were read."""
+        """Show that `nbytes` more bytes were read."""
         nbytes = min(nbytes, self._left)
         self._show(nbytes)
         self._left -= nbytes

@@ -1,9 +1,9 @@
 """The plan of a streamed alignment: the memory in use and the order of reading.
 
-Groups whose tensors together exceed the memory are *spread*: a transformer's residual stream. Without the spread
-groups, the other groups form components that share no tensor, the *working sets* (a layer's attention, its MLP), which
-are read one after the other. Some families of signs of a spread group act within a single working set, such as the
-signs of one norm's gain. These signs are chosen in that working set.
+Groups whose tensors together exceed the memory are *spread*, for example a transformer's residual stream. Without the
+spread groups, the other groups form components that share no tensor. These components are the *working sets*, for
+example a layer's attention or its MLP. They are read one after the other. Some families of signs of a spread group act
+within a single working set, such as the signs of one norm's gain. These signs are chosen in this working set.
 """
 
 import math
@@ -45,12 +45,15 @@ class WorkingSet:
     is_blocked: bool = False
 
     def sign_families(self, symmetry: Symmetry) -> list[Family]:
-        """Return the spread groups of `signs` with these signs alone, and without their orders."""
+        """Return the spread groups of `signs`, reduced to these signs and without orders."""
         groups = tuple(_keep_signs(symmetry[name], chosen, self.names) for name, chosen in self.signs.items())
         return families(groups, {name: resolve(groups, name, symmetry.shapes[name]) for name in self.names})
 
     def whole_value(self, symmetry: Symmetry, name: str, value: Value) -> Value:
-        """Return the value of a group; that of a spread one has the signs of this set, and gets its other ones."""
+        """Return the complete value of a group, given a value that has only the signs of this working set.
+
+        A group that is not spread keeps its value.
+        """
         if name not in self.signs:
             return value
         sign = symmetry.identity()[name].sign
@@ -59,13 +62,14 @@ class WorkingSet:
         return Value(sign=sign.index_copy(0, torch.tensor(self.signs[name]), value.sign))
 
     def own_values(self, element: Element) -> dict[str, Value]:
-        """Return the values of the groups that act here alone, and of the spread ones whose signs do."""
+        """Return the values of the groups that act only here, and of spread groups with signs that act only here."""
         names = {group.name for family in self.families for group in family.members}
         return {name: element[name] for name in (*names, *self.signs)}
 
     def take_over(self, element: Element, values: Mapping[str, Value]) -> Element:
-        """Return an element with the values chosen in this working set, which are the `own_values` of another
-        element.
+        """Return an element with the values that were chosen in this working set.
+
+        The values are the `own_values` of another element.
         """
         for name, value in values.items():
             if name in self.signs:
@@ -132,8 +136,10 @@ class Plan:
         return tuple(sorted(free[:MAX_SHARED]))
 
     def parts(self, name: str) -> list[tuple[tuple[str, ...], tuple[int, ...]]]:
-        """Return the tensors of a spread family in parts that are in memory together, and its signs that are chosen
-        there."""
+        """Return the tensors of a spread family, part by part, with its signs that are chosen in each part.
+
+        The tensors of a part are in memory together.
+        """
         own = self.spread[name].sites
         parts = [(tuple(n for n in one.names if n in own), one.signs.get(name, ())) for one in self.sets]
         return [part for part in [*parts, *(((n,), ()) for n in self.loose if n in own)] if part[0]]
@@ -219,7 +225,10 @@ def _keep_signs(group: Group, chosen: Sequence[int], names: Sequence[str]) -> Gr
 def _working_sets(
     symmetry: Symmetry, own: Mapping[str, Family], spread: Iterable[str], sizes: Sizes
 ) -> tuple[WorkingSet, ...]:
-    """Connected components of the families that are not spread, joined by signs of spread ones where memory allows."""
+    """Return the connected components of the families that are not spread.
+
+    Signs of spread groups join components if the memory allows it.
+    """
     parts: list[tuple[set[str], set[tuple[str, int]]]] = []
 
     def join(names: set[str], signs: set[tuple[str, int]]) -> None:
@@ -255,14 +264,13 @@ def _working_sets(
 
 
 def can_be_blocked(symmetry: Symmetry, one: WorkingSet) -> bool:
-    """Return whether the tensors of a working set need not be in memory together: it has one group of plain orders at
-    most."""
+    """Return whether a working set can be read one tensor at a time: it has at most one group of plain orders."""
     groups = [*one.sign_families(symmetry), *one.families]
     return len(one.families) <= 1 and not Neighborhoods.of(groups).sign_pairs and all(map(_is_plain, one.families))
 
 
 def _is_plain(family: Family) -> bool:
-    """Return whether the cost of a family is one matrix once the signs of each pair of units are chosen."""
+    """Return whether the cost of a family is a single matrix after the signs of each pair of units are chosen."""
     root = family.root
     is_simple = root.is_permuted and root.matrix == "none" and not (root.shifts or root.classes)
     characters = {character(site.placement) for local in family.own_sites.values() for site in local}

@@ -1,4 +1,4 @@
-"""Tensors of checkpoints on the disk: balanced, moved by an element, and compared, piece by piece if possible."""
+"""Tensors of checkpoints on the disk: balanced, moved by an element, and compared, in pieces if possible."""
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -31,7 +31,7 @@ class Total:
     """The objective of one group, as a sum over parts of the network.
 
     A part is a working set or a loose tensor. Some families of signs act in one part alone. Given the signs that parts
-    share, each part chooses its own for every pair of units so that one matrix for each pattern of shared signs
+    share, each part chooses its own signs for every pair of units. So one matrix for each pattern of shared signs
     suffices. With the shared signs s of a unit, the own signs t of a part, and the inner products C of a part, the
     matrix is
 
@@ -39,7 +39,7 @@ class Total:
 
     This matrix is exact, and no separate matrix for each norm of a transformer is needed.
 
-    Families of signs that neither are `shared` nor chosen by a part stay as they are.
+    Families of signs that are neither `shared` nor chosen by a part stay unchanged.
     """
 
     def __init__(self, group: Group, shared: Sequence[int]) -> None:
@@ -66,8 +66,7 @@ class Total:
         self._shifts = [one for own in crew.map(lambda _: self._shifts, range(crew.size)) for one in own]
 
     def closest(self) -> tuple[Value, float]:
-        """Return the best value relative to the current one, and what it gains; signs that parts choose are left at
-        one."""
+        """Return the best value relative to the current one, and its gain; signs that parts choose stay one."""
         group, matrices = self.group, list(self._matrices.values())
         if not matrices:
             return _element.identity((group,))[group.name], 0.0
@@ -89,7 +88,7 @@ class Total:
         return Value(perm=perm, sign=sign), float(reached.amax(0).sum() - diagonal(matrices[0]).sum())
 
     def _best(self, matrices: Mapping[Character, Tensor], pattern: tuple[int, ...], own: Sequence[int]) -> Tensor:
-        """Return the inner products of a part under given shared signs, with its own signs at their best."""
+        """Return the inner products of a part for given shared signs and the best own signs."""
         by_own: dict[Character, Tensor] = {}
         for key, matrix in matrices.items():
             is_flipped = sum(key[f] * bit for f, bit in zip(self._shared, pattern, strict=True)) % 2
@@ -104,9 +103,10 @@ def part_cost(
     load: Callable[[str], tuple[Tensor, Tensor]],
     unknown: Collection[str] = (),
 ) -> Cost:
-    """Return the cost of a group on the tensors of `sites`, which `load` gives for both networks.
+    """Return the cost of a group on the tensors of `sites`, which `load` returns for both networks.
 
-    Unknown groups are averaged over; the group itself, if it is unknown, where it acts on another axis of a tensor.
+    Tensors are averaged over unknown groups. If the group itself is unknown, a tensor is averaged over its action along
+    other axes.
     """
     matrices: dict[Character, Tensor] = {}
     shifts: list[ShiftCost] = []
@@ -129,10 +129,10 @@ def part_cost(
 class Source:
     """The tensors of both networks of a streamed alignment, in the frame of their comparison.
 
-    The second network is moved by the element that the state has when `refresh` is called.
+    The second network is moved by the element that the state has at the call of `refresh`.
 
     Attributes:
-        terms: The sums for `scale` and `identity` over all tensors that were loaded since `refresh`.
+        terms: The terms of `scale` and `identity` for all tensors that were loaded since `refresh`.
     """
 
     def __init__(self, a: Checkpoint, b: Checkpoint, symmetry: Symmetry, state: ClimbState) -> None:
@@ -157,11 +157,11 @@ class Source:
 
     @property
     def place(self) -> tuple[Element, Element]:
-        """The element of the state, and what moves the second network: that after what balances it."""
+        """The element of the state, and the element that moves the second network: balancing, then that element."""
         return self._state.element, self._total
 
     def go_to(self, place: tuple[Element, Element]) -> None:
-        """Go to an earlier place."""
+        """Go back to an earlier pair of elements, as `place` returned it."""
         self._state.element, self._total = place
 
     def compose(self, values: Mapping[str, Value]) -> None:
@@ -179,12 +179,12 @@ class Source:
         return self._place(name, self._read(self._a, name, rows), self._state.left), y
 
     def load(self, name: str, rows: tuple[int, int] | None = None) -> tuple[Tensor, Tensor, float]:
-        """Return both tensors of a name, balanced, the second one also moved; and the squared norm of the second one
-        before
-        that.
+        """Return both tensors of a name, and the squared norm of the second tensor before it moves.
+
+        Both tensors are balanced, and the second tensor is moved.
 
         Raises:
-            ValueError: A tensor holds NaN or Inf; looked for in the first sweep.
+            ValueError: A tensor holds NaN or Inf; this is checked in the first sweep.
         """
         state = self._state
         x, y = (self._read(one, name, rows) for one in (self._a, self._b))
@@ -200,16 +200,15 @@ class Source:
         return x, move_tensor(self._symmetry, self._total, name, y), norm
 
     def objective(self, name: str, x: Tensor, y: Tensor, norm: float) -> float:
-        """Return the term of a loaded tensor in the objective: `<x, y> - (|y|^2 - norm) / 2`; most moves keep norms."""
+        """Return the term of a loaded tensor in the objective, `<x, y> - (|y|^2 - norm) / 2`; most moves keep norms."""
         return dot(x, y) - ((dot(y, y) - norm) / 2 if self._is_changing(name) else 0.0)
 
     def nbytes(self, names: Sequence[str]) -> int:
-        """Bytes of some tensors in both files."""
+        """Return the number of bytes of some tensors in both files."""
         return sum(one.stored[name].nbytes for one in (self._a, self._b) for name in names)
 
     def _read(self, one: Checkpoint, name: str, rows: tuple[int, int] | None) -> Tensor:
-        """Return a tensor of one of both networks, of finite values; these are looked for until the first sweep has
-        ended."""
+        """Return a tensor of one of the networks; until the first sweep has ended, check that its values are finite."""
         tensor = one.read(name, rows=rows, dtype=self.dtype_of(name))
         if self._state.initial is None:
             require_finite({name: tensor}, str(one.path), self._symmetry.structure)
@@ -219,15 +218,19 @@ class Source:
         return tensor if scales is None else move_by(self._symmetry, scales, {name: tensor})[name]
 
     def _is_changing(self, name: str) -> bool:
-        """Return whether moves change the norm of a tensor: shifts, and at the identity what balances the first
-        network."""
+        """Return whether moves change the norm of a tensor.
+
+        Shifts do. In a climb from the identity, so does the element that balances the first network.
+        """
         is_shifted = any(any(site.placement.shift) for site in self._symmetry.sites[name])
         return is_shifted or (self._state.is_from_identity and is_stretched(self._symmetry, name))
 
 
 def _move_on(symmetry: Symmetry, values: Mapping[str, Value], element: Element) -> Element:
-    """Return the product of an element with values of some groups, in which no other group is nested, and the
-    element."""
+    """Return the product of values of some groups with an element.
+
+    No other group may be nested in these groups.
+    """
     names = {*values, *(base for name in values for base in symmetry[name].within)}
     groups = tuple(group for group in symmetry.groups if group.name in names)
     own = Element({group.name: element[group.name] for group in groups})
@@ -238,7 +241,7 @@ def _move_on(symmetry: Symmetry, values: Mapping[str, Value], element: Element) 
 
 
 class Moved(Checkpoint):
-    """A checkpoint whose tensors are moved when read, also by ranges of a first axis on which nothing acts."""
+    """A checkpoint whose tensors are moved when they are read, also by ranges of a first axis without an action."""
 
     def __init__(self, source: Checkpoint, move: Callable[[str, Tensor], Tensor]) -> None:
         super().__init__(source.label, source.path, source.stored, source.metadata)
@@ -247,7 +250,7 @@ class Moved(Checkpoint):
         self._move = move
 
     def read(self, name: str, *, rows: tuple[int, int] | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """Return a copy of one tensor, or of a range of its first axis where nothing acts on that, moved."""
+        """Return a moved copy of one tensor, or of a range of its first axis if no group acts on this axis."""
         return self._move(name, self.source.read(name, rows=rows, dtype=dtype))
 
 
@@ -265,8 +268,7 @@ def move_pieces(checkpoint: Checkpoint, symmetry: Symmetry, element: Element) ->
 def measure_square(
     a: Checkpoint, b: Checkpoint, symmetry: Symmetry, names: Iterable[str], passes: Passes
 ) -> tuple[float, float]:
-    """Return the squared distance of some tensors of a network from those of another one, and their squared norm
-    there."""
+    """Return the squared distance between some tensors of two networks, and the squared norm of the first network's."""
 
     def measure(name: str) -> list[tuple[float, float]]:
         dtype, found = work_dtype(*(one.stored[name].dtype for one in (a, b))), []
@@ -286,8 +288,10 @@ def measure_square(
 def measure_distances(
     reference: Checkpoint, checkpoint: Checkpoint, symmetry: Symmetry, element: Element
 ) -> tuple[float, float]:
-    """The distance of a network to a reference, before and after an element moves it, as it is stored; see
-    `distance`."""
+    """Return the distance of a network to a reference before and after an element moves it; see `distance`.
+
+    Values are compared in the dtypes in which they are stored.
+    """
     squares, aligned = [0.0, 0.0], MovedCheckpoint(checkpoint, symmetry, element)
     for name, blank in checkpoint.on_meta().items():
         if name in symmetry.buffers or not blank.is_floating_point():

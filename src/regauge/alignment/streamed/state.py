@@ -16,20 +16,20 @@ from regauge.core.typed_json import require_fields
 
 @dataclass
 class ClimbState:
-    """Everything that one climb has found between two readings.
+    """The results of one climb between two readings.
 
     Attributes:
         element: The element so far, between the balanced networks.
-        left: The element that balances the first network; None if networks are compared as they are.
+        left: The element that balances the first network; None if the networks are not balanced.
         right: The element that balances the second network.
-        before: The element before the last step of spread groups, while that has not paid off.
+        before: The element before the last step of spread groups, until that step is known to gain.
         is_anchored: Whether the spread groups have their first values.
-        is_from_identity: Whether this climb began at the identity because the first one ended below it.
-        matched: The number of working sets in which something was chosen already.
+        is_from_identity: Whether this climb began at the identity because the first climb ended below the identity.
+        matched: The number of working sets in which values were chosen already.
         history: Objective after each sweep.
         initial: Objective of the identity.
-        quiet: Rounds of spread groups in a row that could not be improved.
-        is_converged: Whether the climb ended by itself; None before it ends.
+        quiet: The number of consecutive rounds in which no spread group could be improved.
+        is_converged: Whether the climb ended because no step gains; None before it ends.
     """
 
     element: Element
@@ -45,7 +45,7 @@ class ClimbState:
     is_converged: bool | None = None
 
     def begin_at_identity(self, symmetry: Symmetry) -> None:
-        """Begin anew where the second network is moved by what balances the first."""
+        """Begin again at the element that is the identity between the networks before they are balanced."""
         self.is_from_identity, self.before = True, None
         self.history, self.quiet, self.element = [], 0, symmetry.identity()
         if self.left is not None and self.right is not None:
@@ -60,15 +60,15 @@ class ClimbState:
 
 @dataclass
 class State:
-    """Everything that a streamed alignment has found between two readings.
+    """The results of a streamed alignment between two readings.
 
     Attributes:
-        climbs: A climb for each way in which the networks are balanced; empty before that.
-        chosen: The number of the climb that is kept, when all have ended.
-        found: The element that it found, between the networks as they are.
-        fits: The number of steps of fitting scales that are done.
-        notes: Sentences about what could not be taken over from the first network.
-        timings: A sentence about each pass over the files: how long it took, and how much was read how fast.
+        climbs: One climb for each way of balancing the networks; empty before balancing.
+        chosen: The index of the climb that is kept, after all climbs have ended.
+        found: The element that the kept climb found, between the networks as they are.
+        fits: The number of completed steps of fitting scales.
+        notes: Messages about properties of the first network that the second one could not take over.
+        timings: A message about each pass over the files: its duration, the amount of data read, and the speed.
     """
 
     climbs: list[ClimbState] = field(default_factory=list)
@@ -83,7 +83,7 @@ WORK = "streamed alignment"
 
 
 def save_state(state: State, path: Path) -> None:
-    """Write a state in place of an earlier one."""
+    """Write a state to a file, and replace the earlier state there."""
     tensors: dict[str, Tensor] = {}
 
     def document(part: State | ClimbState, place: str) -> dict[str, Any]:
@@ -99,10 +99,10 @@ def save_state(state: State, path: Path) -> None:
 
 
 def load_state(path: Path, symmetry: Symmetry) -> State | None:
-    """Read what `save_state` wrote, for a symmetry; None without a file.
+    """Read the state that `save_state` wrote for a symmetry; return None if there is no file.
 
     Raises:
-        StateError: The file is damaged, or none.
+        StateError: The file is damaged, or holds no state.
     """
     file = StateFile(path, work=WORK)
     kept = file.read({})
@@ -113,8 +113,7 @@ def load_state(path: Path, symmetry: Symmetry) -> State | None:
 
 
 def _read_state(tensors: Mapping[str, Tensor], whole: Mapping[str, Any], symmetry: Symmetry) -> State:
-    """Return the state of what `save_state` wrote; whatever is not of such a state is an error of any of several
-    types."""
+    """Return the state that tensors of `save_state` describe; other input raises an error of any of several types."""
     groups = [group.name for group in symmetry.groups]
     found: dict[str, dict[str, dict[str, dict[str, Tensor]]]] = {}
     for key, tensor in tensors.items():
@@ -141,7 +140,7 @@ def _read_state(tensors: Mapping[str, Tensor], whole: Mapping[str, Any], symmetr
 
 
 def _require_element(symmetry: Symmetry, element: Element, kind: str) -> None:
-    """Raise a ValueError unless the values of an element have the shapes of a symmetry's, and orders are such."""
+    """Raise a ValueError unless an element has values of the symmetry's shapes and its orders are permutations."""
     with torch.device("meta"):
         identity = symmetry.identity()
     for name, value in identity.items():

@@ -21,15 +21,15 @@ PLAIN = {"weight": "weight", "kernel": "weight", "bias": "bias"}
 def from_bayesian_torch(state: Mapping[str, Tensor]) -> GaussianPosterior:
     """Return the diagonal Gaussian of a network of bayesian-torch, under the names of the plain network.
 
-    `layer.mu_weight` and `layer.rho_weight` become `layer.weight` with standard deviation `log(1 + exp(rho))`; its
-    convolutions say "kernel" for "weight". Layers that are not Bayesian are certain. Noise and priors that some of its
-    layers keep as buffers are left out.
+    `layer.mu_weight` and `layer.rho_weight` become `layer.weight` with standard deviation `log(1 + exp(rho))`;
+    convolutions of bayesian-torch use the name "kernel" instead of "weight". Layers that are not Bayesian have no
+    uncertainty. Some layers keep noise and priors as buffers, which are left out.
 
     Args:
         state: `model.state_dict()`.
 
     Raises:
-        ValueError: There are no Bayesian layers, a mean has no `rho` or the other way round, or two tensors get one
+        ValueError: There are no Bayesian layers, a mean has no `rho`, a `rho` has no mean, or two tensors get the same
             name.
     """
     mean: dict[str, Tensor] = {}
@@ -62,8 +62,9 @@ def from_ivon(optimizer: Any, module: nn.Module) -> GaussianPosterior:
     """Return the diagonal Gaussian of an `ivon.IVON` optimizer: `std = 1 / sqrt(ess (hess + weight_decay))`.
 
     Args:
-        optimizer: Outside of its `sampled_params()`, inside which the weights are a sample.
-        module: The optimized module; parameters that the optimizer lacks are certain.
+        optimizer: The optimizer. Call this function outside of `sampled_params()`, because the weights inside are a
+            sample.
+        module: The optimized module. Parameters that the optimizer lacks have no uncertainty.
 
     Raises:
         ValueError: The optimizer has no "hess" and "ess", or its parameters are not the module's.
@@ -90,17 +91,16 @@ def from_ivon(optimizer: Any, module: nn.Module) -> GaussianPosterior:
 
 
 def from_laplace(laplace: Any) -> GaussianPosterior | KroneckerPosterior:
-    """Return the posterior of a fitted diagonal or Kronecker-factored approximation, also of a last layer or a
-    subnetwork.
+    """Return the posterior of a fitted diagonal or Kronecker-factored approximation of laplace-torch.
 
-    Weights that the approximation does not cover are certain. These are weights without gradients, weights before the
-    last layer (`DiagLLLaplace`, `KronLLLaplace`), and weights outside of a subnetwork (`DiagSubnetLaplace`, with
-    standard deviations of zero).
+    The approximation may cover only the last layer or a subnetwork. Weights that it does not cover have no uncertainty.
+    These are weights without gradients, weights before the last layer (`DiagLLLaplace`, `KronLLLaplace`), and weights
+    outside of a subnetwork (`DiagSubnetLaplace`, with standard deviations of zero).
 
-    `KronLaplace` has the precision `G (x) A + delta I` for a weight, whose inverse is no Kronecker product; it becomes
-    the posterior with precision `(G + c/pi I) (x) (A + c pi I)`, c^2 = delta (`KroneckerPosterior.from_kfac`), which is
-    a little narrower. With `damping` it is one already, and stays as it is. Biases and other vectors keep their
-    standard deviations and lose their correlations.
+    `KronLaplace` has the precision `G (x) A + delta I` for a weight. The inverse of this precision is no Kronecker
+    product. The returned posterior therefore has the precision `(G + c/pi I) (x) (A + c pi I)`, c^2 = delta
+    (`KroneckerPosterior.from_kfac`), and is a little narrower. With `damping` the precision already is a Kronecker
+    product and stays as it is. Biases and other vectors keep their standard deviations and lose their correlations.
 
     Args:
         laplace: A fitted `laplace.Laplace(...)`.
@@ -168,19 +168,19 @@ def from_swag(
 ) -> LowRankPosterior | GaussianPosterior:
     """Return the Gaussian of SWAG from its running averages over a trajectory of stochastic gradient descent.
 
-    The variance is `second_moment - mean^2`, zero where rounding makes it negative. With K deviations D half of it is
-    diagonal and half low-rank, `mean + sqrt(variance / 2) * e + sum_k z_k D_k / sqrt(2 (K - 1))`; without them all of
-    it is diagonal (SWAG-Diagonal).
+    The variance is `second_moment - mean^2`, or zero if rounding makes it negative. With K deviations D, half of the
+    variance is diagonal and half is low-rank, `mean + sqrt(variance / 2) * e + sum_k z_k D_k / sqrt(2 (K - 1))`;
+    without deviations all of the variance is diagonal (SWAG-Diagonal).
 
     Args:
         mean: Averages of the weights over the trajectory, and buffers.
-        second_moment: Averages of their squares, of the parameters only.
-        deviations: Differences of the last K weights from the averages, `[K, ...]` or flat, `[K, numel]`, as its
-            authors keep them.
+        second_moment: Averages of the squared weights, for parameters only.
+        deviations: Differences of the last K weights from the averages, of shape `[K, ...]`, or flat `[K, numel]` as in
+            the code of the authors.
 
     Raises:
         ValueError: A tensor belongs to no parameter, has another shape, or is not finite; a variance is clearly
-            negative; there is one deviation only.
+            negative; there is only one deviation.
 
     References:
         Maddox et al. (2019), A simple baseline for Bayesian uncertainty in deep learning, section 3 and equation 1.
@@ -213,7 +213,7 @@ def from_swag(
 
 
 def make_gaussian(mean: Mapping[str, Tensor], std: Mapping[str, Tensor], source: str) -> GaussianPosterior:
-    """Return a checked diagonal Gaussian, on copies that no optimizer writes to."""
+    """Return a checked diagonal Gaussian of copied tensors, which no optimizer changes."""
     if not std:
         raise ValueError(
             f"{source} has no uncertain parameters; give a posterior with standard deviations, or use its mean as one "
@@ -230,12 +230,12 @@ def make_gaussian(mean: Mapping[str, Tensor], std: Mapping[str, Tensor], source:
 
 
 def detach(params: Mapping[str, Tensor]) -> Params:
-    """Return copies without gradients."""
+    """Return copies of the tensors without gradients."""
     return {name: tensor.detach().clone() for name, tensor in params.items()}
 
 
 def _require_alike(name: str, shape: Sequence[int], mean: Mapping[str, Tensor], label: str) -> None:
-    """Raise for a tensor that belongs to no parameter or has another shape."""
+    """Raise a ValueError for a tensor that belongs to no parameter or has another shape."""
     if name not in mean:
         raise ValueError(f"the {label} name {name!r}, which is no parameter; name some of {list(mean)[:6]}, ...")
     if tuple(shape) != tuple(mean[name].shape):
@@ -246,7 +246,7 @@ def _require_alike(name: str, shape: Sequence[int], mean: Mapping[str, Tensor], 
 
 
 def _name(parameters: Sequence[Tensor], module: nn.Module, source: str) -> Params:
-    """Return parameters of a module under their names there."""
+    """Return parameters under their names in a module."""
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     strangers = [tuple(parameter.shape) for parameter in parameters if id(parameter) not in names]
     if strangers:

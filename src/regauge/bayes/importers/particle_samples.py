@@ -1,4 +1,4 @@
-"""Posteriors that are samples: Markov chains, such as SGLD and SGHMC, deep ensembles, and states of `posteriors`."""
+"""Posteriors from samples of Markov chains (such as SGLD and SGHMC), deep ensembles, and states of `posteriors`."""
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -21,16 +21,16 @@ from regauge.core.params import require_finite, require_same_shapes
 def from_samples(
     samples: Sequence[Mapping[str, Tensor] | str | Path] | Mapping[str, Tensor], *, buffers: Collection[str] = ()
 ) -> ParticlePosterior:
-    """Equally likely samples.
+    """Return a posterior of equally likely samples.
 
     Args:
-        samples: Networks, or the files that hold them, or one stack with a leading axis of samples on every tensor.
-        buffers: Names that are no parameters, such as running statistics.
+        samples: Networks, the files of networks, or one dictionary of tensors with a leading axis of samples.
+        buffers: Names of tensors that are no parameters, such as running statistics.
 
     Raises:
-        FileNotFoundError: A file is not there.
-        ValueError: There are no samples, they are of different architectures, one is not finite, or a buffer is named
-            that they do not have.
+        FileNotFoundError: A file does not exist.
+        ValueError: There are no samples, the samples have different architectures, one is not finite, or a sample lacks
+            a buffer in `buffers`.
     """
     if isinstance(samples, Mapping):
         stack = detach(samples)
@@ -52,13 +52,13 @@ def from_samples(
 
 
 def from_ensemble(modules: Sequence[nn.Module]) -> ParticlePosterior:
-    """Return a deep ensemble: its members are equally likely, each with its own buffers.
+    """Return a deep ensemble whose members are equally likely; each member keeps its own buffers.
 
-    Members trained apart lie in different copies of the same basin: align them before moments of the posterior are
-    used.
+    Members that were trained independently lie in different copies of the same basin. Align the members before you use
+    moments of the posterior.
 
     Raises:
-        ValueError: There are no members, they are of different architectures, or one is not finite.
+        ValueError: There are no members, the members have different architectures, or one is not finite.
 
     References:
         Lakshminarayanan et al. (2017), Simple and scalable predictive uncertainty estimation using deep ensembles.
@@ -81,17 +81,17 @@ DENSE = ("L_factor", "prec", "cov")
 def from_posteriors(state: Any, buffers: Mapping[str, Tensor] | None = None) -> GaussianPosterior | ParticlePosterior:
     """Return a state of the library `posteriors` as a posterior.
 
-    `VIDiagState`, `DiagLaplaceState` and `EKFDiagState` become diagonal Gaussians; states of SGLD, SGHMC or another
-    Markov chain become particles: a sequence of them, or one that was stacked of them
+    `VIDiagState`, `DiagLaplaceState` and `EKFDiagState` become diagonal Gaussians. States of SGLD, SGHMC or another
+    Markov chain become particles. Pass these states as a sequence, or stack them into one state
     (`tree_map(lambda *x: torch.stack(x), *states)`).
 
     Args:
-        state: A state whose `params` are a dictionary from names to tensors; or several states of a chain.
-        buffers: Buffers of the module, which inference leaves alone.
+        state: A state whose `params` are a dictionary from names to tensors, or several such states of a chain.
+        buffers: Buffers of the module, which inference does not change.
 
     Raises:
         TypeError: `params` is no dictionary of tensors.
-        ValueError: The covariance is full, or it is one state of a chain; names and shapes do not fit.
+        ValueError: The covariance is full, `state` is a single state of a chain, or names and shapes do not fit.
 
     References:
         Duffield et al. (2024), Scalable Bayesian learning with posteriors.
@@ -130,21 +130,21 @@ def log_posterior(
     examples: int,
     buffers: Mapping[str, Tensor] | None = None,
 ) -> Callable[[Mapping[str, Tensor], tuple[Tensor, Tensor]], tuple[Tensor, Tensor]]:
-    """Return the log posterior per example, from which transforms of the library `posteriors` are built.
+    """Return the log posterior per example as a function, from which the library `posteriors` builds transforms.
 
-    It maps parameters and a batch `(inputs, targets)` to
+    The function maps parameters and a batch `(inputs, targets)` to
 
         mean over the batch of log p(target | input, params) + (1/N) log N(params; 0, prior_std^2)
 
-    and to the outputs. With `temperature=1/N` a transform infers the posterior, with `temperature=T/N` the tempered
-    one, (likelihood x prior)^(1/T), as `VariationalConfig` does.
+    and to the outputs. With `temperature=1/N` a transform infers the posterior. With `temperature=T/N` a transform
+    infers the tempered posterior, (likelihood x prior)^(1/T), as `VariationalConfig` does.
 
     Args:
         module: The module that runs the parameters, in its current mode.
         likelihood: Likelihood of a target given the outputs.
-        prior_std: Standard deviation of the prior on every parameter that the transform is started with.
+        prior_std: Standard deviation of the prior on every parameter with which the transform starts.
         examples: N, the number of training examples.
-        buffers: Buffers of the module, its own by default; they stay as they are.
+        buffers: Constant buffers that replace those of the module; by default the module's buffers are used.
 
     Raises:
         ValueError: The prior's standard deviation or the number of examples is not positive.
@@ -164,7 +164,7 @@ def log_posterior(
 
 
 def _require_samples(state: Any) -> None:
-    """Raise a ValueError for a state that is no sample but a distribution."""
+    """Raise a ValueError for a state that is a distribution instead of a sample."""
     if any(getattr(state, field, None) is not None for field in (*SPREADS, *DENSE)):
         raise ValueError(
             f"several states of {type(state).__name__} are distributions, not samples; read them one by one, or draw "

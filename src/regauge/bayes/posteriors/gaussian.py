@@ -1,4 +1,4 @@
-"""The protocol of posteriors, and its simplest: independent normal distributions, one for every parameter."""
+"""The protocol of posteriors, and the simplest posterior: independent normal distributions of all parameters."""
 
 from collections.abc import Collection
 from dataclasses import replace
@@ -19,12 +19,12 @@ from regauge.core.symmetry import Symmetry
 class GaussianPosterior(NamedTuple):
     """A diagonal Gaussian: theta = mean + std * noise, with independent standard normal noise.
 
-    It is a pair: `rg.align` with `GaussianMatching` and `rg.line` with `WassersteinGeodesic` take and return posteriors
-    as they are.
+    A posterior is a pair of dictionaries. `rg.align` with `GaussianMatching` and `rg.line` with `WassersteinGeodesic`
+    therefore take and return posteriors without conversion.
 
     Attributes:
         mean: A whole network, buffers included.
-        std: Standard deviations, not negative; what it lacks, such as buffers, is certain.
+        std: Standard deviations, not negative. Tensors that are missing, such as buffers, have no uncertainty.
 
     References:
         Rossi et al. (2023), sections 2 and 4.1.
@@ -34,12 +34,13 @@ class GaussianPosterior(NamedTuple):
     std: Params
 
     def draw(self, count: int, generator: torch.Generator) -> Params:
-        """Standard normal noise, `[count, ...]` for every parameter that is not certain.
+        """Sample standard normal noise `[count, ...]` for every uncertain parameter.
 
-        Names are drawn in alphabetical order: a posterior that is read from a file has the same samples.
+        Noise is sampled in the alphabetical order of names, so a posterior that is read from a file has the same
+        samples.
 
         Raises:
-            ValueError: All parameters are certain, and there is nothing to sample.
+            ValueError: No parameter is uncertain, so there is nothing to sample.
         """
         if not self.std:
             raise ValueError("all parameters are certain, so there is nothing to sample; use the mean as one network")
@@ -67,21 +68,21 @@ class GaussianPosterior(NamedTuple):
         return {name: sample(name, mean, self.std, noise, count) for name, mean in self.mean.items()}
 
     def push(self, symmetry: Symmetry, element: Element) -> "GaussianPosterior":
-        """Means move as parameters, standard deviations by the magnitudes of the factors.
+        """Move the means like parameters, and multiply the standard deviations by the magnitudes of the factors.
 
         Raises:
-            ValueError: The element rotates: a rotated diagonal Gaussian is not diagonal. Or the element adds products
-                of uncertain parameters.
+            ValueError: The element rotates parameters, and a rotated diagonal Gaussian is not diagonal. Or the element
+                adds products of uncertain parameters.
         """
         symmetry, element, linear = bind(symmetry, element, self.mean)
         return GaussianPosterior(symmetry.act(element, self.mean), move_std(symmetry, linear, self.std))
 
     def push_noise(self, symmetry: Symmetry, element: Element, noise: Params) -> Params:
-        """Noise moves by permutations and signs; positive scales are in the standard deviations."""
+        """Move the noise by permutations and signs; the standard deviations contain the positive scales."""
         return move_noise(self.mean, self.std, symmetry, element, noise)
 
     def moments(self) -> "GaussianPosterior":
-        """Return the posterior itself, which is Gaussian and independent already."""
+        """Return the posterior itself, which already is a diagonal Gaussian."""
         return self
 
     def couple(
@@ -94,19 +95,19 @@ class GaussianPosterior(NamedTuple):
         return first, (other if others is other.std else other._replace(std=others))
 
     def squared_distance(self, other: "GaussianPosterior", skip: Collection[str] = ()) -> SquaredDistance:
-        """`|m_a - m_b|^2` and `|s_a - s_b|^2`: standard deviations, not variances."""
+        """Return `|m_a - m_b|^2` and `|s_a - s_b|^2` of the means m and the standard deviations s."""
         return SquaredDistance(sum_squares(self.mean, other.mean, skip), sum_squares(self.std, other.std, skip))
 
     def between(self, other: "GaussianPosterior", t: float) -> "GaussianPosterior":
-        """Means and standard deviations are interpolated."""
+        """Interpolate means and standard deviations."""
         return GaussianPosterior(*WassersteinGeodesic().at(self, other, t))
 
 
 def bind(symmetry: Symmetry, element: Element, params: Params) -> tuple[Symmetry, Element, Element]:
-    """Bind a symmetry and an element to the sizes of `params`, so that they act where some of its names are missing.
+    """Bind a symmetry and an element to the sizes of `params` so that both also act on dictionaries with fewer names.
 
-    The second element is the first without translations: the way in which deviations from the mean move. All networks
-    are to be translated alike, and none is rotated behind gains.
+    The second returned element has no translations, and it moves deviations from the mean. The element may only add the
+    same translation to all samples, and it may not contain rotations that depend on uncertain gains.
     """
     bound = symmetry.bind(params)
     families = (bound.translation(name) for name in element.translation)
@@ -128,7 +129,7 @@ def bind(symmetry: Symmetry, element: Element, params: Params) -> tuple[Symmetry
 
 
 def move_std(symmetry: Symmetry, element: Element, std: Params) -> Params:
-    """Standard deviations moved by the magnitudes of the factors; a ValueError if they are rotated."""
+    """Multiply standard deviations by the magnitudes of the factors; raise a ValueError if they are rotated."""
     for group in symmetry.groups:
         is_touching = group.matrix != "none" and any(place.parameter in std for place in group.placements)
         matrix = element[group.name].matrix if is_touching else None
@@ -141,7 +142,7 @@ def move_std(symmetry: Symmetry, element: Element, std: Params) -> Params:
 
 
 def move_noise(mean: Params, std: Params, symmetry: Symmetry, element: Element, noise: Params) -> Params:
-    """Noise `[count, ...]` of standard deviations, reordered and flipped but never scaled; all other noise stays."""
+    """Reorder and flip the noise `[count, ...]` of standard deviations without scaling; keep other noise."""
     symmetry, _, element = bind(symmetry, element, mean)
     flips = replace(symmetry.on_sums, groups=tuple(group.without("scale", "shift") for group in symmetry.groups))
     diagonal = {name: tensor for name, tensor in noise.items() if name in std}
@@ -149,7 +150,7 @@ def move_noise(mean: Params, std: Params, symmetry: Symmetry, element: Element, 
 
 
 def sample(name: str, mean: Tensor, std: Params, noise: Params, count: int) -> Tensor:
-    """Samples `[count, ...]` of a parameter with its own standard deviations, or certain without them."""
+    """Return samples `[count, ...]` of a parameter, or copies of the mean if it has no standard deviations."""
     return torch.addcmul(mean, std[name], noise[name]) if name in std else mean.expand(count, *mean.shape)
 
 
@@ -161,23 +162,23 @@ Kept apart from the samples so that several posteriors can be compared under the
 
 @runtime_checkable
 class Posterior(Protocol):
-    """A distribution over the parameters of a network; buffers are certain."""
+    """A distribution over the parameters of a network; buffers have no uncertainty."""
 
     def draw(self, count: int, generator: torch.Generator) -> Noise:
-        """Draw the randomness of `count` samples."""
+        """Sample the noise of `count` samples."""
 
     def at(self, noise: Noise) -> Params:
-        """Return the samples with this randomness: parameters and buffers, one leading sample axis on every tensor."""
+        """Return the samples with this noise: parameters and buffers with a leading sample axis on every tensor."""
 
     def push(self, symmetry: Symmetry, element: Element) -> Self:
-        """The distribution of `act(element, theta)`, theta being distributed as this; it has the same predictive law.
+        """Return the distribution of `act(element, theta)` for theta from this posterior; predictions stay the same.
 
         Raises:
             ValueError: The element moves parameters in a way that leaves this family of distributions.
         """
 
     def push_noise(self, symmetry: Symmetry, element: Element, noise: Noise) -> Noise:
-        """Return the randomness with which the pushed posterior has the moved samples.
+        """Return the noise for which the samples of the pushed posterior are the moved samples.
 
         `push(g).at(push_noise(g, noise)) == act(g, at(noise))`.
         """
@@ -188,20 +189,20 @@ class Posterior(Protocol):
 
 @runtime_checkable
 class Transportable(Posterior, Protocol):
-    """A posterior that knows its couplings, distances and geodesics with others of its kind."""
+    """A posterior with couplings, distances and geodesics to other posteriors of its kind."""
 
     def couple(self, other: Self, skip: Collection[str] = ()) -> tuple[Self, Self]:
-        """Return both, written such that samples with the same noise are as close as they can be.
+        """Return equivalent forms of both posteriors in which samples with the same noise are as close as possible.
 
-        If only one of the two is uncertain of a parameter, the other has zero standard deviations there. Names in
-        `skip` do not count.
+        If a parameter is uncertain in only one posterior, the other posterior gets zero standard deviations for it.
+        Parameters in `skip` are ignored.
 
         Raises:
-            ValueError: The posteriors are of different architectures, or have no coupling of this kind.
+            ValueError: The posteriors have different architectures, or have no coupling of this kind.
         """
 
     def squared_distance(self, other: Self, skip: Collection[str] = ()) -> SquaredDistance:
-        """`W2^2` to another posterior, both as `couple` wrote them."""
+        """Return `W2^2` between two posteriors that `couple` returned."""
 
     def between(self, other: Self, t: float) -> Posterior:
-        """Return the distribution of `(1 - t) theta_0 + t theta_1` with shared noise, both as `couple` wrote them."""
+        """Return the distribution of `(1 - t) theta_0 + t theta_1` with shared noise, after `couple`."""

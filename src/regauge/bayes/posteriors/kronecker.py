@@ -1,4 +1,4 @@
-"""Kronecker-factored Gaussians: one covariance over the outputs of a layer and one over its inputs."""
+"""Kronecker-factored Gaussians, with one covariance over the outputs of a layer and one over the inputs."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -22,7 +22,8 @@ from regauge.core.symmetry import Symmetry
 class KroneckerTerm(NamedTuple):
     """Two roots that turn the noise E of a weight into a deviation `rows @ E @ columns^T` from its mean.
 
-    The rows, `[out, p]`, are for the first axis of the weight, the columns, `[in, q]`, for all others, flattened.
+    The rows `[out, p]` belong to the first axis of the weight. The columns `[in, q]` belong to all other axes,
+    flattened.
     """
 
     rows: Tensor
@@ -31,20 +32,22 @@ class KroneckerTerm(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class KroneckerPosterior:
-    """Weights `W = M + B E C^T` with white noise E; other parameters independent.
+    """A Gaussian of weights `W = M + B E C^T` with white noise E; all other parameters are independent.
 
-    Let `G = B B^T` be over the first axis of the weight and `A = C C^T` over its other axes. The entries of the weight
-    in their order in memory (`W.flatten()`, rows one after the other) have covariance `kron(G, A)`. For columns one
-    after the other it is `kron(A, G)`. The posterior holds roots B and C, any with these products, rather than G and
-    A: whatever acts on one axis of the weight acts on the rows of one root, and the noise stays what it is.
+    Let `G = B B^T` be the covariance over the first axis of the weight, and `A = C C^T` the covariance over its other
+    axes. The flattened weight `W.flatten()`, row by row, has covariance `kron(G, A)`. If the weight is flattened column
+    by column, the covariance is `kron(A, G)`. The posterior holds any roots B and C with these products instead of G
+    and A. A transformation of one axis of the weight then acts on the rows of one root, and the noise does not change.
 
-    A point between two such posteriors on a geodesic deviates by two terms of the same noise, `B E C^T + B' E C'^T`;
-    its covariance is no Kronecker product.
+    On a geodesic between two such posteriors, the deviation from the mean has two terms with the same noise,
+    `B E C^T + B' E C'^T`. Its covariance is no Kronecker product.
 
     Attributes:
         mean: A whole network, buffers included.
-        terms: The terms whose sum is the deviation of each weight, usually one; all take noise of one shape.
-        std: Standard deviations of other parameters, such as biases; what neither names is certain.
+        terms: The terms whose sum is the deviation of each weight, usually one term. All terms take noise of the same
+            shape.
+        std: Standard deviations of other parameters, such as biases. Parameters in neither `terms` nor `std` have no
+            uncertainty.
 
     Raises:
         ValueError: A root does not fit its weight or the other terms, or a parameter has both terms and standard
@@ -88,21 +91,21 @@ class KroneckerPosterior:
         prior_precision: float,
         std: Mapping[str, Tensor] | None = None,
     ) -> "KroneckerPosterior":
-        """Return the Laplace approximation from Kronecker-factored curvature, with the prior spread over both factors.
+        """Return the Laplace approximation from Kronecker-factored curvature; the prior is added to both factors.
 
         The precision of a weight is approximated by
 
             N (G + c I / pi) (x) (A + c pi I),    c^2 = prior_precision / N,    pi^2 = mean(diag A) / mean(diag G),
 
-        whose inverse is a Kronecker product again. It exceeds `N G (x) A + prior_precision I`, which is not: these
-        posteriors are no wider than those of the exact sum.
+        whose inverse is a Kronecker product again. The exact sum `N G (x) A + prior_precision I` has no such inverse.
+        The approximate precision is larger than the exact sum, so the posterior is never wider than with the exact sum.
 
         Args:
             mean: The trained network.
-            factors: For each weight G `[out, out]`, mean products of gradients with respect to the outputs, and A
-                `[in, in]`, mean products of inputs, each an average over examples.
+            factors: Two matrices for each weight, averaged over examples. G `[out, out]` holds mean products of
+                gradients with respect to the outputs. A `[in, in]` holds mean products of inputs.
             examples: N, the number of training examples.
-            prior_precision: Precision of the prior of every weight, positive.
+            prior_precision: Positive precision of the prior of every weight.
             std: Standard deviations of other parameters.
 
         Raises:
@@ -129,7 +132,7 @@ class KroneckerPosterior:
         return cls(dict(mean), terms, dict(std or {}))
 
     def draw(self, count: int, generator: torch.Generator) -> Params:
-        """Standard normal noise, `[count, p, q]` for weights with factors and `[count, ...]` for the others."""
+        """Sample standard normal noise: `[count, p, q]` for weights with factors, otherwise `[count, ...]`."""
         shapes = dict(self.std)
         for name, terms in self.terms.items():
             rows, columns = terms[0]
@@ -152,14 +155,14 @@ class KroneckerPosterior:
         return samples
 
     def push(self, symmetry: Symmetry, element: Element) -> "KroneckerPosterior":
-        """Means move as parameters, the rows of each root as the axis that they belong to, without shifts.
+        """Move the means like parameters, and the rows of each root like the axis of the weight, without shifts.
 
-        Rotations are possible where they act on weights with factors alone.
+        Rotations are possible if they act only on weights with factors.
 
         Raises:
-            ValueError: The element rotates standard deviations, or adds products of what is uncertain; or a group acts
-                differently on different columns of a weight (inside groups of a grouped convolution), which no
-                Kronecker product survives.
+            ValueError: The element rotates standard deviations, or adds products of uncertain parameters. Or a group
+                acts differently on different columns of a weight (inside groups of a grouped convolution). The
+                covariance would then be no Kronecker product.
         """
         symmetry, element, linear = bind(symmetry, element, self.mean)
         std = move_std(symmetry, linear, self.std)
@@ -184,12 +187,11 @@ class KroneckerPosterior:
         return KroneckerPosterior(symmetry.act(element, self.mean), moved, std)
 
     def push_noise(self, symmetry: Symmetry, element: Element, noise: Params) -> Params:
-        """The noise of standard deviations moves by permutations and signs; that of weights with factors stays."""
+        """Move the noise of standard deviations by permutations and signs; keep the noise of weights with factors."""
         return move_noise(self.mean, self.std, symmetry, element, noise)
 
     def moments(self) -> GaussianPosterior:
-        """Return the diagonal Gaussian with these means; standard deviations `sqrt(G_ii A_jj)` for weights with one
-        term."""
+        """Return the diagonal Gaussian with the same means and, for weights with one term, std `sqrt(G_ii A_jj)`."""
         std = dict(self.std)
         for name, terms in self.terms.items():
             variance = sum(
@@ -202,7 +204,7 @@ class KroneckerPosterior:
     def couple(
         self, other: "KroneckerPosterior", skip: Collection[str] = ()
     ) -> "tuple[KroneckerPosterior, KroneckerPosterior]":
-        """See `Transportable`: the noise of the other is rotated, once for each factor."""
+        """See `Transportable`: the noise of `other` is rotated, once for each factor."""
         require_same_shapes(self.mean, other.mean)
         differing = sorted(self.terms.keys() ^ other.terms.keys())
         if differing:
@@ -226,8 +228,8 @@ class KroneckerPosterior:
     def squared_distance(self, other: "KroneckerPosterior", skip: Collection[str] = ()) -> SquaredDistance:
         """See `Transportable`; each weight adds `|B_a (x) C_a - B_b (x) C_b|_F^2` of its coupled roots to the spread.
 
-        That is `tr G_a tr A_a + tr G_b tr A_b - 2 |B_b^T B_a|_* |C_b^T C_a|_*` of the roots B and C of the factors G
-        and A as they were before, where `|X|_*` is the sum of the singular values.
+        This equals `tr G_a tr A_a + tr G_b tr A_b - 2 |B_b^T B_a|_* |C_b^T C_a|_*`. Here B and C are the roots of the
+        factors G and A before the coupling. The norm `|X|_*` is the sum of the singular values.
         """
         terms = [name for name in self.terms if name not in skip]
         spread = sum_squares(self.std, other.std, skip)
@@ -235,7 +237,7 @@ class KroneckerPosterior:
         return SquaredDistance(sum_squares(self.mean, other.mean, skip), spread)
 
     def between(self, other: "KroneckerPosterior", t: float) -> "KroneckerPosterior":
-        """McCann's map is a product of maps of the factors; the point has two terms, no Kronecker product."""
+        """Return the point on the geodesic, which has two terms because its covariance is no Kronecker product."""
         terms = {
             name: tuple(KroneckerTerm((1 - t) * rows, columns) for rows, columns in own)
             + tuple(KroneckerTerm(t * rows, columns) for rows, columns in other.terms[name])
@@ -245,7 +247,7 @@ class KroneckerPosterior:
         return KroneckerPosterior(mean, terms, std)
 
     def _on_roots(self, group: Group) -> Group:
-        """Return the group as it acts on the rows of the roots; shifts flip signs there, but add nothing."""
+        """Return the group as it acts on the rows of the roots, where shifts flip signs but add nothing."""
         places = [
             replace(place, parameter=_name(place.parameter, k, min(place.axis, 1)), axis=max(place.axis - 1, 0))
             for place in group.without("shift").placements
@@ -268,7 +270,7 @@ def _require_one_side(name: str, site: Site) -> None:
 
 
 def _spectrum(name: str, factor: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues and eigenvectors in float64; values below zero by rounding alone become zero."""
+    """Return eigenvalues and eigenvectors in float64, with zero for values that are negative only by rounding."""
     factor = factor.double()
     if factor.ndim != 2 or not torch.allclose(factor, factor.mT, rtol=1e-4, atol=1e-5 * float(factor.abs().max())):
         raise ValueError(
@@ -285,13 +287,13 @@ def _spectrum(name: str, factor: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _inverse_root(spectrum: tuple[Tensor, Tensor], damping: float) -> Tensor:
-    """L with `L L^T = (factor + damping I)^-1`."""
+    """Return L with `L L^T = (factor + damping I)^-1`."""
     values, vectors = spectrum
     return vectors * (values + damping).rsqrt()
 
 
 def _couple_roots(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Return two roots `[n, p]` with as many columns, those of b rotated."""
+    """Return two roots `[n, p]` with the same number of columns; the columns of b are rotated."""
     width = max(a.shape[1], b.shape[1])
     a, b = pad(a, (0, width - a.shape[1])), pad(b, (0, width - b.shape[1]))
     # Roots of one covariance differ by a rotation of the noise. |a - b R|^2 is smallest for the polar factor of b^T a,
@@ -301,7 +303,7 @@ def _couple_roots(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _between_terms(a: KroneckerTerm, b: KroneckerTerm) -> float:
-    """`|B_a (x) C_a - B_b (x) C_b|_F^2` for coupled roots, without differences of large numbers."""
+    """Return `|B_a (x) C_a - B_b (x) C_b|_F^2` for coupled roots, computed without differences of large numbers."""
     rows, columns, other, others = (root.double() for root in (*a, *b))
     # B (x) C - B' (x) C' = B (x) (C - C') + (B - B') (x) C', and <X (x) Y, X' (x) Y'> = <X, X'> <Y, Y'>.
     by_rows, by_columns = rows - other, columns - others

@@ -1,4 +1,4 @@
-"""Low-rank Gaussians: a diagonal part and a few directions in which all parameters move together."""
+"""Low-rank Gaussians, with a diagonal part and a few directions in which all parameters vary together."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -22,14 +22,15 @@ COEFFICIENTS = "(coefficients)"
 
 @dataclass(frozen=True, eq=False)
 class LowRankPosterior:
-    """`theta = mean + std * e + sum_k z_k D_k` with independent standard normal e (one each) and z (K for the network).
+    """The Gaussian `theta = mean + std * e + sum_k z_k D_k` with independent standard normal e and z.
 
-    The covariance is `diag(std^2) + D^T D`.
+    There is one e for each parameter, and there are K values z for the network. The covariance is
+    `diag(std^2) + D^T D`.
 
     Attributes:
         mean: A whole network, buffers included.
-        std: Standard deviations of the diagonal part, not negative; what it lacks has none.
-        deviations: D, with a leading axis of K on every tensor; what it lacks does not deviate.
+        std: Standard deviations of the diagonal part, not negative. Parameters that are missing have no diagonal part.
+        deviations: D, with a leading axis of length K on every tensor. Parameters that are missing have no deviations.
 
     Raises:
         ValueError: There are no deviations, or their numbers differ.
@@ -56,7 +57,7 @@ class LowRankPosterior:
         return next(iter(self.deviations.values())).shape[0]
 
     def draw(self, count: int, generator: torch.Generator) -> Params:
-        """Standard normal noise: `[count, ...]` for every standard deviation, `[count, K]` for the deviations."""
+        """Sample standard normal noise: `[count, ...]` for standard deviations, `[count, K]` for the deviations."""
         one = next(iter(self.deviations.values()))
         shared = torch.empty(self.rank, dtype=one.dtype, device=one.device)
         return GaussianPosterior({}, {COEFFICIENTS: shared, **self.std}).draw(count, generator)
@@ -77,10 +78,10 @@ class LowRankPosterior:
         return samples
 
     def push(self, symmetry: Symmetry, element: Element) -> "LowRankPosterior":
-        """Means move as parameters, standard deviations by magnitudes, deviations as differences of parameters.
+        """Move means like parameters, standard deviations by magnitudes, and deviations like differences of parameters.
 
         Raises:
-            ValueError: The element rotates what has a diagonal part, or adds products of what is uncertain.
+            ValueError: The element rotates parameters with a diagonal part, or adds products of uncertain parameters.
         """
         symmetry, element, linear = bind(symmetry, element, self.mean)
         std = move_std(symmetry, linear, self.std)
@@ -90,7 +91,7 @@ class LowRankPosterior:
         return LowRankPosterior(symmetry.act(element, self.mean), std, deviations)
 
     def push_noise(self, symmetry: Symmetry, element: Element, noise: Params) -> Params:
-        """The noise of the diagonal part moves by permutations and signs; coefficients stay."""
+        """Move the noise of the diagonal part by permutations and signs; keep the noise of the deviations."""
         return move_noise(self.mean, self.std, symmetry, element, noise)
 
     def moments(self) -> GaussianPosterior:
@@ -104,10 +105,11 @@ class LowRankPosterior:
     def couple(
         self, other: "LowRankPosterior", skip: Collection[str] = ()
     ) -> "tuple[LowRankPosterior, LowRankPosterior]":
-        """See `Transportable`: diagonal parts share their noise and deviations share theirs, rotated.
+        """See `Transportable`: the diagonal parts share their noise, and the rotated deviations share their noise.
 
-        The coupling is the best of those that keep both parts apart, and the best of all if one part is zero. In
-        general the best one mixes them by a map as large as the network squared.
+        The coupling is the best one among couplings that do not mix the two parts. It is the best of all couplings if
+        one part is zero. In general the best coupling mixes the parts, and its matrix has as many entries as the
+        squared number of parameters.
         """
         require_same_shapes(self.mean, other.mean)
         std, std_b = ({name: t for name, t in q.std.items() if name not in skip} for q in (self, other))
@@ -125,10 +127,10 @@ class LowRankPosterior:
         )
 
     def squared_distance(self, other: "LowRankPosterior", skip: Collection[str] = ()) -> SquaredDistance:
-        """See `Transportable`; the spread is that of the coupling where it is the best, else from full covariances.
+        """See `Transportable`; full covariances give the spread if `couple` is not optimal.
 
         Raises:
-            ValueError: There are diagonal parts and deviations of more than `DENSE_LIMIT` parameters.
+            ValueError: Both parts are present, and more than `DENSE_LIMIT` parameters are uncertain.
         """
         is_flat = not any(bool(std.any()) for q in (self, other) for std in q.std.values())
         is_alone = not any(bool(rows.any()) for q in (self, other) for rows in q.deviations.values())
@@ -139,13 +141,13 @@ class LowRankPosterior:
         return SquaredDistance(sum_squares(self.mean, other.mean, skip), spread)
 
     def between(self, other: "LowRankPosterior", t: float) -> "LowRankPosterior":
-        """Means, standard deviations and rotated deviations are interpolated."""
+        """Interpolate means, standard deviations and rotated deviations."""
         parts = ((self.mean, other.mean), (self.std, other.std), (self.deviations, other.deviations))
         return LowRankPosterior(*(interpolate(a, b, t) for a, b in parts))
 
 
 def _spread(a: LowRankPosterior, b: LowRankPosterior) -> float:
-    """Return the spread between two by their full covariances."""
+    """Return the spread between two posteriors from their full covariances."""
     names = list(dict.fromkeys([*a.std, *a.deviations]))
     size = sum(a.mean[name].numel() for name in names)
     if size > DENSE_LIMIT:
@@ -174,6 +176,6 @@ def _root(posterior: LowRankPosterior, names: list[str]) -> Tensor:
 
 
 def _fill(posterior: LowRankPosterior, name: str, rank: int, like: Tensor) -> Tensor:
-    """Return the deviations of a parameter, filled up to a rank with zeros."""
+    """Return the deviations of a parameter, filled with zeros up to a rank."""
     rows = posterior.deviations.get(name, like[:0])
     return torch.cat([rows, rows.new_zeros(rank - len(rows), *rows.shape[1:])]) if len(rows) < rank else rows

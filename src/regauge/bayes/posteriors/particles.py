@@ -22,12 +22,12 @@ PARTICLE = "(particle)"
 
 @dataclass(frozen=True, eq=False)
 class ParticlePosterior:
-    """Finitely many networks, each of the same probability.
+    """A finite set of networks with equal probabilities.
 
     Attributes:
         stack: Parameters and buffers, with one leading axis of particles on every tensor.
-        buffers: Names that are no parameters, as in `symmetry.buffers`: each particle has its own, but they have no
-            standard deviation in `moments` and do not count in distances.
+        buffers: Names of tensors that are no parameters, as in `symmetry.buffers`. Each particle has its own buffers.
+            Buffers have no standard deviation in `moments`, and distances ignore them.
 
     Raises:
         ValueError: The stack is empty, or its tensors hold different numbers of particles.
@@ -50,7 +50,7 @@ class ParticlePosterior:
         return next(iter(self.stack.values())).shape[0]
 
     def draw(self, count: int, generator: torch.Generator) -> Params:
-        """Draw indices of particles: in random order, each once before any twice."""
+        """Sample indices of particles in random order; no index is repeated before every index has occurred."""
         rounds = -(-count // self.count)
         orders = [torch.randperm(self.count, generator=generator, device=generator.device) for _ in range(rounds)]
         return {PARTICLE: torch.cat([torch.zeros(0, dtype=torch.int64, device=generator.device), *orders])[:count]}
@@ -61,21 +61,21 @@ class ParticlePosterior:
         return {name: tensor.index_select(0, chosen.to(tensor.device)) for name, tensor in self.stack.items()}
 
     def push(self, symmetry: Symmetry, element: Element) -> "ParticlePosterior":
-        """Every particle moves as parameters do, by any element; a batched element moves each by its own."""
+        """Move every particle by any element; a batched element moves each particle by its own element."""
         return ParticlePosterior(symmetry.act(element, self.stack), self.buffers)
 
     def push_noise(self, symmetry: Symmetry, element: Element, noise: Params) -> Params:
-        """Return the noise as it is: it chooses particles by number, and moving them keeps their numbers."""
+        """Return the noise unchanged: it holds indices of particles, and moving particles keeps the indices."""
         return noise
 
     def moments(self) -> GaussianPosterior:
-        """Return means and standard deviations over the particles; the largest-likelihood estimate, divided by their
-        number.
+        """Return the means and the maximum-likelihood standard deviations over the particles.
 
-        Buffers are averaged and certain; integers are those of the first particle.
+        The squared deviations are divided by the number of particles. Buffers are averaged and have no standard
+        deviation. Integers are taken from the first particle.
 
         Raises:
-            ValueError: There is one particle only.
+            ValueError: There is only one particle.
         """
         if self.count < 2:
             raise ValueError("one particle has no standard deviations; give at least two")
@@ -103,7 +103,7 @@ class ParticlePosterior:
         return self, ParticlePosterior(paired, other.buffers)
 
     def squared_distance(self, other: "ParticlePosterior", skip: Collection[str] = ()) -> SquaredDistance:
-        """Return the mean over the pairs, in which the common shift is the distance of the means."""
+        """Return the mean squared distance of the pairs; the part `mean` is the squared distance between the means."""
         mean = spread = 0.0
         for x, y in self._pieces(other, skip):
             # Over pairs mean |d|^2 = |mean d|^2 + mean |d - mean d|^2: the shift, and the rest.
@@ -114,11 +114,11 @@ class ParticlePosterior:
         return SquaredDistance(mean, spread)
 
     def between(self, other: "ParticlePosterior", t: float) -> "ParticlePosterior":
-        """Particles are interpolated in their pairs; buffers too."""
+        """Interpolate the parameters and buffers of paired particles."""
         return ParticlePosterior(interpolate(self.stack, other.stack, t), self.buffers)
 
     def _pieces(self, other: "ParticlePosterior", skip: Collection[str]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the values of all particles of both, `[particles, values]` in float64, a bounded number at a time."""
+        """Yield float64 values `[particles, values]` of both posteriors, a bounded number at a time."""
         for name, stack in self.stack.items():
             if name not in {*self.buffers, *other.buffers, *skip} and stack.is_floating_point():
                 step = max(1, CHUNK // self.count)

@@ -1,4 +1,4 @@
-"""Likelihoods: how probable a target is, given what a network returns."""
+"""Likelihoods: probabilities of targets, given the outputs of a network."""
 
 import math
 from dataclasses import dataclass
@@ -9,32 +9,32 @@ from torch import Tensor
 
 
 class Likelihood(Protocol):
-    """The distribution of a target given a network's output; a small object that a user can write.
+    """The distribution of a target given the output of a network; users can write their own likelihoods.
 
-    Outputs may have leading axes that targets lack, such as the axis of samples; both methods keep these axes. An
-    example is an entry of the first axis of the targets. Results, and sums over examples, are float64.
+    Outputs may have leading axes that targets lack, such as the axis of samples; both methods keep these axes. Each
+    entry of the first axis of the targets is one example. Results and sums over examples are float64.
     """
 
     def log_likelihood(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the log density or probability of every example, in nats, `[..., batch]`."""
 
     def statistics(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """Return values of every example, `[..., batch, *]`, whose averages over samples describe the prediction.
+        """Return values for every example, `[..., batch, *]`; their averages over samples describe the prediction.
 
-        `Predictive` reads "probabilities" and "entropy" for classes, "mean" and "square" (the second moment of the
-        target) for numbers; the targets say only which axis is which.
+        `Predictive` reads "probabilities" and "entropy" for classes. It reads "mean" and "square" (the second moment of
+        the target) for numbers. The targets are used only to identify the axes.
         """
 
 
 @dataclass(frozen=True)
 class Categorical:
-    """Classes: outputs are logits `[..., batch, classes]`, targets integers `[batch]`."""
+    """The likelihood of classes: outputs are logits `[..., batch, classes]`, targets are integers `[batch]`."""
 
     def log_likelihood(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Logarithms of the softmax at the targets.
+        """Return the logarithms of the softmax at the targets.
 
         Raises:
-            ValueError: Targets are not classes of these logits.
+            ValueError: A target is not the index of a class of the logits.
         """
         if targets.is_floating_point() or outputs.shape[:-1][-targets.ndim :] != targets.shape:
             raise ValueError(
@@ -51,7 +51,7 @@ class Categorical:
         return log_probabilities.gather(-1, places).squeeze(-1)
 
     def statistics(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """ "probabilities" `[..., batch, classes]` and their "entropy" `[..., batch]`, in nats."""
+        """Return "probabilities" `[..., batch, classes]` and their "entropy" `[..., batch]`, in nats."""
         log_probabilities = torch.log_softmax(outputs.double(), -1)
         probabilities = log_probabilities.exp()
         return {"probabilities": probabilities, "entropy": -(probabilities * log_probabilities).sum(-1)}
@@ -59,7 +59,7 @@ class Categorical:
 
 @dataclass(frozen=True)
 class Normal:
-    """Numbers with independent noise of a known size: outputs are means, of the shape of the targets.
+    """The likelihood of numbers with independent noise of known size: outputs are means with the shape of the targets.
 
     Attributes:
         std: Standard deviation of the noise, in the units of the targets.
@@ -75,7 +75,7 @@ class Normal:
             raise ValueError(f"the noise has standard deviation {self.std}; it must be positive and finite")
 
     def log_likelihood(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Log densities, summed over all axes of an example.
+        """Return log densities, summed over all axes of an example.
 
         Raises:
             ValueError: Outputs and targets have different shapes.
@@ -90,6 +90,6 @@ class Normal:
         return density.flatten(density.ndim - targets.ndim + 1).sum(-1) if targets.ndim > 1 else density
 
     def statistics(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """ "mean" and "square" of the target, of the shape of the outputs."""
+        """Return "mean" and "square" of the target, with the shape of the outputs."""
         mean = outputs.double()
         return {"mean": mean, "square": mean.square() + self.std**2}

@@ -1,4 +1,4 @@
-"""Between posteriors: predictive loss along a path, the log posterior over a plane, and variance collapse."""
+"""The landscape between posteriors: predictive loss along a path, log posterior over a plane, variance collapse."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,22 +25,22 @@ from regauge.core.task import Batch
 
 
 class PosteriorPath(Protocol):
-    """A way from one posterior (t = 0) to another (t = 1), such as `geodesic` and `mixture` give."""
+    """A path from one posterior (t = 0) to another (t = 1), such as the results of `geodesic` and `mixture`."""
 
     def at(self, t: float) -> Posterior:
-        """Return the posterior a share t of the way."""
+        """Return the posterior at the position t of the path."""
 
 
 @dataclass(frozen=True, eq=False)
 class PosteriorCurve(Curve):
     """The predictive loss along a path of posteriors, sampled with the same noise at every point.
 
-    The loss is the *negative* log predictive likelihood per example, in nats: a barrier is positive and high if
-    predictions get worse on the way. The paper's L is a log likelihood and a sum over examples; its equation 10, as
-    printed, takes the largest improvement.
+    The loss is the *negative* log predictive likelihood per example, in nats. A barrier is therefore positive and high
+    if predictions get worse along the path. In the paper, L is a log likelihood and a sum over examples. Equation 10 as
+    printed in the paper therefore takes the largest improvement.
 
     Attributes:
-        table: One row per point: "t" and `Predictive.metrics`, among them the Monte Carlo "error" of the "loss".
+        table: One row per point: "t" and `Predictive.metrics`, which include the Monte Carlo "error" of the "loss".
         influences: Influence of each sample on the loss at each point, `[points, samples]`.
 
     References:
@@ -53,8 +53,8 @@ class PosteriorCurve(Curve):
     def excess_errors(self) -> tuple[float, ...]:
         """Monte Carlo standard errors of `excess`; NaN for a single sample, 0 at the ends.
 
-        The noise is common: the effect of a sample on the ends is subtracted from its effect between them. These errors
-        are often much smaller than those of the three losses would suggest.
+        All points share the same noise. The effect of a sample on the ends is subtracted from its effect between the
+        ends. The errors of the excess are therefore often much smaller than the errors of the losses would suggest.
         """
         ts = torch.tensor([row["t"] for row in self.table], dtype=torch.float64, device=self.influences.device)[:, None]
         rest = self.influences - ((1 - ts) * self.influences[0] + ts * self.influences[-1])
@@ -62,9 +62,9 @@ class PosteriorCurve(Curve):
 
     @property
     def error(self) -> float:
-        """The Monte Carlo standard error of the barrier: that of the excess at the point where it is highest.
+        """The Monte Carlo standard error of the barrier: the error of the excess at its highest point.
 
-        That the highest of several noisy values is taken is not in it.
+        This error ignores that the barrier is the highest of several noisy values.
         """
         return self.excess_errors[max(range(len(self.excess)), key=self.excess.__getitem__)]
 
@@ -88,29 +88,30 @@ def posterior_line(
     outputs: Outputs = None,
     chunk: int | None = None,
 ) -> PosteriorCurve:
-    """Predictive distributions along a path from one posterior to another: the Wasserstein geodesic by default.
+    """Return the predictive loss along a path from one posterior to another, by default the Wasserstein geodesic.
 
-    Every point is sampled with the same noise. To compare a line to `q_b` with one to the aligned `q_b.push(s, g)`,
-    give the first `noise` and the second `q_b.push_noise(s, g, noise)`: then both have the same samples of `q_b` as
-    functions, and so the same loss at t = 1. (The path must leave q_b as it is written, as it does between diagonal
-    Gaussians; elsewhere that end has the same distribution, in other samples.)
+    Every point is sampled with the same noise. To compare a line to `q_b` with a line to the aligned `q_b.push(s, g)`,
+    pass `noise` for the first line and `q_b.push_noise(s, g, noise)` for the second. Both lines then use samples of
+    `q_b` that are the same functions, so the loss at t = 1 is the same. This holds if the path does not rewrite q_b, as
+    between diagonal Gaussians. Otherwise the end at t = 1 has the same distribution, but other samples.
 
-    With `path=mixture` nothing is sampled between the ends: a mixture's likelihood is exactly the average of those of
-    the ends, each with all samples. There is no barrier, by the convexity of -log.
+    With `path=mixture` nothing is sampled between the ends. The likelihood of a mixture is exactly the average of the
+    likelihoods of the ends, each with all samples. There is no barrier, because -log is convex.
 
     Args:
-        module, batches, likelihood, outputs, chunk: See `predict`; the module stands behind the posteriors.
+        module, batches, likelihood, outputs, chunk: See `predict`.
         q_a: The posterior at t = 0.
-        q_b: The posterior at t = 1, of the same kind. Align it first, or the barrier says little.
+        q_b: The posterior at t = 1, of the same kind. Align this posterior first; otherwise the barrier has little
+            meaning.
         noise: Noise of the samples, in the coordinates of q_a.
         samples: Number of samples to draw, instead of noise.
-        generator: Draws the samples.
+        generator: The random generator of the samples.
         points: Number of equally spaced values of t, both ends included.
         path: `geodesic` or `mixture`.
 
     Raises:
-        ValueError: There are fewer than three points, the posteriors are not connected by such a path, or as for
-            `predict`.
+        ValueError: There are fewer than three points, `path` does not exist between the posteriors, or a condition of
+            `predict` is violated.
 
     References:
         Rossi et al. (2023), equations 6 and 10, figure 3; 25 points and 128 samples there.
@@ -138,8 +139,7 @@ def posterior_line(
 
 
 def mix(first: Predictive, last: Predictive, t: float) -> Predictive:
-    """Return the prediction of the mixture `(1 - t) first + t last`, from samples of both in pairs with the same
-    noise."""
+    """Return the prediction of the mixture `(1 - t) first + t last`, from paired samples with the same noise."""
     if t in (0, 1):
         return last if t else first
     shares = torch.tensor([1 - t, t], dtype=torch.float64).log().tolist()
@@ -150,23 +150,24 @@ def mix(first: Predictive, last: Predictive, t: float) -> Predictive:
 
 @dataclass(frozen=True, eq=False)
 class PosteriorSlice:
-    """Logarithms of likelihood and prior over a plane of networks, in nats.
+    """Log likelihood and log prior over a plane of networks, in nats.
 
     Attributes:
-        plane: Its grids and its values at the three networks: "log_likelihood" and "log_prior", sums over all examples
-            and parameters, their sum "log_posterior" (without the unknown constant), and "loss", the negative log
-            likelihood per example. Axes are orthonormal; `plane.points` marks the three networks.
-        examples: By their number totals are divided to compare them with losses.
+        plane: The values on the grid and at the three networks. The surfaces "log_likelihood" and "log_prior" are sums
+            over all examples and parameters. The surface "log_posterior" is their sum without the unknown constant. The
+            surface "loss" is the negative log likelihood per example. The axes are orthonormal; `plane.points` marks
+            the three networks.
+        examples: The number of examples, by which totals are divided for comparison with losses.
     """
 
     plane: Plane
     examples: int
 
     def per_example(self, name: str) -> Tensor:
-        """Return a total over the number of examples, `[rows, columns]`.
+        """Return a surface divided by the number of examples, `[rows, columns]`.
 
         Raises:
-            KeyError: There is no such surface.
+            KeyError: There is no surface with this name.
         """
         return self.plane.values[name] / (1 if name == "loss" else self.examples)
 
@@ -187,14 +188,14 @@ def posterior_slice(
 ) -> PosteriorSlice:
     """Return the log posterior over the plane through the means of three posteriors, or through three networks.
 
-    Give `q_0`, `q_1` and `q_1.push(s, g)`, which is the second one moved to the first. The picture then shows how deep
-    the valleys between them are. The prior alone is often *higher* between networks, whose norms are smaller there.
-    Likelihood and prior are therefore apart. For the plane through samples give one network of each,
-    `{n: t[0] for n, t in q.at(noise).items()}`
-    (with `push_noise` for the moved one, which is then the same function).
+    Pass `q_0`, `q_1` and `q_1.push(s, g)`, which is the second posterior aligned to the first. The picture then shows
+    how deep the valleys between the three posteriors are. The prior is often *higher* between networks, because norms
+    are smaller between networks. The likelihood and the prior are therefore separate surfaces. For a plane through
+    samples, pass one network of each posterior, `{n: t[0] for n, t in q.at(noise).items()}` (with `push_noise` for the
+    moved posterior, whose sample is then the same function).
 
     Args:
-        first: The origin: a posterior, for its mean, or parameters.
+        first: The origin: parameters, or a posterior whose mean is used.
         second: A network on the positive x axis.
         third: A network off the x axis.
         module: The module that runs the parameters; its own parameters are not used.
@@ -203,7 +204,8 @@ def posterior_slice(
         resolution, margin: See `rg.connect.plane`.
 
     Raises:
-        ValueError: The standard deviation of the prior is not positive, or as for `predict` and `rg.connect.plane`.
+        ValueError: The standard deviation of the prior is not positive, or a condition of `predict` or
+            `rg.connect.plane` is violated.
 
     References:
         Rossi et al. (2023), appendix D and figure A16 (means), figure 6 (samples).
@@ -232,11 +234,11 @@ def posterior_slice(
 
 @dataclass(frozen=True)
 class PosteriorCollapse:
-    """Variances over the data of the values of layers, in a posterior against those in its ends.
+    """Variances over the data of layer values, in a posterior relative to the two ends of a path.
 
     Attributes:
         samples: Variances of each sample's units, averaged over samples.
-        averages: Variances of the units averaged over samples, input by input: the part that all samples share.
+        averages: Variances of the units after averaging over samples for each input: the part that all samples share.
     """
 
     samples: VarianceCollapse
@@ -253,23 +255,23 @@ def posterior_collapse(
     noise: Noise,
     weights: Sequence[float] | None = None,
 ) -> PosteriorCollapse:
-    """Measure the variance over data of every layer's units, in a posterior and in its ends.
+    """Measure the variance over data of the units of every layer, in a posterior and in the two ends of a path.
 
-    The values are those of `variance_collapse`, before the nonlinearity; what is expected is again the square of the
-    ends' interpolated standard deviations. For posteriors without uncertainty both tables are its table. Samples run
-    one by one, and all values of a batch in one sample are held at a time.
+    As in `variance_collapse`, the values are taken before the nonlinearity. The expected variance is again the square
+    of the interpolated standard deviations of the ends. For posteriors without uncertainty, both tables equal the table
+    of `variance_collapse`. Samples run one by one, and all values of one batch in one sample are held at a time.
 
     Args:
         posterior: A posterior between the ends, such as `geodesic(a, b).at(0.5)`.
-        ends: The ends, for the same noise: `geodesic(a, b).at(0.0)` and `.at(1.0)`.
+        ends: The ends of the path, which take the same noise: `geodesic(a, b).at(0.0)` and `.at(1.0)`.
         module: The module that runs the parameters; its own parameters are not used.
-        batches: Batches, as for `repair`; they are held.
+        batches: Batches, as for `repair`; all batches are held in memory.
         noise: Noise of the samples of all posteriors.
-        weights: Share of every end: `(1 - t, t)` at t; equal by default.
+        weights: The share of each end: `(1 - t, t)` at t; equal by default.
 
     Raises:
         TraceError: The module cannot be traced.
-        ValueError: As for `repair`.
+        ValueError: A condition of `repair` is violated.
 
     References:
         Rossi et al. (2023), section 5.4 and figure 10; Jordan et al. (2023), REPAIR, section 3.1.
@@ -294,7 +296,7 @@ def one_sample(posterior: Posterior, noise: Noise, k: int = 0) -> Params:
 def _variances(
     statistics: LayerStatistics, places: Mapping[str, int], posterior: Posterior, noise: Noise
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return two variances of every unit over the data: of each sample, averaged, and of the average of the samples."""
+    """Return two variances of every unit over the data: the mean over samples, and that of the averaged samples."""
     count = len(next(iter(noise.values())))
     each = [{name: RunningMoments() for name in places} for _ in range(count)]
     averaged = {name: RunningMoments() for name in places}

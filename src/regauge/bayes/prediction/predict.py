@@ -1,4 +1,4 @@
-"""Run the samples of a posterior on data."""
+"""Predictions of the samples of a posterior on data."""
 
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
@@ -36,28 +36,28 @@ def predict(
     outputs: Outputs = None,
     chunk: int | None = None,
 ) -> Predictive:
-    """Return the predictive distribution of a posterior on data, by Monte Carlo; of one network without it.
+    """Return the predictive distribution on data: by Monte Carlo for a posterior, exactly for one network.
 
-    The noise is held as a whole, samples of parameters only `chunk` at a time. Small samples run together, unless
-    control flow of the module depends on values (`torch.func.vmap`). Large ones run one by one: as many as have
-    `TOGETHER` values in their parameters and in the largest intermediate result, which the first sample shows. The
-    result depends on this only by rounding.
+    All noise is held in memory, but only `chunk` samples of parameters are held at a time. Small samples run together
+    (`torch.func.vmap`), unless control flow of the module depends on values. By default, samples that run together have
+    at most `TOGETHER` values in their parameters and in the largest intermediate result. The first sample shows the
+    size of this result. The choice changes the result only by rounding.
 
     Args:
-        posterior: Any posterior, an ensemble among them, or the parameters of one network.
+        posterior: Any posterior (for example an ensemble), or the parameters of one network.
         module: The module that runs the parameters, in evaluation mode; its own parameters are not used.
-        batches: Pairs (inputs, targets), as for `Task`. They are read once and held. Integer targets may have any
-            shape, one example each; negative ones (-100) do not count.
+        batches: Pairs (inputs, targets), as for `Task`. The batches are read once and held in memory. Integer targets
+            may have any shape, and each integer is one example. Negative targets (-100) are ignored.
         noise: Noise of the samples. The same noise for several posteriors makes their differences far more precise.
         samples: Number of samples to draw, instead of noise.
-        generator: Draws the samples.
+        generator: The random generator of the samples.
         likelihood: `Categorical()` by default.
         outputs: The output that is compared with the targets; the first tensor by default.
         chunk: Number of samples that run together.
 
     Raises:
-        ValueError: Noise and a number of samples are both given, both missing, or given for a single network. Or there
-            are no examples, or parameters are NaN or Inf.
+        ValueError: Noise and a number of samples are both given or both missing, or one is given for a single network.
+            Or there are no examples, or parameters are NaN or Inf.
 
     References:
         Rossi et al. (2023), section 3, equation 5 and appendix C (128 samples).
@@ -108,7 +108,7 @@ def predict(
 
 
 def draw_noise(posterior: Posterior, samples: int | None, generator: torch.Generator | None) -> Noise:
-    """Draw the noise of samples, or raise a ValueError if it is not said how many or there is no generator."""
+    """Sample noise; raise a ValueError if the number of samples or the generator is missing."""
     if samples is None or samples < 1 or generator is None:
         raise ValueError(
             f"samples={samples} and generator={generator}; to draw samples, give a positive number of them and a "
@@ -120,7 +120,7 @@ def draw_noise(posterior: Posterior, samples: int | None, generator: torch.Gener
 def _judge(
     module: nn.Module, params: Params, batch: Batch, likelihood: Likelihood, outputs: Outputs
 ) -> tuple[Tensor, Params, Tensor]:
-    """Log likelihoods `[samples, examples]`, sums over samples of the statistics `[examples, ...]`, and the targets."""
+    """Return log likelihoods `[samples, examples]`, statistics summed over samples `[examples, ...]`, and targets."""
     inputs, targets = batch
 
     def run(one: Params) -> Tensor:
@@ -140,7 +140,7 @@ def _judge(
 
 
 class _Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees how many values the largest result of an operator has."""
+    """A dispatch mode that measures the number of values in the largest result of an operator."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

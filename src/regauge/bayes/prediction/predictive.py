@@ -1,4 +1,4 @@
-"""The predictive distribution of a posterior, and its scores on data."""
+"""The predictive distribution of a posterior, and scores of the distribution on data."""
 
 import math
 from dataclasses import dataclass
@@ -11,9 +11,10 @@ from regauge.core.params import Params
 
 @dataclass(frozen=True)
 class Bin:
-    """Examples whose most probable class has a probability in `(low, high]`.
+    """A group of examples whose most probable class has a probability in `(low, high]`.
 
-    Confidence is the mean probability of that class, accuracy the share that is right; NaN without examples.
+    Confidence is the mean probability of the most probable class. Accuracy is the share of examples that have this
+    class. Both are NaN without examples.
     """
 
     low: float
@@ -25,7 +26,7 @@ class Bin:
 
 @dataclass(frozen=True)
 class Calibration:
-    """A reliability table, one row per bin by probability.
+    """A reliability table with one row per bin of probabilities.
 
     References:
         Guo et al. (2017), On Calibration of Modern Neural Networks, section 2.
@@ -35,26 +36,26 @@ class Calibration:
 
     @property
     def error(self) -> float:
-        """The expected calibration error: the mean over examples of |accuracy - confidence| of their bin."""
+        """The expected calibration error: the mean over examples of |accuracy - confidence| in their bins."""
         total = sum(row.count for row in self.table)
         return sum(row.count * abs(row.accuracy - row.confidence) for row in self.table if row.count) / total
 
 
 @dataclass(frozen=True, eq=False)
 class Predictive:
-    """Predictions of samples of a posterior on some examples: Bayesian model averaging.
+    """Predictions of posterior samples on some examples, combined by Bayesian model averaging.
 
     The loss is the negative log predictive likelihood per example, in nats,
-    `-(1/N) sum_i log (1/S) sum_s p(y_i | x_i, theta_s)`. The average is inside the logarithm, over probabilities and
-    not over logits; it is evaluated by log-sum-exp. All numbers are float64. Numbers that exist for classes only
-    raise a ValueError for other targets, and the other way round.
+    `-(1/N) sum_i log (1/S) sum_s p(y_i | x_i, theta_s)`. The average is inside the logarithm: probabilities are
+    averaged, not logits. It is evaluated by log-sum-exp. All numbers are float64. Scores of classes raise a ValueError
+    for other targets, and scores of numbers raise a ValueError for classes.
 
     Attributes:
         log_likelihoods: Log likelihood of every sample on every example, in nats, `[samples, examples]`.
         targets: Targets of the examples, `[examples, ...]`.
-        averages: Averages over samples of the likelihood's `statistics`, `[examples, ...]`, and of
-            "log_likelihood" the average.
-        is_exact: Whether the samples are the whole distribution, as for one network: nothing was estimated.
+        averages: Averages over samples of the `statistics` of the likelihood, `[examples, ...]`, and the average
+            "log_likelihood".
+        is_exact: Whether the samples are the whole distribution, as for one network; nothing was then estimated.
 
     References:
         Rossi et al. (2023), equation 5, which is a sum and not negated.
@@ -69,8 +70,9 @@ class Predictive:
     def loss(self) -> float:
         """The negative log predictive likelihood per example, in nats.
 
-        An estimate: in expectation it lies above the value for infinitely many samples, by about the mean over
-        examples of `Var(p_i) / (2 S E(p_i)^2)`; one sample gives the expected loss. `corrected` removes most of that.
+        The loss is an estimate. Its expectation lies above the value for infinitely many samples, by about the mean
+        over examples of `Var(p_i) / (2 S E(p_i)^2)`. One sample gives the expected loss. `corrected` removes most of
+        this bias.
         """
         return -float(log_mean_exp(self.log_likelihoods).mean())
 
@@ -84,7 +86,7 @@ class Predictive:
     def error(self) -> float:
         """The Monte Carlo standard error of the loss, by the delta method; NaN for a single sample.
 
-        It measures the chance in the samples, not the choice of the examples.
+        The error measures the randomness of the samples, not the choice of the examples.
         """
         return 0.0 if self.is_exact else standard_error(self.influences)
 
@@ -92,7 +94,8 @@ class Predictive:
     def corrected(self) -> float:
         """The jackknife estimate `S loss - (S - 1) mean_s loss without s`, whose bias falls with 1 / S^2.
 
-        It is noisier than the loss where few samples carry the likelihood of an example; NaN for a single sample.
+        The estimate is noisier than the loss if few samples contribute most of the likelihood of an example. It is NaN
+        for a single sample.
 
         References:
             Quenouille (1956), Notes on bias in estimation.
@@ -112,7 +115,7 @@ class Predictive:
 
     @property
     def gibbs(self) -> float:
-        """The expected loss of one sample, in nats per example: never below the loss."""
+        """The expected loss of one sample, in nats per example; it is never below the loss."""
         return -float(self.averages["log_likelihood"].mean())
 
     @property
@@ -127,13 +130,13 @@ class Predictive:
 
     @property
     def entropy(self) -> "Entropy":
-        """Entropies of the class of each example."""
+        """Entropies of the predicted class of each example."""
         return Entropy(
             predictive=torch.special.entr(self.probabilities).sum(-1), expected=self._average("entropy", "classes")
         )
 
     def calibration(self, bins: int = 15) -> Calibration:
-        """Compare the probability of the most probable class with how often it is right, in bins of equal width.
+        """Compare the probability of the most probable class with its accuracy, in bins of equal width.
 
         Raises:
             ValueError: The targets are not classes, or there are no bins.
@@ -155,12 +158,12 @@ class Predictive:
 
     @property
     def std(self) -> Tensor:
-        """The total standard deviation of the targets, `[examples, ...]`: of the noise and of the mean over samples."""
+        """The total standard deviation of the targets, `[examples, ...]`, from the noise and from the samples."""
         return (self._average("square", "numbers") - self.mean.square()).clamp(min=0).sqrt()
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Metrics: "loss", its "error", "gibbs", "corrected"; "accuracy" and "ece" for classes, or "rmse"."""
+        """Metrics: "loss", "error" (of the loss), "gibbs", "corrected"; "accuracy" and "ece" for classes, or "rmse"."""
         found = {"loss": self.loss, "error": self.error, "gibbs": self.gibbs, "corrected": self.corrected}
         if "probabilities" in self.averages:
             found |= {"accuracy": self.accuracy, "ece": self.calibration().error}
@@ -186,8 +189,8 @@ class Entropy:
     """Entropies of the predicted class, in nats, `[examples]`.
 
     Attributes:
-        predictive: Entropy of the averaged probabilities: all uncertainty.
-        expected: The average over samples of each sample's entropy: what remains when the parameters are known.
+        predictive: Entropy of the averaged probabilities: the total uncertainty.
+        expected: The average entropy of the samples: the uncertainty that remains if the parameters are known.
 
     References:
         Depeweg et al. (2018), Decomposition of Uncertainty in Bayesian Deep Learning, section 3.
@@ -198,23 +201,23 @@ class Entropy:
 
     @property
     def mutual_information(self) -> Tensor:
-        """Between the class and the parameters: the difference, never negative."""
+        """The mutual information of the class and the parameters: the difference of both entropies, never negative."""
         return (self.predictive - self.expected).clamp(min=0)
 
 
 def log_mean_exp(values: Tensor) -> Tensor:
-    """`log mean exp` over the first axis, without overflow."""
+    """Return `log mean exp` over the first axis, without overflow."""
     return torch.logsumexp(values, 0) - math.log(len(values))
 
 
 def standard_error(influences: Tensor) -> float:
-    """Standard error of a mean, from the influence of each sample; NaN for one sample."""
+    """Return the standard error of a mean from the influence of each sample, or NaN for one sample."""
     count = len(influences)
     return float(influences.std() / count**0.5) if count > 1 else math.nan
 
 
 def _log_means_without(values: Tensor) -> Tensor:
-    """`log mean exp` over all other samples, for every sample; nothing is subtracted, so nothing cancels."""
+    """Return, for every sample, `log mean exp` over all other samples, without subtractions that could cancel."""
     nothing = values.new_full((1, values.shape[1]), -math.inf)
     before = torch.cat([nothing, torch.logcumsumexp(values, 0)[:-1]])
     after = torch.cat([torch.logcumsumexp(values.flip(0), 0)[:-1].flip(0), nothing])

@@ -1,4 +1,4 @@
-"""Mixtures of two posteriors: a path without barriers by construction, and therefore a misleading one."""
+"""Mixtures of two posteriors, which form a path that has no barrier by construction and is therefore misleading."""
 
 from dataclasses import dataclass
 
@@ -17,16 +17,16 @@ POSITION = "(position)"
 
 @dataclass(frozen=True, eq=False)
 class MixturePosterior:
-    """`(1 - share) first + share last`: each network is a sample of one of the two.
+    """The mixture `(1 - share) first + share last`: each network is a sample of one of two posteriors.
 
-    The noise is that of both posteriors, and a position for each sample, the `(k + 1/2) / count` in random order: those
-    below the share are samples of the last. The numbers of samples are therefore as close to the shares as possible,
-    and the same noise serves all shares.
+    The noise contains the noise of both posteriors and a position for each sample. The positions are
+    `(k + 1/2) / count` in random order. Samples with positions below the share come from `last`. The numbers of samples
+    therefore match the shares as closely as possible, and the same noise can be used for all shares.
 
     Attributes:
         first: A posterior.
-        last: Another of the same architecture.
-        share: The probability of the last.
+        last: Another posterior over the same architecture.
+        share: The probability of `last`.
 
     Raises:
         ValueError: The share is outside of [0, 1].
@@ -40,7 +40,7 @@ class MixturePosterior:
         require_share(self.share)
 
     def draw(self, count: int, generator: torch.Generator) -> Params:
-        """Return the noise of both, and positions."""
+        """Return the noise of both posteriors, and the positions."""
         order = torch.randperm(count, generator=generator, device=generator.device)
         positions = (order.to(torch.float64) + 0.5) / count
         return _join(self.first.draw(count, generator), self.last.draw(count, generator), positions)
@@ -49,7 +49,7 @@ class MixturePosterior:
         """See `Posterior`.
 
         Raises:
-            ValueError: The two are of different architectures.
+            ValueError: The two posteriors have different architectures.
         """
         is_last = noise[POSITION] < self.share
         parts = []
@@ -72,15 +72,16 @@ class MixturePosterior:
         return MixturePosterior(self.first.push(symmetry, element), self.last.push(symmetry, element), self.share)
 
     def push_noise(self, symmetry: Symmetry, element: Element, noise: Params) -> Params:
-        """Return the noise of both moves; positions stay."""
+        """Return the moved noise of both posteriors; positions stay."""
         first = self.first.push_noise(symmetry, element, _part(noise, 0))
         last = self.last.push_noise(symmetry, element, _part(noise, 1))
         return _join(first, last, noise[POSITION])
 
     def moments(self) -> GaussianPosterior:
-        """Return the weighted mean of the means; of variances the same and `share (1 - share) (m_first - m_last)^2`.
+        """Return the Gaussian with the means and standard deviations of the mixture.
 
-        Buffers, which are certain, are those of the likelier one.
+        The mean and the variance are weighted means over both posteriors. The variance also contains
+        `share (1 - share) (m_first - m_last)^2`. Buffers are taken from the more probable posterior.
         """
         (mean_a, std_a), (mean_b, std_b) = self.first.moments(), self.last.moments()
         mean = dict(mean_b if self.share > 0.5 else mean_a)
@@ -102,7 +103,7 @@ class MixturePath:
     last: Posterior
 
     def at(self, t: float) -> MixturePosterior:
-        """Return the mixture with the share t of the last; at the ends it has the distribution of one of them.
+        """Return the mixture with the share t of the last posterior; at the ends it equals one of the posteriors.
 
         Raises:
             ValueError: t is outside of [0, 1].
@@ -111,11 +112,11 @@ class MixturePath:
 
 
 def mixture(a: Posterior, b: Posterior) -> MixturePath:
-    """Return the path `(1 - t) a + t b` of distributions, of any two kinds.
+    """Return the path `(1 - t) a + t b` of distributions between posteriors of any kinds.
 
-    The log predictive likelihood of a mixture is never below the average of both with the same shares, by Jensen's
-    inequality: there is no barrier on this path, whatever lies between the two posteriors. It is a control, and no
-    evidence.
+    By Jensen's inequality, the log predictive likelihood of a mixture is never below the weighted average of both
+    posteriors. This path therefore never has a barrier, whatever lies between the two posteriors. The path is a
+    control, not evidence.
 
     References:
         Rossi et al. (2023), section 3, figure 3.
@@ -129,5 +130,5 @@ def _join(first: Params, last: Params, positions: Tensor) -> Params:
 
 
 def _part(noise: Params, k: int) -> Params:
-    """Return the noise of one of the two."""
+    """Return the noise of one of the two posteriors."""
     return {name[2:]: tensor for name, tensor in noise.items() if name.startswith(f"{k}/")}

@@ -1,4 +1,4 @@
-"""The squared 2-Wasserstein distance between two posteriors of one kind, and its geodesics."""
+"""The squared 2-Wasserstein distance between two posteriors of the same kind, and geodesics of this distance."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from regauge.bayes.posteriors.gaussian import Posterior, Transportable
 
 
 def distance(a: Posterior, b: Posterior, *, skip: Collection[str] = ()) -> SquaredDistance:
-    """`W2^2` between two posteriors of one kind, exactly.
+    """Return the exact `W2^2` between two posteriors of the same kind.
 
     | kind | spread |
     | --- | --- |
@@ -21,16 +21,16 @@ def distance(a: Posterior, b: Posterior, *, skip: Collection[str] = ()) -> Squar
     Here `|X|_*` is the sum of the singular values, and B and C are roots of the factors G and A.
 
     With full covariances the spread is `tr(S_a + S_b - 2 (S_a^(1/2) S_b S_a^(1/2))^(1/2))`. Rossi et al. (2023) print
-    `|S_a - S_b|_F^2` for covariances that commute (equation 16, second line), which is wrong: it is
-    `|S_a^(1/2) - S_b^(1/2)|_F^2`. Their equation 17, with standard deviations, is right.
+    `|S_a - S_b|_F^2` for covariances that commute (equation 16, second line), which is wrong. The correct spread is
+    `|S_a^(1/2) - S_b^(1/2)|_F^2`. Equation 17 of the paper, with standard deviations, is right.
 
     Args:
         a: Any posterior.
-        b: One of the same kind and architecture.
-        skip: Names that are left out of distances: `symmetry.buffers`, if there are any. Integers never count.
+        b: Another posterior of the same kind and architecture.
+        skip: Names of tensors that the distance ignores, usually `symmetry.buffers`. Integers are always ignored.
 
     Raises:
-        ValueError: The posteriors are of different kinds or architectures, or the exact distance is out of reach (low
+        ValueError: The posteriors have different kinds or architectures, or the exact distance is too expensive (low
             rank and a diagonal part on more than 2,000 parameters).
 
     References:
@@ -41,7 +41,7 @@ def distance(a: Posterior, b: Posterior, *, skip: Collection[str] = ()) -> Squar
 
 
 def couple(a: Posterior, b: Posterior, skip: Collection[str] = ()) -> tuple[Transportable, Transportable]:
-    """Return the best coupling of two posteriors of one kind; see `Transportable.couple`."""
+    """Return the best coupling of two posteriors of the same kind; see `Transportable.couple`."""
     if type(a) is not type(b) or not isinstance(a, Transportable):
         raise ValueError(
             f"transport is defined between two posteriors of one kind, not from a {type(a).__name__} to a "
@@ -53,10 +53,10 @@ def couple(a: Posterior, b: Posterior, skip: Collection[str] = ()) -> tuple[Tran
 
 @dataclass(frozen=True, eq=False)
 class Displacement:
-    """The distribution of `(1 - t) theta_0 + t theta_1` for two posteriors sampled with the same noise.
+    """The distributions of `(1 - t) theta_0 + t theta_1` for two coupled posteriors that share their noise.
 
-    Noise of the first fits every point of the path, and a sample moves along a straight line when t grows: the last, of
-    the same kind, is written for it.
+    Noise of the first posterior can be used at every point of the path. With fixed noise, a sample moves along a
+    straight line as t grows. The last posterior has the same kind and is written for this shared noise.
 
     References:
         McCann (1997), A convexity principle for interacting gases; Rossi et al. (2023), equation 6.
@@ -66,7 +66,7 @@ class Displacement:
     last: Transportable
 
     def at(self, t: float) -> Posterior:
-        """Return the posterior a share t of the way; the first and the last themselves at the ends.
+        """Return the posterior at the position t; at the ends the first or last posterior itself is returned.
 
         Raises:
             ValueError: t is outside of [0, 1].
@@ -78,7 +78,7 @@ class Displacement:
 
 
 def geodesic(a: Posterior, b: Posterior) -> Displacement:
-    """Return the shortest path of distributions from one posterior to another of the same kind.
+    """Return the shortest path of distributions between two posteriors of the same kind.
 
     | kind | the point at t |
     | --- | --- |
@@ -88,16 +88,16 @@ def geodesic(a: Posterior, b: Posterior) -> Displacement:
     | particles | particles are interpolated in pairs, which the best assignment chose |
 
     A point between Kronecker posteriors has two terms, since its covariance is no Kronecker product. Between low-rank
-    Gaussians the path is a geodesic if there is no diagonal part or no deviation, and otherwise the shortest path that
-    keeps both parts apart.
+    Gaussians, the path is a geodesic if there is no diagonal part or no deviation. Otherwise it is the shortest path
+    that does not mix the two parts.
 
-    The ends have the distributions of a and b. That of b is written with rotated roots or in another order of
-    particles. Noise drawn once then shows the whole path: a loss along it has the same Monte Carlo error everywhere. A
-    parameter that is uncertain in one of the two only has standard deviation zero in the other.
+    The ends have the distributions of a and b. The end at b is written with rotated roots or with another order of
+    particles. Noise that is sampled once can then be used at all points of the path. If a parameter is uncertain in
+    only one posterior, its standard deviation in the other posterior is zero.
 
     Raises:
-        ValueError: The posteriors are of different kinds or architectures, Kronecker factors belong to different
-            weights, or the numbers of particles differ.
+        ValueError: The posteriors have different kinds or architectures, Kronecker factors belong to different weights,
+            or the numbers of particles differ.
 
     References:
         McCann (1997); Takatsu (2011), Wasserstein geometry of Gaussian measures; Rossi et al. (2023), section 3,

@@ -1,4 +1,4 @@
-"""Use of a network by a variational posterior: mean-field posteriors give up units that they do not need."""
+"""Diagnostics of over-pruning: mean-field posteriors return units that they do not need to the prior."""
 
 import math
 from collections.abc import Mapping
@@ -19,20 +19,21 @@ SIGNAL = 2.0
 
 @dataclass(frozen=True)
 class Diagnostics:
-    """Use of a network by a variational posterior.
+    """Measures of how much of a network a variational posterior uses.
 
-    Where the standard deviations are those of the prior and few units are active, the posterior has gone back to the
-    prior (over-pruning): its barriers say little about those of networks that use all their units.
+    If standard deviations equal those of the prior and few units are active, the posterior has returned to the prior
+    (over-pruning). Barriers between such posteriors say little about barriers between networks that use all of their
+    units.
 
     Attributes:
         kl: Kullback-Leibler divergence from the prior, in nats.
-        kl_per_example: The divergence per training example, comparable with the loss.
-        std_ratio: Median standard deviation over that of the prior, of all uncertain parameters.
+        kl_per_example: The divergence per training example, which is comparable with the loss.
+        std_ratio: The median ratio of the standard deviation to that of the prior, over all uncertain parameters.
         std_ratios: The median ratio of each parameter.
-        active: For each group the number of active units: one of the weights that read it has a mean of more
-            than two standard deviations.
-        sizes: Number of units of each of these groups.
-        uncounted: Groups whose units were not counted, and why.
+        active: The number of active units of each group. A unit is active if the mean of a weight that reads the unit
+            exceeds two standard deviations.
+        sizes: The number of units of each of these groups.
+        uncounted: Groups whose units were not counted, with the reason.
     """
 
     kl: float
@@ -45,7 +46,7 @@ class Diagnostics:
 
     @property
     def active_share(self) -> float:
-        """Active units among those counted, as a fraction; NaN if none were."""
+        """The share of active units among the counted units; NaN if no units were counted."""
         return sum(self.active.values()) / sum(self.sizes.values()) if self.sizes else math.nan
 
     def __str__(self) -> str:
@@ -68,24 +69,26 @@ class Diagnostics:
 def compare_with_prior(
     posterior: GaussianPosterior, prior_std: float, examples: int, symmetry: Symmetry | None = None
 ) -> Diagnostics:
-    """Measure how far a posterior is from its prior N(0, prior_std^2), and which units it uses.
+    """Measure the divergence of a posterior from its prior N(0, prior_std^2), and count the units that it uses.
 
-    The divergence is `sum(log(prior_std / std) + (std^2 + mean^2) / (2 prior_std^2) - 1/2)` over what is uncertain.
+    The divergence is `sum(log(prior_std / std) + (std^2 + mean^2) / (2 prior_std^2) - 1/2)` over all uncertain
+    parameters.
 
-    The symmetry says which weights read a unit: those on which one of its positive scales has a negative exponent. In a
-    group without such scales (odd or smooth activations, residual streams) they are those that have it on their second
-    axis, the input axis of torch's linear and convolutional layers. A bias reads nothing.
+    The symmetry determines which weights read a unit: weights on which a positive scale of the unit has a negative
+    exponent. Some groups have no such scales (odd or smooth activations, residual streams). In these groups, the
+    weights with the unit on their second axis read the unit. The second axis is the input axis of linear and
+    convolutional layers of torch. A bias reads no unit.
 
     Args:
         posterior: A diagonal Gaussian.
         prior_std: Standard deviation of the prior.
         examples: Number of training examples.
-        symmetry: Symmetry of the network; without it no units are counted.
+        symmetry: Symmetry of the network; without a symmetry no units are counted.
 
     Raises:
-        ValueError: The prior's standard deviation or the number of examples is not positive, nothing is uncertain, or a
-            standard deviation is zero, for which the divergence is infinite.
-        KeyError: The posterior is not of the symmetry's network.
+        ValueError: The standard deviation of the prior or the number of examples is not positive, or no parameter is
+            uncertain. Or a standard deviation is zero, which makes the divergence infinite.
+        KeyError: The posterior belongs to another network than the symmetry.
 
     References:
         Trippe and Turner (2018), Overpruning in variational Bayesian neural networks; Rossi et al. (2023), section 2.

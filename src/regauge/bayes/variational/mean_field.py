@@ -1,4 +1,4 @@
-"""Mean-field variational inference: the diagonal Gaussian that comes closest to the posterior of a network."""
+"""Mean-field variational inference, which fits a diagonal Gaussian to the posterior of a network."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -25,20 +25,20 @@ class VariationalConfig(DescentConfig):
     """Settings for fitting a diagonal Gaussian to the posterior of a network.
 
     The target is the tempered posterior (likelihood x prior)^(1/T) with the prior N(0, prior_std^2) on every uncertain
-    parameter. Minimized is the negative evidence lower bound per example, in nats,
+    parameter. The fit minimizes the negative evidence lower bound per example, in nats,
 
         -(1/N) ( E_q[log likelihood + log prior] + T entropy(q) ),
 
-    with the likelihood estimated by samples of the weights on a batch, and the rest in closed form. Weighting the
-    Kullback-Leibler divergence from the prior instead, likelihood - T KL(q, prior), is the same with the prior's
-    standard deviation divided by sqrt(T).
+    where samples of the weights on a batch estimate the likelihood, and the other terms have a closed form. Weighting
+    the Kullback-Leibler divergence instead, likelihood - T KL(q, prior), is equivalent to dividing the standard
+    deviation of the prior by sqrt(T).
 
-    Learning rates belong to this bound per example. One for the bound summed over N examples becomes N times as large:
-    the 1e-6 of Rossi et al. (2023), table 1, is 0.06 for 60,000 examples and makes no sense otherwise. It is small: the
-    divergence moves the logarithm of a standard deviation by at most 1e-5 in a step (with momentum 0.9). Standard
-    deviations stay near their start unless there are 10^5 steps and more. `VariationalConfig(optimizer=SGD(0.06,
-    momentum=0.9), lr_std=0.06)` trains in this way; the defaults let them arrive at their optimum in a few thousand
-    steps.
+    Learning rates refer to this bound per example. A learning rate for the bound summed over N examples must be
+    multiplied by N. The rate 1e-6 in table 1 of Rossi et al. (2023) therefore becomes 0.06 for 60,000 examples. This
+    rate is small: the divergence moves the logarithm of a standard deviation by at most 1e-5 per step (with momentum
+    0.9). Standard deviations stay near their initial values unless there are at least 10^5 steps.
+    `VariationalConfig(optimizer=SGD(0.06, momentum=0.9), lr_std=0.06)` trains in this way. With the defaults, standard
+    deviations reach their optimum in a few thousand steps.
 
     Attributes:
         prior_std: Standard deviation of the prior.
@@ -90,32 +90,34 @@ def fit(
 ) -> GaussianPosterior:
     """Fit a diagonal Gaussian over the parameters of a network.
 
-    Gradients are those of sampled weights (the reparametrization theta = mean + std * noise): any module can be
-    trained. It runs in training mode, and its buffers end up in the mean.
+    Gradients are computed at sampled weights (the reparametrization theta = mean + std * noise), so any module can be
+    trained. The module runs in training mode, and its final buffers become part of the mean.
 
     Args:
         start: Means at the start.
-        module: The module that runs the parameters; its own are not used.
+        module: The module that runs the parameters; its own parameters are not used.
         inputs: `[n, ...]`.
-        targets: `[n, ...]`, as the likelihood reads them.
-        config: Prior, temperature, and how to train.
-        generator: Draws the order of examples, samples, and changes of images; one with seed 0 by default.
+        targets: `[n, ...]`, in the form that the likelihood reads.
+        config: The prior, the temperature, and the settings of training.
+        generator: The random generator for the order of examples, samples, and augmentation. By default its seed is 0.
         likelihood: Likelihood of a target given the outputs; `Categorical()` by default.
         certain: Names of parameters that are trained as points, without a prior.
-        augmentation: Changes the images of every batch at random, which still count once each in the bound; none by
-            default.
-        state: A `.safetensors` file in which a fit of minutes is kept while it runs. If it exists, the fit continues
-            from it, and ends with the bits of one that was not interrupted.
-        progress: Shows the steps, with the mean negative log likelihood of each batch under the weights drawn.
-        on_step: Called after each step with its number, that loss and the rate, as a `regauge.training.State`.
+        augmentation: Changes the images of every batch at random; none by default. Each changed image counts as one
+            example in the bound.
+        state: A `.safetensors` file that keeps the state of a long fit while it runs. If the file exists, the fit
+            continues from this state. The result equals that of an uninterrupted fit bit by bit.
+        progress: Shows the steps, with the mean negative log likelihood of each batch under the sampled weights.
+        on_step: Called after each step with a `regauge.training.State`: the number of the step, this loss and the
+            learning rate.
 
     Returns:
-        Means and standard deviations. A tensor that the module has under several names comes under the first.
+        Means and standard deviations. If the module has a tensor under several names, the result has this tensor under
+        the first name.
 
     Raises:
-        ValueError: Nothing is uncertain, `certain` has names that are no parameters, the parameters have several
-            dtypes or devices, inputs and targets are not as many, training diverges, or the file is no state of this
-            fit.
+        ValueError: No parameter is uncertain, `certain` contains a name that is no parameter, or the parameters have
+            several dtypes or devices. Or inputs and targets differ in number, training diverges, or the file holds no
+            state of this fit.
     """
     generator = given_or_seed(generator)
     if not len(inputs) == len(targets) > 0:
@@ -137,7 +139,7 @@ def fit(
     noise = torch.empty(len(std), dtype=std.dtype, device=generator.device)
 
     def sample(index: Tensor) -> Tensor:
-        """Return the loss at the weights `theta`; its gradient is left in `slope`."""
+        """Return the loss at the weights `theta`, and write the gradient to `slope`."""
         params = _cut(theta.detach(), shapes)
         leaves = [tensor.requires_grad_() for tensor in params.values()]
         seen = inputs[index] if augmentation is None else augmentation(inputs[index], generator)
@@ -187,13 +189,13 @@ def fit(
 
 
 def _cut(flat: Tensor, shapes: Mapping[str, torch.Size]) -> Params:
-    """Return the tensors that lie end to end in a vector, without copies."""
+    """Return the tensors that are concatenated in a vector, without copies."""
     pieces = torch.split(flat, [shape.numel() for shape in shapes.values()])
     return {name: piece.view(shape) for (name, shape), piece in zip(shapes.items(), pieces, strict=True)}
 
 
 def _order(module: nn.Module, start: Mapping[str, Tensor], certain: Collection[str]) -> list[str]:
-    """Return the names of the parameters, uncertain ones first, checked."""
+    """Return the checked names of the parameters, uncertain parameters first."""
     names = [name for name, _ in module.named_parameters()]
     wrong = sorted(set(certain) - set(names))
     if wrong:

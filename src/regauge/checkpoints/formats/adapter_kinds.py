@@ -1,4 +1,4 @@
-"""Kinds of adapters next to LoRA, and the tensors that each of them stores."""
+"""Kinds of adapters other than LoRA, and the tensors that each kind stores."""
 
 import re
 from collections.abc import Mapping
@@ -74,7 +74,7 @@ KINDS: Mapping[str, Kind] = {
 
 
 def split_modules(kind: Kind, params: Mapping[str, Tensor], prefix: str) -> tuple[dict[str, Parts], Parts, set[str]]:
-    """Return the tensors of each module, those that all modules share, and the names of all of these."""
+    """Return the tensors of each module, the tensors that all modules share, and the names of all these tensors."""
     modules: dict[str, dict[str, Tensor]] = {}
     known: set[str] = set()
     pattern = re.compile(rf"(?P<module>.+)\.(?P<part>{kind.names})(\.default)?")

@@ -1,7 +1,7 @@
-"""Folders of `torch.distributed.checkpoint`: chunks of tensors in files that many processes wrote, one or more each.
+"""Folders of `torch.distributed.checkpoint`, in which each of many processes wrote one or more files of chunks.
 
-`.metadata` says where every chunk lies, and in files `.distcp` each chunk is a torch file of one tensor. Both are
-pickles, and are read as plain records: nothing in them runs.
+The file `.metadata` lists the place of every chunk. A `.distcp` file is a sequence of torch files, one per chunk.
+`.metadata` and the torch files contain pickles. regauge reads these pickles as plain records and runs no code in them.
 """
 
 import logging
@@ -74,11 +74,11 @@ LOG = logging.getLogger(__name__)
 
 
 def open_metadata(file: Path, entry: str | None) -> OpenedFile:
-    """Open a folder of `torch.distributed.checkpoint`; of a training's state the network alone is read.
+    """Open a folder of `torch.distributed.checkpoint`, and read only the network if it holds a whole training state.
 
     Raises:
-        FileNotFoundError: A file of it is not there.
-        ValueError: It is damaged, not complete, or holds no network, or no entry of that name.
+        FileNotFoundError: A file that the metadata names is missing.
+        ValueError: The folder is damaged or not complete, holds no network, or has no entry of that name.
     """
     label = str(file.parent)
     if file.name != METADATA:
@@ -109,7 +109,7 @@ def open_metadata(file: Path, entry: str | None) -> OpenedFile:
 
 
 class _ChunkPlaces:
-    """The chunks of a tensor: file, first byte, length, and offset with sizes; and the dictionaries that it is in."""
+    """The chunks of a tensor (file, first byte, length, offsets, sizes), and the dictionaries that hold the tensor."""
 
     def __init__(self, inside: tuple[str, ...]) -> None:
         self.inside = inside
@@ -117,10 +117,9 @@ class _ChunkPlaces:
 
 
 def _read_metadata(file: Path) -> tuple[dict[str, Any], dict[int, _ChunkPlaces]]:
-    """Return the state that was saved, with tensors on the meta device and without other values, and where each tensor
-    is.
+    """Return the saved state, with meta tensors and no other values, and the places of the chunks of each tensor.
 
-    Places are by the identity of tensors.
+    The keys of the places are the identities (`id`) of the tensors.
     """
     try:
         root = read_pickle(file.read_bytes(), IN_METADATA)
@@ -192,10 +191,11 @@ def _lengths(value: Any) -> tuple[int, ...]:
 
 
 def _tensors_in(network: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of a network by name, without what a training keeps next to them.
+    """Yield the tensors of a network by name, without entries that only training needs, such as optimizer states.
 
     Raises:
-        ValueError: Other tensors with axes are in dictionaries within it.
+        ValueError: The network contains a dictionary with further floating-point tensors that are not scalars, or a
+            tensor has a dtype that is not read.
     """
     for name, value in network.items():
         if isinstance(value, Tensor):
@@ -227,7 +227,7 @@ def _require_there(file: Path, names: Iterable[str]) -> None:
 
 
 class FileRange(RawIOBase):
-    """A range of the bytes of an open file, as a file."""
+    """A range of the bytes of an open file that can be read like a file."""
 
     def __init__(self, file: Any, start: int, length: int) -> None:
         self._file, self._start, self._length, self._place = file, start, length, 0
@@ -254,7 +254,7 @@ class FileRange(RawIOBase):
 
 
 class _Chunks:
-    """The chunks in the files of a folder, each file opened once at a time, and where their values lie."""
+    """A reader of the chunks in the files of a folder, which finds the values and opens one file at a time."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -269,7 +269,7 @@ class _Chunks:
             self._file.close()
 
     def place(self, name: str, tensor: Tensor, place: _ChunkPlaces) -> StoredTensor:
-        """Return the place of a tensor in its files."""
+        """Return the places of the chunks of a tensor in the files."""
         shape, dtype, parts = tuple(tensor.shape), tensor.dtype, []
         for file, start, length, (offsets, sizes) in place.chunks:
             if math.prod(sizes) == 0:
@@ -312,7 +312,7 @@ class _Chunks:
 
 
 def _local_length(archive: zipfile.ZipFile, record: zipfile.ZipInfo) -> int:
-    """Return the length of the header in front of the values of a record."""
+    """Return the length of the local header that precedes the values of a record."""
     assert archive.fp is not None
     archive.fp.seek(record.header_offset)
     header = archive.fp.read(30)
@@ -322,7 +322,7 @@ def _local_length(archive: zipfile.ZipFile, record: zipfile.ZipInfo) -> int:
 def _read_chunk(
     content: bytes, sizes: tuple[int, ...], dtype: torch.dtype, records: Mapping[str, zipfile.ZipInfo]
 ) -> tuple[tuple[int, ...], int]:
-    """Return the strides of a chunk in a torch file, and the bytes before its first value."""
+    """Return the strides of a chunk in a torch file, and the number of bytes before the first value of the chunk."""
     tensor = read_pickle(content, IN_CHUNK)
     storage, skipped, *sizes_and_strides = tensor.args[:4]
     shape, strides = map(_lengths, sizes_and_strides)

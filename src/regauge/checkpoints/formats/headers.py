@@ -1,4 +1,4 @@
-"""Tensors without their values, and headers of safetensors files: where each of them lies, and strings."""
+"""Descriptions of tensors without values, and headers of safetensors files with the places of tensors and strings."""
 
 import json
 import math
@@ -50,7 +50,7 @@ BUFFER = 16384
 
 
 class TensorSpec(NamedTuple):
-    """One tensor of a network: its key in the state dictionary, its shape without a model axis, and its dtype."""
+    """One tensor of a network: the key in the state dictionary, the shape without a model axis, and the dtype."""
 
     name: str
     shape: tuple[int, ...]
@@ -58,7 +58,7 @@ class TensorSpec(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Number of values."""
+        """Return the number of values of a tensor."""
         return math.prod(self.shape)
 
     @property
@@ -68,12 +68,12 @@ class TensorSpec(NamedTuple):
 
 
 def layout_of(params: Mapping[str, Tensor]) -> tuple[TensorSpec, ...]:
-    """Return the tensors of one network: names, shapes and dtypes, in order."""
+    """Return the names, shapes and dtypes of the tensors of one network, in order."""
     return tuple(TensorSpec(name, tuple(tensor.shape), tensor.dtype) for name, tensor in params.items())
 
 
 class StoredPart(NamedTuple):
-    """A chunk of a tensor in a file: its first byte, its offsets in the tensor, sizes, and strides but in C order."""
+    """A chunk of a tensor in a file: first byte, offsets in the tensor, sizes, and strides (None for C order)."""
 
     file: Path
     start: int
@@ -83,9 +83,10 @@ class StoredPart(NamedTuple):
 
 
 class StoredTensor(NamedTuple):
-    """A tensor in a file: `start` is its first byte there, or None in files that are read as a whole.
+    """A tensor in a file. `start` is the first byte of the values, or None if the file is read as a whole.
 
-    It may consist of parts, in several files. `inside` names the dictionaries that it is in, in a file of several.
+    A tensor may consist of parts in several files. If a file holds nested dictionaries, `inside` names the dictionaries
+    that contain the tensor, from the outermost to the innermost.
     """
 
     name: str
@@ -99,14 +100,14 @@ class StoredTensor(NamedTuple):
 
     @property
     def is_parted(self) -> bool:
-        """Whether it is read from a checkpoint that several processes wrote."""
+        """Whether the tensor is read from a checkpoint that several processes wrote."""
         return bool(self.parts) or self.file.name == METADATA
 
 
 class OpenedFile(NamedTuple):
-    """An opened file: its tensors by name, the strings in its header, and values that are read already.
+    """An opened file: the tensors by name, the strings in the header, and the values that have already been read.
 
-    `files` are further ones that its tensors are in.
+    `files` are the further files that hold these tensors.
     """
 
     tensors: Mapping[str, StoredTensor]
@@ -116,13 +117,13 @@ class OpenedFile(NamedTuple):
 
     @classmethod
     def of(cls, file: Path, params: Params, metadata: Mapping[str, str] | None = None) -> "OpenedFile":
-        """Return a file that was read as a whole."""
+        """Return the record of a file that was read as a whole."""
         stored = {n: StoredTensor(n, file, t.dtype, tuple(t.shape), None, t.nbytes) for n, t in params.items()}
         return cls(stored, metadata or {}, params)
 
 
 class Header(NamedTuple):
-    """The header of a file: its tensors in the order in which they lie there, and where the first one begins."""
+    """The header of a file: the tensors in the order of the file, and the byte at which the first tensor begins."""
 
     tensors: dict[str, StoredTensor]
     metadata: dict[str, str]
@@ -131,7 +132,10 @@ class Header(NamedTuple):
 
 
 def read_header(file: Path) -> Header:
-    """Read the header of a safetensors file, without mapping it; what is wrong with it is a ValueError, as a clause."""
+    """Read the header of a safetensors file without mapping the file.
+
+    A malformed header raises a ValueError whose text is a clause.
+    """
     with open(file, "rb", buffering=BUFFER) as stream:
         size = os.fstat(stream.fileno()).st_size
         length = int.from_bytes(stream.read(8), "little")
@@ -172,7 +176,7 @@ def read_header(file: Path) -> Header:
 
 
 def open_safetensors(file: Path, entry: str | None) -> OpenedFile:
-    """Open a safetensors file: its header is read, and no values; it has no entries."""
+    """Open a safetensors file by reading the header alone; such a file has no entries to choose from."""
     assert entry is None
     try:
         header = read_header(file)
@@ -185,7 +189,7 @@ def open_safetensors(file: Path, entry: str | None) -> OpenedFile:
 
 
 def encode_header(tensors: Iterable[TensorSpec], metadata: Mapping[str, str]) -> bytes:
-    """Return the header of a safetensors file of tensors that follow one another, its length included."""
+    """Return the header of a safetensors file of consecutive tensors, with the length of the header in front."""
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     start = 0
     for spec in tensors:

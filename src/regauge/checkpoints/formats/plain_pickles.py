@@ -1,7 +1,8 @@
-"""Pickles read as plain records: nothing that they name is imported or called.
+"""A reader of pickles as plain records that never imports or calls the names in a pickle.
 
-A pickle is a program. Here its instructions build dictionaries, lists, tuples, numbers, texts, and `Record`s, which say
-the name of a class or function and with what it would be called. Only names that the caller lists may be in it.
+A pickle is a program. This module carries out its instructions, but only to build dictionaries, lists, tuples, numbers,
+strings and `Record`s. A `Record` holds the name of a class or function and the arguments of the call, which is not
+made. A pickle may only contain names that the caller lists.
 """
 
 import pickletools
@@ -34,7 +35,7 @@ class Name:
 
 @dataclass(eq=False)
 class Record:
-    """An object that a pickle describes: the name of what would make it, its arguments and its state."""
+    """An object that a pickle describes: the name of a class or function, the arguments of the call, and the state."""
 
     path: str
     args: tuple[Any, ...]
@@ -47,10 +48,10 @@ def read_pickle(content: bytes, allowed: Collection[str]) -> Any:
 
     Args:
         content: The pickle.
-        allowed: Names that may be in it, such as `torch.Size`.
+        allowed: Names that the pickle may contain, such as `torch.Size`.
 
     Raises:
-        ValueError: It is damaged, names something else, or has instructions that no list of tensors needs.
+        ValueError: The pickle is damaged, contains another name, or has instructions that no list of tensors needs.
     """
     machine = _Machine(frozenset(allowed))
     try:
@@ -71,7 +72,7 @@ class _Machine:
         self._allowed = allowed
 
     def step(self, name: str, arg: Any) -> None:
-        """Carry out one instruction."""
+        """Carry out one instruction of the pickle."""
         stack = self.stack
         if name in PLAIN:
             return

@@ -1,7 +1,7 @@
-"""Safetensors files in which `torch.distributed.checkpoint` keeps chunks of tensors.
+"""Safetensors files in which `torch.distributed.checkpoint` stores chunks of tensors.
 
-Its writer of safetensors makes files `shard-00001-model-00001-of-00002.safetensors`, in every process. Their
-headers say where a chunk begins in its tensor.
+Every process writes files with names such as `shard-00001-model-00001-of-00002.safetensors`. The header of a file gives
+the offsets of each chunk in the whole tensor.
 """
 
 import json
@@ -19,7 +19,10 @@ MOST_CELLS = 1 << 22
 
 
 def require_whole(name: str, shape: tuple[int, ...], chunks: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> None:
-    """Raise a ValueError, as a clause, unless chunks, by their offsets and sizes, fill a tensor without overlaps."""
+    """Raise a ValueError unless chunks with these offsets and sizes fill a tensor without overlaps.
+
+    The text of the error is a clause.
+    """
     if any(len(offsets) != len(shape) or len(sizes) != len(shape) for offsets, sizes in chunks):
         raise ValueError(f"a chunk of {name!r} has another number of axes than {list(shape)}")
     if any(o + s > length for offsets, sizes in chunks for o, s, length in zip(offsets, sizes, shape, strict=True)):
@@ -40,10 +43,10 @@ def require_whole(name: str, shape: tuple[int, ...], chunks: Sequence[tuple[tupl
 
 
 def gather_shards(opened: Mapping[Path, OpenedFile]) -> OpenedFile:
-    """Return the tensors of files that are chunks of one checkpoint, each made of its chunks in all of them.
+    """Return the tensors of a checkpoint whose files hold chunks, each tensor assembled from its chunks in all files.
 
     Raises:
-        ValueError: They are not of one checkpoint, or one is missing.
+        ValueError: The files do not belong to one checkpoint, or a file is missing.
     """
     chunks: dict[str, list[StoredTensor]] = {}
     parts: dict[str, list[StoredPart]] = {}
@@ -78,7 +81,7 @@ def gather_shards(opened: Mapping[Path, OpenedFile]) -> OpenedFile:
 
 
 def _offsets(file: Path, opened: OpenedFile) -> dict[str, tuple[int, ...]]:
-    """Return the offset of every chunk in a file, by the header."""
+    """Return the offsets of every chunk in a file, as the header of the file gives them."""
     try:
         about = parse_json(opened.metadata.get(SHARDING, "{}"))
         found = {name: tuple(about[name]["saved_offsets"]) for name in opened.tensors}

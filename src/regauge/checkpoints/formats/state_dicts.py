@@ -1,8 +1,8 @@
-"""State dictionaries: read from torch files, and matched by name with those of a model or of another checkpoint.
+"""State dictionaries that are read from torch files and matched by name with a model or another checkpoint.
 
-In a training checkpoint they are entries under names, among optimizers and the like.
+A training checkpoint holds them as named entries, together with states of optimizers and similar entries.
 
-Torch files are pickles and can run code when they are loaded; they are read with `weights_only=True`, always.
+Torch files are pickles and can run code when they are loaded. They are therefore always read with `weights_only=True`.
 """
 
 import logging
@@ -40,10 +40,11 @@ LOG = logging.getLogger(__name__)
 
 
 def read_torch_file(source: Path | BinaryIO, label: str, entry: str | None = None) -> Mapping[Any, Any]:
-    """Return the state dictionary in a torch file, on the CPU, also where it is an entry of a training checkpoint.
+    """Return the state dictionary in a torch file, on the CPU; it may be an entry of a training checkpoint.
 
-    Of several networks the usual one is read and the others are named in the log, unless `entry` chooses. Raises
-    ValueError if it is damaged, or holds no dictionary or more than tensors and plain values, or no such entry.
+    If the file holds several networks, `entry` chooses one. Without `entry`, the network under a usual name is read,
+    and the log names the others. A ValueError is raised if the file is damaged, holds no dictionary, holds more than
+    tensors and plain values, or has no such entry.
     """
     damaged = (
         f"{label!r} is not a readable torch file; it is damaged, was not copied completely, or is of another program: "
@@ -81,8 +82,7 @@ def read_torch_file(source: Path | BinaryIO, label: str, entry: str | None = Non
 
 
 def find_networks(content: Mapping[Any, Any]) -> dict[str, Mapping[Any, Any]]:
-    """Return the entries of a training checkpoint that hold networks, by their names; none in a plain state
-    dictionary."""
+    """Return the entries of a training checkpoint that hold networks, by name; a plain state dictionary has none."""
     is_plain = any(isinstance(value, Tensor) and value.ndim for value in content.values())
     if is_plain and not any(isinstance(content.get(name), Mapping) for name in USUAL):
         return {}
@@ -103,15 +103,15 @@ def _networks_in(content: Mapping[Any, Any], inside: str, depth: int) -> dict[st
 
 
 def _is_network(value: Mapping[Any, Any]) -> bool:
-    """Return whether it holds tensors under names, and nothing else."""
+    """Return whether a dictionary is not empty and maps names to tensors only."""
     return bool(value) and all(isinstance(k, str) and isinstance(one, Tensor) for k, one in value.items())
 
 
 def choose_network(content: Mapping[Any, Any], entry: str | None, label: str) -> tuple[Any, str | None]:
-    """Return the network of an entry, or else the usual one, and a sentence where there are others.
+    """Return the network of an entry, or the usual network without an entry, and a message if there are others.
 
     Raises:
-        ValueError: There is no entry of that name, or which one is meant is not known.
+        ValueError: There is no entry of that name, or no entry is given and none of several networks is the usual one.
     """
     found = find_networks(content)
     listed = ", ".join(map(repr, found))
@@ -141,7 +141,7 @@ def choose_network(content: Mapping[Any, Any], entry: str | None, label: str) ->
 
 
 def _require_stored(source: Path | BinaryIO, label: str) -> None:
-    """Refuse compressed records, which torch never writes: they may become far larger than the file."""
+    """Refuse compressed records: torch never writes them, and they may unpack to far more than the file's size."""
     try:
         with zipfile.ZipFile(source) as archive:
             packed = [one.filename for one in archive.infolist() if one.compress_type != zipfile.ZIP_STORED]
@@ -158,7 +158,7 @@ def _require_stored(source: Path | BinaryIO, label: str) -> None:
 
 
 def load_torch_file(path: Path, entry: str | None = None) -> Params:
-    """Return the tensors of a checkpoint in a torch file, on the CPU; other entries are refused."""
+    """Return the tensors of a checkpoint in a torch file, on the CPU; entries that are not tensors are refused."""
     content = read_torch_file(path, str(path), entry)
     others = [str(name) for name, value in content.items() if not isinstance(value, Tensor)]
     packed = next((name for name in others if name.endswith("._packed_params")), None)
@@ -176,7 +176,8 @@ def dense_tensors(content: Mapping[Any, Tensor], label: str) -> Params:
     """Return the tensors of a torch file by name.
 
     Raises:
-        ValueError: Two have one name, or one does not hold its values: it is quantized, sparse, nested, or repeats few.
+        ValueError: Two tensors have the same name, or a tensor does not store all its values because it is quantized,
+            sparse, nested or expanded from fewer values.
     """
     if len(set(map(str, content))) < len(content):
         raise ValueError(
@@ -197,27 +198,27 @@ def dense_tensors(content: Mapping[Any, Tensor], label: str) -> Params:
 
 
 def open_torch_file(file: Path, entry: str | None) -> OpenedFile:
-    """Read a torch file as a whole, or one of the networks in it."""
+    """Read a whole torch file, or one of the networks in it."""
     return OpenedFile.of(file, load_torch_file(file, entry))
 
 
 def match(params: Mapping[str, Tensor], expected: Mapping[str, Tensor], label: str, model: str = "the model") -> Params:
     """Return the parameters of a checkpoint under exactly the names of a model's `state_dict()`.
 
-    Tied parameters are often stored once; they are filled in under their other names.
+    Tied parameters are often stored once. They are then filled in under their other names.
 
     Args:
         params: The tensors that the checkpoint holds.
-        expected: The `state_dict()` of the model, possibly on the meta device (where only one of tied names
-            needs to be in the checkpoint as well).
-        label: The name of the checkpoint in the error.
-        model: The name of the model there.
+        expected: The `state_dict()` of the model, possibly on the meta device. The checkpoint needs only one of the
+            names of tied parameters.
+        label: The name of the checkpoint in errors.
+        model: The name of the model in errors.
 
     Returns:
-        The parameters in the model's order. Dtypes stay those of the checkpoint.
+        The parameters in the model's order, with the dtypes of the checkpoint.
 
     Raises:
-        ValueError: Names are missing or unexpected, a shape differs, or there are codes where values belong.
+        ValueError: Names are missing or unexpected, a shape differs, or a tensor holds integer codes instead of values.
     """
     owners: dict[Any, str] = {}
     for name, tensor in expected.items():
@@ -259,7 +260,7 @@ def has_names(params: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> b
 
 
 def memory_of(tensor: Tensor) -> Any:
-    """Equal for tensors that share their memory (on the meta device, for the same tensor object only)."""
+    """Return a key that is equal for tensors that share their memory, or their storage object on the meta device."""
     if tensor.is_meta:
         return ("meta", tensor.untyped_storage()._cdata, tensor.storage_offset(), tuple(tensor.shape))
     return (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tuple(tensor.shape))

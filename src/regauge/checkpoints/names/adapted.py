@@ -1,4 +1,4 @@
-"""Adapters of networks whose files have other names than their modules, which adapters speak of."""
+"""Adapters of networks whose tensors have other names in the files than in the module to which the adapter refers."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -29,15 +29,15 @@ class Base(Protocol):
 
 
 def changes_of_files(base: Base, folder: Path, changes: Changes) -> dict[str, tuple[Change, ...]]:
-    """Return the changes by an adapter of the tensors in the files of a base, by their names there.
+    """Return the changes that an adapter makes to the tensors in the files of a base, by their names in the files.
 
     Args:
-        base: The network as it is in its files.
-        folder: The adapter's folder, for errors.
-        changes: The changes of the tensors of the module.
+        base: The base network, under the names in its files.
+        folder: The adapter's folder, which errors name.
+        changes: The changes of the tensors of the module, by their names in the module.
 
     Raises:
-        ValueError: The base lacks some of them, or they have other shapes.
+        ValueError: The base lacks some of the changed tensors, or has them in other shapes.
     """
     module = _module(base)
     if module is None:
@@ -59,15 +59,15 @@ def changes_of_files(base: Base, folder: Path, changes: Changes) -> dict[str, tu
 
 
 def require_untied(base: Base, folder: Path, changed: Sequence[str]) -> None:
-    """Raise if an adapter changes the embedding of a base alone, whose head is the same tensor.
+    """Raise a ValueError if an adapter changes only the embedding of a base whose head is tied to the embedding.
 
     Args:
-        base: The network as it is in its files.
+        base: The base network, under the names in its files.
         folder: The adapter's folder.
-        changed: The tensors in the files that it changes and that may be the embedding.
+        changed: The names, in the files, of changed tensors that may be the embedding.
 
     Raises:
-        ValueError: It does: the sum is no network of this architecture.
+        ValueError: The adapter changes a tied embedding. The sum would not be a network of this architecture.
     """
     module, shared = _module(base) if changed else None, set[str]()
     if module is not None:
@@ -82,7 +82,7 @@ def require_untied(base: Base, folder: Path, changed: Sequence[str]) -> None:
 
 
 def _module(base: Base) -> nn.Module | None:
-    """Return the model of a base, without values, if its folder has one that can be built."""
+    """Return the model of a base, without values; None if no model can be built from the base's folder."""
     if not (base.path.parent / CONFIG).is_file():
         return None
     try:
@@ -99,7 +99,7 @@ def _blanks(base: Base) -> dict[str, Blank]:
 
 
 def _take_apart(base: Base, conversion: Conversion, source: str, changes: Changes) -> Tensor:
-    """Return a tensor of the files from those of the module, changed."""
+    """Return a tensor of the files, computed from the changed tensors of the module."""
 
     def value(name: str) -> Tensor:
         tensor = _read_made(base, conversion, name)
@@ -111,7 +111,7 @@ def _take_apart(base: Base, conversion: Conversion, source: str, changes: Change
 
 
 def _read_made(base: Base, conversion: Conversion, name: str) -> Tensor:
-    """Return a tensor of the module, from those of the files."""
+    """Return a tensor of the module, computed from the tensors of the files."""
     if name in conversion.renamed:
         return base.read(conversion.renamed[name])
     dtype = work_dtype(conversion.blanks[name].dtype)

@@ -1,8 +1,8 @@
-"""Rearrangements of entries between tensors, as boxes of strided entries, exactly and at any size.
+"""Rearrangements of entries between tensors of any size, described exactly by boxes of strided entries.
 
-A tensor that was made of others by re-arranging their entries is a list of boxes: entry `i` of a box lies at
-`start + i . strides` in the flat tensor, and at `there + i . theirs` in the flat tensor that it comes from. Reshaping
-changes nothing, and permuting axes, slicing and concatenating give boxes again.
+A tensor that consists of rearranged entries of other tensors is a list of boxes. Entry `i` of a box lies at `start + i
+. strides` in the flat tensor, and at `there + i . theirs` in the flat source tensor. Reshaping leaves the boxes as they
+are. If axes are permuted, or tensors are sliced or concatenated, the result is again a list of boxes.
 """
 
 import math
@@ -18,7 +18,7 @@ MOST_BOXES = 100_000
 
 @dataclass(frozen=True)
 class Box:
-    """Entries that a tensor shares with the one named `source`, the largest stride first."""
+    """A strided box of entries that a tensor takes from the tensor named `source`; the largest stride comes first."""
 
     source: str
     start: int
@@ -34,20 +34,20 @@ class Box:
 
     @property
     def end(self) -> int:
-        """One more than the last place in the tensor."""
+        """One more than the last index in the flat tensor."""
         return self.start + _reach(self.sizes, self.strides) + 1
 
     @property
     def end_there(self) -> int:
-        """One more than the last place in the source."""
+        """One more than the last index in the flat source."""
         return self.there + _reach(self.sizes, self.theirs) + 1
 
     def copy(self, source: Tensor, target: Tensor, *, skipped_there: int = 0, skipped: int = 0) -> None:
-        """Write these entries of a flat source, or of the part behind its first entries, into a flat target."""
+        """Write these entries of a flat source into a flat target; both may lack a number of first entries."""
         self._own(target, skipped).copy_(self._theirs(source, skipped_there))
 
     def copy_back(self, target: Tensor, source: Tensor) -> None:
-        """Write these entries of the flat tensor into the flat source."""
+        """Write these entries of the flat tensor back into the flat source."""
         self._theirs(source, 0).copy_(self._own(target, 0))
 
     def _own(self, flat: Tensor, skipped: int) -> Tensor:
@@ -57,7 +57,7 @@ class Box:
         return torch.as_strided(flat, self.sizes, self.theirs, flat.storage_offset() + self.there - skipped)
 
     def _fix(self, dim: int, index: int) -> "Box":
-        """Return the entries of one index of a dimension."""
+        """Return the box of the entries at one index of a dimension."""
         start, there = self.start + index * self.strides[dim], self.there + index * self.theirs[dim]
         sizes, strides, theirs = (
             values[:dim] + values[dim + 1 :] for values in (self.sizes, self.strides, self.theirs)
@@ -65,12 +65,12 @@ class Box:
         return Box(self.source, start, there, sizes, strides, theirs)
 
     def _narrow(self, dim: int, first: int, length: int) -> "Box":
-        """Return the entries of a range of indices of a dimension."""
+        """Return the box of the entries in a range of indices of a dimension."""
         start, there = self.start + first * self.strides[dim], self.there + first * self.theirs[dim]
         return replace(self, start=start, there=there, sizes=(*self.sizes[:dim], length, *self.sizes[dim + 1 :]))
 
     def _unfold(self, dim: int, length: int) -> "Box":
-        """Split a dimension in two: one over blocks of some length, and one within them."""
+        """Split a dimension in two: one over blocks of a given length, and one within each block."""
         size, stride, their = self.sizes[dim], self.strides[dim], self.theirs[dim]
         return Box(
             self.source,
@@ -86,22 +86,22 @@ Boxes = tuple[Box, ...]
 
 
 def whole(source: str, numel: int) -> Boxes:
-    """Return all entries of a tensor, in its own order."""
+    """Return the box of all entries of a tensor, in their original order."""
     return (Box(source, 0, 0, (numel,), (1,), (1,)),) if numel else ()
 
 
 def is_whole(boxes: Boxes, numel: int) -> bool:
-    """Return whether a tensor has the entries of a single one, in its order."""
+    """Return whether a tensor consists of all entries of one source tensor, in their original order."""
     return len(boxes) == 1 and boxes[0] == whole(boxes[0].source, numel)[0]
 
 
 def cut(boxes: Iterable[Box], first: int, end: int) -> Boxes:
-    """The boxes, or parts of them, with the places from `first` to before `end` of the flat tensor."""
+    """Return the boxes, or parts of boxes, with indices from `first` to before `end` in the flat tensor."""
     return tuple(part for box in boxes for part in _cut(box, first, end))
 
 
 def select(boxes: Boxes, shape: Sequence[int], axis: int, first: int, end: int) -> Boxes:
-    """Return a tensor of some shape, sliced along an axis."""
+    """Return the boxes of a tensor of the given shape after it is sliced along an axis."""
     inner = math.prod(shape[axis + 1 :])
     before, after = shape[axis] * inner, (end - first) * inner
     result: list[Box] = []
@@ -114,7 +114,7 @@ def select(boxes: Boxes, shape: Sequence[int], axis: int, first: int, end: int) 
 
 
 def permute(boxes: Boxes, shape: Sequence[int], order: Sequence[int]) -> Boxes:
-    """Return a tensor of some shape with its axes in another order, as `torch.permute`."""
+    """Return the boxes of a tensor of the given shape after its axes are permuted as by `torch.permute`."""
     old, new = _strides(shape), _strides([shape[axis] for axis in order])
     moved = {axis: new[k] for k, axis in enumerate(order)}
     for stride in sorted({s for s in old if s > 1}, reverse=True):
@@ -129,7 +129,7 @@ def permute(boxes: Boxes, shape: Sequence[int], order: Sequence[int]) -> Boxes:
 
 
 def concatenate(parts: Sequence[tuple[Boxes, Sequence[int]]], axis: int) -> Boxes:
-    """Return tensors, each with its shape, one after the other along an axis."""
+    """Return the boxes of the concatenation along an axis of tensors, each given by its boxes and its shape."""
     after = sum(shape[axis] for _, shape in parts) * math.prod(parts[0][1][axis + 1 :])
     result, offset = [], 0
     for boxes, shape in (part for part in parts if part[0]):
@@ -143,7 +143,7 @@ def concatenate(parts: Sequence[tuple[Boxes, Sequence[int]]], axis: int) -> Boxe
 
 
 def _split_all(boxes: Iterable[Box], length: int) -> Iterator[Box]:
-    """Boxes of which every dimension stays within blocks of some length, or leads from one to another."""
+    """Yield boxes of which every dimension either stays within a block of a given length or steps between blocks."""
     for box in boxes:
         yield from _split(box, length)
 
@@ -173,7 +173,7 @@ def _split(box: Box, length: int) -> Iterator[Box]:
 
 
 def _cut(box: Box, first: int, end: int, length: int | None = None) -> Iterator[Box]:
-    """Yield the part of a box with some places; with a length, of places within blocks that it was split for."""
+    """Yield the part of a box with indices in a range; with a length, indices are those within blocks."""
     dims = [k for k, stride in enumerate(box.strides) if length is None or stride % length]
     last = box.start + sum((box.sizes[k] - 1) * box.strides[k] for k in dims)
     if last < first or box.start >= end:
@@ -194,7 +194,7 @@ def _cut(box: Box, first: int, end: int, length: int | None = None) -> Iterator[
 
 
 def _tidy(box: Box) -> Box:
-    """Merge dimensions of a box, so that it has as few as possible, the largest stride first."""
+    """Merge dimensions of a box until there are as few as possible, and sort them by decreasing stride."""
     dims: list[tuple[int, int, int]] = []
     for stride, their, size in sorted(zip(box.strides, box.theirs, box.sizes, strict=True), reverse=True):
         if size == 1:

@@ -31,7 +31,7 @@ class Blank:
 
     @property
     def numel(self) -> int:
-        """Number of values."""
+        """Return the number of values of a tensor."""
         return math.prod(self.shape)
 
 

@@ -1,4 +1,4 @@
-"""A checkpoint under the names of its module, where its files have others."""
+"""A checkpoint under the names of its module, for files that have other names."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -18,13 +18,14 @@ from regauge.core.params import Params
 
 
 class Converted(Checkpoint):
-    """A checkpoint that speaks of the tensors of a module; values stay where they are, and are read when asked for.
+    """A checkpoint that has the names of the tensors of a module; the values stay in the files until they are read.
 
-    What is written has the names, shapes, dtypes and order of the files again, in as many files.
+    When the checkpoint is written, the new files have the names, shapes, dtypes and order of the original files. There
+    are also as many of them.
 
     Attributes:
-        source: The checkpoint as it is in the files.
-        conversion: The sources there of the module's tensors.
+        source: The checkpoint under the names in the files.
+        conversion: The tensors in the files from which each tensor of the module is made.
     """
 
     def __init__(self, source: Checkpoint, conversion: Conversion, params: Params | None = None) -> None:
@@ -39,12 +40,12 @@ class Converted(Checkpoint):
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """All files that it is read from."""
+        """All files from which the checkpoint is read."""
         return self.source.files
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        """Tensors in the files that no class of its model has."""
+        """Tensors in the files that no class of the checkpoint's model has."""
         return self.conversion.unknown
 
     def dtype_of(self, name: str) -> torch.dtype:
@@ -59,11 +60,11 @@ class Converted(Checkpoint):
         self.source.close()
 
     def layout(self, file: str | None = None) -> list[Shard]:
-        """Return the files of another checkpoint with the same names, dtypes and order as those of the source."""
+        """Return the files of a new checkpoint, with the same names, dtypes and order as in the files of the source."""
         return [replace(shard, translate=self._translate) for shard in self.source.layout(file)]
 
     def with_params(self, params: Mapping[str, Tensor]) -> "Converted":
-        """Return a checkpoint of the same files with other values, given by the names of the module."""
+        """Return a checkpoint with the same files and other values, which are given under the names of the module."""
         absent = [name for name in self.stored if name not in params]
         if absent:
             raise KeyError(f"the parameters lack {shorten(absent)}, which {self.label} has; give all of its tensors")
@@ -72,29 +73,28 @@ class Converted(Checkpoint):
         return result
 
     def written_as(self, form: Form) -> "Converted":
-        """Return a copy whose result is written in another form; it is read as precisely as that asks for."""
+        """Return a copy that is written in another form, and read as precisely as this form requires."""
         result = cast(Converted, super().written_as(form))
         result.source = self.source.written_as(form)
         result.read_so_far = result.source.read_so_far
         return result
 
     def view_alike(self, other: Checkpoint) -> Checkpoint:
-        """Another checkpoint with the same files, under the names of the module."""
+        """Return another checkpoint, whose files have the same names, under the names of the module."""
         return Converted(other, self.conversion)
 
     def as_stored(self) -> Params:
-        """Return all tensors under the names that they have in the files."""
+        """Return all tensors under their names in the files."""
         pieces = self._translate(lambda name: iter([self[name]]))
         return {name: join(pieces(name)) for name in self.source.stored}
 
     def from_stored(self, params: Mapping[str, Tensor]) -> Params:
-        """Return values under the names of the files, under those of the module."""
+        """Return values under the names of the module from values under the names of the files."""
         there = Converted(self.source.with_params(params), self.conversion)
         return {name: there.read(name) for name in there.stored}
 
     def read(self, name: str, *, rows: tuple[int, int] | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """Return a copy of one tensor, or of a range of its first axis, converted piece by piece if a dtype is
-        given."""
+        """Return a copy of one tensor, or of a range of its first axis, converted to a dtype piece by piece."""
         if self._params is not None:
             return super().read(name, rows=rows, dtype=dtype)
         if name in self.conversion.renamed:
@@ -111,7 +111,7 @@ class Converted(Checkpoint):
 
 
 def ranges_of(stored: StoredTensor) -> list[tuple[int, int] | None]:
-    """Ranges of the first axis in which a tensor may be read; None for all of it."""
+    """Return the ranges of the first axis in which a tensor is read; None stands for the whole tensor."""
     if not stored.nbytes:
         return [None]
     size = stored.shape[0] if stored.shape else 1

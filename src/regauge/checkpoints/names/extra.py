@@ -40,7 +40,7 @@ class Sharing(Checkpoint):
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """All files that it is read from."""
+        """All files from which the checkpoint is read."""
         return self.source.files
 
     def dtype_of(self, name: str) -> torch.dtype:

@@ -1,4 +1,4 @@
-"""Checkpoints under the names of the models that transformers builds of their folders."""
+"""Checkpoints under the names of the models that transformers builds from the folders of the checkpoints."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -19,11 +19,11 @@ CONFIG = "config.json"
 
 
 def find_factory(folder: Path) -> Callable[[], Any]:
-    """Return a factory of the model of a folder with config.json, chosen by the checkpoint in it, if there is one.
+    """Return a factory of the model of a folder with config.json; a checkpoint in the folder helps to choose it.
 
     Raises:
         ImportError: transformers is not installed.
-        ValueError: The configuration is none that transformers knows, or no model can be built from it.
+        ValueError: transformers does not know the configuration, or cannot build a model from it.
     """
     from regauge.checkpoints.names.transformers_models import choose_factory
 
@@ -35,9 +35,9 @@ def find_factory(folder: Path) -> Callable[[], Any]:
 
 
 def name_by(checkpoint: Checkpoint, symmetry: Symmetry) -> Checkpoint:
-    """Return a checkpoint under the names of a symmetry, if the model of its folder has them and its files have not.
+    """Return a checkpoint under the names of a symmetry, if its model has these names and its files have others.
 
-    Where the files have tensors that the symmetry was not found on, the model says which of them it has not.
+    If the files have tensors that the symmetry does not know, the model determines which of them belong to no model.
     """
     names = {place.parameter for group in symmetry.groups for place in group.placements}
     needed = names - {name for names in symmetry.tied for name in names}
@@ -57,11 +57,12 @@ def name_by(checkpoint: Checkpoint, symmetry: Symmetry) -> Checkpoint:
 
 
 def module_of(checkpoint: Checkpoint) -> nn.Module | None:
-    """Return the model of a checkpoint's folder, without values; None if the folder does not say it, or without
-    transformers.
+    """Return the model of a checkpoint's folder, without values.
+
+    The result is None if the folder has no configuration or transformers is not installed.
 
     Raises:
-        ValueError: The configuration is none that transformers knows, or no model can be built from it.
+        ValueError: transformers does not know the configuration, or cannot build a model from it.
     """
     folder = checkpoint.path.parent
     if not (folder / CONFIG).is_file():
@@ -78,10 +79,11 @@ def module_of(checkpoint: Checkpoint) -> nn.Module | None:
 def name_for(checkpoint: Checkpoint, module: nn.Module) -> Checkpoint:
     """Return a checkpoint under the names of the module that it belongs to.
 
-    It is the checkpoint itself if the module is not of transformers, or its files have the names of the module.
+    The result is the given checkpoint if the module is not a transformers model, or the files have the names of the
+    module.
 
     Raises:
-        ValueError: The module's tensors are more than re-arranged tensors of the files.
+        ValueError: The module's tensors are not just rearranged entries of the tensors in the files.
     """
     if not is_of_transformers(module):
         return checkpoint
@@ -100,7 +102,7 @@ def name_for(checkpoint: Checkpoint, module: nn.Module) -> Checkpoint:
 
 
 def expected_of(module: nn.Module, checkpoint: Checkpoint) -> Mapping[str, Tensor]:
-    """Return the tensors of a module, without those that a checkpoint may lack."""
+    """Return the tensors of a module, without the absent ones that the module allows a checkpoint to lack."""
     state = module.state_dict()
     patterns = getattr(module, "_keys_to_ignore_on_load_missing", None) if is_of_transformers(module) else None
     spared = [n for n in state if n not in checkpoint.stored and any(re.search(p, n) for p in patterns or ())]
@@ -108,7 +110,7 @@ def expected_of(module: nn.Module, checkpoint: Checkpoint) -> Mapping[str, Tenso
 
 
 def share(checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
-    """Give checkpoints that have tensors of no model those of the first one; see `share_extra`."""
+    """Replace tensors that belong to no model by those of the first checkpoint; see `share_extra`."""
     if not any(one.unknown for one in checkpoints):
         return tuple(checkpoints)
     from regauge.checkpoints.names.extra import share_extra
@@ -117,7 +119,7 @@ def share(checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
 
 
 def is_of_transformers(module: nn.Module) -> bool:
-    """Return whether a module is a transformers model, without importing the library for others."""
+    """Return whether a module is a transformers model, without importing transformers."""
     return any(one.__module__ == "transformers.modeling_utils" for one in type(module).__mro__)
 
 

@@ -1,4 +1,4 @@
-"""Follow entries of tensors through any code that only re-arranges them, without values and at any size."""
+"""Tracking of the entries of tensors through code that only rearranges them, without values and at any size."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,13 +15,13 @@ aten = torch.ops.aten
 
 
 class RearrangementError(ValueError):
-    """An operator does more than to re-arrange entries."""
+    """An error about an operator that does more than rearrange entries."""
 
 
 class Rearranging(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Within this context, operators on the tensors of `blank` are followed; `boxes` says what became of their entries.
+    """A context that follows operators on the tensors of `blank`; `boxes` returns the sources of a result's entries.
 
-    Raises RearrangementError where an operator computes something of them.
+    It raises a RearrangementError if an operator computes new values from these tensors.
     """
 
     def __init__(self) -> None:
@@ -29,13 +29,13 @@ class Rearranging(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._boxes = WeakTensorKeyDictionary()
 
     def blank(self, name: str, blank: Blank) -> Tensor:
-        """Return a tensor without values that stands for the one of this name."""
+        """Return a tensor without values that represents the tensor of this name."""
         tensor = torch.empty(blank.shape, dtype=blank.dtype, device="meta")
         self._boxes[tensor] = whole(name, blank.numel)
         return tensor
 
     def boxes(self, tensor: Tensor) -> Boxes:
-        """Return the sources of the entries of a result."""
+        """Return the boxes that describe from where the entries of a result come."""
         if tensor not in self._boxes:
             raise RearrangementError("it does not come from the tensors of the files")
         found: Boxes = self._boxes[tensor]

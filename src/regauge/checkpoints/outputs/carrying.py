@@ -1,4 +1,4 @@
-"""Files next to the weights of a checkpoint: those that are copied to a new folder, and those that are left."""
+"""Files next to the weights of a checkpoint: the choice of those that are copied to a new folder."""
 
 import shutil
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ LARGE_FILE = 100_000_000
 
 @dataclass(frozen=True)
 class Carried:
-    """Names in a folder: those that were copied, those that were left, and links that lead out of it, which stay."""
+    """Names in a folder: copied files, files that were left, and links out of the folder, which are not copied."""
 
     copied: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
@@ -25,19 +25,19 @@ class Carried:
 
 
 def carry_files(source: Checkpoint, folder: Path, out: Path) -> Carried:
-    """Copy what describes a network in a folder with its configuration: settings, tokenizer, texts, subfolders.
+    """Copy the files that describe a network, such as configuration, tokenizer, texts and subfolders.
 
-    Subfolders go along as a whole or not at all. Hidden folders, such as those of git, are left, and links to what lies
-    outside of the folder. Where the network itself is replaced, all of that
-    stays, and only its configuration is copied.
+    Nothing is copied if the folder of the network has no configuration. A subfolder is copied as a whole or not at all.
+    Hidden folders, such as `.git`, and links out of the folder are not copied. If the output replaces the network in
+    the same folder, only the configuration is copied, because the other files stay there.
 
     Args:
         source: The network.
-        folder: The folder to which its files are copied.
-        out: The folder in which they will be.
+        folder: The folder to which the files are copied.
+        out: The final folder of the output.
 
     Returns:
-        What was copied and left; the weights, and what regauge wrote, are neither.
+        The names of copied and not copied files, without the weights and the files that regauge wrote.
     """
     place = source.path.parent
     configs = [name for name in ("config.json", ADAPTER_CONFIG) if (place / name).is_file()]
@@ -68,8 +68,7 @@ def carry_files(source: Checkpoint, folder: Path, out: Path) -> Carried:
 
 
 def _goes_along(path: Path) -> bool:
-    """Return whether a file is small and holds no values, of another network or a training; whether all of a folder do
-    so."""
+    """Return whether a file is small and holds no weights; for a folder, whether this is true of all its files."""
     if path.is_dir():
         return not path.is_symlink() and all(_goes_along(inner) for inner in path.iterdir())
     return path.is_file() and not path.name.endswith((*weight_suffixes(), INDEX)) and path.stat().st_size < LARGE_FILE

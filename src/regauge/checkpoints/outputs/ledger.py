@@ -1,7 +1,8 @@
-"""The folder in which an output is made, such as `OUT.partial`, and the ledger that shows that regauge made it.
+"""The folder in which an output is made, such as `OUT.partial`, and the ledger that marks it as made by regauge.
 
-What regauge deletes, it has made. Such a folder holds nothing but files of known names, and the ledger `run.json` among
-them; before the ledger is written there is at most an empty lock. Symbolic links lead elsewhere and are never followed.
+In such a folder, regauge deletes only files that it has made. The folder holds only files of known names, including the
+ledger `run.json`. Before the ledger is written, the folder holds at most empty files and folders of known names.
+Symbolic links are refused and never followed, because they lead to other places.
 """
 
 import json
@@ -30,10 +31,10 @@ PARTS = re.compile(rf"{LEDGER}|[0-9a-f]{{16}}")
 
 
 def claim(folder: Path, known: re.Pattern[str]) -> None:
-    """Make a folder with a ledger, or go on in one that regauge has made.
+    """Make a folder with a ledger, or reuse a folder that regauge has made.
 
     Raises:
-        FileExistsError: The folder is not of regauge.
+        FileExistsError: regauge has not made the folder.
     """
     require_own(folder, known)
     folder.mkdir(exist_ok=True)
@@ -41,10 +42,10 @@ def claim(folder: Path, known: re.Pattern[str]) -> None:
 
 
 def require_own(folder: Path, known: re.Pattern[str] = KNOWN) -> None:
-    """Raise unless a folder is not there, is empty, or holds only what regauge makes in it.
+    """Raise an error if a folder exists and holds anything that regauge does not make in it.
 
     Raises:
-        FileExistsError: It is a symbolic link or no folder, or it holds something else.
+        FileExistsError: The path is a symbolic link or no folder, or the folder holds something else.
     """
     try:
         entries = list(os.scandir(folder)) if stat.S_ISDIR(folder.lstat().st_mode) else None
@@ -67,10 +68,10 @@ def require_own(folder: Path, known: re.Pattern[str] = KNOWN) -> None:
 
 
 def read_ledger(folder: Path, name: str = LEDGER) -> dict[str, Any] | None:
-    """Read the ledger of a folder; None if it has none.
+    """Read the ledger of a folder; return None if the folder has no ledger.
 
     Raises:
-        FileExistsError: It is no ledger of regauge.
+        FileExistsError: The file is damaged or not a ledger of regauge.
     """
     try:
         document = read_json(folder / name)
@@ -95,7 +96,7 @@ def write_ledger(folder: Path, document: dict[str, Any], name: str = LEDGER) -> 
 
 
 def empty_own(folder: Path, known: re.Pattern[str] = KNOWN) -> None:
-    """Remove all that regauge made in a folder, its ledger last, but for the lock."""
+    """Remove everything that regauge made in a folder except the lock; the ledger is removed last."""
     for entry in list(os.scandir(folder)):
         if entry.name in (LEDGER, LOCK) or not (known.fullmatch(entry.name) or TEMPORARY.fullmatch(entry.name)):
             continue
@@ -107,7 +108,7 @@ def empty_own(folder: Path, known: re.Pattern[str] = KNOWN) -> None:
 
 
 def remove_own(folder: Path, known: re.Pattern[str] = KNOWN) -> None:
-    """Remove a folder with all that regauge made in it; it stays where something else came into it."""
+    """Remove a folder with everything that regauge made in it; keep the folder if it holds something else."""
     with suppress(OSError):
         empty_own(folder, known)
         (folder / LOCK).unlink(missing_ok=True)
@@ -115,17 +116,17 @@ def remove_own(folder: Path, known: re.Pattern[str] = KNOWN) -> None:
 
 
 def require_lock(path: Path) -> None:
-    """Raise unless a lock can be taken in a file: it is not there, or is an empty file and no link.
+    """Raise an error unless a lock file can be used: the path is free, or an empty file that is not a link.
 
     Raises:
-        FileExistsError: It is something else.
+        FileExistsError: Something else has this path.
     """
     if os.path.lexists(path) and (path.is_symlink() or not path.is_file() or not _is_empty(path)):
         raise FileExistsError(f"{str(path)!r} is where regauge puts its lock, but is no lock; move it away")
 
 
 def _is_empty(path: Path) -> bool:
-    """Return whether it is an empty file or folder, or is gone meanwhile."""
+    """Return whether a path is an empty file or folder, or no longer exists."""
     try:
         return not any(path.iterdir()) if path.is_dir() else path.stat().st_size == 0
     except FileNotFoundError:

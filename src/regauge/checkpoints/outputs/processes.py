@@ -1,4 +1,4 @@
-"""Processes of torchrun or Slurm that make one output together."""
+"""Processes, started by torchrun or Slurm, that make one output together."""
 
 import atexit
 import os
@@ -26,19 +26,19 @@ ENDED = (
 
 
 class Ranks(Crew):
-    """This process among others that make the same call.
+    """This process and the others that make the same call.
 
     Args:
-        rank: The number of this process.
-        size: The number of all.
-        group: The group of `torch.distributed` that they talk in.
+        rank: The rank of this process.
+        size: The number of processes.
+        group: The process group of `torch.distributed` in which the processes communicate.
     """
 
     def __init__(self, rank: int, size: int, group: dist.ProcessGroup) -> None:
         self.rank, self.size, self._group = rank, size, group
 
     def first(self, make: Callable[[], T]) -> T:
-        """Call a function in the first process, and send its result to all; its error is one of all."""
+        """Call a function in the first process, and send the result to all processes; an error is raised in all."""
         made, error = self._try(make) if self.rank == 0 else (None, None)
         told: list[Any] = [(made, None if error is None else str(error))]
         self._talk(lambda: dist.broadcast_object_list(told, src=0, group=self._group))
@@ -46,7 +46,7 @@ class Ranks(Crew):
         return result
 
     def map(self, make: Callable[[T], Made], items: Iterable[T]) -> list[Made]:
-        """Call a function of every item, each in one process, and send all results to all; so is an error."""
+        """Call a function of every item, each in one process, and send all results, or an error, to all processes."""
         every = list(items)
         made, error = self._try(lambda: [make(one) for one in every[self.rank :: self.size]])
         told: list[Any] = [None] * self.size
@@ -56,7 +56,7 @@ class Ranks(Crew):
         return [parts[k % self.size][k // self.size] for k in range(len(every))]
 
     def sum(self, tensors: Mapping[Any, Tensor]) -> dict[Any, Tensor]:
-        """Sum tensors over all processes, by their keys; those that a process lacks count as zeros."""
+        """Sum tensors of the same key over all processes; a tensor that a process lacks counts as zeros."""
         own = {key: (tuple(tensor.shape), tensor.dtype) for key, tensor in tensors.items()}
         known = {key: kind for kinds in self.map(lambda _: own, range(self.size)) for key, kind in kinds.items()}
         found = {}
@@ -94,10 +94,11 @@ def _leave() -> None:
 
 @cache
 def join() -> Crew:
-    """Return all processes that torchrun or Slurm started with this one; each calls this once.
+    """Return the crew of all processes that torchrun or Slurm started together; each process calls this once.
 
     Raises:
-        ValueError: Nothing says that there are others, or where they meet.
+        ValueError: The environment names no other processes, or no address at which the processes meet; or torch was
+            built without torch.distributed.
     """
     place = next((names for names in PLACES if all(name in os.environ for name in names)), None)
     if place is None:

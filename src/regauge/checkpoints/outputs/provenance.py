@@ -1,8 +1,8 @@
-"""The provenance of a checkpoint: the command that wrote it, its settings, and the SHA-256 of every input.
+"""The provenance of a checkpoint: the command that wrote the checkpoint, the settings, and the SHA-256 of every input.
 
-In a folder that is the file `regauge.json`, in a single `.safetensors` file the string `regauge` of the header. Equal
-runs write equal texts: times, the name of the output and how much memory was allowed are left out. Of absolute paths it
-holds what follows the folder that all of them lie in.
+A folder stores the provenance in the file `regauge.json`. A single `.safetensors` file stores it in the string
+`regauge` of the header. Equal runs write equal texts, because times, the name of the output and the memory limit are
+left out. Absolute paths are stored relative to the folder that contains them all.
 """
 
 import hashlib
@@ -41,12 +41,12 @@ _KNOWN: dict[tuple[int, ...], str] = {}
 
 @dataclass(frozen=True)
 class Input:
-    """An input of a command: the name of its option, and the path as it was given.
+    """An input of a command: the name of the option, and the path as given.
 
     Attributes:
         role: The name of the option, such as `base`.
         path: A file, a folder, or `file.py:factory`.
-        place: The place on the disk, if that is not `path`.
+        place: The path on the disk, if it differs from `path`.
     """
 
     role: str
@@ -62,7 +62,7 @@ class Input:
 
     @property
     def files(self) -> list[Path]:
-        """The files that it consists of: a checkpoint's weights, and what describes them in a folder."""
+        """The files of the input: a checkpoint's weights and, in a folder, the files that describe the weights."""
         path, parts = self.source, split_sum(self.path)
         if parts is not None:
             return [file for part in parts for file in Input(self.role, part).files]
@@ -84,9 +84,9 @@ class Provenance:
 
     Attributes:
         command: The command, such as `align`.
-        settings: Its settings, ready for JSON, without those that do not change the output.
+        settings: The settings that affect the output, ready for JSON.
         inputs: The files and folders that were read.
-        seed: The seed of all random numbers, where there are any.
+        seed: The seed of all random numbers, if the command uses any.
         element: The file of the element that moved the checkpoint; `*` stands for the name of the output.
     """
 
@@ -97,13 +97,14 @@ class Provenance:
     element: str | None = None
 
     def to_json(self, progress: Progress = no_progress, *, has_weights: bool = True) -> str:
-        """Return the text for `regauge.json` or a header; every file is read once to hash it.
+        """Return the text for `regauge.json` or a header; every file is read once to compute its hash.
 
-        The provenance of an input stands under `ancestors` by its own SHA-256, with those that it names itself.
+        The provenance of an input is stored under `ancestors`, with its SHA-256 as the key. So are the ancestors that
+        this provenance names.
 
         Args:
             progress: Shows the bytes that are hashed.
-            has_weights: Whether files of weights are hashed, too.
+            has_weights: Whether files of weights are also hashed.
         """
         ancestors: dict[str, Any] = {}
         of_weights = weight_suffixes()
@@ -133,12 +134,12 @@ class Provenance:
         return _encode(document)
 
     def facts(self, progress: Progress = no_progress) -> tuple[tuple[str, str], ...]:
-        """Return the text in short, for a card."""
+        """Return a summary of the provenance, for a card."""
         return summarize(json.loads(self.to_json(progress)))
 
 
 def summarize(document: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Return a provenance in short: the version and the command, and each input with the hashes of its weights."""
+    """Return a summary of a provenance: version, command, and each input with the hashes of its weights."""
     of_weights = weight_suffixes()
     facts = [(escape(f"regauge {document['regauge']}, {document['command']}"), "")]
     for one in document["inputs"]:
@@ -150,7 +151,7 @@ def summarize(document: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 
 
 def name_networks(**networks: object) -> tuple[Input, ...]:
-    """Return inputs for those networks that are in files, by their roles; others are left out."""
+    """Return an input for each network that is in files, by role; networks in memory are left out."""
     named = []
     for role, given in networks.items():
         for network in given if isinstance(given, list | tuple) else [given]:
@@ -160,7 +161,7 @@ def name_networks(**networks: object) -> tuple[Input, ...]:
 
 
 def read_provenance(path: str | Path) -> dict[str, Any] | None:
-    """Read the provenance of a checkpoint; None if it has none, or a malformed one."""
+    """Read the provenance of a checkpoint; return None if it is absent or malformed."""
     path = Path(path)
     try:
         beside = path / IN_FOLDER if path.is_dir() else path.with_name(IN_FOLDER) if _is_index(path) else None
@@ -186,7 +187,7 @@ def _ancestors(document: Mapping[str, Any]) -> Iterable[Any]:
 
 
 def _is_whole(document: Any) -> bool:
-    """Return whether the provenance of one checkpoint has all of its parts."""
+    """Return whether the provenance of one checkpoint has all required parts."""
     if not isinstance(document, dict):
         return False
     inputs = document.get("inputs")
@@ -199,7 +200,7 @@ def _is_whole(document: Any) -> bool:
 
 
 def hash_file(path: Path, advance: Advance = no_advance) -> str:
-    """Return the SHA-256 of a file, as hexadecimal digits; a file that has not changed is read once."""
+    """Return the SHA-256 of a file, as hexadecimal digits; the file is read again only if it has changed."""
     stamp = _stamp(path)
     if stamp not in _KNOWN:
         digest = hashlib.sha256()
@@ -212,7 +213,7 @@ def hash_file(path: Path, advance: Advance = no_advance) -> str:
 
 
 def hash_together(provenance: Provenance, crew: Crew) -> None:
-    """Hash the files of all inputs, each by one of several processes, so that `hash_file` then knows them."""
+    """Hash the files of all inputs, distributed over several processes, and keep the hashes for `hash_file`."""
     files = sorted({path for one in provenance.inputs for path in one.files})
     for path, digest in zip(files, crew.map(hash_file, files), strict=True):
         _KNOWN[_stamp(path)] = digest
@@ -220,9 +221,9 @@ def hash_together(provenance: Provenance, crew: Crew) -> None:
 
 @contextmanager
 def hashed_on_the_way(checkpoints: Iterable[Checkpoint]) -> Iterator[None]:
-    """Hash the files of checkpoints while tensors are read, as far as these come in their order in the files.
+    """Hash the files of checkpoints while their tensors are read, as far as the reads follow the order of the file.
 
-    What was read otherwise, or not at all, is hashed at the end, so that `hash_file` then knows all of these files.
+    At the end, the remaining bytes are read and hashed. `hash_file` then knows the hashes of all these files.
     """
     given = list(checkpoints)
     files = {path for one in given for path in one.metadata if path.is_file() and _stamp(path) not in _KNOWN}
@@ -244,13 +245,13 @@ def hashed_on_the_way(checkpoints: Iterable[Checkpoint]) -> Iterator[None]:
 
 
 class _RunningHash:
-    """The SHA-256 of the first bytes of a file."""
+    """The SHA-256 of the bytes of a file that have been read so far."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._stamp, self._digest, self._end = path, _stamp(path), hashlib.sha256(), 0
 
     def see(self, start: int, part: memoryview) -> None:
-        """Go on with bytes that were read, if they follow."""
+        """Add bytes that were read to the hash, if they follow the hashed bytes closely."""
         if self._end < start <= self._end + NEAR:
             self._read(start)
         if start <= self._end < start + len(part):
@@ -258,7 +259,7 @@ class _RunningHash:
             self._end = start + len(part)
 
     def finish(self) -> None:
-        """Hash the rest, and remember the hash unless the file was written meanwhile."""
+        """Hash the rest of the file, and keep the hash if the file has not changed in the meantime."""
         self._read(self._stamp[2])
         if _stamp(self._path) == self._stamp:
             _KNOWN[self._stamp] = self._digest.hexdigest()

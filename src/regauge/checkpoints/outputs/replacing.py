@@ -1,7 +1,8 @@
-"""One output in the place of another: what belongs to the old checkpoint goes, everything else in a folder stays.
+"""Replacement of an output: the files of the old checkpoint are removed, all other files in a folder stay.
 
-A new folder is complete before it takes its place, with hard links to what stays. The old one is moved aside first,
-and between the two steps nothing has the name; `finish_replacing` mends that for a run that was killed.
+A new folder is complete, with hard links to the files that stay, before it gets the name of the old folder. The old
+folder is moved aside first. If a run is killed between these two steps, no folder has the name. `finish_replacing` then
+repairs this.
 """
 
 import os
@@ -18,10 +19,9 @@ OURS = ("regauge.alignment.safetensors", "regauge.md", "regauge.json")
 
 
 def own_files(folder: Path) -> set[str]:
-    """Return the files of a folder that make up its checkpoint: weights with their index, and what regauge wrote about
-    them.
+    """Return the files of a folder that make up its checkpoint: weights, index, and the files that regauge wrote.
 
-    Damaged ones are among them, and shards that no index names.
+    Damaged files and shards that no index names are included.
     """
     heads = {name for name in folder_files() if (folder / name).is_file()}
     heads |= {name for name in [_only_checkpoint(folder)] if name is not None}
@@ -37,10 +37,10 @@ def own_files(folder: Path) -> set[str]:
 
 
 def replace_files(new: Path, out: Path) -> None:
-    """Put a file, and the files that belong to it, where others may be; called again, it continues an interrupted run.
+    """Move a file and its companion files to their place; a second call continues an interrupted run.
 
-    At no time does a file stand next to files that belong to another one: the old ones go before the file is replaced,
-    the new ones come after it. Where there is no old file, the new one comes last.
+    A file is never next to companions of another file. The old companions are removed before the file is replaced, and
+    the new companions are moved afterwards. If there is no old file, the new file is moved last.
     """
     beside = sorted(path for path in new.iterdir() if path.name != out.name)
     if (new / out.name).exists():
@@ -56,10 +56,10 @@ def replace_files(new: Path, out: Path) -> None:
 
 
 def replace_folder(new: Path, out: Path, aside: Path) -> tuple[list[str], list[str]]:
-    """Put a folder where another may be, with what does not belong to the checkpoint of that one.
+    """Move a folder to its place, and keep the files of an old folder that do not belong to a checkpoint.
 
     Returns:
-        The names that were replaced or removed, and those that were kept.
+        The names of replaced or removed files, and the names of kept files.
     """
     if not out.exists():
         os.rename(new, out)
@@ -77,9 +77,9 @@ def replace_folder(new: Path, out: Path, aside: Path) -> tuple[list[str], list[s
 
 
 def finish_replacing(out: Path, aside: Path) -> None:
-    """Go on where a run ended within `replace_folder`: the old folder comes back, or leaves what stays and is removed.
+    """Finish an interrupted `replace_folder`: move the old folder back, or keep its other files and remove it.
 
-    Without a folder that was moved aside there is nothing to do.
+    If no folder was moved aside, nothing happens.
     """
     if not os.path.lexists(aside):
         return
@@ -91,14 +91,14 @@ def finish_replacing(out: Path, aside: Path) -> None:
 
 
 def _move_all(files: Collection[Path], folder: Path) -> None:
-    """Move files into a folder, in place of others."""
+    """Move files into a folder, and replace files of the same names."""
     for path in files:
         os.replace(path, folder / path.name)
     flush(folder)
 
 
 def _only_checkpoint(folder: Path) -> str | None:
-    """Return the file of weights, or the index, that a folder is read by under another name than usual."""
+    """Return the file of weights or the index that represents a folder, even if its name is unusual."""
     try:
         name = locate(folder).name
     except (OSError, ValueError):
@@ -107,7 +107,7 @@ def _only_checkpoint(folder: Path) -> str | None:
 
 
 def _link(old: Path, new: Path, skipped: Collection[str]) -> None:
-    """Give the files of one folder places in another one too, but for those whose names are taken."""
+    """Link the files of one folder into another one, except files whose names exist there."""
     for path in list(old.iterdir()):
         place = new / path.name
         if path.name in skipped:
@@ -126,7 +126,7 @@ def _link(old: Path, new: Path, skipped: Collection[str]) -> None:
 
 
 def _move(old: Path, new: Path, skipped: Collection[str]) -> None:
-    """Move what is not in another folder yet: what could not be linked, or came in the meantime."""
+    """Move the files that another folder lacks, because they could not be linked or were added in the meantime."""
     for path in list(old.iterdir()):
         place = new / path.name
         if path.name in skipped:

@@ -1,8 +1,8 @@
-"""An output that appears whole or not at all, and that an interrupted run can resume.
+"""An output that appears whole or not at all, and that can be resumed after an interruption.
 
-Everything is written into a folder next to the output, `OUT.partial`. When all of it is on the disk it takes the place
-of the output. The finished shards, and what they were made from, are listed in `OUT.partial/run.json`. A folder of that
-name that regauge has not made is refused.
+Everything is written into a folder next to the output, `OUT.partial`. When all files are on the disk, they are moved to
+the place of the output. `OUT.partial/run.json` lists the finished shards and the inputs. A folder of that name that
+regauge has not made is refused.
 """
 
 import json
@@ -59,22 +59,22 @@ LOG = logging.getLogger(__name__)
 
 
 class Staging:
-    """The folder next to an output, a `.safetensors` file or a folder, in which it is made.
+    """The folder in which an output, a `.safetensors` file or a folder, is made; it is next to the output.
 
-    A run is resumed only with the same inputs: everything that the output depends on, ready for JSON. What a run
-    without inputs leaves is of no use to a later one, which removes it. `content` is where the files of the output are
-    written, and `progress` where the caller may keep what it needs to go on. The provenance goes into the header of a
-    file, or is a file of the folder. `beside` holds files of the folder that take the place of those that are copied,
-    or None for those that are left out. Of several processes the first one opens and publishes the output, and each
-    writes its share of the files, with a ledger of its own.
+    A run is resumed only with the same inputs, which are everything that the output depends on, ready for JSON. If a
+    run without inputs is interrupted, a later run removes its files, because they cannot be resumed. The files of the
+    output are written into `content`. The caller may store a state for a later run in the file `progress`. The
+    provenance is stored in the header of a single file, or as a file of the folder. `beside` maps the names of copied
+    files to replacements, or to None if a file is left out. If several processes make the output, the first one opens
+    and publishes it. Each process writes its share of the files and its own ledger.
 
     Raises:
-        FileExistsError: The output is there and may not be replaced, or holds files that are not of a checkpoint; or
-            an interrupted run left something and neither `resume` nor `overwrite` says what to do with it; or the
-            folder `OUT.partial` is not of regauge.
-        FileNotFoundError: The folder of the output is not there.
-        OSError: The disk has no room for what is to be written.
-        ValueError: What is to be resumed was made from other inputs, or another process is at work on it.
+        FileExistsError: The output exists and may not be replaced, or it holds files but no checkpoint. Or an
+            interrupted run left files, and neither `resume` nor `overwrite` is set. Or regauge has not made the folder
+            `OUT.partial`.
+        FileNotFoundError: The parent folder of the output does not exist.
+        OSError: The disk has no room for the output.
+        ValueError: The interrupted run had other inputs, or another process is writing the output.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Staging:
         self._shards = self._crew.first(lambda: self._open(resume=resume, overwrite=overwrite))
 
     def _open(self, *, resume: bool, overwrite: bool) -> dict[str, list[int]]:
-        """Take the lock and begin, or go on; the files that an earlier run finished."""
+        """Take the lock, begin or continue the work, and return the files that an earlier run finished."""
         self._lock = _lock(self.out)
         is_left = True
         try:
@@ -123,7 +123,7 @@ class Staging:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process writes what is written once, such as a card."""
+        """Whether this process writes the files that only one process writes, such as a card."""
         return self._crew.rank == 0
 
     def __enter__(self) -> "Staging":
@@ -147,9 +147,9 @@ class Staging:
         progress: Progress = no_progress,
         sources: Iterable[Checkpoint] = (),
     ) -> list[str]:
-        """Write all files of a checkpoint but those that an earlier run finished; these are checked and named.
+        """Write all files of a checkpoint except those that an earlier run finished; check and return the latter.
 
-        The provenance of a folder is written last: the `sources` of the pieces are hashed while they are read.
+        The provenance of a folder is written last, because the `sources` of the pieces are hashed while they are read.
         """
         if self.provenance is None:
             return self._write(shards, pieces, progress)
@@ -187,7 +187,7 @@ class Staging:
         return [shard.file for shard, kept in zip(shards, is_kept, strict=True) if kept]
 
     def publish(self, shards: Sequence[Shard], source: Checkpoint | None = None) -> Checkpoint:
-        """Put the output in its place, a folder with the name of the index and the further files of another one."""
+        """Move the output to its place; a folder also gets an index and the further files of the source."""
         self._crew.first(lambda: self._put(shards, source))
         self.close(is_kept=False)
         found = Checkpoint.open(self.out)
@@ -210,7 +210,7 @@ class Staging:
         flush(self.out.parent)
 
     def _complete(self, shards: Sequence[Shard], source: Checkpoint | None) -> None:
-        """Write the index of a folder, and copy what goes along with its weights."""
+        """Write the index of a folder, and copy the files that describe the network."""
         from regauge.checkpoints.outputs.carrying import Carried, carry_files  # for folders alone
 
         found = Carried() if source is None else carry_files(source, self.content, self.out)
@@ -243,7 +243,7 @@ class Staging:
             flush(Path(folder))
 
     def close(self, *, is_kept: bool = True) -> None:
-        """Release the lock; keep partial output for `--resume`, or remove it."""
+        """Release the lock, and keep the partial output for `--resume` or remove it."""
         if self._lock is None:  # another process holds it
             return
         if not (is_kept or os.path.lexists(self._replaced) or _is_complete(self.folder)):
@@ -256,7 +256,7 @@ class Staging:
         return document is not None and document["inputs"] is not None
 
     def _begin(self, *, resume: bool) -> None:
-        """Keep of what an interrupted run left what is to be resumed."""
+        """Keep the files of an interrupted run if it is resumed; otherwise remove them and begin anew."""
         document = read_ledger(self.folder) if resume else None
         if document is not None:
             if document["inputs"] != self._inputs:
@@ -289,15 +289,14 @@ class Staging:
 
 
 def partial_of(out: Path) -> Path:
-    """Return the folder in which an output is made, `OUT.partial` next to it; a ValueError if the output has no
-    name."""
+    """Return the folder in which an output is made, `OUT.partial`; raise a ValueError if the output has no name."""
     if out.name in ("", ".."):
         raise ValueError(f"the output {str(out)!r} is no name of a new file or folder; give one")
     return out.with_name(out.name + PARTIAL)
 
 
 def require_place(out: Path, *, overwrite: bool) -> None:
-    """Raise unless an output, a file or a folder, can be written there, before any work is done for it."""
+    """Raise an error, before any work is done, unless an output (a file or a folder) can be written to this path."""
     out = out.resolve() if out.is_symlink() and out.is_dir() else out
     if partial_of(out).is_dir():
         lock = _lock(out)
@@ -309,13 +308,13 @@ def require_place(out: Path, *, overwrite: bool) -> None:
 
 
 def require_parent(out: Path) -> None:
-    """Raise unless the folder of an output is there."""
+    """Raise a FileNotFoundError unless the parent folder of an output exists."""
     if not out.parent.is_dir():
         raise FileNotFoundError(f"the folder {str(out.parent)!r} of the output does not exist; create it first")
 
 
 def _finish(out: Path) -> None:
-    """Go on where a run ended while it put its output in its place; the lock is held."""
+    """Finish the work of a run that ended while it moved the output to its place; the caller holds the lock."""
     folder = partial_of(out)
     finish_replacing(out, folder / REPLACED)
     if _is_complete(folder):
@@ -326,13 +325,13 @@ def _finish(out: Path) -> None:
 
 
 def _is_complete(folder: Path) -> bool:
-    """Return whether a run ended while it put a file in its place."""
+    """Return whether a run ended while it moved a complete file to its place."""
     document = read_ledger(folder)
     return document is not None and (folder / CONTENT).exists() and bool(document.get("is_complete"))
 
 
 def _require_name(out: Path, *, overwrite: bool) -> None:
-    """Raise unless an output may have its name."""
+    """Raise an error unless the path of an output is free or may be replaced."""
     if is_single_file(out):
         return require_writable(out, overwrite=overwrite)
     require_parent(out)
@@ -344,7 +343,7 @@ def _require_name(out: Path, *, overwrite: bool) -> None:
 
 
 def _lock(out: Path) -> FileLock:
-    """Return a lock on an output, in the folder where it is made."""
+    """Return an acquired lock on an output, in the folder in which the output is made."""
     folder = partial_of(out)
     while True:
         require_own(folder)

@@ -1,4 +1,4 @@
-"""Fibers of tensors: the vectors along one axis, found again in other tensors by random projections."""
+"""Fibers of tensors (the vectors along one axis) and the search for equal fibers in other tensors."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -33,11 +33,11 @@ def fibers_of(tensor: Tensor, axis: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Marks:
-    """Numbers by which the fibers along one axis of a tensor are found again.
+    """Features by which the fibers along one axis of a tensor are found in other tensors.
 
     Attributes:
-        ordered: Projections of each fiber, and its root mean square, which is last; `[fibers, PROJECTIONS + 1]`.
-        unordered: The same of numbers that do not depend on the order of its values.
+        ordered: Random projections of each fiber, followed by its root mean square; `[fibers, PROJECTIONS + 1]`.
+        unordered: Features that do not depend on the order of the values of a fiber, followed by its root mean square.
     """
 
     ordered: Floats
@@ -45,7 +45,7 @@ class Marks:
 
     @classmethod
     def of(cls, tensor: Tensor, axis: int) -> "Marks":
-        """Read them off a tensor, in float64, a part at a time."""
+        """Compute the features of a tensor in float64, one part at a time."""
         rows = fibers_of(tensor, axis)
         plan = _projections(rows.shape[1])
         parts = [_marks(part.double(), plan) for part in torch.split(rows, max(1, CHUNK // rows.shape[1]))]
@@ -71,13 +71,13 @@ def _marks(rows: Tensor, plan: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Owners:
-    """The fibers of one length of all tensors of a network, of which each belongs to a tensor and an axis.
+    """All fibers of one length in a network, each with its tensor and axis.
 
     Attributes:
-        keys: The tensors with their axes.
-        marks: Their marks, one below the other.
-        key: For each fiber the place of its tensor in `keys`.
-        index: For each fiber its number in that tensor.
+        keys: The names of the tensors with the axes of the fibers.
+        marks: The features of all fibers, one row per fiber.
+        key: For each fiber, the position of its tensor in `keys`.
+        index: For each fiber, its index in the tensor.
     """
 
     keys: tuple[tuple[str, int], ...]
@@ -87,7 +87,7 @@ class Owners:
 
     @classmethod
     def of(cls, marks: Sequence[tuple[tuple[str, int], Floats]]) -> "Owners":
-        """Put the marks of tensors together."""
+        """Concatenate the features of several tensors."""
         counts = [len(one) for _, one in marks]
         return cls(
             tuple(key for key, _ in marks),
@@ -97,12 +97,12 @@ class Owners:
         )
 
     def tree(self, *, scaled: bool) -> KDTree:
-        """Return the tree in which nearest fibers are searched; of fibers divided by their size where `scaled`."""
+        """Return the search tree of nearest fibers; if `scaled`, fibers are divided by their root mean squares."""
         return KDTree(unit(self.marks) if scaled else self.marks)
 
 
 def unit(marks: Floats) -> Floats:
-    """Marks of fibers that are divided by their root mean squares; zero fibers stay."""
+    """Return the features of fibers divided by their root mean squares; zero fibers stay."""
     size = marks[:, -1:]
     return np.divide(marks, size, out=marks.copy(), where=size > 0)
 
@@ -110,10 +110,11 @@ def unit(marks: Floats) -> Floats:
 def nearest(
     marks: Floats, owners: Owners, tree: KDTree, precision: float
 ) -> Iterator[tuple[tuple[str, int], Ints, Ints]]:
-    """Owners of fibers that look like the given ones, the one of most of them first.
+    """Yield the tensors with fibers similar to the given fibers, beginning with the tensor that has most of them.
 
     Yields:
-        The tensor and its axis, the given fibers that it may hold, and their numbers there.
+        The tensor with its axis, the indices of the given fibers that the tensor may hold, and the indices of these
+        fibers in the tensor.
     """
     count = min(NEIGHBORS, len(owners.marks))
     distance, places = tree.query(marks, k=[*range(1, count + 1)])
@@ -127,6 +128,6 @@ def nearest(
 
 
 def equal_fibers(b: Tensor, made: Tensor, precision: float) -> Tensor:
-    """For each pair of rows whether their values are equal up to rounding."""
+    """Return for each pair of rows whether all values are equal up to rounding."""
     largest = torch.maximum(b.abs().amax(1), made.abs().amax(1))
     return (b - made).abs().amax(1) <= TIGHT * precision * largest

@@ -1,4 +1,4 @@
-"""The search for the tensors of which another implementation of a model made its own."""
+"""The search for formulas that compute the tensors of one implementation of a model from those of another."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -31,26 +31,27 @@ def find_tensor_map(
     out: Output | str | Path | None = None,
     progress: Progress = no_progress,
 ) -> TensorMap:
-    """Find how the tensors of one implementation of a model are made of those of another one, by their values.
+    """Find formulas that compute the tensors of implementation B of a model from the tensors of implementation A.
 
-    Tensors may be renamed, transposed, reshaped, packed and split (queries, keys and values; gates and ups; experts),
-    interleaved by head, reordered (the halves of rotary pairs; permuted units), multiplied by a number, and one plus
-    the other. The result has a formula of torch for each tensor, says what prevents one, and converts other
-    networks of A's implementation.
+    The formulas are found from the values of the tensors. Tensors may be renamed, transposed, reshaped, interleaved by
+    head, or multiplied by a number; a number may be added to vectors. They may be packed and split (queries, keys and
+    values; gates and ups; experts), or reordered (the halves of rotary pairs; permuted units). The result has a torch
+    formula for each tensor, or the reason why a formula is missing. The result also converts other networks of
+    implementation A.
 
-    Vectors along one axis are found again by random projections in trees of nearest neighbors. Then all values are
-    compared: nothing is reported as made of A that differs by more than the rounding of the coarser format.
+    Vectors along one axis are matched by random projections in trees of nearest neighbors. All values are compared
+    afterwards. A formula is reported only if the values agree up to the rounding of the coarser format.
 
     Args:
-        a: The network that is given: tensors by name, a module, or the path of a checkpoint.
+        a: The source network: tensors by name, a module, or the path of a checkpoint.
         b: The network whose tensors are explained.
-        out: The page of the conversion, a self-contained `.html` file: a path, or an `Output`.
-        progress: Counts tensors.
+        out: The path of a self-contained `.html` page of the conversion, or an `Output`.
+        progress: Shows the number of processed tensors.
 
     Raises:
         FileExistsError: The page exists and may not be replaced.
         FileNotFoundError: A checkpoint does not exist.
-        ValueError: A network holds NaN, or no tensors with values.
+        ValueError: A network holds NaN, or holds no tensors with values.
     """
     require_page(out)
     one, two = _opened(a), _opened(b)
@@ -62,7 +63,7 @@ def find_tensor_map(
 
 
 def find_layout(a: str | Path, b: str | Path, *, progress: Progress = no_progress) -> TensorMap | None:
-    """Find a conversion of two checkpoints whose tensors differ in names, but for prefixes, or in shapes; else None."""
+    """Find a conversion if the names (apart from prefixes) or shapes of two checkpoints differ; else return None."""
     with Checkpoint.open(a) as one, Checkpoint.open(b) as two:
         shapes = [{name: place.shape for name, place in network.stored.items()} for network in (one, two)]
     is_other = any(not _is_among(*pair, other) for own, other in (shapes, shapes[::-1]) for pair in own.items())
@@ -70,7 +71,7 @@ def find_layout(a: str | Path, b: str | Path, *, progress: Progress = no_progres
 
 
 def _is_among(name: str, shape: tuple[int, ...], shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Return whether a name stands among others with its shape, without or with a prefix."""
+    """Return whether names with or without a prefix contain a name with its shape."""
     shorter = (name[at:] for at in (0, *(at + 1 for at, letter in enumerate(name) if letter == ".")))
     if any(shapes.get(one) == shape for one in shorter):
         return True
@@ -78,7 +79,7 @@ def _is_among(name: str, shape: tuple[int, ...], shapes: Mapping[str, tuple[int,
 
 
 def find_reordered(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> str:
-    """Return a sentence on tensors of B that hold the values of A's in another order; empty if there are none."""
+    """Return a message about tensors of B that hold the values of A in another order, or an empty text."""
     names = [
         name
         for name in a
@@ -115,7 +116,7 @@ def _opened(network: Mapping[str, Tensor] | nn.Module | str | Path) -> Mapping[s
 
 
 def _explain(given: GivenTensors, params: Mapping[str, Tensor], advance: Callable[[], object]) -> TensorMap:
-    """Return the origins of all tensors of B: of matrices first, which vectors then follow, and constants last."""
+    """Return the origins of all tensors of B: first of matrices, then of vectors, last of constants."""
     origins: dict[str, MadeTensor] = {}
     flat, constant = [], []
     for name in params:
@@ -138,7 +139,7 @@ def _explain(given: GivenTensors, params: Mapping[str, Tensor], advance: Callabl
 
 
 def _parted(given: GivenTensors, origins: Mapping[str, MadeTensor]) -> Iterator[str]:
-    """Yield tensors of A of which some fibers are used, but not all."""
+    """Yield the tensors of A of which some but not all fibers are used."""
     taken: dict[str, set[int]] = {}
     for origin in origins.values():
         for place, source in enumerate(origin.sources):

@@ -1,4 +1,4 @@
-"""The tensors of the network that is given, as they are searched: fibers, vectors, constants, integers."""
+"""The tensors of the source network, indexed for the search as fibers, vectors, constants and integers."""
 
 from collections.abc import Callable, Mapping
 from difflib import SequenceMatcher
@@ -13,11 +13,10 @@ from regauge.comparison.conversion.tensor_map import MadeTensor
 
 
 def is_measured(name: str, tensor: Tensor, label: str) -> bool:
-    """Return whether a tensor is searched by its values; others, such as integers and masks with -Inf, are compared
-    whole.
+    """Return whether a tensor is searched by its values; integers and masks with -Inf are compared as a whole.
 
     Raises:
-        ValueError: It holds NaN.
+        ValueError: The tensor holds NaN.
     """
     if not tensor.is_floating_point() or not tensor.numel():
         return False
@@ -37,16 +36,16 @@ def is_constant(tensor: Tensor) -> bool:
 
 
 class GivenTensors:
-    """The tensors of A, with what they are searched by.
+    """The tensors of network A, with the features by which they are searched.
 
     Attributes:
         params: The tensors.
-        shapes: Their shapes.
-        constants: The values of those that hold one value only.
-        vectors: Those of one axis, squeezed and in float64.
-        integers: Those that are compared whole.
-        marks: For each length of fibers the tensors and axes that have it, with their marks.
-        used: Those of which tensors of B are made.
+        shapes: The shapes of the tensors.
+        constants: The values of tensors whose entries are all equal.
+        vectors: Tensors with one axis, squeezed and in float64.
+        integers: Names of tensors that are compared as a whole.
+        marks: For each length of fibers, the tensors and axes with this length, with their features.
+        used: Names of tensors from which tensors of B are made.
     """
 
     def __init__(self, params: Mapping[str, Tensor], label: str, advance: Callable[[], object]) -> None:
@@ -78,11 +77,11 @@ class GivenTensors:
             self.marks.setdefault(flat.shape[axis], {})[name, axis] = Marks.of(flat, axis)
 
     def precision(self, tensor: Tensor) -> float:
-        """Return the precision of the coarsest format, of A's or of this tensor's."""
+        """Return the precision of the coarsest format among the tensors of A and this tensor."""
         return max(self._precision, torch.finfo(tensor.dtype).eps)
 
     def owners(self, length: int, kind: str) -> tuple[Owners, KDTree]:
-        """Return the fibers of one length with their tree; of marks that are ordered, unordered or scaled."""
+        """Return the fibers of one length with their search tree, for ordered, unordered or scaled features."""
         if (length, kind) not in self._owners:
             read = self.marks[length].items()
             found = Owners.of([(key, one.unordered if kind == "unordered" else one.ordered) for key, one in read])
@@ -90,8 +89,7 @@ class GivenTensors:
         return self._owners[length, kind]
 
     def likeness(self, name: str) -> Callable[[str], tuple[bool, bool, float]]:
-        """Return the order in which tensors are taken of which all have the same values: like names first, unused
-        ones."""
+        """Return the sort key for tensors with equal values: similar names and unused tensors come first."""
         numbers = findall(r"\d+", name)
 
         def key(other: str) -> tuple[bool, bool, float]:
@@ -101,10 +99,10 @@ class GivenTensors:
         return key
 
     def use(self, origin: MadeTensor) -> MadeTensor:
-        """Note the tensors of which one of B is made."""
+        """Record the tensors from which a tensor of B is made."""
         self.used |= {one.name for one in origin.sources if one.name is not None}
         return origin
 
     def is_equal(self, one: str, two: str) -> bool:
-        """Return whether two tensors are the same, such as a tied head and the embedding."""
+        """Return whether two tensors are equal, such as a tied head and the embedding."""
         return self.shapes[one] == self.shapes[two] and torch.equal(self.params[one], self.params[two])

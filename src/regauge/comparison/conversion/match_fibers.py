@@ -1,4 +1,4 @@
-"""Fibers of a tensor of B among those of A's tensors: in their order, in another one, or times a number."""
+"""The search for fibers of B among the fibers of A: in the same order, in another order, or times a number."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -31,7 +31,7 @@ Found = tuple[list[SourceTensor], Ints, Ints, Ints | None, float | Floats]
 
 
 def match_matrix(given: GivenTensors, name: str, tensor: Tensor) -> MadeTensor:
-    """Return the origin of a tensor of two axes or more."""
+    """Return the origin of a tensor with at least two axes."""
     flat, shape = squeeze(tensor), tuple(tensor.shape)
     axes = sorted(range(flat.ndim), key=lambda axis: (-flat.shape[axis], -axis))
     axes = [axis for axis in axes if flat.shape[axis] >= min(SHORT, flat.shape[axes[0]])]
@@ -56,14 +56,14 @@ def match_matrix(given: GivenTensors, name: str, tensor: Tensor) -> MadeTensor:
 
 
 def match_row(given: GivenTensors, name: str, tensor: Tensor) -> MadeTensor | None:
-    """Return a vector that is a fiber of a tensor, such as one of stacked layers."""
+    """Return the origin of a vector that is a fiber of a tensor, such as a tensor of stacked layers."""
     flat = squeeze(tensor)
     found = None if len(flat) not in given.marks else _fibers(given, name, flat, 0, "ordered")
     return None if found is None else MadeTensor(name, tuple(tensor.shape), tuple(found[0]), 0, found[1], found[2])
 
 
 def _fibers(given: GivenTensors, name: str, flat: Tensor, axis: int, kind: str) -> Found | None:
-    """Fibers of A that the fibers along one axis equal; None if none do."""
+    """Return the fibers of A that equal the fibers along one axis, or None."""
     rows, precision = fibers_of(flat, axis).double(), given.precision(flat)
     own = Marks.of(flat, axis)
     owners, tree = given.owners(flat.shape[axis], kind)
@@ -105,7 +105,7 @@ def _fibers(given: GivenTensors, name: str, flat: Tensor, axis: int, kind: str) 
 def _candidates(
     given: GivenTensors, name: str, own: Marks, owners: Owners, tree: KDTree, kind: str, precision: float
 ) -> Iterator[tuple[tuple[str, int], Ints, Ints]]:
-    """Yield tensors of A that may hold fibers: those that hold all in the same order first, then by the number."""
+    """Yield the tensors of A that may hold fibers: first tensors with all fibers in order, then by their number."""
     marks = own.unordered if kind == "unordered" else own.ordered
     if kind != "scaled":
         everything = np.arange(len(marks))
@@ -126,7 +126,7 @@ def _candidates(
 
 
 def _nearest_reason(given: GivenTensors, flat: Tensor, axes: list[int]) -> str:
-    """Return a sentence on the tensor of A that is nearest to one of which nothing was found."""
+    """Return a message about the tensor of A that is nearest to a tensor without an origin."""
     for axis in axes:
         if flat.shape[axis] not in given.marks:
             continue
@@ -150,8 +150,7 @@ def _looks_like(one: Floats, two: Floats, precision: float) -> bool:
 
 
 def _settled(own: Floats, at: Ints, taken: Ints, marks: Floats, precision: float) -> Ints:
-    """Return numbers of fibers of which several are equal, such as rows of zeros, so that they go on where others
-    end."""
+    """Return fiber indices in which equal fibers, such as rows of zeros, continue the preceding run of indices."""
     result = taken.copy()
     for place in range(1, len(at)):
         wanted = result[place - 1] + 1
@@ -163,7 +162,7 @@ def _settled(own: Floats, at: Ints, taken: Ints, marks: Floats, precision: float
 
 
 def _order_of(made: Tensor, rows: Tensor) -> Ints:
-    """Return the order of columns that takes one matrix to another one, if there is one."""
+    """Return the order of columns that maps one matrix to another, if there is one."""
     weights = torch.randn(len(rows), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     here, there = torch.argsort(weights @ rows, stable=True), torch.argsort(weights @ made, stable=True)
     order = torch.empty_like(here)
@@ -172,7 +171,7 @@ def _order_of(made: Tensor, rows: Tensor) -> Ints:
 
 
 def _one_factor(factors: Floats, owner: Ints, precision: float) -> float | Floats:
-    """Return one number, if all fibers that were found have the same factor."""
+    """Return a single number if all fibers that were found have the same factor."""
     found = factors[owner >= 0]
     middle = float(np.median(found))
     if (np.abs(found - middle) <= TIGHT * precision * abs(middle)).all():
@@ -181,8 +180,7 @@ def _one_factor(factors: Floats, owner: Ints, precision: float) -> float | Float
 
 
 def complete(origin: MadeTensor, rows: Tensor) -> MadeTensor:
-    """Return an origin whose fibers that were not found are a constant, if they are; or with the reason that they are
-    not."""
+    """Return an origin in which the missing fibers are a constant, or which has the reason why they are missing."""
     missing = origin.owner < 0
     if not missing.any():
         return origin
@@ -198,7 +196,7 @@ def complete(origin: MadeTensor, rows: Tensor) -> MadeTensor:
 
 
 def measure(origin: MadeTensor, tensor: Tensor, params: Mapping[str, Tensor]) -> MadeTensor:
-    """Return an origin with the difference between the tensor and what is made so; of the fibers that were found."""
+    """Return an origin with the difference between the found fibers of a tensor and the values of its formula."""
     made = origin.make(params)
     flat = squeeze(tensor).double()
     rows = flat.reshape(-1, 1) if origin.axis is None else fibers_of(flat, origin.axis)

@@ -1,4 +1,4 @@
-"""Vectors, constants and integers of B among those of A: as a whole, as a row, next to a matrix, or in runs."""
+"""The search for vectors, constants and integers of B in A: as a whole, as a row, next to a matrix, or in runs."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -59,7 +59,7 @@ def match_values(given: GivenTensors, name: str, tensor: Tensor, origins: Mappin
 def _like_sibling(
     given: GivenTensors, name: str, tensor: Tensor, origins: Mapping[str, MadeTensor]
 ) -> MadeTensor | None:
-    """Return a vector that is put together as the fibers of the matrix in the same module are."""
+    """Return the origin of a vector that is assembled like the fibers of the matrix in the same module."""
     vector, precision = tensor.detach().reshape(-1).double(), given.precision(tensor)
     module, _, last = name.rpartition(".")
     for sibling, made in origins.items():
@@ -91,7 +91,7 @@ def _like_sibling(
 
 
 def _scaled_vector(given: GivenTensors, name: str, tensor: Tensor) -> MadeTensor | None:
-    """Return a vector that is another one, times a number, plus a number."""
+    """Return the origin of a vector that is another vector times a number, plus a number."""
     vector, precision = tensor.detach().reshape(-1).double(), given.precision(tensor)
     likeness, places = given.likeness(name), np.arange(len(vector))
     zeros = np.zeros(len(vector), dtype=np.int64)
@@ -119,7 +119,7 @@ def _scaled_vector(given: GivenTensors, name: str, tensor: Tensor) -> MadeTensor
 
 
 def _runs(given: GivenTensors, name: str, tensor: Tensor) -> MadeTensor | None:
-    """Return a vector that is put together of runs of others, the longest first; what is not found stays out."""
+    """Return the origin of a vector that is assembled from the longest matching runs of values of other vectors."""
     if not given.vectors:
         return None
     vector = tensor.detach().reshape(-1).double()

@@ -1,4 +1,4 @@
-"""Orders of fibers as people write them: slices, reshapes, transposes, concatenations."""
+"""Orders of fibers, written with slices, reshapes, transposes and concatenations."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ RUNS = 6
 
 @dataclass(frozen=True)
 class Strided:
-    """An index whose digits in some mixed radix each have a stride: what reshape, index and permute can give.
+    """An index that reshape, index and permute can express: in a mixed radix, each digit has a constant stride.
 
     Attributes:
         shape: The shape to which the source is reshaped.
-        fixed: For each of its axes the place that is taken, or None for all of it.
-        order: The axes that stay, in the order in which they are read.
-        flipped: Those that are read backward.
+        fixed: For each axis of the reshaped source, the position that is taken, or None for the whole axis.
+        order: The remaining axes, in the order in which they are read.
+        flipped: The axes that are read backward.
     """
 
     shape: tuple[int, ...]
@@ -31,7 +31,7 @@ class Strided:
 
     @classmethod
     def of(cls, index: Ints, size: int) -> "Strided | None":
-        """Find it for an index into `size` places; None if there is no such form."""
+        """Return the form for an index into `size` positions, or None if the index has no such form."""
         start, levels = int(index[0]), _levels(index)
         if levels is None:
             return None
@@ -63,7 +63,7 @@ class Strided:
         return found if np.array_equal(found.index(), index) else None
 
     def index(self) -> Ints:
-        """Return the index itself."""
+        """Return the index that this form describes."""
         places = np.arange(prod(self.shape)).reshape(self.shape)
         for axis in self.flipped:
             places = np.flip(places, axis)
@@ -72,9 +72,9 @@ class Strided:
         return np.asarray(taken.transpose([kept.index(axis) for axis in self.order]).reshape(-1), dtype=np.int64)
 
     def write(self, source: str, tail: Sequence[int]) -> str:
-        """Return the expression of torch that takes these places of a source whose axes behind them are `tail`.
+        """Return the torch expression that takes these positions of a source whose remaining axes are `tail`.
 
-        Its value has the places along its first axes, which are not yet one.
+        The value of the expression has the positions along its first axes, which are not yet merged into one axis.
         """
         text = source
         if len(self.shape) > 1:
@@ -95,7 +95,7 @@ class Strided:
 
 
 def _levels(index: Ints) -> list[tuple[int, int]] | None:
-    """Lengths and strides of the digits of an index, the slowest first."""
+    """Return the lengths and strides of the digits of an index, the slowest digit first."""
     levels: list[tuple[int, int]] = []
     while len(index) > 1:
         steps = np.diff(index)
@@ -112,7 +112,7 @@ def _levels(index: Ints) -> list[tuple[int, int]] | None:
 
 
 def write_places(source: str, index: Ints, size: int, tail: Sequence[int]) -> str | None:
-    """Return the expression that takes places along the first axis of a source, flattened; None if there is none."""
+    """Return the expression that takes positions along the flattened first axis of a source, or None."""
     start, count = int(index[0]), len(index)
     if np.array_equal(index, np.arange(start, start + count)):
         end = start + count
@@ -127,8 +127,7 @@ def write_places(source: str, index: Ints, size: int, tail: Sequence[int]) -> st
 
 
 def periods(owner: Ints) -> int | None:
-    """Return the number of equal groups in which places of several owners follow one another, each owner once in a
-    group."""
+    """Return the number of equal consecutive groups in which each owner occurs in one run, or None."""
     starts = np.flatnonzero(np.diff(owner, prepend=-1))
     order = owner[starts]
     count = len(set(order.tolist()))
@@ -140,7 +139,7 @@ def periods(owner: Ints) -> int | None:
 
 
 def segments(owner: Ints) -> list[slice]:
-    """Return places one after the other, cut where no owner has places on both sides."""
+    """Return consecutive slices, cut at positions where no owner occurs on both sides."""
     last = {one: at for at, one in enumerate(owner.tolist())}
     found, start, end = [], 0, 0
     for at, one in enumerate(owner.tolist()):

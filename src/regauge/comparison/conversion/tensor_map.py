@@ -1,4 +1,4 @@
-"""The tensors of one implementation of a model, made of those of another one: renamed, packed, transposed."""
+"""Formulas that compute the tensors of one implementation of a model from the tensors of another one."""
 
 import json
 import re
@@ -35,13 +35,13 @@ ROUNDED = 1e-12
 
 @dataclass(frozen=True)
 class SourceTensor:
-    """A tensor of A whose fibers are used, or a constant.
+    """A tensor of A whose fibers are used in a formula, or a constant.
 
     Attributes:
-        name: Its name; None for a constant.
+        name: The name of the tensor; None for a constant.
         axis: The axis of its fibers, without axes of one entry; None for single values.
         shape: Its shape.
-        value: The constant.
+        value: The value of the constant.
     """
 
     name: str | None
@@ -55,11 +55,11 @@ class SourceTensor:
         return tuple(one for one in self.shape if one != 1)
 
     def rows(self, tensor: Tensor) -> Tensor:
-        """Return the fibers of the tensor, one below the other."""
+        """Return the fibers of the tensor as rows."""
         return tensor.reshape(-1, 1) if self.axis is None else fibers_of(tensor.reshape(self.squeezed), self.axis)
 
     def write(self) -> str:
-        """Return the expression of its fibers."""
+        """Return the torch expression of the fibers."""
         text = _item(self.name) + (".squeeze()" if self.squeezed != self.shape else "")
         if self.axis is None:
             return text if len(self.squeezed) == 1 else f"{text}.flatten()"
@@ -72,20 +72,21 @@ class SourceTensor:
 
 @dataclass(frozen=True)
 class MadeTensor:
-    """A tensor of B that is made of tensors of A.
+    """A tensor of B that is computed from tensors of A.
 
     Attributes:
-        name: The tensor of B.
+        name: The name of the tensor of B.
         shape: Its shape.
-        sources: The tensors of A that are used; none where nothing of it was found.
-        axis: The axis of B's fibers, without axes of one entry; None for single values.
-        owner: For each fiber of B the place of its source, or -1 where none was found.
-        index: For each fiber of B its number in the source.
-        inner: The order of values within all fibers; None for that of the source.
-        factor: What they are multiplied by: a number, or one for each fiber.
-        offset: What is then added.
-        difference: What B differs by from what is made so, relative to B's norm; 0 if values are equal.
-        reason: Why nothing, or not all, was found.
+        sources: The tensors of A that are used; empty if no value of the tensor was found.
+        axis: The axis of the fibers of B, without axes of one entry; None for single values.
+        owner: For each fiber of B, the position of its source in `sources`, or -1 if no source was found.
+        index: For each fiber of B, its index in the source.
+        inner: The order of values within all fibers; None for the order of the source.
+        factor: The factor of the fibers: one number, or one number for each fiber.
+        offset: The number that is added after the multiplication.
+        difference: The difference between B and the value of the formula, relative to the norm of B; 0 if all values
+            are equal.
+        reason: The reason why some or all values were not found.
     """
 
     name: str
@@ -107,7 +108,7 @@ class MadeTensor:
 
     @property
     def found(self) -> int:
-        """The number of values that come from A, or are a constant."""
+        """The number of values that come from A or are a constant."""
         return round(prod(self.shape) * float((self.owner >= 0).mean())) if self.sources else 0
 
     @property
@@ -116,7 +117,7 @@ class MadeTensor:
         return bool(self.sources) and bool((self.owner >= 0).all())
 
     def make(self, params: Mapping[str, Tensor], dtype: torch.dtype = torch.float64) -> Tensor:
-        """Return the fibers of the tensor, as rows, from the tensors of A; rows that were not found are zero."""
+        """Compute the fibers of the tensor, as rows, from the tensors of A; rows that were not found are zero."""
         length = 1 if self.axis is None else self.squeezed[self.axis]
         rows = torch.zeros(len(self.owner), length, dtype=dtype)
         for place, source in enumerate(self.sources):
@@ -143,7 +144,7 @@ class MadeTensor:
         return all(self._factor(place) is not None for place in range(len(self.sources)))
 
     def _factor(self, place: int) -> float | None:
-        """Return the factor of the fibers of one source, if it is one number."""
+        """Return the common factor of the fibers of one source, if there is one."""
         if isinstance(self.factor, float):
             return self.factor
         own = self.factor[self.owner == place]
@@ -152,14 +153,14 @@ class MadeTensor:
 
     @property
     def formula(self) -> str:
-        """The tensor as an expression of torch over the state dict `a`; the name `order` stands for an order.
+        """The torch expression of the tensor over the state dict `a`; the name `order` stands for an index tensor.
 
-        Empty if the tensor was not found.
+        The expression is empty if the tensor was not found.
         """
         return self.write(None)
 
     def write(self, shown: int | None) -> str:
-        """Return the formula, in which concatenations of many tensors are shortened to the first ones shown."""
+        """Return the formula, in which concatenations of many tensors are shortened to the first `shown` tensors."""
         if not self.sources:
             return ""
         text = self._copied() or self._gathered(shown)
@@ -218,7 +219,7 @@ class MadeTensor:
         return f"torch.stack([{_list(names, shown)}])"
 
     def _parts(self, owner: Ints, index: Ints, tail: Sequence[int], shown: int | None) -> list[str]:
-        """Return the formulas of fibers that are concatenated: of sources one after the other, or in equal groups."""
+        """Return the formulas of fibers that are concatenated source after source, or in equal groups."""
         groups, parts = periods(owner), []
         for place in dict.fromkeys(owner.tolist()):
             source, own = self.sources[place], index[owner == place]
@@ -237,7 +238,7 @@ class MadeTensor:
         return [f"torch.cat([{_list(parts, shown)}], 1).flatten(0, 1)"]
 
     def _gathered(self, shown: int | None) -> str:
-        """Return the formula of fibers that are sliced, reordered and put together."""
+        """Return the formula of fibers that are sliced, reordered and concatenated."""
         tail = [] if self.axis is None else [self.squeezed[self.axis]]
         used = list(dict.fromkeys(one for one in self.owner.tolist() if one >= 0))
         if len(used) > 1 and (stacked := self._stacked(used, shown)):
@@ -281,12 +282,12 @@ def _transposed(text: str) -> str:
 
 @dataclass(frozen=True)
 class TensorMap:
-    """The tensors of one network, made of those of another one; the result of `find_tensor_map`.
+    """Formulas that compute the tensors of network B from the tensors of network A; the result of `find_tensor_map`.
 
     Attributes:
-        origins: For each tensor of B, by name, what it is made of.
-        unused: Tensors of A of which B has nothing, without copies of tensors that B has.
-        parted: Tensors of A of which B has only a part.
+        origins: For each tensor of B, by name, the tensors of A and the operations that make it.
+        unused: Tensors of A of which B has no values, except copies of tensors that B has.
+        parted: Tensors of A of which B has only some values.
         labels: The names of both networks.
     """
 
@@ -297,17 +298,17 @@ class TensorMap:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Tensors of B that hold values which are not in A."""
+        """Tensors of B with values that are not in A."""
         return tuple(name for name, one in self.origins.items() if not one.is_complete)
 
     @cached_property
     def uneven(self) -> Mapping[str, str]:
-        """Tensors of B that are made in another way than those of the other layers, each with one of the usual way."""
+        """Tensors of B with another formula than in most layers, each with an example of the usual formula."""
         return _uneven(self.origins)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences on what is remarkable."""
+        """Messages about remarkable findings."""
         notes = [
             f"{one!r} is made in another way than {usual!r} of another layer" for one, usual in self.uneven.items()
         ]
@@ -321,13 +322,13 @@ class TensorMap:
 
     @property
     def is_layout(self) -> bool:
-        """Whether B is A in another layout: all of A, and nothing else, reshaped in the same way in all layers."""
+        """Whether B holds exactly the values of A, rearranged in the same way in all layers."""
         is_plain = all(NO_ORDER not in one.formula and one.has_factors for one in self.origins.values())
         return is_plain and not (self.missing or self.unused or self.parted or self.uneven)
 
     @property
     def is_telling(self) -> bool:
-        """Whether so much was found that the rest is an error of a conversion, and not another network."""
+        """Whether enough values were found to conclude that missing values are errors of a conversion."""
         return self.share > TELLING
 
     @property
@@ -339,18 +340,18 @@ class TensorMap:
 
     @property
     def share(self) -> float:
-        """The share of B's values that are A's; constants count as found."""
+        """The share of values of B that come from A; constants count as found."""
         total = sum(prod(one.shape) for one in self.origins.values())
         return sum(one.found for one in self.origins.values()) / max(total, 1)
 
     @property
     def difference(self) -> float:
-        """The largest difference of a tensor that was found, relative to its norm; 0 if all values are equal."""
+        """The largest difference of all tensors that were found, relative to their norms; 0 if all values are equal."""
         return max((one.difference for one in self.origins.values() if one.sources), default=0.0)
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The result as plain values, for JSON and pages, with a formula of torch for each tensor of B."""
+        """The result as plain values for JSON and pages, with a torch formula for each tensor of B."""
         return {
             "verdict": self.verdict,
             "reason": str(self),
@@ -365,7 +366,7 @@ class TensorMap:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """The table of all tensors: those of layers that are made alike are one row, with `*` for the layer."""
+        """The table of all tensors. Layers with the same formula share one row, with `*` for the layer."""
         rows: dict[tuple[str, str], dict[str, Any]] = {}
         for name, one in self.origins.items():
             text = one.write(SHOWN) if one.is_complete else "; ".join(filter(None, (one.write(SHOWN), one.reason)))
@@ -378,7 +379,7 @@ class TensorMap:
         return list(rows.values())
 
     def __str__(self) -> str:
-        """A sentence on whether both are one network."""
+        """Return a message that states whether both networks are the same network."""
         missing, total = self.missing, len(self.origins)
         size = f"differences are {self.difference:.2g} of a tensor at most"
         equal = "values are equal" if self.difference <= ROUNDED else size
@@ -393,7 +394,7 @@ class TensorMap:
         return f"all {total} tensors of B are made of A's tensors{uneven}; {equal}{unused}"
 
     def write_page(self, out: Output | str | Path | None) -> None:
-        """Write the page, a self-contained `.html` file; nothing for None.
+        """Write the page, a self-contained `.html` file; do nothing if `out` is None.
 
         Raises:
             FileExistsError: The page exists and may not be replaced.
@@ -405,17 +406,17 @@ class TensorMap:
             write_tensor_map(page, self.facts | names | {"rows": self.rows, "notes": self.notes})
 
     def apply(self, params: Mapping[str, Tensor]) -> Params:
-        """Write another network of A's implementation in that of B.
+        """Convert another network of implementation A to implementation B.
 
         Args:
-            params: Its tensors, by A's names.
+            params: The tensors of the network, by the names of A.
 
         Returns:
-            Its tensors by B's names, in new memory, with the dtypes of what they are made of.
+            The converted tensors by the names of B, in new memory, with the dtypes of their sources.
 
         Raises:
-            KeyError: A tensor that is needed is missing.
-            ValueError: A tensor of B is not made of A's tensors, or one of A's tensors has another shape.
+            KeyError: A required tensor is missing.
+            ValueError: A tensor of B cannot be made from tensors of A, or a tensor of A has another shape.
         """
         if self.missing:
             raise ValueError(
@@ -439,8 +440,7 @@ class TensorMap:
 
 
 def _pattern(name: str, text: str) -> tuple[str, str]:
-    """Return a name and a formula with `*` for the numbers of the name, where names in the formula have the same
-    ones."""
+    """Return a name and a formula, with `*` in place of the numbers in the name that both contain."""
     numbers = re.findall(r"\d+", name)
     inside = [re.findall(r"\d+", one) for one in re.findall(r'a\["([^"]*)"\]', text)]
     if not numbers or any(one[:1] != numbers[:1] for one in inside if one):
@@ -452,7 +452,7 @@ def _pattern(name: str, text: str) -> tuple[str, str]:
 
 
 def _uneven(origins: Mapping[str, MadeTensor]) -> dict[str, str]:
-    """Return tensors that are made in another way than those of the other layers, each with one of the usual way."""
+    """Return tensors with another formula than in most layers, each with an example of the usual formula."""
     kinds: dict[str, dict[str, list[str]]] = {}
     for name, one in origins.items():
         key, text = _pattern(name, one.write(None))

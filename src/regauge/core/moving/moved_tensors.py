@@ -1,4 +1,4 @@
-"""Gather indices, factors and shifts of each tensor under random elements, as broadcast tables."""
+"""Gather indices, factors and shifts of each tensor under random elements, stored as broadcast tables."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -21,7 +21,7 @@ LONG_ROW = 4
 
 @dataclass(frozen=True, eq=False)
 class Term:
-    """Columns of a table, spread over some axes of a tensor; `step` is what a displacement by one unit means there."""
+    """Columns of a table, spread over some axes of a tensor; a displacement by one unit moves `step` rows there."""
 
     columns: Int[Tensor, " columns"] | slice
     shape: tuple[int, ...]
@@ -34,13 +34,13 @@ class Term:
         return table.gather(1, self.columns.expand(len(table), -1)).view(len(table), *self.shape)
 
     def spread(self, shape: tuple[int, ...], width: int) -> Int[Tensor, " values"]:
-        """Return the column of each value of a tensor."""
+        """Return the column of the table for each value of a tensor."""
         return torch.arange(width)[self.columns].view(self.shape).expand(shape).reshape(-1)
 
 
 @dataclass(frozen=True, eq=False)
 class MovedTensor:
-    """A tensor, counted in rows of `run` values, and what moves it."""
+    """A tensor, counted in rows of `run` values, and the terms that move, multiply and shift it."""
 
     name: str
     shape: tuple[int, ...]
@@ -51,11 +51,14 @@ class MovedTensor:
 
     @property
     def size(self) -> int:
-        """Number of rows."""
+        """The number of rows."""
         return math.prod(self.shape)
 
     def unmoved(self, first: Int[Tensor, " models"]) -> Unmoved:
-        """Source indices of all rows under the identity; `first` is the index of each network's first row."""
+        """Return tables whose sum is the source index of each row under the identity.
+
+        `first` is the index of the first row of each network.
+        """
         (shape, counted), *others = self._counted
         return (shape, counted + first.view(-1, *[1] * len(self.shape))), *others
 
@@ -65,7 +68,7 @@ class MovedTensor:
         unmoved: Unmoved,
         out: Int[Tensor, "models *shape"],
     ) -> None:
-        """Write where each row comes from; `unmoved` may be of more networks."""
+        """Write the source index of each row; `unmoved` may hold more networks than the table."""
         totals = []
         for shape, total in unmoved:
             total = total[: len(table)]
@@ -91,7 +94,7 @@ class MovedTensor:
 
     @cached_property
     def _counted(self) -> tuple[tuple[tuple[int, ...], Tensor], ...]:
-        """The places of unmoved rows as a sum of small tables: over the axes of each term, and over those left."""
+        """Tables whose sum is the index of each row: one table over the axes of each term, and one over other axes."""
         left, tables = [axis for axis, n in enumerate(self.shape) if n > 1], []
         for shape in dict.fromkeys(term.shape for term in self.moves):
             mine = [axis for axis in left if shape[axis] > 1]
@@ -100,7 +103,7 @@ class MovedTensor:
         return (*tables, ((), self._count(left))) if left or not tables else tuple(tables)
 
     def _count(self, axes: Sequence[int]) -> Tensor:
-        """Return places along some axes, with ones in the shape for the others."""
+        """Return the row indices along some axes, with length one for all other axes."""
         total = torch.zeros([1] * (1 + len(self.shape)), dtype=torch.int32)
         for axis in axes:
             steps = torch.arange(self.shape[axis], dtype=torch.int32) * math.prod(self.shape[axis + 1 :])
@@ -109,7 +112,7 @@ class MovedTensor:
 
 
 def moved_tensors(symmetry: Symmetry, draws: Draws, names: Iterable[str]) -> list[MovedTensor]:
-    """Return the moves, factors and shifts of each named tensor; tensors that nothing moves are left out."""
+    """Return the moves, factors and shifts of each named tensor that an element moves."""
     found = [_moved_tensor(symmetry, draws, name) for name in names]
     return [tensor for tensor in found if tensor.moves or tensor.factors or tensor.shifts]
 
@@ -134,8 +137,10 @@ def _moved_tensor(symmetry: Symmetry, draws: Draws, name: str) -> MovedTensor:
 
 
 def _term(symmetry: Symmetry, site: Site, shape: tuple[int, ...], columns: slice, blank: int, step: int = 0) -> Term:
-    """Return the column of each unit's displacement or factor; the column of the identity where the site does not
-    act."""
+    """Return the column of the displacement or factor of each unit.
+
+    If the site does not act on a unit's place, this is the column of the identity.
+    """
     spread = tuple(n if axis in site.axes else 1 for axis, n in enumerate(shape))
     if not site.bases and site.is_plain and site.group.size == shape[site.placement.axis]:
         return Term(columns, spread, step)

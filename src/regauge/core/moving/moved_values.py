@@ -1,4 +1,4 @@
-"""Tensors of populations that random elements move value by value, some networks at a time."""
+"""Moves of those tensors of a population that random elements move value by value, a portion of networks at a time."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ LARGEST_PLACE = 2**31 - 1
 
 @dataclass(frozen=True, eq=False)
 class _Layer:
-    """Small tensors laid end to end: the column of a table for each value, and the step of displacements."""
+    """Small tensors laid end to end: the column of a table for each value, and the step of its displacement."""
 
     columns: Int[Tensor, "1 values"]
     steps: Int[Tensor, " values"]
@@ -33,7 +33,7 @@ class _Layer:
 
 
 class _Small:
-    """Small tensors that follow one another, moved as one."""
+    """Consecutive small tensors, moved as one tensor."""
 
     def __init__(self, tensors: Sequence[MovedTensor], draws: Draws) -> None:
         self._sizes = [tensor.size for tensor in tensors]
@@ -59,7 +59,7 @@ class _Small:
 
 
 class _Large:
-    """One tensor, whose places and factors are sums and products of tables over its axes."""
+    """One tensor whose source indices and factors are sums and products of tables over its axes."""
 
     def __init__(self, tensor: MovedTensor) -> None:
         self._tensor, self.size = tensor, tensor.size
@@ -79,9 +79,9 @@ class _Memory:
     """Tensors of networks in one block of memory.
 
     Attributes:
-        values: Everything from the first value of the first network on.
-        stride: By how much networks are apart.
-        begins: The first value of each tensor of the first network.
+        values: All values, beginning with the first value of the first network.
+        stride: The distance between the first values of consecutive networks.
+        begins: The position of the first value of each tensor of the first network.
         tensors: Views of the block.
     """
 
@@ -92,8 +92,10 @@ class _Memory:
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor]) -> "_Memory":
-        """Return the block in which tensors lie, as those that were read from a store do, or a new one with a copy of
-        them."""
+        """Return the block of memory that holds all tensors, or a new block with a copy of the tensors.
+
+        Tensors read from a store share one block.
+        """
         first, models = tensors[0], len(tensors[0])
         storage, stride = first.untyped_storage().data_ptr(), first.stride(0)
         if all(t.stride(0) == stride and _is_dense(t) and t.untyped_storage().data_ptr() == storage for t in tensors):
@@ -107,8 +109,10 @@ class _Memory:
         return cls(block.view(-1), begins[-1], begins[:-1], views)
 
     def runs(self, sizes: Sequence[int]) -> list[tuple[int, int, Num[Tensor, "models run"]]]:
-        """Return tensors that follow one another in the memory: first and last of their values end to end, and a
-        view."""
+        """Return runs of tensors that are consecutive in memory.
+
+        A run is its first value and its end in the order of all values, and a view of the memory.
+        """
         runs, models = list[tuple[int, int, Tensor]](), len(self.tensors[0])
         ends = [begin + size for begin, size in zip(self.begins, sizes, strict=True)]
         first = start = 0
@@ -144,7 +148,7 @@ class MovedValues:
         factors: Float[Tensor, "elements factors"] | None,
         shifts: Float[Tensor, "elements shifts"] | None,
     ) -> Params:
-        """Move tensors of networks, in place where they lie in one block of memory."""
+        """Move tensors of networks, in place if the tensors lie in one block of memory."""
         memory, total = _Memory.of([params[tensor.name] for tensor in self.tensors]), sum(self._sizes)
         source, stride, runs = memory.values, memory.stride, memory.runs(self._sizes)
         elements = max(share.elements for share in shares)
@@ -181,7 +185,7 @@ class MovedValues:
         return {one.name: tensor for one, tensor in zip(self.tensors, memory.tensors, strict=True)}
 
     def _place(self, table: Int[Tensor, "some moves"], unmoved: Sequence[Unmoved], out: Tensor) -> None:
-        """Write where each value comes from, in networks that follow one another."""
+        """Write the source index of each value, for consecutive networks."""
         start = 0
         for (_, part), known in zip(self._parts, unmoved, strict=True):
             part.place(table, known, out[:, start : start + part.size])
@@ -195,7 +199,7 @@ class MovedValues:
             start += part.size
 
     def _add(self, table: Float[Tensor, "some shifts"], memory: _Memory) -> list[tuple[Tensor, Tensor]]:
-        """Return pairs of a tensor to which half periods add something, and the summand."""
+        """Return pairs: a tensor to which half periods add a number, and the summand."""
         return [
             (home, reduce(torch.add, [term.of(table) for term in tensor.shifts]).to(home.device))
             for tensor, home in zip(self.tensors, memory.tensors, strict=True)
@@ -204,7 +208,7 @@ class MovedValues:
 
 
 def _is_dense(tensor: Tensor) -> bool:
-    """Return whether the values of each network follow one another."""
+    """Return whether the values of each network are consecutive."""
     stride, wanted = tensor.stride(), 1
     for axis in range(tensor.ndim - 1, 0, -1):
         if stride[axis] != wanted and tensor.shape[axis] != 1:
@@ -216,7 +220,7 @@ def _is_dense(tensor: Tensor) -> bool:
 def _layers(
     tensors: Sequence[MovedTensor], terms_of: Callable[[MovedTensor], tuple[Term, ...]], blank: int
 ) -> tuple[_Layer, ...]:
-    """Return the first term of each small tensor, the second one of each, and so on."""
+    """Return layers: the first term of every small tensor, then the second term of every small tensor, and so on."""
     layers = []
     for k in range(max((len(terms_of(tensor)) for tensor in tensors), default=0)):
         columns, steps = [], []

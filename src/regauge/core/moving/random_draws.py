@@ -1,4 +1,4 @@
-"""Random permutations, signs, scales and half periods of all groups of a symmetry, from one draw of random bits."""
+"""Random permutations, signs, scales and half periods of all groups of a symmetry, sampled from one random tensor."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,12 +35,12 @@ VECTOR = 64
 
 @dataclass(frozen=True)
 class ElementRun:
-    """Elements that follow one another, and the batches that they move: network k of each by element k.
+    """Consecutive elements, and the batches that they move: element k moves network k of each batch.
 
     Attributes:
-        first: The first element.
-        elements: Number of elements.
-        batches: First network, and number of networks, of each batch.
+        first: The index of the first element.
+        elements: The number of elements.
+        batches: The index of the first network and the number of networks, for each batch.
     """
 
     first: int
@@ -48,7 +48,10 @@ class ElementRun:
     batches: tuple[tuple[int, int], ...]
 
     def networks(self, some: slice, start: int) -> Iterator[tuple[int, int]]:
-        """First network and number of networks of each batch that some elements move, of which `start` is the first."""
+        """Yield the first network and the number of networks of each batch that some elements move.
+
+        `start` is the index of the first of these elements.
+        """
         for first, count in self.batches:
             n = min(some.stop - some.start, count - start)
             if n > 0:
@@ -56,7 +59,7 @@ class ElementRun:
 
 
 def shares_of(sources: Sequence[Source]) -> list[ElementRun]:
-    """Assign elements to networks; one share for all networks where each source has a single batch."""
+    """Assign elements to networks; if every source has a single batch, one share covers all networks."""
     if all(len(counts) == 1 for counts, _ in sources):
         total = sum(counts[0] for counts, _ in sources)
         return [ElementRun(0, total, ((0, total),))]
@@ -69,7 +72,7 @@ def shares_of(sources: Sequence[Source]) -> list[ElementRun]:
 
 
 def portions(shares: Sequence[ElementRun], step: int) -> Iterator[tuple[ElementRun, slice, int]]:
-    """Yield some elements of a share at a time, and the number of the first of them in the share."""
+    """Yield the elements of each share in portions, with the index in the share of the first element of the portion."""
     for share in shares:
         for start in range(0, share.elements, step):
             stop = min(start + step, share.elements)
@@ -78,15 +81,15 @@ def portions(shares: Sequence[ElementRun], step: int) -> Iterator[tuple[ElementR
 
 @dataclass(frozen=True)
 class Drawn:
-    """Elements for some networks, as tables with a column for each unit of each copy of a group.
+    """Sampled elements for some networks, as tables with a column for each unit of each copy of a group.
 
-    The last column of each table changes nothing.
+    The last column of each table is the identity.
 
     Attributes:
-        displacements: By how many units further each unit takes its values.
-        logs: Binary logarithms of the scales of each kind of factor; None where there are no scales.
-        signs: Signs of each kind of factor; None where there are none.
-        shifts: The amount that each kind of half period adds; None where there are none.
+        displacements: The index of the unit from which each unit takes its values, minus the index of the unit itself.
+        logs: Binary logarithms of the scales of each kind of factor; None if there are no scales.
+        signs: Signs of each kind of factor; None if there are no signs.
+        shifts: The amount that each kind of half period adds; None if there are no half periods.
     """
 
     displacements: Int[Tensor, "models moves"]
@@ -95,7 +98,7 @@ class Drawn:
     shifts: Float[Tensor, "models shifts"] | None
 
     def factors(self, dtype: torch.dtype) -> Tensor | None:
-        """Return the product of signs and scales by which values are multiplied; None if there are neither."""
+        """Return the product of signs and scales by which values are multiplied, or None if there are neither."""
         signs = None if self.signs is None else self.signs.to(dtype)
         scales = None
         if self.logs is not None:
@@ -108,13 +111,13 @@ class Drawn:
 class Draws:
     """A plan of the random numbers that each network of a batch needs, made once for a symmetry and some parts.
 
-    Each unit has one number: its high bits order the units, its low bits choose the state of its signs and half
-    periods together. Each scale has a number of its own.
+    Each unit has one random number. The high bits of this number order the units. The low bits choose the state of the
+    signs and half periods of the unit together. Each scale has another random number.
 
     Attributes:
-        moves: Columns of the displacements of each permuted group.
-        factors: Columns of each kind of factor.
-        shifts: Columns of each kind of shift.
+        moves: The columns of the displacements of each permuted group.
+        factors: The columns of each kind of factor.
+        shifts: The columns of each kind of shift.
     """
 
     def __init__(self, symmetry: Symmetry, parts: Sequence[str]) -> None:
@@ -155,7 +158,7 @@ class Draws:
         self._logs = self._exponents(scales)
 
     def factor_of(self, group: Group, place: Placement) -> Factor | None:
-        """Return the kind of factor of a placement, as far as the parts say so; None if there is none."""
+        """Return the kind of factor of a placement, limited to the sampled parts; None if there is no factor."""
 
         def wanted(part: str, exponents: Sequence[int]) -> tuple[int, ...]:
             return tuple(exponents) if part in self._parts and any(exponents) else ()
@@ -164,13 +167,14 @@ class Draws:
         return made if any(made[1:]) else None
 
     def shift_of(self, group: Group, place: Placement) -> Shift | None:
-        """Return the kind of shift of a placement; None if there is none."""
+        """Return the kind of shift of a placement; None if there is no shift."""
         return (group.name, tuple(place.shift)) if "shift" in self._parts and any(place.shift) else None
 
     def draw(self, sources: Sequence[tuple[int, torch.Generator]]) -> Drawn:
-        """Draw elements from sources of chance, as many as each source is given with.
+        """Sample elements from generators; each source gives the number of elements and the generator.
 
-        Permutations and signs are uniform, scales between 1/2 and 2 uniform in their logarithms, shifts in {-1, 0, 1}.
+        Permutations and signs are uniformly random. Scales lie between 1/2 and 2, with uniformly random logarithms.
+        Shifts are -1, 0 or 1.
         """
         models = sum(count for count, _ in sources)
         bits = torch.empty(models, self._width, dtype=torch.int64)
@@ -205,7 +209,7 @@ class Draws:
         )
 
     def _rank_units(self, copies: Int[Tensor, " moves"]) -> None:
-        """Prepare the sort that permutes the units of each copy, or of each of its classes, among themselves."""
+        """Prepare the sort that permutes the units of each copy, or of each class of a copy, among themselves."""
         count = len(copies)
         column = max(1, (count - 1).bit_length())
         high = column + (int(copies.max()) if count else 0).bit_length()
@@ -215,7 +219,7 @@ class Draws:
         self._is_in_order = bool((self._targets == np.arange(count)).all())
 
     def _permute(self, bits: Array) -> Int[Tensor, "models moves"]:
-        """Displacements: the numbers of the units, sorted by random bits within each copy."""
+        """Return displacements: sort the units of each copy by random bits."""
         count = len(self._order)
         displacements = np.zeros((len(bits), count + 1), np.int32)
         if count:
@@ -232,12 +236,12 @@ class Draws:
         return torch.from_numpy(displacements)
 
     def _count_states(self, group: Group) -> int:
-        """Number of the states that signs and half periods of a unit have together."""
+        """Return the number of joint states of the signs and half periods of a unit."""
         signs, shifts = group.signs * ("sign" in self._parts), group.shifts * ("shift" in self._parts)
         return int(2**signs * 3**shifts)
 
     def _decode(self, group: Group) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the sign bit and the half period of each state, for each family."""
+        """Return the sign bits and the half periods of each state, one tensor for each family."""
         state = torch.arange(self._count_states(group))
         signs = group.signs * ("sign" in self._parts)
         shifts = group.shifts * ("shift" in self._parts)
@@ -267,7 +271,7 @@ class Draws:
         states: Callable[[Any], Tensor],
         dtype: torch.dtype,
     ) -> tuple[Array, Array, Array] | None:
-        """Return values of all kinds in all states, and for each column its unit and where its values begin."""
+        """Return the values of all kinds in all states, and for each column its unit and the start of its values."""
         made = [(kind, states(kind), units[kind[0]]) for kind in kinds]
         if not any(bool((values != values[0]).any()) for _, values, _ in made):
             return None
@@ -282,7 +286,10 @@ class Draws:
         )
 
     def _exponents(self, scales: Mapping[tuple[str, int], slice]) -> list[tuple[Tensor, Tensor]]:
-        """Return layers of one scale and exponent for each column of the factors: its first, its second, and so on."""
+        """Return the scales and exponents of each column of the factors, in layers.
+
+        The first layer has the first scale of each column, the second layer the second scale, and so on.
+        """
         width, layers = blank(self.factors) + 1, list[tuple[Tensor, Tensor]]()
         for (group, exponents, _, _), columns in self.factors.items():
             there = [(family, exponent) for family, exponent in enumerate(exponents) if exponent]
@@ -295,11 +302,11 @@ class Draws:
 
 
 def blank(places: Mapping[Key, slice]) -> int:
-    """Return the column of a table that changes nothing: the last one."""
+    """Return the index of the last column of a table, which is the identity."""
     return max((columns.stop for columns in places.values()), default=0)
 
 
 def place_columns(places: dict[Key, slice], key: Key, count: int) -> None:
-    """Give a key the next columns, if it has none yet."""
+    """Assign the next columns to a key, unless the key already has columns."""
     if key not in places:
         places[key] = slice(blank(places), blank(places) + count)

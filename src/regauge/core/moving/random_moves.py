@@ -22,10 +22,11 @@ WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class RandomMoves:
-    """Random elements without matrices, as `symmetry.random` draws them, for each network of a population.
+    """Random elements without matrices, sampled like those of `symmetry.random`, for each network of a population.
 
-    What follows from the symmetry is found once. A call then takes one draw and one sort for all permutations; where
-    values come from is a sum of small tables over the axes of each tensor, and one gather moves all.
+    Tables that depend only on the symmetry are computed once. A call then takes one random tensor, and one sort for all
+    permutations. The source index of a value is a sum of small tables over the axes of its tensor. One gather moves all
+    values.
 
     Args:
         symmetry: The symmetry, with every size known.
@@ -38,12 +39,13 @@ class RandomMoves:
         self._known: dict[tuple[str, ...], tuple[list[MovedTensor], MovedValues]] = {}
 
     def __call__(self, params: Mapping[str, Tensor], sources: Sequence[Source]) -> Params:
-        """The networks, each moved by an element that is independent of the others of its batch.
+        """Return the networks, each moved by an element that is independent of the other elements of its batch.
 
         Args:
-            params: With one leading model axis. Their memory is used again: what they hold afterwards is undefined.
-            sources: Numbers of networks in batches that follow one another, and the source of chance that they share:
-                network k of each of these batches is moved by element k of that source.
+            params: The networks, with one leading model axis. Their memory is reused, so their values afterwards are
+                undefined.
+            sources: The sizes of consecutive batches that share elements, and the generator of these elements. Element
+                k of a generator moves network k of each of its batches.
         """
         for name, number in self.symmetry.added.items():
             if name in params:
@@ -70,7 +72,7 @@ class RandomMoves:
         return moved
 
     def _compile(self, names: tuple[str, ...]) -> tuple[list[MovedTensor], MovedValues]:
-        """Return tensors that are moved by rows, and those that are moved by values."""
+        """Return the tensors that are moved by rows, and the tensors that are moved by values."""
         if names not in self._known:
             found = moved_tensors(self.symmetry, self._draws, names)
             values = MovedValues([tensor for tensor in found if tensor.run == 1], self._draws)
@@ -86,7 +88,7 @@ def move_rows(
     factors: Float[Tensor, "elements factors"] | None,
     shifts: Float[Tensor, "elements shifts"] | None,
 ) -> None:
-    """Move one tensor of networks in place, each batch of a share by its elements."""
+    """Move one tensor of all networks in place; the elements of a share move each batch of the share."""
     step = min(max(share.elements for share in shares), max(1, ROW_VALUES_AT_ONCE // (tensor.size * tensor.run)))
     unmoved = tensor.unmoved(torch.zeros(step, dtype=torch.int32))
     behind = [1] * (networks.ndim - 1 - len(tensor.shape))
@@ -114,7 +116,10 @@ def move_rows(
 
 
 def _take_rows(x: Num[Tensor, "models rows run"], places: Int[Tensor, "models rows"]) -> Num[Tensor, "models rows run"]:
-    """Return rows `x[model, places[model]]`; numpy copies rows that do not follow one another several times as fast."""
+    """Return the rows `x[model, places[model]]`.
+
+    Numpy copies rows that are not consecutive several times as fast as torch.
+    """
     models, whole = torch.arange(len(x)).unsqueeze(1), WHOLE.get(x.itemsize)
     if x.device.type != "cpu" or whole is None:
         return x[models.to(x.device), places.to(x.device)]

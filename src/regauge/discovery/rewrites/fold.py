@@ -1,4 +1,4 @@
-"""Move what normalization hides to where the layers behind it carry it, without changing the function."""
+"""Folding of gains, biases and means into later layers, without changing the function."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from regauge.discovery.discover import REFUSED, discover
 from regauge.discovery.rewrites.gains import fold_gains
 
 EXACT = 1e-12
-"""The share of the largest value of a parameter below which a coordinate is zero but for rounding."""
+"""The fraction of a parameter's largest value below which a coordinate is zero up to rounding."""
 
 
 @dataclass(frozen=True)
@@ -25,13 +25,13 @@ class Folded:
     """A network that computes the same function with gains of one.
 
     Attributes:
-        params: Parameters of the same names, shapes, dtypes and devices: the architecture stays as it is.
+        params: Parameters with the same names, shapes, dtypes and devices so that the architecture stays the same.
         ones: Gains that are exactly one now, for `discover(..., ones=folded.ones)`.
-        zeros: Biases, or parts of them, that others have taken up.
-        centered: Parameters whose mean along an axis was removed, because a norm behind it removes it anyway:
-            name and axis.
+        zeros: Biases, or parts of biases, that are zero now because other parameters have absorbed them.
+        centered: The name and the axis of each parameter whose mean along the axis was removed. A later norm removes
+            this mean anyway.
         max_error: Largest relative change of the outputs on the example inputs, in float64.
-        notes: Sentences about what stayed as it was, and why.
+        notes: Sentences about parameters that stayed unchanged, with the reasons.
     """
 
     params: Params
@@ -63,32 +63,33 @@ def fold(
 ) -> Folded:
     """Rewrite a network without changing its function, such that as few parameters as possible are redundant.
 
-    Three kinds of freedom are used up, the gains and translations of the symmetry:
+    Three rewrites remove redundancy. They use the gains and the translations of the symmetry:
 
-    - A gain moves into what reads it, by the scales and signs of the symmetry: the gain becomes one. Where it is zero
-      its readers become zero, if nothing is added to it before they read it.
-    - A bias moves to where another one takes it up: of LayerNorm to its readers, of values to the output projection,
-      of a recurrent state to its input. Or nothing depends on it, as on a bias of keys behind the softmax. The bias
-      becomes zero.
-    - A mean that a LayerNorm or a softmax removes becomes zero in what writes to it, and in what reads from values
-      that sum to zero.
+    - A gain moves into the parameters that read it, by the scales and signs of the symmetry, and becomes one. If a gain
+      is zero, the parameters that read it become zero, unless something is added to it before they read it.
+    - A bias moves to a parameter that can absorb it. The bias of a LayerNorm moves to the layers that read it, and the
+      bias of values to the output projection. The bias of a recurrent state moves to the bias of its input. Other
+      biases have no effect, such as a bias of keys before a softmax. The bias becomes zero.
+    - A mean that a LayerNorm or a softmax removes becomes zero in the parameters that write to it. The mean also
+      becomes zero in parameters that read values that sum to zero.
 
-    With gains of one the residual stream can be rotated: give `ones` to `discover`. Each step is checked on the example
-    inputs in float64 and left out with a note if the outputs change. The result loads into the same architecture.
+    With gains of one, the residual stream can be rotated; pass `ones` to `discover` to find these rotations. Each step
+    is checked on the example inputs in float64. If a step changes the outputs, it is left out and a note is added. The
+    result loads into the same architecture.
 
     Args:
         params: One network.
-        module: Its architecture; its own parameters are not used.
+        module: The architecture of the network. The module's own parameters are not used.
         example_inputs: Example inputs, as for `discover`.
         example_kwargs: Keyword inputs.
         outputs: The outputs that must stay, as for `discover`.
-        symmetry: The symmetry that `discover` finds for the module without `ones`; found anew if it is left out.
+        symmetry: The symmetry that `discover` finds for the module without `ones`. If it is left out, it is discovered.
 
     Raises:
         TraceError: `torch.export` cannot trace the module.
         KeyError: A parameter is missing.
-        ValueError: The parameters are of another architecture or a population, the module is on the meta device,
-            its outputs are not finite, or the symmetry is one for gains of one.
+        ValueError: The parameters belong to another architecture or to a population, the module is on the meta device,
+            its outputs are not finite, or the symmetry was discovered with `ones`.
 
     References:
         Ashkboos et al. (2024), SliceGPT, section 3, for gains and means of transformers.
@@ -115,7 +116,7 @@ def fold(
 
 
 class _Folding:
-    """The network so far, in float64 and with what the model adds to gains, and what was done to it."""
+    """The network so far, in float64 and with the numbers that the model adds to gains, and the rewrites so far."""
 
     def __init__(self, symmetry: Symmetry, state: Params, probe: Any) -> None:
         self.symmetry = symmetry
@@ -137,7 +138,10 @@ class _Folding:
         self.is_careful = False
 
     def run(self) -> None:
-        """Translations first, so that no bias is added behind a gain of zero; those that such a gain held up, last."""
+        """Remove translations, fold the gains, then remove the translations that a gain of zero had blocked.
+
+        Translations come first so that no bias is added after a gain of zero.
+        """
         self._check("translations", self._take_out)
         self._check("gains", self._fold)
         self._check("translations", self._take_out)
@@ -152,7 +156,7 @@ class _Folding:
         return Folded(result, ones, tuple(self.zeros), tuple(self.centered), self.max_error, tuple(self.notes))
 
     def _check(self, subject: str, step: Callable[[], None]) -> None:
-        """Take a step; if it changes the outputs, take it again and check every single rewrite."""
+        """Run a step. If it changes the outputs, run it again and check every single rewrite."""
         before = dict(self.params), self.ones, tuple(self.zeros), tuple(self.centered), tuple(self.notes)
         for self.is_careful in (False, True):
             step()
@@ -168,7 +172,7 @@ class _Folding:
         )
 
     def _take(self, name: str, changed: Mapping[str, Tensor]) -> bool:
-        """Take over changed parameters; not if they change the outputs, where that is asked of each."""
+        """Accept changed parameters and return True; if single rewrites are checked, reject a change of the outputs."""
         before = dict(self.params)
         self._write(changed)
         if not self.is_careful or self._error() <= self.tolerance:
@@ -191,7 +195,7 @@ class _Folding:
             self.params |= dict.fromkeys(tied.get(name, (name,)), tensor)
 
     def _take_out(self) -> None:
-        """Bring the coordinates of translations to zero, in their order."""
+        """Set the coordinates of translations to zero, in the order of the families."""
         for family in self.symmetry.translations:
             home = family.entries.parameter
             coordinate, size = family.read(self.params), float(self.params[home].abs().max())

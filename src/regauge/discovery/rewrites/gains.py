@@ -1,4 +1,4 @@
-"""Fold gains into the layers behind them: the element of the symmetry that makes them one."""
+"""Folding of gains into later layers, by the element of the symmetry that makes the gains one."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,8 +18,10 @@ from regauge.discovery.trace import Program
 
 
 def gains(program: Program) -> tuple[str, ...]:
-    """Return parameters with one axis that multiply entry by entry: of norms, or written as a product; in graph
-    order."""
+    """Return, in graph order, the parameters with one axis that multiply a value entry by entry.
+
+    They are gains of norms and factors of products that the model writes out.
+    """
     found: dict[str, None] = {}
     for node in program.graph.graph.nodes:
         if node.op != "call_function":
@@ -37,7 +39,7 @@ def gains(program: Program) -> tuple[str, ...]:
 
 
 def _original(operand: object) -> str:
-    """Return the placeholder that an operand is a copy of."""
+    """Return the name of the placeholder that an operand is a copy of, or an empty string."""
     while isinstance(operand, Node) and operand.op == "call_function" and operator_name(operand) in COPIES:
         operand = operand.args[0]
     return operand.name if isinstance(operand, Node) and operand.op == "placeholder" else ""
@@ -48,10 +50,13 @@ def fold_gains(
 ) -> tuple[Params, tuple[str, ...], dict[str, str]]:
     """Make gains one by the scales and signs of the symmetry.
 
-    A gain that is zero somewhere cannot be scaled to one. There the readers become zero instead, if what else the
-    scale multiplies (the bias next to the gain) is zero there. Of two gains with one scale only the first is folded.
-    Returned are the network, the gains that are exactly one now, and those that are not, each with the reason.
-    The network is given and returned as `symmetry.sums`, for a symmetry that is `on_sums`.
+    An entry of a gain that is zero cannot be scaled to one. For such an entry, the parameters that read the gain become
+    zero instead. This requires that the other parameters that the scale multiplies (the bias next to the gain) are zero
+    there. If two gains share one scale, only the first gain is folded. The network is given and returned as
+    `symmetry.sums`, for a symmetry that is `on_sums`.
+
+    Returns:
+        The network, the gains that are exactly one now, and the other gains, each with the reason.
     """
     current = dict(params)
     ones: list[str] = []
@@ -80,10 +85,13 @@ GAIN_IS_ZERO = "it is zero somewhere, which no scale makes one"
 def unit_gains(
     values: Mapping[str, Tensor], symmetry: Symmetry, names: Sequence[str]
 ) -> tuple[Element, tuple[str, ...], dict[str, str]]:
-    """Return the scales and signs that bring gains to one, from the gains alone, for networks of any size.
+    """Return the scales and signs that bring gains to one, computed from the gains alone, for networks of any size.
 
-    Unlike `fold_gains` this leaves gains that are zero somewhere as they are. Returned are the element, the gains that
-    it brings to one (up to rounding) or that are one already, and those that stay, each with the reason.
+    Unlike `fold_gains`, this function leaves gains with a zero entry unchanged.
+
+    Returns:
+        The element, the gains that it brings to one (up to rounding) or that are one already, and the other gains, each
+        with the reason.
     """
     values, symmetry = symmetry.sums(values), symmetry.on_sums
     element = symmetry.identity()
@@ -106,7 +114,7 @@ def unit_gains(
 
 
 class _Family:
-    """The gains that one group scales, with the sites where it does, and those that are one already."""
+    """The gains that one group scales, with their sites, and the gains that were already made one."""
 
     def __init__(self, group: Group, symmetry: Symmetry, names: Sequence[str]) -> None:
         self._group, self._symmetry = group, symmetry
@@ -118,7 +126,7 @@ class _Family:
         self.kept: list[str] = []
 
     def choose(self, params: Mapping[str, Tensor]) -> list[str]:
-        """Gains that can all be made one together: their exponents are independent."""
+        """Return gains that can all be made one together, because their exponents are independent."""
         result: list[str] = []
         for name in self.sites:
             rows = [*result, name]
@@ -146,7 +154,7 @@ class _Family:
         return found
 
     def fold(self, name: str, params: Params) -> Params | None:
-        """Return the network with this gain one, and those before it unmoved; None where that cannot be."""
+        """Return the network with this gain made one and the earlier gains unchanged; None if this is impossible."""
         gain = self._by_unit(name, params[name])
         rows = torch.tensor([self.sites[n].placement.scale for n in (*self.kept, name)], dtype=torch.float64)
         direction = torch.linalg.pinv(rows)[:, -1]
@@ -177,8 +185,10 @@ class _Family:
         return {**result, **{key: torch.ones_like(result[key]) for key in tied if key in result}}
 
     def _local(self, name: str, direction: Tensor) -> Symmetry:
-        """Return the group on what its scales in a direction, or the signs of a gain, multiply; nothing is
-        reordered."""
+        """Return the group on the parameters that its scales in a direction, or the signs of a gain, multiply.
+
+        The returned group reorders nothing.
+        """
         flips = self._flips(self.kept, name)
 
         def acts(place: Placement) -> bool:
@@ -194,7 +204,7 @@ class _Family:
         return Symmetry(tuple(local), {key: self._symmetry.shapes[key] for key in touched})
 
     def _flips(self, fixed: Sequence[str], name: str) -> frozenset[int]:
-        """Families of signs that together flip one gain and none of the others; empty where there are none."""
+        """Return the families of signs that together flip one gain and no fixed gain; empty if there are none."""
         gains = [self.sites[gain].placement.sign for gain in (*fixed, name)]
         families = [dict(enumerate(flips)) for flips in zip(*gains, strict=True)]
         return frozenset(combination(families, {len(fixed): 1}, modulus=2) or ())

@@ -1,8 +1,8 @@
 """The table of operator rules.
 
-A rule receives the builder and the call and returns values for what the operator returns. It composes the
-builder's primitives, each of which is sound by itself. To add one, write a function in the file of its
-subject, name it in that file's RULES, and add a case to `tests/rule_cases.py`.
+A rule receives the builder and the call, and returns a value for each tensor that the operator returns. It composes
+the builder's primitives, each of which is sound. To add a rule, write a function in the file of its subject, name it
+in that file's RULES, and add a case to `tests/rule_cases.py`.
 """
 
 from regauge.discovery.operators import Rule

@@ -35,7 +35,10 @@ def native_dropout(b: Builder, call: Call) -> Any:
 
 
 def cast(b: Builder, call: Call) -> Value | Stacked:
-    """Return a conversion: floating point to floating point keeps everything, anything else keeps the order only."""
+    """Return a conversion between dtypes.
+
+    Every transformation passes a conversion between floating-point dtypes. Only reorderings pass any other conversion.
+    """
     pieces = call.x.pieces if isinstance(call.x, Stacked) else [call.x]
     if all(call.is_float) and all(isinstance(x, Value) and x.index_of is None for x in pieces):
         return copy(b, call)
@@ -49,7 +52,7 @@ def cast(b: Builder, call: Call) -> Value | Stacked:
 
 
 def add(b: Builder, call: Call) -> Value:
-    """add, sub and rsub: x + alpha * y and the like."""
+    """Return a sum or a difference with a factor, such as x + alpha * y (add, sub, rsub)."""
     x, y = _operands(b, call)
     alpha = call.get("alpha", 1)
     if call.name == "rsub":
@@ -67,7 +70,7 @@ def divide(b: Builder, call: Call) -> Value:
 
 
 def addcmul(b: Builder, call: Call) -> Value:
-    """x + value * y * z, and x + value * y / z."""
+    """Return x + value * y * z (addcmul), or x + value * y / z (addcdiv)."""
     x, y, z = (as_value(b, call[key]) for key in ("self", "tensor1", "tensor2"))
     exponents = [1, 1 if call.name == "addcmul" else -1]
     product = b.mul([y, z], np.broadcast_shapes(y.shape, z.shape), exponents=exponents)
@@ -83,13 +86,13 @@ def lerp(b: Builder, call: Call) -> Value:
 
 
 def joint(b: Builder, call: Call) -> Value:
-    """Comparisons, logic, and other functions of the entries at one index."""
+    """Return a function of the entries at one index, such as a comparison or a logical function."""
     operands = [as_value(b, v) for v in call.arguments.values() if isinstance(v, Value | Stacked)]
     return b.joint(operands, call.shape)
 
 
 def compare(b: Builder, call: Call) -> Value:
-    """Comparison with a number: with zero, positive scales of the input do not matter."""
+    """Return a comparison with a number; positive scales of the input do not change a comparison with zero."""
     x, other = _operands(b, call)
     if not isinstance(other, Value) and isinstance(x, Value) and other == 0:
         return b.unary(x, ZERO_OR_NOT if call.name in ("eq", "ne", "not_equal") else law.compared)
@@ -97,7 +100,7 @@ def compare(b: Builder, call: Call) -> Value:
 
 
 def choose(b: Builder, call: Call) -> Value:
-    """Entries of two tensors, or of a tensor and a number, chosen by a mask: where, masked_fill."""
+    """Return entries of two tensors, or of a tensor and a number, that a mask chooses (where, masked_fill)."""
     mask = as_value(b, call.first("condition", "mask"))
     return b.add([_operand(b, call["self"]), _operand(b, call.first("other", "value"))], call.shape, select=mask)
 
@@ -139,7 +142,7 @@ def threshold(b: Builder, call: Call) -> Value:
 
 
 def prelu(b: Builder, call: Call) -> Value:
-    """max(x, 0) + w * min(x, 0): x and the result scale alike, the slopes follow the order of the channels."""
+    """Return max(x, 0) + w * min(x, 0): scales pass from x to the result, and the slopes w follow the channel order."""
     x, weight = as_value(b, call["self"]), as_value(b, call["weight"])
     dim = 1 if x.ndim > 1 else 0
     if weight.ndim > 1:  # The kernel behind it broadcasts.
@@ -166,7 +169,7 @@ def copy_sign(b: Builder, call: Call) -> Value:
 
 
 def power_of_two(b: Builder, call: Call) -> Value:
-    """x times two to a power."""
+    """Return x times a power of two (ldexp)."""
     x, exponent = _operands(b, call)
     return b.mul([x, b.unary(exponent, law.fixed)], call.shape)
 
@@ -182,7 +185,7 @@ def find_range(b: Builder, call: Call) -> Value:
 
 
 def glu(b: Builder, call: Call) -> Value:
-    """First half times the sigmoid of the second half."""
+    """Return the first half of an axis times the sigmoid of the second half."""
     x, dim = as_value(b, call.x), call["dim"]
     half = x.shape[dim] // 2
     gate = b.unary(b.slice(x, dim, half, 2 * half), law.fixed)
@@ -194,7 +197,7 @@ def _operands(b: Builder, call: Call) -> list[Any]:
 
 
 def _operand(b: Builder, x: Any) -> Any:
-    """Return a tensor as a value, a number as it is."""
+    """Return a tensor as a value, and a number unchanged."""
     return as_value(b, x) if isinstance(x, Value | Stacked) else x
 
 
@@ -205,7 +208,7 @@ def _times(b: Builder, x: Any, factor: Any) -> Any:
 
 
 LARGEST_LOWER_BOUND = 1e-6
-"""A lower bound of norms up to here keeps divisors from being zero, and is reached by none that is not."""
+"""Largest lower bound of norms that only keeps divisors from being zero: nonzero norms are taken to exceed it."""
 SIGN = law.entrywise((0, 1), (1, 1))
 ZERO_OR_NOT = law.entrywise((0, 1), (0, 1))
 ROOT = law.entrywise((1, -2), None)

@@ -1,4 +1,4 @@
-"""Values put among those of another tensor, at positions that are addressed by index or by a mask."""
+"""Writes of values into another tensor, at positions that are addressed by index or by a mask."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,11 +22,11 @@ REDUCED: dict[str | None, LawOf] = {
     "prod": law.fixed,
     "multiply": law.fixed,
 }
-"""The law along the other axes, by what becomes of values that meet; the factors of a product are not counted."""
+"""The law along the other axes, by the reduction of values that meet. The number of factors of a product is unknown."""
 
 
 def index_into(b: Builder, call: Call) -> Value:
-    """x with slices of a source at positions along one axis: written, added, or reduced with what is there."""
+    """Return x with slices of a source at positions along one axis: written, added, or reduced with x's values."""
     x, source, positions = (as_value(b, call[key]) for key in ("self", "source", "index"))
     dim = call["dim"] % x.ndim
     kept = {k: k for k in range(x.ndim) if k != dim}
@@ -34,7 +34,7 @@ def index_into(b: Builder, call: Call) -> Value:
 
 
 def index_fill(b: Builder, call: Call) -> Value:
-    """x with a number at positions along one axis."""
+    """Return x with a number at positions along one axis."""
     x, positions, value = as_value(b, call["self"]), as_value(b, call["index"]), call["value"]
     source = as_value(b, value) if isinstance(value, Value | Stacked) else Value.fixed((), is_zero=value == 0)
     dim = call["dim"] % x.ndim
@@ -42,7 +42,7 @@ def index_fill(b: Builder, call: Call) -> Value:
 
 
 def scatter_into(b: Builder, call: Call) -> Value:
-    """x with entries of a source, or a number, at positions along one axis that mean nothing but their numbers."""
+    """Return x with entries of a source, or a number, at positions along one axis; positions are plain numbers."""
     x, positions = as_value(b, call["self"]), as_value(b, call["index"])
     given = call.arguments.get("src", call.arguments.get("value"))
     is_number = not isinstance(given, Value | Stacked)
@@ -70,7 +70,7 @@ def segment_reduce(b: Builder, call: Call) -> Value:
 
 
 def index_put(b: Builder, call: Call) -> Value:
-    """x[i, j] = values, or += values: the axes behind those that are addressed run along."""
+    """Return x after x[i, j] = values, or += values; transformations pass along the axes after the addressed axes."""
     x, values = as_value(b, call["self"]), as_value(b, call["values"])
     indices = list(call["indices"])
     addressed = len(indices)
@@ -86,7 +86,10 @@ def index_put(b: Builder, call: Call) -> Value:
 
 
 def masked_scatter(b: Builder, call: Call) -> Value:
-    """Entries of a source, in their order, where a mask says so: whole slices where the mask is the same along axes."""
+    """Return x with entries of a source, in their order, at the positions of a mask.
+
+    If the mask is the same along the last axes, whole slices are written.
+    """
     x, source, mask = as_value(b, call["self"]), as_value(b, call["source"]), call["mask"]
     if not isinstance(mask, Value) or not mask.is_fixed or x.shape != call.shape:
         raise NoRuleError("a mask that depends on parameters")
@@ -108,7 +111,10 @@ def _put(
     positions: Sequence[Value],
     along: LawOf = law.linear,
 ) -> Value:
-    """x with values of a source, along the axes in `kept`, each with that of the source; all others are addressed."""
+    """Return x with values of a source.
+
+    `kept` maps axes of x to the matching axes of the source. All other axes are addressed.
+    """
     reason = f"{b.op}: positions are addressed by index"
     for value in (x, source, *positions):
         b.settle(value)

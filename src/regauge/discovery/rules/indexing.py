@@ -13,7 +13,10 @@ from regauge.discovery.rules.indexed_writes import scatter_into
 
 
 def index(b: Builder, call: Call) -> Value:
-    """x[i, :, j]: one index tensor is a lookup along its axis; several freeze the axes that they address."""
+    """Return x[i, :, j].
+
+    One index tensor is a lookup along its axis. Several index tensors freeze the axes that they address.
+    """
     x, indices = as_value(b, call["self"]), list(call["indices"])
     indices += [None] * (x.ndim - len(indices))
     used = [k for k, i in enumerate(indices) if i is not None]
@@ -45,7 +48,7 @@ def look_up(b: Builder, x: Value, dim: int, indices: Any) -> Value:
 
 
 def embedding_bag(b: Builder, call: Call) -> list[Value]:
-    """Return sums, means or maxima of rows of a table, each row with a weight if there are such."""
+    """Return sums, means or maxima of rows of a table, with a weight for each row if weights are given."""
     weight, bags = as_value(b, call["weight"]), call.shape[0]
     reason = f"{b.op}: positions are addressed by index"
     for key in ("indices", "offsets"):
@@ -58,7 +61,7 @@ def embedding_bag(b: Builder, call: Call) -> list[Value]:
 
 
 def gather(b: Builder, call: Call) -> Value:
-    """result[i, j] = x[i, index[i, j]] along one axis."""
+    """Return result[i, j] = x[i, index[i, j]] along one axis."""
     x, positions = as_value(b, call["self"]), as_value(b, call["index"])
     dim = call["dim"] % x.ndim
     others = [k for k in range(x.ndim) if k != dim]
@@ -79,9 +82,10 @@ def gather(b: Builder, call: Call) -> Value:
 
 
 def scatter(b: Builder, call: Call) -> Value:
-    """src put at index, along one axis that the indices point into: into zeros, or a number among other values.
+    """Write a source to positions along one axis, if the positions point into the axis.
 
-    Elsewhere positions are mere numbers.
+    The source is written into zeros, or it is a number that is written among other values. In all other cases the
+    positions are plain numbers.
     """
     base, positions = call["self"], call["index"]
     if not isinstance(positions, Value) or positions.index_of is None:
@@ -118,14 +122,16 @@ def scatter(b: Builder, call: Call) -> Value:
 
 
 def _is_any_order_of_one(b: Builder, positions: Value, dim: int) -> bool:
-    """Return whether positions differ along an axis, and come in any order: values are put alike in another order of
-    both."""
+    """Return whether positions along an axis come in an open order so that they also differ.
+
+    Reordering such positions together with the values does not change the result of a write.
+    """
     ranks = list(algebra.leaves(positions.layouts[dim]))
     return any(list(algebra.leaves(order.value.layouts[order.dim])) == ranks for order in b.orders)
 
 
 def _overwrite(b: Builder, x: Value, positions: Value, dim: int) -> Value:
-    """x with a number at some positions of one of its own axes."""
+    """Return x with a number at some positions of an axis into which the positions point."""
     points = _points_into(positions, x.shape[dim])
     others = [k for k in range(x.ndim) if k != dim]
     if points is None or any(x.shape[k] != positions.shape[k] for k in others):
@@ -151,20 +157,24 @@ def one_hot(b: Builder, call: Call) -> Value:
 
 
 def _points_into(positions: Value, size: int) -> Layout | None:
-    """Return the axis of this size among whose units positions choose; None if they are mere numbers."""
+    """Return the axis of this size into which positions point; None if the positions are plain numbers."""
     points = positions.index_of
     return points if points is not None and algebra.size_of(points) == size else None
 
 
 def _address(b: Builder, x: Value, dim: int, positions: Value) -> Law:
-    """Freeze an axis of which positions are numbers."""
+    """Freeze an axis that positions address as plain numbers, and return the law of the axis."""
     b.settle(positions)
     algebra.freeze(x.layouts[dim], f"{b.op}: positions are addressed by index")
     return law.mixed(x.axis(dim))
 
 
 def _many(b: Builder, x: Value, indices: list[Any], call: Call) -> Value:
-    """Return several index tensors: freeze the axes that they address, and their own; the rest passes."""
+    """Return the result of indexing by several tensors.
+
+    The axes that the index tensors address and the axes of the index tensors are frozen. Transformations of the other
+    axes pass.
+    """
     used = [k for k, i in enumerate(indices) if i is not None]
     tensors = [as_value(b, indices[k]) for k in used]
     kept = [k for k in range(x.ndim) if k not in used]

@@ -10,7 +10,7 @@ from regauge.discovery.operators import Call, NoRuleError, Rule, as_value, named
 
 
 def apply_linear(b: Builder, x: Value, weight: Value, bias: Any) -> Value:
-    """x W^T + b over the last algebra."""
+    """Return x W^T + b over the last axis."""
     lead = list(range(x.ndim - 1))
     if weight.ndim == 1:
         result = b.multilinear([(x, [*lead, "in"]), (weight, ["in"])], lead, x.shape[:-1])
@@ -26,7 +26,7 @@ def matmul(b: Builder, call: Call) -> Value:
 
 
 def apply_matmul(b: Builder, x: Value, y: Value, shape: Sequence[int]) -> Value:
-    """Batched matrix product with broadcasting of the leading axes."""
+    """Return a batched matrix product with broadcasting of the leading axes."""
     lead = max(x.ndim, y.ndim, 2) - 2
 
     def labels(v: Value, last: Sequence[str]) -> list[Any]:
@@ -46,7 +46,7 @@ def apply_matmul(b: Builder, x: Value, y: Value, shape: Sequence[int]) -> Value:
 
 
 def add_product(b: Builder, call: Call) -> Value:
-    """addmm, baddbmm, addmv: beta * input + alpha * product."""
+    """Return beta * input + alpha * product (addmm, baddbmm, addmv)."""
     x, y = (as_value(b, v) for v in list(call.arguments.values())[1:3])
     alpha, beta = call.get("alpha", 1), call.get("beta", 1)
     result = apply_matmul(b, x, y, call.shape)
@@ -61,7 +61,7 @@ def add_product(b: Builder, call: Call) -> Value:
 
 
 def add_sum_of_products(b: Builder, call: Call) -> Value:
-    """addbmm: beta * input + alpha * the sum of the products of a batch."""
+    """Return beta * input + alpha * the sum of the products of a batch (addbmm)."""
     x, y = as_value(b, call["batch1"]), as_value(b, call["batch2"])
     total = b.multilinear([(x, ["n", "i", "k"]), (y, ["n", "k", "j"])], ["i", "j"], call.shape)
     offset, alpha, beta = as_value(b, call.x), call.get("alpha", 1), call.get("beta", 1)
@@ -69,15 +69,17 @@ def add_sum_of_products(b: Builder, call: Call) -> Value:
 
 
 def inner(b: Builder, call: Call) -> Value:
-    """Return products of all rows of one tensor with all rows of another."""
+    """Return the inner products of all rows of one tensor with all rows of another."""
     x, y = as_value(b, call["self"]), as_value(b, call["other"])
     rows, columns = [f"row {k}" for k in range(x.ndim - 1)], [f"column {k}" for k in range(y.ndim - 1)]
     return b.multilinear([(x, [*rows, "k"]), (y, [*columns, "k"])], [*rows, *columns], call.shape)
 
 
 def inverse(b: Builder, call: Call) -> Value:
-    """Return the inverse of matrices: what acts on their columns acts inversely on its rows, and the other way
-    round."""
+    """Return the inverse of matrices.
+
+    A transformation of the columns of a matrix acts inversely on the rows of its inverse, and vice versa.
+    """
     x = as_value(b, call.x)
     *lead, rows, columns = range(x.ndim)
     result = Value([*(x.layouts[k] for k in lead), x.layouts[columns], x.layouts[rows]], call.shape)
@@ -89,7 +91,7 @@ def inverse(b: Builder, call: Call) -> Value:
 
 
 def solve(b: Builder, call: Call) -> Value:
-    """Return the inverse of matrices times other matrices, without forming it."""
+    """Return the solution of linear systems: the inverse of matrices times other matrices."""
     x, y = as_value(b, call["A"]), as_value(b, call["B"])
     if y.ndim != x.ndim or y.shape[:-2] != x.shape[:-2]:
         raise NoRuleError("a system with vectors on the right, or that broadcasts")
@@ -146,7 +148,11 @@ def einsum(b: Builder, call: Call) -> Value:
 
 
 def convolution(b: Builder, call: Call) -> Value:
-    """Convolutions of any dimension, grouped or transposed: channels run as in a linear map, space is frozen."""
+    """Return a convolution of any dimension, which may be grouped or transposed.
+
+    Channels transform as in a linear map. Spatial axes are frozen unless the convolution has kernels of size one and
+    keeps every position.
+    """
     x, weight = as_value(b, call.x), as_value(b, call["weight"])
     groups, space = call.get("groups", 1), weight.ndim - 2
     is_batched = x.ndim == space + 2

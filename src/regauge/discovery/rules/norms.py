@@ -15,7 +15,10 @@ from regauge.discovery.rules.reductions import inner_product
 def normalize(
     b: Builder, x: Value, dims: Sequence[int], odd_dims: Sequence[int] = (), *, over: LawOf = law.mixed
 ) -> Value:
-    """Return a symmetric function of the entries along `dims`, jointly, with the law `over`; odd along `odd_dims`."""
+    """Return a function that treats the entries along `dims` jointly and symmetrically.
+
+    The axes in `dims` have the law `over`, and the function is odd along `odd_dims`.
+    """
     dims = [d % x.ndim for d in dims]
 
     def along(i: Axis, o: Axis) -> Law:
@@ -29,7 +32,7 @@ def normalize(
 
 
 def layer_norm(b: Builder, call: Call) -> list[Value]:
-    """LayerNorm and RMSNorm, which is odd and does not remove the mean."""
+    """Return LayerNorm, or RMSNorm, which is odd and does not remove the mean."""
     x = as_value(b, call["input"])
     dims = range(x.ndim - len(ints(call["normalized_shape"])), x.ndim)
     if "rms" in call.name:
@@ -40,7 +43,7 @@ def layer_norm(b: Builder, call: Call) -> list[Value]:
 
 
 def group_norm(b: Builder, call: Call) -> list[Value]:
-    """Channels fall into groups; within a group all channels and positions are treated jointly."""
+    """Return group normalization, which treats all channels and positions of a group jointly."""
     x = as_value(b, call["input"])
     n, c, *space = x.shape
     groups = call.first("num_groups", "group")
@@ -50,7 +53,7 @@ def group_norm(b: Builder, call: Call) -> list[Value]:
 
 
 def channel_norm(b: Builder, call: Call) -> list[Value]:
-    """Batch and instance normalization, by the statistics of the input or by running ones."""
+    """Return batch or instance normalization, by the statistics of the input or by running statistics."""
     x = as_value(b, call["input"])
     if call.name == "instance_norm":
         has_own, dims = call["use_input_stats"], list(range(2, x.ndim))
@@ -67,7 +70,7 @@ def channel_norm(b: Builder, call: Call) -> list[Value]:
 
 
 def _standardize(b: Builder, x: Value, mean: Value, var: Value) -> Value:
-    """(x - mean) / sqrt(var + eps): the variance admits no scale because of eps."""
+    """Return (x - mean) / sqrt(var + eps), where eps keeps the variance from admitting a scale."""
     b.tie(x.layouts[1], mean.layouts[0], var.layouts[0])
     result = Value(x.layouts, x.shape)
     rows = ((1, -1, 0, 0), (1, 0, 0, -1), (0, 0, 1, 0))
@@ -79,7 +82,7 @@ def _standardize(b: Builder, x: Value, mean: Value, var: Value) -> Value:
 
 
 def weight_norm(b: Builder, call: Call) -> Value:
-    """g * v / |v|, with the norm over all axes, or over all but one."""
+    """Return g * v / |v|, with the norm over all axes or over all axes but one."""
     v, g, dim = as_value(b, call["v"]), as_value(b, call["g"]), call.get("dim", 0)
     if dim == -1:
         # Scales of units do not pass: only one that all entries share cancels.
@@ -92,7 +95,7 @@ def weight_norm(b: Builder, call: Call) -> Value:
 
 
 def cosine_similarity(b: Builder, call: Call) -> Value:
-    """x y / (|x| |y|), summed over one axis; a scale of x cancels where its norm is above eps."""
+    """Return x y / (|x| |y|), summed over one axis; a scale of x cancels if the norm of x is above eps."""
     x, y = as_value(b, call["x1"]), as_value(b, call["x2"])
     shape = np.broadcast_shapes(x.shape, y.shape)
     dim = call.get("dim", 1) % len(shape)
@@ -112,7 +115,7 @@ def _odd_jointly(i: Axis, o: Axis) -> Law:
 
 
 def _affine(b: Builder, x: Value, call: Call, dims: Sequence[int]) -> Value:
-    """Gain and bias along consecutive axes of x."""
+    """Return x after the gain and the bias along consecutive axes."""
     for name, combine in (("weight", b.mul), ("bias", b.add)):
         if call.get(name) is not None:
             value = as_value(b, call[name])
@@ -123,7 +126,7 @@ def _affine(b: Builder, x: Value, call: Call, dims: Sequence[int]) -> Value:
 
 
 def _with_statistics(b: Builder, call: Call, x: Value, result: Value) -> list[Any]:
-    """Native norms also return statistics, which only training uses."""
+    """Return the result and the statistics that native norms also return, which only training uses."""
     return [result, *b.opaque([x] if any(call.is_used[1:]) else [], call.shapes[1:])]
 
 

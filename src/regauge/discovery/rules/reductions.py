@@ -11,7 +11,7 @@ from regauge.discovery.operators import Call, NoRuleError, Rule, as_value, ints,
 
 
 def dims_of(call: Call, ndim: int) -> list[int]:
-    """Return the axes that a reduction runs over; all of them where none is named."""
+    """Return the axes that a reduction runs over, which are all axes if the call names none."""
     dim = call.arguments.get("dim")
     if dim is None or dim in ([], ()):
         return list(range(ndim))
@@ -32,12 +32,12 @@ def reduction(along: LawOf) -> Rule:
 
 
 def sum_of_squares(b: Builder, call: Call) -> Value:
-    """sum or mean of x ** 2: the rotation-invariant form in which RMS norms are written."""
+    """Return the sum or mean of x ** 2, the rotation-invariant form in which RMS norms are written."""
     return reduce(b, call.x.factors[0], call, law.squared, "norm")
 
 
 def sum_of_products(b: Builder, call: Call) -> Value:
-    """sum or mean of x * y over one axis: an inner product, along which matrices pass."""
+    """Return the sum or mean of x * y over one axis: an inner product, along which matrices pass."""
     (dim,) = dims_of(call, len(call.x.shape))
     result = inner_product(b, call.x.factors, call.x.shape, dim)
     return b.unsqueeze(result, dim) if call.get("keepdim", False) else result
@@ -71,7 +71,7 @@ def variance(b: Builder, call: Call) -> list[Value]:
 
 
 def extremum(b: Builder, call: Call) -> Any:
-    """max and min: of two tensors, over everything, or over one axis with the index of the winner."""
+    """Return the max or min of two tensors, of all entries, or along one axis with the position of the extremum."""
     if "other" in call.arguments:
         return b.maximum([as_value(b, v) for v in list(call.arguments.values())[:2]], call.shape)
     x = as_value(b, call.x)
@@ -82,20 +82,25 @@ def extremum(b: Builder, call: Call) -> Any:
 
 
 def ranked(b: Builder, call: Call) -> Any:
-    """Return an entry by its rank, or the most frequent one, with its position: scales pass, signs turn the order
-    around."""
+    """Return an entry by its rank, or the most frequent entry, with its position.
+
+    Scales pass. Signs do not pass, because they reverse the order.
+    """
     x = as_value(b, call.x)
     values = reduce(b, x, call, law.positive)
     return [values] if len(call.shapes) == 1 else [values, _winner(b, x, call)]
 
 
 def histogram(b: Builder, call: Call) -> Value:
-    """Return a histogram: the number of entries in each of some ranges."""
+    """Return a histogram: the number of entries in each of several ranges."""
     return b.carry(as_value(b, call.x), [None], call.shape, law.fixed, reason=f"{b.op}: ranges")
 
 
 def order(b: Builder, call: Call) -> list[Value]:
-    """sort and topk: ranks have a fixed meaning unless they are left open; indices point into the compared axis."""
+    """Return sorted or largest entries and their positions (sort, topk, argsort).
+
+    Ranks have a fixed meaning unless the operator leaves the order open. The positions point into the compared axis.
+    """
     x = as_value(b, call.x)
     is_open = not call.get("sorted", True)
     if is_open and b.node in b.sensitive:
@@ -116,7 +121,7 @@ def order(b: Builder, call: Call) -> list[Value]:
 
 
 def accumulate(b: Builder, call: Call) -> list[Value]:
-    """Running sums and maxima: the order of that axis counts, the others pass."""
+    """Return running sums or maxima: their axis is frozen, and transformations of the other axes pass."""
     x = as_value(b, call.x)
     sources = _without(x, call["dim"] % x.ndim)
     along = {"cumsum": law.linear, "cummax": law.positive, "cummin": law.positive}.get(call.name, law.fixed)
@@ -127,7 +132,7 @@ def accumulate(b: Builder, call: Call) -> list[Value]:
 
 
 def transform(b: Builder, call: Call) -> Value:
-    """Fourier transforms: positions along their axes have a fixed meaning, the other axes pass."""
+    """Return Fourier transforms: positions along their axes are fixed, and transformations of the other axes pass."""
     x, dim = as_value(b, call.x), call.arguments.get("dim")
     if dim is None:
         dim = range(-len(call.get("s", x.shape)), 0)
@@ -137,7 +142,7 @@ def transform(b: Builder, call: Call) -> Value:
 
 
 def _without(x: Value, dim: int) -> list[int | None]:
-    """Return all axes but one, in the place of which there is a new one."""
+    """Return all axes, with None in place of one axis that a new axis replaces."""
     return [None if d == dim else d for d in range(x.ndim)]
 
 

@@ -1,4 +1,4 @@
-"""Pooling, resampling and patches: positions are frozen unless windows are single entries, channels pass."""
+"""Pooling, resampling and patches: channels pass, and positions are frozen unless each window is a single entry."""
 
 from regauge.discovery import laws as law
 from regauge.discovery.builder import Builder
@@ -32,7 +32,7 @@ def pool(along: LawOf) -> Rule:
 
 
 def unpool(b: Builder, call: Call) -> Value:
-    """Return the maxima of pooling back at their positions, between zeros."""
+    """Return the maxima of pooling at their earlier positions, among zeros."""
     x, positions = as_value(b, call["self"]), as_value(b, call["indices"])
     lead = x.ndim - (3 if call.name.endswith("3d") else 2)
     reason = f"{b.op}: spatial axis"
@@ -47,7 +47,7 @@ def unpool(b: Builder, call: Call) -> Value:
 
 
 def sample(b: Builder, call: Call) -> Value:
-    """Return values of an image or a volume at positions of a grid."""
+    """Return the values of an image or a volume at the positions of a grid."""
     x, grid = as_value(b, call["input"]), as_value(b, call["grid"])
     reason = f"{b.op}: positions are read from a grid"
     b.freeze(grid, reason=reason)
@@ -56,13 +56,13 @@ def sample(b: Builder, call: Call) -> Value:
 
 
 def affine_grid(b: Builder, call: Call) -> Value:
-    """Return positions of a regular grid, mapped by a matrix."""
+    """Return the positions of a regular grid, mapped by a matrix."""
     sources = [0, *[None] * (len(call.shape) - 2), 1]
     return b.carry(as_value(b, call.x), sources, call.shape, law.linear, ended=None, reason=f"{b.op}: positions")
 
 
 def fold_patches(b: Builder, call: Call) -> Value:
-    """col2im: N (C K) L to N C H W, where positions are frozen and channels pass."""
+    """Return images made of patches (col2im), N (C K) L to N C H W: positions are frozen, channels pass."""
     x = as_value(b, call.x)
     *lead, rows, places = x.shape
     channels = call.shape[-3]

@@ -20,7 +20,11 @@ def view(b: Builder, call: Call) -> Any:
 
 
 def permute(b: Builder, call: Call) -> Any:
-    """Any order of axes: the operator itself tells it, on a tensor whose axes have the sizes 1, 2, 3 and so on."""
+    """Permute the axes as the operator does.
+
+    The operator runs on a tensor whose axes have the sizes 1, 2, 3 and so on so that the sizes of the result give the
+    order.
+    """
     _, *rest = call.arguments.items()
     numbers = torch.empty([*range(1, len(call.x.shape) + 1)], device="meta")
     moved = getattr(torch.ops.aten, call.name)(numbers, **dict(rest))
@@ -38,7 +42,7 @@ def squeeze(b: Builder, call: Call) -> Any:
 
 
 def repeat(b: Builder, call: Call) -> Value:
-    """Tile: axes repeated as a whole."""
+    """Repeat axes as a whole (repeat, tile)."""
     x, times = as_value(b, call.x), ints(call.first("repeats", "dims"))
     times = [1] * (x.ndim - len(times)) + times
     for _ in range(len(times) - x.ndim):
@@ -49,7 +53,7 @@ def repeat(b: Builder, call: Call) -> Value:
 
 
 def repeat_interleave(b: Builder, call: Call) -> Value:
-    """Return each index of an axis repeated in place."""
+    """Repeat each index of an axis in place."""
     x, count, dim = as_value(b, call.x), call["repeats"], call.arguments.get("dim")
     if not isinstance(count, int):
         raise NoRuleError("repeat_interleave with a tensor of counts")
@@ -89,7 +93,7 @@ def cat(b: Builder, call: Call) -> Value:
 
 
 def cat_wide(b: Builder, call: Call) -> Value:
-    """hstack, vstack, dstack, column_stack: concatenation of tensors that get the axes that they lack."""
+    """Concatenate tensors after adding the axes that they lack (hstack, vstack, dstack, column_stack)."""
     first = {"vstack": [0], "dstack": [0, 2], "column_stack": [1]}.get(call.name, [])
     dim = {"vstack": 0, "dstack": 2, "column_stack": 1}.get(call.name)
     pieces = []
@@ -112,7 +116,7 @@ def stack(b: Builder, call: Call) -> Stacked:
 
 
 def pad(b: Builder, call: Call) -> Value:
-    """Constant padding with zero is a concatenation with zeros; anything else freezes the padded axes."""
+    """Pad a tensor: padding with zeros is a concatenation, and any other padding freezes the padded axes."""
     x, widths = as_value(b, call.x), ints(call.first("pad", "padding"))
     dims = [x.ndim - 1 - k for k in range(len(widths) // 2)]
     is_constant = call.get("mode", "constant") == "constant" and not call.name.startswith(("refl", "repl"))
@@ -130,7 +134,7 @@ def pad(b: Builder, call: Call) -> Value:
 
 
 def write(b: Builder, call: Call) -> Value:
-    """Return a write to a range of one axis, or to one index of it."""
+    """Write a tensor to a range of one axis, or to one index of the axis."""
     x, source = as_value(b, call["self"]), as_value(b, call["src"])
     dim = call["dim"] % x.ndim
     size = x.shape[dim]
@@ -145,13 +149,13 @@ def write(b: Builder, call: Call) -> Value:
 
 
 def copy_into(b: Builder, call: Call) -> Value:
-    """Return all values replaced by another tensor's."""
+    """Replace all values by the values of another tensor."""
     wide = b.expand(as_value(b, call["src"]), call.shape)
     return wide if all(call.is_float) else b.unary(wide, law.fixed)
 
 
 def rearrange(b: Builder, call: Call) -> Value:
-    """Return positions moved within some axes by a fixed rule: flip, roll, triangular parts."""
+    """Move positions within some axes by a fixed rule (flip, roll, triangular parts)."""
     x = as_value(b, call.x)
     if call.name in ("tril", "triu"):
         return _rearrange(b, x, [x.ndim - 2, x.ndim - 1], call.shape, law.linear)
@@ -159,7 +163,7 @@ def rearrange(b: Builder, call: Call) -> Value:
 
 
 def shuffle(b: Builder, call: Call) -> Any:
-    """Channels traded for pixels, or groups of channels for one another: axes are split, permuted and merged."""
+    """Exchange channels with pixels, or groups of channels with each other: split, permute and merge axes."""
     x = as_value(b, call.x)
     if call.name.endswith("channel_shuffle"):
         n, (c, *space), groups = 1, x.shape[1:], call["groups"]
@@ -176,7 +180,7 @@ def shuffle(b: Builder, call: Call) -> Any:
 
 
 def unfold_patches(b: Builder, call: Call) -> Any:
-    """im2col: N C H W to N (C K) L, where positions are frozen and channels pass."""
+    """Return the patches of images (im2col), N C H W to N (C K) L: positions are frozen, channels pass."""
     x = as_value(b, call.x)
     *lead, channels = x.shape[:-2]
     shape = [*lead, channels, call.shape[-2] // channels, call.shape[-1]]
@@ -185,7 +189,10 @@ def unfold_patches(b: Builder, call: Call) -> Any:
 
 
 def unfold_windows(b: Builder, call: Call) -> Any:
-    """Windows of one axis, with the places within them along a new last axis; a view where they do not overlap."""
+    """Return windows of one axis, with the positions within a window along a new last axis.
+
+    Windows that cover the axis without overlap are a view.
+    """
     x, size, step = call.x, call["size"], call["step"]
     ndim = len(x.shape)
     if not ndim:
@@ -200,18 +207,18 @@ def unfold_windows(b: Builder, call: Call) -> Any:
 
 
 def view_as_complex(b: Builder, call: Call) -> Value:
-    """Return the pairs of the last axis as complex numbers."""
+    """Return the pairs along the last axis as complex numbers."""
     x = as_value(b, call.x)
     return b.carry(x, range(x.ndim - 1), call.shape, law.linear, ended=None, reason="real and imaginary parts")
 
 
 def complex_of(b: Builder, call: Call) -> Value:
-    """Complex numbers of real and imaginary parts."""
+    """Return complex numbers with given real and imaginary parts."""
     return b.add([as_value(b, call["real"]), as_value(b, call["imag"])], call.shape)
 
 
 def view_as_real(b: Builder, call: Call) -> Value:
-    """Complex numbers as pairs along a new last axis."""
+    """Return complex numbers as pairs along a new last axis."""
     x = as_value(b, call.x)
     return b.carry(x, [*range(x.ndim), None], call.shape, law.linear, reason="real and imaginary parts")
 

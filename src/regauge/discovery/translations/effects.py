@@ -1,4 +1,4 @@
-"""The effects of operators on an offset: what moves it, maps it, does not see it, or takes it back."""
+"""The effects of operators on an offset: operators that move it, map it, ignore it, or take it back."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -32,11 +32,11 @@ from regauge.discovery.translations.offsets import (
 from regauge.discovery.translations.run import MOVES, Rules, Run
 
 HIDDEN = -1e3
-"""Masks write numbers below this in place of scores, so that a softmax gives these no weight."""
+"""Masks replace scores by numbers below this value so that a softmax gives the masked scores no weight."""
 
 
 def _move(run: Run, node: Node) -> Any:
-    """Return the entries of the offset where the operator puts the entries of the value."""
+    """Return the offset after an operator that moves entries; the offset's entries move in the same way."""
     first = given(node)[0]
     if operator_name(node) == "getitem":
         several = run.of(first)
@@ -65,7 +65,7 @@ def _move(run: Run, node: Node) -> Any:
 
 
 def _joined(run: Run, node: Node, sources: list[Node], held: Mapping[Node, Any]) -> Any:
-    """Return the offset of several values that an operator puts side by side."""
+    """Return the offset of the concatenation of several values."""
 
     def joined(arrays: Mapping[Node, Tensor]) -> Tensor:
         blanks = {one: torch.zeros(shape_of(one), dtype=torch.int64) for one in node.all_input_nodes}
@@ -90,7 +90,7 @@ def _joined(run: Run, node: Node, sources: list[Node], held: Mapping[Node, Any])
 
 
 def _pad(run: Run, node: Node) -> Any:
-    """Nothing is added to what a value is padded with."""
+    """Return the offset of a padded value, which is zero on the padding."""
     if not pads_zeros(node):
         raise SeenError
     return _move(run, node)
@@ -171,8 +171,10 @@ def _mean(run: Run, node: Node) -> Any:
 
 
 def _mixed(offset: Offset, dims: list[int], shape: tuple[int, ...]) -> Offset:
-    """Return an offset that differs along the axes of a mean: two means change alike if all that they are taken of
-    does."""
+    """Return the offset of a mean over axes along which the offset of the operand differs.
+
+    Two means change by the same amount if the entries under the two means change by the same amounts.
+    """
     if offset.is_masked:
         raise SeenError
     columns = offset.as_labels().movedim(dims, list(range(len(dims)))).flatten(0, len(dims) - 1).flatten(1)
@@ -181,8 +183,11 @@ def _mixed(offset: Offset, dims: list[int], shape: tuple[int, ...]) -> Offset:
 
 
 def _pool(run: Run, node: Node) -> Any:
-    """Return a pool without padding, of an offset that is the same everywhere that it looks at, or of all that there
-    is."""
+    """Return the offset of pooled values.
+
+    The pooling must have no padding. The offset must be constant over each window, or the pooling must cover all
+    positions.
+    """
     offset, shape = run.of(given(node)[0]), shape_of(node)
     space = int(operator_name(node)[-2])
     is_adaptive = operator_name(node).startswith("adaptive")
@@ -224,7 +229,7 @@ def _argmax(run: Run, node: Node) -> None:
 
 
 def _masked(run: Run, node: Node) -> Any:
-    """Return a mask that takes entries out of a softmax."""
+    """Return the offset of scores of which a mask removes some from a softmax."""
     x, mask, value = given(node)[:3]
     if operator_name(node) == "where":
         x, mask, value = mask, x, value
@@ -267,7 +272,10 @@ def _group_norm(run: Run, node: Node) -> Any:
 
 
 def _require_unseen(offset: Offset | None, together: Callable[[Tensor], Tensor]) -> None:
-    """Raise unless an offset is constant along all axes together that a norm takes together, which are the last."""
+    """Raise unless an offset is constant over all entries that a norm takes together.
+
+    `together` reshapes an array so that these entries form the last axis.
+    """
     if offset is not None and (offset.is_masked or not offset.move(together).is_uniform(-1)):
         raise SeenError
 

@@ -1,4 +1,4 @@
-"""A traced model as offsets see it: parameters and views of them, whole numbers, sums that are known."""
+"""A traced model in the form that offsets need: parameters and their views, integer constants, and known sums."""
 
 import math
 from collections.abc import Hashable, Mapping
@@ -18,27 +18,27 @@ from regauge.discovery.trace import Program
 from regauge.discovery.translations.offsets import SeenError
 
 PADS = words("pad constant_pad_nd")
-"""Operators that put constants around a value."""
+"""Operators that pad a value with constants."""
 MOST_NUMBERS = 1 << 20
-"""Values with more entries are not looked at entry by entry."""
+"""Largest number of entries of a value that is inspected entry by entry."""
 Total = tuple[Entries | None, tuple[ImageStep, ...]]
-"""A gain that a value is divided by before it is summed, and the sum as a step, or nothing where it is zero."""
+"""A gain that divides a value before the sum, and the sum as a step; there is no step if the sum is zero."""
 
 BIASES = {"layer_norm": 3, "group_norm": 3, "batch_norm": 2, "instance_norm": 2, "linear": 2, "addmm": 0}
 BIASES |= dict.fromkeys(words("conv1d conv2d conv3d"), 2)
-"""Operators that add a parameter to each channel, and which of their arguments it is."""
+"""Operators that add a parameter to each channel, with the position of the parameter among their arguments."""
 CELLS = dict.fromkeys(words("lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell"), 4)
-"""Steps of recurrent layers, and which of their arguments is the bias of the input."""
+"""Steps of recurrent layers, with the position of the input's bias among their arguments."""
 
 
 @dataclass(frozen=True)
 class Graph:
-    """A traced model as offsets see it.
+    """A traced model with the questions that offsets ask about it.
 
     Attributes:
         program: The model.
         ones: Gains that are one in a representative.
-        onward: What is known of offsets from some nodes on.
+        onward: Results for offsets from some nodes on, stored for reuse.
     """
 
     program: Program
@@ -48,22 +48,22 @@ class Graph:
 
     @cached_property
     def order(self) -> dict[Node, int]:
-        """The place of each node."""
+        """The position of each node in the graph."""
         return {node: k for k, node in enumerate(self.program.graph.graph.nodes)}
 
     @cached_property
     def written(self) -> dict[Node, str]:
-        """Results that are written into buffers and parameters, and the names of these."""
+        """Results that the model writes into buffers and parameters, with the names of these tensors."""
         return dict(self.program.written)
 
     @cached_property
     def ends(self) -> frozenset[Node]:
-        """Outputs, and what is written."""
+        """Outputs, and results that the model writes into its state."""
         return frozenset([*self.program.outputs, *self.written])
 
     @cached_property
     def placeholders(self) -> dict[str, list[Node]]:
-        """The nodes of each parameter, by the first of its names."""
+        """The nodes of each parameter, by its first name."""
         found: dict[str, list[Node]] = {}
         for node in self.program.graph.graph.find_nodes(op="placeholder"):
             if (name := self.program.states.get(node.name)) is not None:
@@ -78,7 +78,7 @@ class Graph:
 
     @cached_property
     def norm_widths(self) -> tuple[int, ...]:
-        """The widths of layer normalizations of pieces of an axis, such as one for each head, the smallest first."""
+        """The widths of layer normalizations that act on pieces of an axis, such as heads, the smallest first."""
         found = set[int]()
         for node in self.order:
             if node.op == "call_function" and operator_name(node) in ("layer_norm", "native_layer_norm"):
@@ -91,7 +91,7 @@ class Graph:
 
     @cached_property
     def cuts(self) -> dict[int, tuple[tuple[int, int], ...]]:
-        """First indices and lengths of the pieces that operators cut the last axis of values into, by its length."""
+        """First indices and lengths of the pieces into which operators cut the last axis of values, by axis length."""
         found: dict[int, dict[tuple[int, int], None]] = {}
         for node in self.order:
             name = operator_name(node) if node.op == "call_function" else ""
@@ -112,7 +112,7 @@ class Graph:
 
     @cached_property
     def joined(self) -> tuple[tuple[int, ...], ...]:
-        """The lengths of values that are put side by side, along the axis on which they are."""
+        """The lengths of concatenated values along the axis of the concatenation."""
         nodes = [node for node in self.order if node.op == "call_function" and operator_name(node) == "cat"]
         found = set[tuple[int, ...]]()
         for node in nodes:
@@ -122,17 +122,17 @@ class Graph:
         return tuple(sorted(found))
 
     def parameter(self, node: Any) -> str | None:
-        """Return the parameter that a node is."""
+        """Return the name of the parameter that a node holds, or None."""
         is_state = isinstance(node, Node) and node.op == "placeholder"
         return self.program.states.get(node.name) if is_state else None
 
     def is_single(self, name: str) -> bool:
-        """Return whether one operator uses a parameter, once."""
+        """Return whether a parameter has one name and one operator uses it, once."""
         nodes = self.placeholders.get(name, [])
         return len(self.program.aliases.get(name, (name,))) == 1 and len(nodes) == 1 and len(nodes[0].users) == 1
 
     def is_read_once(self, node: Node) -> bool:
-        """Return whether no entry of a value is read by two operators: there is one, or each has a piece of its own."""
+        """Return whether at most one operator reads each entry of a value: a single reader, or separate pieces."""
         users = list(node.users)
         if len(users) == 1:
             return True
@@ -148,7 +148,7 @@ class Graph:
         return len(set(seen.tolist())) == len(seen)
 
     def is_of_steps(self, name: str) -> bool:
-        """Return whether all that uses a parameter are several steps of one operator, which add it as their bias."""
+        """Return whether all users of a parameter are steps of one operator that add the parameter as their bias."""
         nodes = self.placeholders.get(name, [])
         if len(self.program.aliases.get(name, (name,))) > 1 or len(nodes) != 1:
             return False
@@ -159,7 +159,7 @@ class Graph:
         )
 
     def entries(self, node: Any) -> Entries | None:
-        """Return the entries of a parameter that a node holds, where it is a view of one."""
+        """Return the entries of a parameter that a node holds, if the node is a view of a parameter."""
         chain = []
         while isinstance(node, Node) and node.op == "call_function":
             chain.append(node)
@@ -183,7 +183,7 @@ class Graph:
         return Entries(name, tuple(view.shape), tuple(view.stride()), int(view.storage_offset()))
 
     def constant(self, node: Any) -> Tensor | None:
-        """Return the whole numbers that a node holds, where they do not depend on inputs."""
+        """Return the integers that a node holds, if they do not depend on inputs."""
         if not isinstance(node, Node):
             return None
         if node not in self._constants:
@@ -207,11 +207,11 @@ class Graph:
             return None
 
     def total(self, node: Any, axis: int = -1) -> Total | None:
-        """Return the sum of a value along an axis when it is divided by a gain, the same for all inputs.
+        """Return the sum along an axis of a value divided by a gain, if this sum is the same for all inputs.
 
         Returns:
-            The gain, None where there is none, and the sum as a step, or nothing where it is zero. None where the sum
-            depends on the inputs, or is not known.
+            The gain (None if there is no gain), and the sum as a step (no step if the sum is zero). None if the sum
+            depends on the inputs or is not known.
         """
         if not isinstance(node, Node) or node.op != "call_function":
             return None
@@ -240,8 +240,10 @@ class Graph:
         return None if is_padded and found and found[1] else found  # Zeros lack the bias.
 
     def _total_of_two(self, node: Node) -> Total | None:
-        """Return the sum of a product with a gain or a number, or of a sum with a bias, in a norm that is written by
-        hand."""
+        """Return the sum of a product or of a sum of two values, in a norm that the model writes out.
+
+        A product has a gain or a number as a factor. A sum has a bias as a term.
+        """
         x, y = given(node)[:2]
         kind, width = operator_name(node), shape_of(node)[-1:]
         for value, other in ((x, y), (y, x)) if kind != "div" else ((x, y),):
@@ -257,14 +259,14 @@ class Graph:
         return None
 
     def _with_bias(self, total: Total, bias: Any) -> Total | None:
-        """Return the sum of a value to which a bias is added."""
+        """Return the sum of a value after a bias is added to it."""
         if bias is None:
             return total
         entries, gain = self.entries(bias), total[0]
         return None if entries is None else (gain, (ImageStep("total", entries, by=gain),))
 
     def sums_to_one(self, node: Any) -> bool:
-        """Return whether a value is non-negative weights that sum to one along its last axis."""
+        """Return whether a value holds non-negative weights that sum to one along its last axis."""
         while isinstance(node, Node) and node.op == "call_function":
             if operator_name(node) in ("softmax", "_softmax", "_safe_softmax"):
                 return given(node)[1] in (-1, len(shape_of(node)) - 1)
@@ -276,14 +278,16 @@ class Graph:
 
 
 def pads_zeros(node: Node) -> bool:
-    """Return whether all that a node pads with is zeros."""
+    """Return whether a node pads only with zeros."""
     is_constant = argument(node, 2, "constant") in ("constant", 0) and argument(node, 3, None) in (None, 0)
     return (is_constant and not node.kwargs) or not any(given(node)[1])
 
 
 def _axis_before(node: Node, axis: int) -> int | None:
-    """Return the axis of the operand whose sums are those along an axis of the result, or means of such sums, or
-    zero."""
+    """Return the axis of the operand along which known sums give the sums along an axis of the result.
+
+    The sums of the result equal sums of the operand, are means of such sums, or are zero.
+    """
     name, source, shape = operator_name(node), shape_of(given(node)[0]), shape_of(node)
     ndim = len(source)
     if name in SAME | {"expand"}:
@@ -324,12 +328,12 @@ def _axis_before(node: Node, axis: int) -> int | None:
 
 
 def given(node: Node) -> Any:
-    """The arguments of a node, of whatever types its operator takes."""
+    """Return the arguments of a node, of any types."""
     return node.args
 
 
 def call(node: Node, operands: Mapping[Node, Any], *, may_copy: bool = True) -> Any:
-    """Return the operator of a node on other operands, which are copied if it cannot look at them otherwise."""
+    """Call the operator of a node on other operands, and copy the operands if the operator cannot view them."""
     args, kwargs = map_arg((node.args, node.kwargs), operands.__getitem__)
     try:
         return node.target(*args, **kwargs)  # type: ignore[operator]

@@ -1,4 +1,4 @@
-"""The effects of operators that are linear in their operands on an offset: layers, tables, products, attention."""
+"""The effects on an offset of operators that are linear in their operands: layers, tables, products, attention."""
 
 from dataclasses import replace
 from typing import Any
@@ -26,7 +26,7 @@ from regauge.discovery.translations.offsets import (
 from regauge.discovery.translations.run import Run, Taker
 
 LAYERS = {"linear": (0, 1, 2), "addmm": (1, 2, 0), "conv1d": (0, 1, 2), "conv2d": (0, 1, 2), "conv3d": (0, 1, 2)}
-"""Operators that are linear in a value and in a weight: arguments of value, weight and bias."""
+"""Operators that are linear in a value and in a weight: the argument positions of value, weight and bias."""
 
 
 def through_layer(run: Run, node: Node) -> Any:
@@ -52,7 +52,7 @@ def through_layer(run: Run, node: Node) -> Any:
 
 
 def _through(run: Run, term: Addend, weights: Entries, dim: int, shape: tuple[int, ...]) -> Addend:
-    """Map an offset of each channel by a layer."""
+    """Map an offset of each channel by the weights of a layer."""
     steps, size = channel_vector(term, dim)
     copies, outputs, inputs = weights.sizes[:3]
     if size != copies * inputs:
@@ -62,7 +62,7 @@ def _through(run: Run, term: Addend, weights: Entries, dim: int, shape: tuple[in
 
 
 def _weights(run: Run, node: Node, w: Any) -> Entries:
-    """Return the weights of a layer that pads nothing as `[copies, outputs, inputs, ...]`."""
+    """Return the weights of a layer without padding as `[copies, outputs, inputs, ...]`."""
     found, name, copies = run.graph.entries(w), operator_name(node), 1
     if found is None:
         raise SeenError
@@ -83,7 +83,10 @@ def _weights(run: Run, node: Node, w: Any) -> Entries:
 
 
 def _reweigh(run: Run, node: Node, x: Any, change: Offset, dim: int) -> Any:
-    """Return an offset of the weights: outputs change alike where their rows do."""
+    """Return the offset of a layer's outputs that an offset of its weights causes.
+
+    Two outputs change by the same amount if their rows of the weights change by the same amounts.
+    """
     (term,) = change.known()
     places = term.places.mT if operator_name(node) == "addmm" else term.places
     shape = shape_of(node)
@@ -112,7 +115,7 @@ def _reweigh(run: Run, node: Node, x: Any, change: Offset, dim: int) -> Any:
 
 
 def _first_column(array: Tensor) -> Tensor:
-    """Return the entries of an array along its first axis, at the beginning of all others."""
+    """Return the entries of an array along its first axis, at index zero of all other axes."""
     for _ in range(array.ndim - 1):
         array = array.select(1, 0)
     return array
@@ -191,7 +194,10 @@ def through_attention(run: Run, node: Node) -> Any:
 
 
 def through_recurrent(run: Run, node: Node) -> None:
-    """The bias of the state is added to that of the input, except where a gate of a GRU multiplies it."""
+    """Record that the input biases of a recurrent layer take back offsets of the state biases.
+
+    The layer adds the two biases, except where a gate of a GRU multiplies the bias of the state.
+    """
     weights, count = _recurrent_weights(node)
     if any(source in run.offsets for source in node.all_input_nodes if source not in weights):
         raise SeenError
@@ -212,9 +218,9 @@ def through_recurrent(run: Run, node: Node) -> None:
 
 
 def _recurrent_weights(node: Node) -> tuple[list[Any], int]:
-    """Return the weights of a recurrent layer with biases, and how many each direction of each layer has.
+    """Return the weights of a recurrent layer with biases, and the number of weights of each direction of each layer.
 
-    They are weights of the input and of the state, their biases, and of an LSTM that has one its projection.
+    They are the weights of the input and of the state, their biases, and the projection of an LSTM that has one.
     """
     if operator_name(node).endswith("_cell"):
         return list(given(node)[2:]), 4

@@ -1,4 +1,4 @@
-"""Offsets: what is added to a value of a traced model when a vector is added to a parameter."""
+"""Offsets: the amounts added to a value of a traced model when a vector is added to a parameter."""
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -12,11 +12,11 @@ from torch.utils import _pytree as pytree
 from regauge.core.translations import Entries, ImageStep
 
 LARGEST_CONTENT = 1 << 14
-"""Offsets with more entries, without those that repeat others, are compared by none."""
+"""Largest number of entries, without repetitions, of an offset that gets a key for comparison."""
 
 
 class SeenError(Exception):
-    """Something sees the offset, so the function is another one."""
+    """The error for an offset that an operator sees so that the function changes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,9 +24,10 @@ class Addend:
     """A vector that is added to a value, entry by entry, the same for all inputs.
 
     Attributes:
-        steps: From the vector of the family to this one.
-        size: The length of this one.
-        places: For each entry of the value 1 plus the number of the vector's entry that is added there, or zero.
+        steps: The steps from the vector of the family to this vector.
+        size: The length of this vector.
+        places: For each entry of the value, 1 plus the index of the vector's entry that is added there, or zero if
+            nothing is added.
     """
 
     steps: tuple[ImageStep, ...]
@@ -40,8 +41,9 @@ class Offset:
 
     Attributes:
         terms: Vectors that are added, each known up to the weights.
-        labels: In place of terms, where amounts depend on the inputs: equal labels mean equal amounts, zero none.
-        is_masked: Whether entries that a mask takes out of a softmax lack the offset, so that nothing else may end it.
+        labels: An array that replaces the terms if the amounts depend on the inputs. Equal labels mean equal amounts,
+            and zero means that nothing is added.
+        is_masked: Whether entries that a mask removes from a softmax lack the offset. Then only a softmax may end it.
     """
 
     terms: tuple[Addend, ...] = ()
@@ -55,7 +57,7 @@ class Offset:
 
     @property
     def is_nothing(self) -> bool:
-        """Whether nothing is added anywhere."""
+        """Whether the offset is zero everywhere."""
         return not any(_has_any(array) for array in self.arrays)
 
     def is_equal(self, other: "Offset") -> bool:
@@ -69,11 +71,11 @@ class Offset:
         return self.labels is other.labels and len(self.terms) == len(other.terms) and all(alike)
 
     def is_uniform(self, *dims: int) -> bool:
-        """Return whether it is constant along some axes, each by itself."""
+        """Return whether the offset is constant along each of some axes."""
         return all(is_constant(array, dim) for array in self.arrays for dim in dims)
 
     def move(self, function: Callable[[Tensor], Any]) -> Any:
-        """Return the offset of what an operator makes that only moves values: one, or one for each of its results."""
+        """Return the offset after an operator that only moves values: one offset, or one for each result."""
         moved = [function(array) for array in self.arrays]
         if all(isinstance(array, Tensor) for array in moved):
             return self._with(moved)
@@ -89,11 +91,11 @@ class Offset:
         return Offset(terms, is_masked=self.is_masked)
 
     def then(self, *steps: ImageStep) -> "Offset":
-        """Return the offset with further steps that keep the length of vectors."""
+        """Return the offset with further steps, which keep the length of its vectors."""
         return replace(self, terms=tuple(replace(term, steps=(*term.steps, *steps)) for term in self.terms))
 
     def content(self) -> Hashable | None:
-        """Return a key that is equal where offsets are; None if it would be large."""
+        """Return a key that is equal for equal offsets; None if the key would be large."""
         arrays = [once([array])[0] for array in self.arrays]
         if sum(array.numel() for array in arrays) > LARGEST_CONTENT:
             return None
@@ -108,13 +110,13 @@ class Offset:
         )
 
     def known(self) -> tuple[Addend, ...]:
-        """Return the terms; `SeenError` is raised where amounts depend on the inputs."""
+        """Return the terms, or raise `SeenError` if the amounts depend on the inputs or on a mask."""
         if self.labels is not None or self.is_masked:
             raise SeenError
         return self.terms
 
     def as_labels(self) -> Tensor:
-        """Labels in place of terms: equal where all terms add the same entry."""
+        """Return labels in place of terms; two labels are equal if all terms add the same entry."""
         if self.labels is not None:
             return self.labels
         total = self.terms[0].places
@@ -135,12 +137,12 @@ def is_constant(array: Tensor, dim: int) -> bool:
 
 
 def _has_any(array: Tensor) -> bool:
-    """Return whether an array has an entry that is not zero; mostly the first one is."""
+    """Return whether an array has a nonzero entry; the first entry, which is mostly nonzero, is tested first."""
     return bool(array.numel()) and (bool(array[(0,) * array.ndim]) or bool(once([array])[0].any()))
 
 
 def once(arrays: Sequence[Tensor]) -> list[Tensor]:
-    """Arrays of one shape without the entries that repeat others in all of them."""
+    """Return arrays of one shape without the axes along which all of them repeat their entries."""
     shape, strides = arrays[0].shape, zip(*(array.stride() for array in arrays), strict=True)
     repeated = [dim for dim, several in enumerate(strides) if shape[dim] > 1 and not any(several)]
     few = []
@@ -152,30 +154,33 @@ def once(arrays: Sequence[Tensor]) -> list[Tensor]:
 
 
 def paired(first: Tensor, second: Tensor) -> Tensor:
-    """Labels that differ where either of two arrays of labels does, zero where both are."""
+    """Return labels that differ where either of two arrays of labels differs, and that are zero where both are zero."""
     few, more = once([first, second])
     return (few * (int(more.max()) + 1) + more).expand(first.shape)
 
 
 def varied(labels: Tensor, positions: Tensor) -> Tensor:
-    """Labels that differ where the positions do, too, and stay zero where they are."""
+    """Return labels that also differ where the positions differ; zero labels stay zero."""
     few, more = once([labels, paired(labels, positions)])
     return torch.where(few == 0, 0, more).expand(labels.shape)
 
 
 def along(values: Tensor, dim: int, shape: Sequence[int]) -> Tensor:
-    """Return values for one axis, the same along all others."""
+    """Return values along one axis, repeated along all other axes."""
     return values.reshape([n if k == dim else 1 for k, n in enumerate(shape)]).expand(tuple(shape))
 
 
 def each_position(shape: Sequence[int], constant: Iterable[int]) -> Tensor:
-    """Labels that differ wherever the position differs along an axis that is not constant."""
+    """Return labels that differ wherever the position differs along an axis that is not constant."""
     sizes = [1 if k in constant else n for k, n in enumerate(shape)]
     return torch.arange(1, torch.Size(sizes).numel() + 1).reshape(sizes).expand(tuple(shape))
 
 
 def channel_vector(term: Addend, dim: int) -> tuple[tuple[ImageStep, ...], int]:
-    """Return the steps to the vector that is added along one axis, and its length; `SeenError` if others matter."""
+    """Return the steps to the vector that is added along one axis, and the length of this vector.
+
+    Raise `SeenError` if the vector differs along another axis.
+    """
     places = term.places
     for k in range(places.ndim):
         if k != dim % places.ndim:
@@ -186,8 +191,10 @@ def channel_vector(term: Addend, dim: int) -> tuple[tuple[ImageStep, ...], int]:
 
 
 def picked(term: Addend, places: Tensor) -> tuple[tuple[ImageStep, ...], int]:
-    """Return the steps to the vector whose entries are those of a term at some places; `SeenError` if it skips a
-    place."""
+    """Return the steps to the vector of a term's entries at some places, and the length of this vector.
+
+    Raise `SeenError` if nothing is added at one of the places, or if the entries have no regular pattern.
+    """
     if bool((places == 0).any()):
         raise SeenError
     pattern = pattern_of(places - 1)
@@ -198,7 +205,7 @@ def picked(term: Addend, places: Tensor) -> tuple[tuple[ImageStep, ...], int]:
 
 
 def pattern_of(numbers: Tensor, parameter: str = "") -> Entries | None:
-    """Return numbers, in their order, as entries of an array; None where they are none with at most three axes."""
+    """Return indices, in their order, as entries of a strided array; None if no array with at most three axes fits."""
     values = numbers.flatten()
     sizes: list[int] = []
     strides: list[int] = []
@@ -222,7 +229,7 @@ def pattern_of(numbers: Tensor, parameter: str = "") -> Entries | None:
 
 
 def added(shape: tuple[int, ...], offsets: list[Any], factors: list[float]) -> Any:
-    """Return the sum of offsets of one shape, multiplied by factors."""
+    """Return the sum of offsets of one shape, each multiplied by a factor; None if they cancel."""
     whole = [None if one is None else one.move(lambda array: array.expand(shape)) for one in offsets]
     there = [(one, factor) for one, factor in zip(whole, factors, strict=True) if one is not None]
     is_masked = any(one.is_masked for one, _ in there)

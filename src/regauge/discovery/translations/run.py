@@ -1,4 +1,4 @@
-"""An offset on its way through a traced model, and the parameters that take it back."""
+"""The propagation of an offset through a traced model, and the parameters that take the offset back."""
 
 import heapq
 import math
@@ -27,10 +27,10 @@ class Taker:
     """A parameter that is added in a value, and may take an offset back.
 
     Attributes:
-        entries: Its entries.
-        constant: The axes of these along which an offset must be the same: rows of a table that are looked up.
-        places: For each entry of the value 1 plus the number of the parameter's entry that is added there, counted
-            without constant axes; zero where none is.
+        entries: The entries of the parameter.
+        constant: The axes of the entries along which an offset must be constant, such as the rows of a lookup table.
+        places: For each entry of the value, 1 plus the index of the parameter's entry that is added there, or zero if
+            none is. Constant axes do not count in the index.
     """
 
     entries: Entries
@@ -39,27 +39,31 @@ class Taker:
 
     @property
     def count(self) -> int:
-        """The number of entries, counted without constant axes."""
+        """The number of entries at one index of the constant axes."""
         return math.prod(size for axis, size in enumerate(self.entries.sizes) if axis not in self.constant)
 
     def move(self, function: Callable[[Tensor], Tensor]) -> "Taker":
-        """Return the parameter in what an operator makes that only moves values."""
+        """Return the parameter as it is added in the result of an operator that only moves values."""
         return replace(self, places=function(self.places))
 
 
 Rules = Mapping[str, Callable[["Run", Node], Any]]
-"""The effect of each operator on an offset, by its name; an operator that is not there sees it."""
+"""The effect of each operator on an offset, by operator name; an operator without a rule sees the offset."""
 
 
 Event = tuple[Literal["image", "passed", "read", "asked"], Any]
-"""A kind and its object. "image": what takes the offset back. "passed": a gain of one that multiplies it. "read": a
-gain that divides it, or None. "asked": a parameter; its own offset would have met something else there."""
+"""A kind of event and the object of the event.
+
+The object of "image" is the image that takes the offset back. The object of "passed" is a gain of one that multiplies
+the offset. The object of "read" is a gain that divides the offset, or None. The object of "asked" is a parameter for
+which the answer would differ if the offset were an offset of this parameter.
+"""
 
 
 class Onward(NamedTuple):
-    """Events from a node on, whether parameters there could take the offset back, and whether something sees it.
+    """Events from a node on, whether parameters could take the offset back, and whether an operator sees it.
 
-    They are found once, since many layers hand an equal offset on to the rest of a deep network.
+    They are found once, because many layers pass an equal offset on to the rest of a deep network.
     """
 
     events: list[Event]
@@ -68,9 +72,10 @@ class Onward(NamedTuple):
 
 
 class Run:
-    """An offset of the parameter `home` on its way through the model.
+    """The propagation of an offset of the parameter `home` through the model.
 
-    Operators act on it by rules. Parameters take it back if `is_eager`; otherwise `is_missed` says that some could.
+    Operators act on the offset by rules. If `is_eager`, parameters take the offset back. Otherwise `is_missed` records
+    that some parameters could.
     """
 
     def __init__(self, graph: Graph, home: str, takers: frozenset[str], rules: Rules, *, is_eager: bool) -> None:
@@ -99,7 +104,10 @@ class Run:
         return self._images()
 
     def _images(self) -> tuple[Image, ...]:
-        """Images that take the offset back; a bias that several steps add must do so in each, and counts once."""
+        """Return the images that take the offset back.
+
+        A bias that several steps add must take the offset back in each step, and counts once.
+        """
         met = self._met("image")
         for image in met:
             name = image.entries.parameter
@@ -116,7 +124,7 @@ class Run:
         return [what for one, what in self.events if one == kind]
 
     def _advance(self, start: Addend, points: list[tuple[Hashable, int]]) -> None:
-        """Apply the rules in the order of the graph; `points` are what is known later, and the events before."""
+        """Apply the rules in the order of the graph; `points` collects keys for reuse with the events before each."""
         waiting: list[tuple[int, Node]] = []
         queued: set[Node] = set()
 
@@ -158,13 +166,13 @@ class Run:
             arrive(node, found)
 
     def _is_of(self, name: str | None, offset: Any) -> bool:
-        """Return whether a parameter that the model writes has an offset already."""
+        """Return whether a parameter that the model writes already has an equal offset."""
         self.events.append(("asked", name))
         places = self.graph.placeholders.get(name, ()) if name else ()
         return any(known.is_equal(offset) for known in map(self.of, places) if known)
 
     def _rounds(self, node: Node) -> bool:
-        """Return whether a value has a coarser dtype than the parameter; of several results the first one counts."""
+        """Return whether a value has a coarser dtype than the parameter; only the first of several results counts."""
         value = node.meta.get("val")
         if not isinstance(value, Tensor):
             value = next((one for one in pytree.tree_leaves(value) if isinstance(one, Tensor)), None)
@@ -174,7 +182,7 @@ class Run:
         return self.offsets.get(operand) if isinstance(operand, Node) else None
 
     def take_back(self, operand: Any, offset: Offset, spread: Callable[[Tensor], Tensor]) -> Offset | None:
-        """Return the rest of an offset: none, if parameters that are added in an operand take it back everywhere."""
+        """Return the offset, or None if parameters that are added in an operand take it back everywhere."""
         if not offset.terms:
             return None
         if offset.is_masked or self.is_missed or not (found := self._takers(operand)):
@@ -205,7 +213,7 @@ class Run:
 
     @staticmethod
     def image(term: Addend, taker: Taker, given: Tensor) -> Image | None:
-        """Return the image of a vector in a parameter that takes it back, where its entries are numbered as given."""
+        """Return the image of a vector in a parameter that takes it back; `given` numbers the entries of the vector."""
         entries, there = taker.entries, (given != 0).nonzero().flatten()
         if not len(there):
             return None
@@ -219,8 +227,7 @@ class Run:
         return Image(entries, taker.constant, (*steps, ImageStep("scale", factor=-1.0)))
 
     def _takers(self, node: Any) -> list[Taker]:
-        """Return parameters that are added in a value and may take an offset back: one, or one for each part of the
-        value."""
+        """Return parameters that are added in a value and may take an offset back: one, or one for each part."""
         if not isinstance(node, Node) or node in self.offsets:
             return []
         if (name := self.free_parameter(node)) is not None:
@@ -260,8 +267,7 @@ class Run:
         return []
 
     def _piece(self, node: Node) -> list[Taker]:
-        """Return parameters that are added in a value of which an operator gives pieces, as they are in one of
-        these."""
+        """Return parameters that are added in a value, moved to one of the pieces into which an operator cuts it."""
         cut, index = given(node)
         if operator_name(cut) not in PIECES or not self.graph.is_read_once(cut) or cut in self.graph.ends:
             return []
@@ -269,19 +275,19 @@ class Run:
         return [taker.move(lambda own: call(cut, {source: own})[index]) for taker in self._takers(source)]
 
     def free_parameter(self, node: Any) -> str | None:
-        """Return the parameter that a node is, if it may take offsets back."""
+        """Return the parameter that a node holds, if the parameter may take offsets back."""
         name = self.graph.parameter(node)
         return name if name is not None and self.may_take(name) else None
 
     def may_take(self, name: str) -> bool:
-        """Return whether a parameter may take offsets back and nothing else reads it, but further steps of a cell."""
+        """Return whether a parameter may take offsets back and is read only once, or only by steps of one cell."""
         if name not in self.takers or not (self.graph.is_single(name) or self.graph.is_of_steps(name)):
             return False
         self.events.append(("asked", name))
         return name != self.home
 
     def _side_by_side(self, node: Node) -> list[Taker]:
-        """Return parameters that are added in some of several values that are put side by side."""
+        """Return parameters that are added in some of several concatenated values."""
         parts: Any = given(node)[0]
         found = []
         for k, part in enumerate(parts):

@@ -1,4 +1,4 @@
-"""The families of translations of a traced model: candidates, followed in the order of the chart."""
+"""The families of translations of a traced model: candidates, which are propagated in the order of the chart."""
 
 import math
 from collections.abc import Iterator
@@ -26,9 +26,9 @@ from regauge.discovery.translations.run import Run
 def find_translations(program: Program, symmetry: Symmetry) -> Symmetry:
     """Return a symmetry with its families of translations, and the gains that are one in a representative.
 
-    Families are taken in the order of the chart: means of matrices, then single biases, then means of biases. No
-    family may change what an earlier one made zero or centered, so that the homes of earlier families take nothing
-    back; and what two families of one parameter share belongs to the first.
+    Families are taken in the order of the chart: means of matrices, then single biases, then means of biases. No family
+    may change entries that an earlier family made zero or centered. The home parameters of earlier families therefore
+    take nothing back. If two families of one parameter overlap, the shared part belongs to the first family.
     """
     found = replace(symmetry, gains=tuple(name for name in gains(program) if name not in symmetry.ones))
     ones = frozenset((*(chart_gains(found) if found.gains else ()), *symmetry.ones))
@@ -39,16 +39,18 @@ def find_translations(program: Program, symmetry: Symmetry) -> Symmetry:
 def follow(
     graph: Graph, start: Addend, home: str, takers: frozenset[str]
 ) -> tuple[tuple[Image, ...], frozenset[Entries]] | None:
-    """Find what makes up for a vector that is added to a parameter; None where something sees it.
-
-    Returned with it are the gains by which the vector must be divided along the axis that is constant: layers read
-    through the parameter behind them, or offsets that are the same for all units are multiplied by them.
+    """Find changes of other parameters that compensate for a vector added to a parameter; None if an operator sees it.
 
     Args:
         graph: The model.
         start: The vector, with places in the shape of the whole parameter.
         home: The parameter.
         takers: Parameters that may take offsets back.
+
+    Returns:
+        The images of the vector in other parameters, and the gains by which the vector must be divided along its
+        constant axis. A gain counts if a layer reads values after the gain through the parameter, or if the gain
+        multiplies an offset that is the same for all units.
     """
     for is_eager in (False, True):
         run = Run(graph, home, takers, EFFECTS, is_eager=is_eager)
@@ -62,7 +64,7 @@ def follow(
 
 
 class _Search:
-    """The families that some parameters take back or nothing sees, and those of them that go together."""
+    """A search for compatible families of translations that parameters take back or that no operator sees."""
 
     def __init__(self, graph: Graph, symmetry: Symmetry, factors: frozenset[str]) -> None:
         self.graph, self.symmetry = graph, symmetry
@@ -110,7 +112,10 @@ class _Search:
         return self.found
 
     def _statistics(self, kind: Literal["mean", "variance"]) -> Iterator[TranslationFamily]:
-        """Running means against biases, or variances against gains, which keep the function as they are stored."""
+        """Yield families that trade running means for biases, or variances for gains.
+
+        They keep the function with the values as they are stored.
+        """
         for node in self.graph.order:
             if node.op != "call_function" or operator_name(node) != "batch_norm" or given(node)[5]:
                 continue
@@ -144,12 +149,12 @@ class _Search:
         return list(used)
 
     def _is_position(self, name: str) -> bool:
-        """Return whether a table is looked up, or added, alike for all inputs."""
+        """Return whether a table is looked up, or added, in the same way for all inputs."""
         users = [user for node in self.graph.placeholders[name] for user in node.users]
         return all(len(user.args) > 1 and self.graph.constant(user.args[1]) is not None for user in users)
 
     def _is_added(self, name: str) -> bool:
-        """Return whether a table is added to something as it is, or looked up alike for all inputs."""
+        """Return whether a table is added to a value directly, or is looked up in the same way for all inputs."""
         users = [user for node in self.graph.placeholders[name] for user in node.users]
         for user in users:
             if operator_name(user) in SAME | VIEWS:
@@ -157,13 +162,16 @@ class _Search:
         return self._is_position(name) or any(operator_name(user) == "add" for user in users)
 
     def _is_weight(self, name: str) -> bool:
-        """Return whether a matrix is the weights of a layer."""
+        """Return whether a matrix is the weight of a layer."""
         users = [(user, node) for node in self.graph.placeholders[name] for user in node.users if user.users]
         layers = [(user, node) for user, node in users if operator_name(user) in LAYERS]
         return any(given(user)[LAYERS[operator_name(user)][1]] is node for user, node in layers)
 
     def _try(self, name: str, constant: tuple[int, ...]) -> None:
-        """Follow what is added alike along some axes of a parameter: to all of it, or else to each of its pieces."""
+        """Propagate a vector that is constant along some axes of a parameter.
+
+        The vector is added to the whole parameter. If an operator sees it, vectors on single pieces are tried.
+        """
         shape = self.graph.program.shapes[name]
         if any(shape[axis] < 2 for axis in constant):
             return
@@ -179,7 +187,10 @@ class _Search:
                 return
 
     def _try_stretches(self, name: str, axis: int) -> bool:
-        """Follow each stretch of a table of positions by itself: values put side by side may take back each its own."""
+        """Propagate each stretch of a table of positions separately, and return whether the table has such stretches.
+
+        Each of several concatenated values may take back the offset of one stretch.
+        """
         shape = self.graph.program.shapes[name]
         whole = Entries.whole(name, shape)
         cut, lengths = self.cuts.get(name, (axis, ()))
@@ -202,7 +213,7 @@ class _Search:
         return False
 
     def _blocks(self, name: str, axis: int) -> Iterator[tuple[Entries, tuple[int, ...]]]:
-        """Yield a parameter with an axis cut into the groups of a normalization, which is blind to each of them."""
+        """Yield a parameter with an axis cut into the groups of a norm, which ignores an offset of each group."""
         whole = Entries.whole(name, self.graph.program.shapes[name])
         length, stride = whole.sizes[axis], whole.strides[axis]
         if axis and self._is_weight(name):  # The rows differ, and each channel is a row.
@@ -215,7 +226,10 @@ class _Search:
                 yield Entries(name, sizes, strides), (axis + 1,)
 
     def _follow(self, family: TranslationFamily, places: Tensor) -> bool:
-        """Follow a family whose vector's entries, counted from one, are added to these places of its home."""
+        """Propagate a family, and keep it as a candidate if no operator sees it; return whether it was kept.
+
+        `places` gives, for each entry of the home parameter, the index (from one) of the vector's entry that is added.
+        """
         known = self._with_images(family, places, self.takers)
         if known is not None:
             self.candidates.append((known, places))
@@ -224,7 +238,10 @@ class _Search:
     def _with_images(
         self, family: TranslationFamily, places: Tensor, takers: frozenset[str]
     ) -> TranslationFamily | None:
-        """Return a family with what makes up for it, and the gain that its offset meets, where there is one."""
+        """Return a family with the images that compensate for it, and with the gain that its offset meets, if any.
+
+        Return None if an operator sees the offset, or if the gains do not match the family.
+        """
         start = Addend((), math.prod(family.vector_shape), places)
         found = follow(self.graph, start, family.entries.parameter, takers)
         if found is None:
@@ -236,13 +253,13 @@ class _Search:
         return replace(family, images=images, gain=next(iter(passed), None))
 
     def _accept_all(self) -> None:
-        """Add those of the candidates that leave alone what earlier ones made zero or centered."""
+        """Accept the candidates that do not change entries that earlier families made zero or centered."""
         for candidate in self.candidates:
             self._accept(*candidate)
         self.candidates.clear()
 
     def _accept(self, family: TranslationFamily, places: Tensor) -> None:
-        """Add a family to those found, if it leaves alone what these made zero or centered."""
+        """Accept a family if it does not change entries that accepted families made zero or centered."""
         centered = self._centered(family.entries, family.constant)
         if centered is None or not self._is_kept_by_groups(family):
             return
@@ -257,9 +274,9 @@ class _Search:
             self.found.append(family)
 
     def _is_kept_by_groups(self, family: TranslationFamily) -> bool:
-        """Return whether groups make a vector that is the same along an axis one that is the same there again.
+        """Return whether groups map vectors that are constant along an axis to vectors that are constant along it.
 
-        Scales, signs and matrices of units along the axis do not, unless a gain divides the vector.
+        Groups with scales, signs or matrices of units along the axis do not, unless a gain divides the vector.
         """
         entries = family.entries
         shape = self.graph.program.shapes[entries.parameter]
@@ -280,8 +297,7 @@ class _Search:
         return True
 
     def _centered(self, entries: Entries, constant: tuple[int, ...]) -> tuple[int, ...] | None:
-        """Return axes of the vector along which earlier families of a parameter leave a sum of zero; None if they
-        overlap."""
+        """Return axes of the vector along which earlier families of a parameter leave a zero sum; None on overlap."""
         free = [k for k in range(len(entries.sizes)) if k not in constant]
         axes: list[int] = []
         for other in self.found:
@@ -297,9 +313,10 @@ class _Search:
         return tuple(axes)
 
     def _pieces(self, name: str, constant: tuple[int, ...]) -> Iterator[tuple[Entries, Tensor]]:
-        """Yield all of a parameter, then the pieces of an axis on which groups act (fused queries, keys and values).
+        """Yield the whole parameter, then the pieces of an axis on which groups act (fused queries, keys and values).
 
-        Each comes with the numbers of its vector's entries, counted from one, at all places of the parameter.
+        Each piece comes with an array over the parameter. It holds the index (from one) of the vector's entry at each
+        place.
         """
         shape = self.graph.program.shapes[name]
         whole = Entries.whole(name, shape)
@@ -314,8 +331,7 @@ class _Search:
                 yield piece, places.expand(shape)
 
     def _parts(self, name: str, axis: int) -> list[Tensor]:
-        """Return the positions that groups have on an axis of a parameter, where these are not all, and pieces of
-        it."""
+        """Return the positions of groups that cover only part of an axis of a parameter, and of pieces of the axis."""
         shape = self.graph.program.shapes[name]
         found: dict[Any, Tensor] = {}
         for group, place in self.placements.get((name, axis), ()):
@@ -332,7 +348,7 @@ class _Search:
 
 
 def _along_axis(whole: Entries, axis: int, positions: Tensor) -> Entries | None:
-    """Return the entries at some positions of the axis of a parameter, which must be evenly spread."""
+    """Return the entries at some positions of an axis of a parameter; None if the positions are not evenly spaced."""
     pattern = pattern_of(positions)
     if pattern is None or (len(pattern.sizes) > 1 and len(whole.sizes) > 1):
         return None
@@ -343,13 +359,13 @@ def _along_axis(whole: Entries, axis: int, positions: Tensor) -> Entries | None:
 
 
 def _numbers(entries: Entries, constant: tuple[int, ...]) -> Tensor:
-    """Return the numbers of a vector's entries, counted from one, as they are added to all entries of an array."""
+    """Return the indices, from one, of the vector's entries that are added to the entries of an array."""
     sizes = [1 if k in constant else n for k, n in enumerate(entries.sizes)]
     return torch.arange(1, math.prod(sizes) + 1).reshape(sizes).expand(entries.sizes)
 
 
 def _overlap(one: Entries, other: Entries) -> bool:
-    """Return whether two arrays of entries of one parameter share some."""
+    """Return whether two arrays of entries of one parameter share an entry."""
     if one.last < other.start or other.last < one.start:
         return False
     numbers = torch.zeros(max(one.last, other.last) + 1, dtype=torch.int8)

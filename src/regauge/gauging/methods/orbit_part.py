@@ -1,4 +1,4 @@
-"""The part of a network's orbit over which descents move: matrices if gains are one, followed by scales."""
+"""The part of a network's orbit that descents search: matrices, after gains are brought to one, and then scales."""
 
 import math
 from collections.abc import Iterable
@@ -64,7 +64,7 @@ class OrbitPart:
 
     @property
     def can_scale(self) -> bool:
-        """Whether there are scales, and they are moved."""
+        """Whether there are scales to move, and moving them is allowed."""
         return self._is_scaled and bool(directions(self.symmetry, "keep"))
 
     @cached_property

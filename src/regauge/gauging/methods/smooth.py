@@ -1,4 +1,4 @@
-"""The method Smooth: scales fitted on data move outlier channels from activations into weights, or back."""
+"""The method Smooth, which moves outlier channels from activations into weights by scales fitted on data."""
 
 import copy
 from collections.abc import Mapping
@@ -31,8 +31,8 @@ class Smooth(GaugeMethod):
 
     Families of positive scales move the inputs of layers, such as outputs of norms, values of attention, hidden units
     and channels. For each family, activations are divided by `s = a^alpha / w^beta`, up to a common factor, and the
-    weights that read these activations are multiplied by it. Here a is the size of each unit's activations, and w is
-    the largest weight that reads the unit. The method tries several values of alpha on a grid. It keeps the value with
+    weights that read these activations are multiplied by s. Here a is the size of each unit's activations, and w is the
+    largest weight that reads the unit. The method tries several values of alpha on a grid. It keeps the value with
     which the outputs of the layers with rounded weights change least. If every value makes the change larger, the
     family is not scaled. The symmetry contains all layers that read the same values, such as routers and shared
     experts. Nothing is scaled through an operation that does not commute with scales.

@@ -1,7 +1,7 @@
-"""Fields of shapes: the exact distance to a cloud of points or to a mesh, or what a grid of cells contains.
+"""Fields of shapes: the exact distance to a cloud of points or to a mesh.
 
-The distance to points that were drawn from a surface is another target than the distance to the surface: between
-points it is larger. Which one a network learns is which field its samples come from.
+The distance to points sampled from a surface differs from the distance to the surface: between the points it is larger.
+The field from which samples come determines which distance a network learns.
 """
 
 from abc import ABC, abstractmethod
@@ -17,14 +17,14 @@ from torch import Tensor
 
 
 class Field(ABC):
-    """A shape that can be asked for distances, with signs or without."""
+    """A shape that returns distances with or without signs."""
 
     surface: Tensor
     """Points of the surface, around which queries are drawn, `[points, 3]`."""
 
     @abstractmethod
     def distances(self, queries: Tensor) -> Tensor:
-        """Return the distance of every query `[n, 3]` to the shape, `[n]`, exact and in the dtype of the queries."""
+        """Return the exact distance of every query `[n, 3]` to the shape, `[n]`, in the dtype of the queries."""
 
     def signed_distances(self, queries: Tensor) -> Tensor:
         """Return distances with a sign, negative inside; see `distances`.
@@ -43,7 +43,7 @@ class CloudField(Field):
         surface: The points, `[points, 3]`.
 
     Raises:
-        ValueError: There is no point, or one is not finite.
+        ValueError: There is no point, or a point is not finite.
     """
 
     surface: Tensor
@@ -65,17 +65,17 @@ class CloudField(Field):
 class MeshField(Field):
     """The distance to the triangles of a mesh, from libigl.
 
-    The sign is that of the pseudonormal of the nearest feature where the mesh is closed, which is exact; a mesh with
-    holes has the inside that its generalized winding number says. A mesh whose triangles are all turned inside out
-    counts as turned right.
+    If the mesh is closed, the sign is exact and comes from the pseudonormal of the nearest feature. If the mesh has
+    holes, the generalized winding number determines the inside. If all triangles of a mesh are turned inside out, their
+    orientation is corrected.
 
     Attributes:
         vertices: `[vertices, 3]`.
-        faces: Numbers of their vertices, `[faces, 3]`.
-        surface: Points of the surface, around which queries are drawn, `[points, 3]`.
+        faces: Indices of the vertices of each triangle, `[faces, 3]`.
+        surface: Points of the surface, around which queries are sampled, `[points, 3]`.
 
     Raises:
-        ValueError: There is no triangle, a face names a vertex that is not there, or a coordinate is not finite.
+        ValueError: There is no triangle, a vertex index is out of range, or a coordinate is not finite.
 
     References:
         Baerentzen and Aanaes (2005); Jacobson et al. (2013); Barill et al. (2018).
@@ -95,7 +95,7 @@ class MeshField(Field):
 
     @cached_property
     def is_closed(self) -> bool:
-        """Whether every edge has one triangle on each side, oriented alike."""
+        """Whether every edge has one triangle on each side, with consistent orientations."""
         faces = self.faces.numpy()
         edges = np.concatenate([faces[:, [0, 1]], faces[:, [1, 2]], faces[:, [2, 0]]]).astype(np.int64)
         there = np.sort(edges[:, 0] * len(self.vertices) + edges[:, 1])
@@ -121,7 +121,7 @@ class MeshField(Field):
 
     @cached_property
     def _arrays(self) -> "tuple[np.ndarray[Any, np.dtype[np.float64]], np.ndarray[Any, np.dtype[np.int64]]]":
-        """Vertices and faces, turned so that the volume is positive."""
+        """Vertices and faces, oriented so that the volume is positive."""
         vertices, faces = _exact(self.vertices), self.faces.numpy().astype(np.int64)
         a, b, c = (vertices[faces[:, k]] for k in range(3))
         volume = (a * np.cross(b, c)).sum()
@@ -129,7 +129,7 @@ class MeshField(Field):
 
 
 def sample_surface(vertices: Tensor, faces: Tensor, count: int, *, generator: torch.Generator) -> Tensor:
-    """Random points of a mesh, uniform by area, `[count, 3]` in the dtype of the vertices."""
+    """Sample points of a mesh uniformly by area, `[count, 3]`, in the dtype of the vertices."""
     a, b, c = (vertices[faces[:, k]].double() for k in range(3))
     areas = torch.linalg.cross(b - a, c - a).norm(dim=1)
     # By the inverse distribution function: torch.multinomial takes at most 2^24 triangles, and float32 weights badly.

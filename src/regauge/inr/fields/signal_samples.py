@@ -1,6 +1,6 @@
-"""Training samples of a network: points, for shapes mostly near the surface, and their labels.
+"""Training samples of a network: points with labels. For shapes, most points lie near the surface.
 
-The label of a distance is a probability, so that a network's output is the logit of one.
+The label of a distance is a probability, and the output of a network is a logit.
 """
 
 import math
@@ -19,11 +19,11 @@ from regauge.inr.representation import Inr
 
 @dataclass(frozen=True)
 class Samples:
-    """Points and labels.
+    """Points with labels for training.
 
     Attributes:
         points: `[n, in]`.
-        labels: `[n, out]`: values of an image, or probabilities, see `DistanceLabels`.
+        labels: `[n, out]`, values of an image or probabilities; see `DistanceLabels`.
 
     Raises:
         ValueError: The numbers of points and labels differ, or there are no samples.
@@ -43,7 +43,7 @@ class Samples:
         return len(self.points)
 
     def to(self, dtype: torch.dtype) -> "Samples":
-        """Convert to a dtype; nothing is copied if it is the dtype already."""
+        """Convert to a dtype; nothing is copied if the samples already have this dtype."""
         return Samples(self.points.to(dtype), self.labels.to(dtype))
 
 
@@ -51,7 +51,8 @@ class Samples:
 class Queries:
     """Numbers of points by their distance from the surface, 500,000 in all in paper 003.
 
-    Those of a kind lie around the points of the surface, all of which serve equally often, with normal noise.
+    The points of the kinds near, middle and far are points of the surface plus normal noise. All points of the surface
+    are used equally often.
 
     Attributes:
         near: Points with noise of standard deviation `near_sigma`.
@@ -93,8 +94,7 @@ EVALUATION = Queries(5_000, 4_000, 500, 500)
 
 
 def draw_queries(surface: Tensor, queries: Queries, *, generator: torch.Generator) -> Tensor:
-    """Return points around those of a surface `[points, 3]`: near ones first, uniform ones last, clipped to the
-    cube."""
+    """Return points around a surface `[points, 3]`, clipped to the cube: near points first, uniform ones last."""
     if surface.ndim != 2 or not len(surface):
         raise ValueError(f"a surface is given by at least one point [points, 3], not by {list(surface.shape)}")
     parts = []
@@ -113,17 +113,18 @@ def draw_queries(surface: Tensor, queries: Queries, *, generator: torch.Generato
 
 @dataclass(frozen=True)
 class DistanceLabels:
-    """Distances up to a limit, and labels in [0, 1].
+    """A conversion between distances up to a limit and labels in [0, 1].
 
-    Without signs the label is `1 - min(d, limit) / limit`: one on the surface and zero far away. With signs (negative
-    inside) it is `(clip(d, -limit, limit) + limit) / (2 limit)`: one half on the surface, zero inside.
+    Without signs the label is `1 - min(d, limit) / limit`, which is one on the surface and zero far away. With signs
+    (negative inside) the label is `(clip(d, -limit, limit) + limit) / (2 limit)`. This label is one half on the surface
+    and zero far inside.
 
         >>> labels = DistanceLabels(0.1, is_signed=False)
         >>> labels.of(torch.tensor([0.0, 0.05, 0.3]))
         tensor([1.0000, 0.5000, 0.0000])
 
     Attributes:
-        limit: Distances are clipped there.
+        limit: The distance at which distances are clipped.
         is_signed: Whether distances have signs.
 
     References:
@@ -144,21 +145,21 @@ class DistanceLabels:
         return 1 - distances.clamp(max=self.limit) / self.limit
 
     def distances(self, labels: Tensor) -> Tensor:
-        """Return the distances of labels, those beyond the limit clipped to it."""
+        """Return the distances of labels; distances beyond the limit are clipped."""
         return (2 * labels - 1) * self.limit if self.is_signed else (1 - labels) * self.limit
 
     def from_logits(self, logits: Tensor) -> Tensor:
-        """Return the distances that a network's outputs stand for; differentiable, and exact in both tails."""
+        """Return the distances for network outputs; the result is differentiable and exact in both tails."""
         if self.is_signed:
             return torch.tanh(logits / 2) * self.limit
         return torch.sigmoid(-logits) * self.limit
 
 
 def labels_of(inr: Inr) -> DistanceLabels:
-    """Return the labels that a network learns.
+    """Return the kind of labels that a network learns.
 
     Raises:
-        ValueError: It represents no distance.
+        ValueError: The network represents no distance.
     """
     if inr.limit is None:
         raise ValueError(f"an INR of {inr.signal!r} has no distances; this needs one of 'unsigned' or 'signed'")
@@ -166,9 +167,10 @@ def labels_of(inr: Inr) -> DistanceLabels:
 
 
 def entropy_floor(labels: Tensor) -> float:
-    """Return the least cross entropy that any network can have on these labels, in nats: their mean binary entropy.
+    """Return the smallest cross entropy that a network can reach on the labels, in nats: their mean binary entropy.
 
-    Labels strictly between zero and one leave a loss that says nothing about the network; report what is above.
+    If labels lie strictly between zero and one, this part of the loss says nothing about the network. Report the
+    difference from this minimum.
     """
     exact = labels.double()
     return binary_cross_entropy(exact, exact).item()
@@ -176,7 +178,7 @@ def entropy_floor(labels: Tensor) -> float:
 
 @check_arguments
 def field_samples(field: Field, inr: Inr, queries: Queries, *, generator: torch.Generator | None = None) -> Samples:
-    """Queries of a field with the labels that a network learns: of distances, with signs or without, or of the inside.
+    """Sample queries of a field with the labels that a network learns: distances with or without signs, or the inside.
 
     Raises:
         ValueError: The network is an image, or the field has no inside and the network needs one.
@@ -194,13 +196,13 @@ def field_samples(field: Field, inr: Inr, queries: Queries, *, generator: torch.
 
 
 def voxel_samples(grid: Tensor) -> Samples:
-    """Centers of all cells of a grid that fills the cube [-1, 1]^3, labelled one where they are occupied.
+    """Return the centers of all cells of a grid in the cube [-1, 1]^3, with label one for occupied cells.
 
     Args:
         grid: Booleans, `[x, y, z]`.
 
     Raises:
-        ValueError: The tensor is no such grid.
+        ValueError: The tensor is no boolean grid with three axes.
 
     References:
         De Luigi et al. (2023), appendix A.
@@ -218,7 +220,7 @@ def image_samples(image: Tensor) -> Samples:
         image: `[channels, height, width]`.
 
     Raises:
-        ValueError: The tensor is no such image.
+        ValueError: The tensor is no image of this shape.
     """
     if image.ndim != 3 or not image.is_floating_point():
         raise ValueError(

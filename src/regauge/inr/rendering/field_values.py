@@ -1,4 +1,4 @@
-"""The values of a network at many points, a portion at a time, and images of them and their errors."""
+"""Values of a network at many points, computed in chunks, and the errors of rendered images."""
 
 import math
 from collections.abc import Mapping
@@ -14,8 +14,7 @@ EVALUATED_AT_ONCE = 2**11
 
 
 def evaluate(network: Inr | nn.Module, params: Mapping[str, Tensor], points: Tensor) -> Tensor:
-    """Return the outputs at `[points, in]`, without gradients: `[points, out]`, of a population `[models, points,
-    out]`."""
+    """Return the outputs `[points, out]` (or `[models, points, out]`) at `[points, in]`, without gradients."""
     module = module_of(network)
     is_many = is_population(module, params)
     like = next(iter(params.values()))
@@ -31,18 +30,18 @@ def evaluate(network: Inr | nn.Module, params: Mapping[str, Tensor], points: Ten
 
 
 def render_image(network: Inr | nn.Module, params: Mapping[str, Tensor], height: int, width: int) -> Tensor:
-    """Return the picture that a network is, at any resolution.
+    """Return the image that a network represents, at any resolution.
 
     Args:
         network: The module or INR that runs the parameters.
         params: Parameters of one network, or of a population with a leading model axis.
 
     Returns:
-        `[height, width, channels]`, of a population `[models, height, width, channels]`; values outside [0, 1] are
-        clipped, NaN stays.
+        `[height, width, channels]`, or `[models, height, width, channels]` for a population. Values outside [0, 1] are
+        clipped; NaN stays.
 
     Raises:
-        ValueError: There is no pixel, or the parameters are not those of the network.
+        ValueError: There is no pixel, or the parameters do not fit the network.
     """
     if height < 1 or width < 1:
         raise ValueError(f"an image of {height} x {width} pixels has none; both must be at least 1")
@@ -51,7 +50,7 @@ def render_image(network: Inr | nn.Module, params: Mapping[str, Tensor], height:
 
 
 def psnr(image: Tensor, reference: Tensor) -> float:
-    """Peak signal-to-noise ratio in decibels, of values in [0, 1]: `-10 log10` of the mean squared error.
+    """Return the peak signal-to-noise ratio in decibels of values in [0, 1]: `-10 log10` of the mean squared error.
 
     Raises:
         ValueError: The images differ in shape.
@@ -66,7 +65,7 @@ def psnr(image: Tensor, reference: Tensor) -> float:
 
 
 def module_of(network: Inr | nn.Module) -> nn.Module:
-    """Return the module that runs the parameters; an INR's is made without values."""
+    """Return the module that runs the parameters; the module of an INR is created without values."""
     if isinstance(network, nn.Module):
         return network
     with torch.device("meta"):
@@ -77,7 +76,7 @@ def is_population(module: nn.Module, params: Mapping[str, Tensor]) -> bool:
     """Return whether the parameters have a leading model axis.
 
     Raises:
-        ValueError: They are not those of the module.
+        ValueError: The parameters do not fit the module.
     """
     expected = module.state_dict()
     different = sorted(expected.keys() ^ params.keys())
@@ -97,10 +96,10 @@ def is_population(module: nn.Module, params: Mapping[str, Tensor]) -> bool:
 
 
 def require_one(module: nn.Module, params: Mapping[str, Tensor]) -> None:
-    """Refuse a population.
+    """Raise a ValueError for a population.
 
     Raises:
-        ValueError: The parameters have a leading model axis, or are not those of the module.
+        ValueError: The parameters have a leading model axis, or do not fit the module.
     """
     if is_population(module, params):
         raise ValueError("these are the parameters of a population; extract the surface of one network at a time")

@@ -1,4 +1,4 @@
-"""Meshes from signed distances and occupancies by marching cubes; files of meshes and point clouds."""
+"""Meshes that marching cubes extracts from signed distances and occupancies; files of meshes and point clouds."""
 
 import io
 import struct
@@ -30,11 +30,11 @@ UNREADABLE = (*DAMAGE, OSError, EOFError, MemoryError, struct.error)
 
 @dataclass(frozen=True)
 class Mesh:
-    """Triangles of a surface.
+    """A surface of triangles.
 
     Attributes:
         vertices: float32, `[vertices, 3]`.
-        faces: Numbers of their vertices, int64, `[faces, 3]`; counterclockwise seen from outside.
+        faces: Indices of the vertices of each triangle, int64, `[faces, 3]`; counterclockwise seen from outside.
     """
 
     vertices: Tensor
@@ -42,23 +42,23 @@ class Mesh:
 
 
 class NoSurfaceError(ValueError):
-    """A field has one sign everywhere."""
+    """An error for a field that has the same sign everywhere."""
 
 
 def extract_mesh(inr: Inr, params: Mapping[str, Tensor], *, resolution: int = 128) -> Mesh:
-    """Return the surface in [-1, 1]^3 where a signed distance is zero, or an occupancy one half.
+    """Return the surface in [-1, 1]^3 on which a signed distance is zero or an occupancy is one half.
 
-    The field is evaluated at `resolution^3` points, and taken as linear between neighbors. A surface that leaves the
-    cube ends open there.
+    The field is evaluated at `resolution^3` points and interpolated linearly between neighbors. If a surface leaves the
+    cube, the mesh is open at the border.
 
     Args:
         inr: An INR with signal "signed" or "occupancy".
 
     Raises:
         ImportError: scikit-image is not installed.
-        NoSurfaceError: The field has one sign everywhere.
-        ValueError: The signal is another, the resolution is below 2, a value is NaN, or the parameters are not
-            those of one such network.
+        NoSurfaceError: The field has the same sign everywhere.
+        ValueError: The INR has another signal, the resolution is below 2, a value is NaN, or the parameters do not fit
+            one such network.
 
     References:
         Lewiner et al. (2003), Efficient implementation of marching cubes' cases with topological guarantees.
@@ -91,13 +91,13 @@ def extract_mesh(inr: Inr, params: Mapping[str, Tensor], *, resolution: int = 12
 
 
 def save_mesh(mesh: Mesh, path: str | Path, *, overwrite: bool = False) -> Path:
-    """Write a mesh; the suffix chooses one of `MESH_FORMATS`. The file appears only when it is complete.
+    """Write a mesh in the format of `MESH_FORMATS` that the suffix selects. The file appears only when it is complete.
 
     Raises:
         FileExistsError: The file exists, and `overwrite` is false.
         FileNotFoundError: Its folder does not exist.
         ImportError: trimesh is not installed.
-        ValueError: The suffix is another, or there is no face.
+        ValueError: The suffix is unknown, or there is no face.
     """
     path = Path(path)
     require_writable(path, overwrite=overwrite, suffixes=MESH_FORMATS)
@@ -107,12 +107,12 @@ def save_mesh(mesh: Mesh, path: str | Path, *, overwrite: bool = False) -> Path:
 
 
 def load_mesh(path: str | Path) -> Mesh:
-    """Read a mesh of one of `MESH_FORMATS`.
+    """Read a mesh in one of the `MESH_FORMATS`.
 
     Raises:
         FileNotFoundError: There is no such file.
         ImportError: trimesh is not installed.
-        ValueError: The suffix is another, or the file holds no mesh.
+        ValueError: The suffix is unknown, or the file holds no mesh.
     """
     path = _existing(path, MESH_FORMATS)
     trimesh = _trimesh()
@@ -132,8 +132,7 @@ def load_mesh(path: str | Path) -> Mesh:
 
 
 def require_mesh(mesh: Mesh, path: Path) -> Mesh:
-    """Return a mesh of a file as it is; a ValueError unless it has vertices in space, and faces of vertices that it
-    has."""
+    """Return a mesh, or raise a ValueError unless its vertices are points in space and its faces are valid indices."""
     vertices, faces = mesh.vertices, mesh.faces
     is_mesh = vertices.ndim == faces.ndim == 2 and vertices.shape[1] == faces.shape[1] == 3 and len(faces)
     if not is_mesh or not 0 <= int(faces.min()) <= int(faces.max()) < len(vertices):
@@ -145,7 +144,7 @@ def require_mesh(mesh: Mesh, path: Path) -> Mesh:
 
 
 def save_points(points: Tensor, path: str | Path, *, overwrite: bool = False) -> Path:
-    """Write a point cloud `[points, 3]`; the suffix chooses one of `POINT_FORMATS`.
+    """Write a point cloud `[points, 3]` in the format of `POINT_FORMATS` that the suffix selects.
 
     The file appears only when it is complete.
 
@@ -153,7 +152,7 @@ def save_points(points: Tensor, path: str | Path, *, overwrite: bool = False) ->
         FileExistsError: The file exists, and `overwrite` is false.
         FileNotFoundError: Its folder does not exist.
         ImportError: trimesh is not installed, and the suffix is not `.npz`.
-        ValueError: The suffix is another, or there is no point.
+        ValueError: The suffix is unknown, or there is no point.
     """
     path = Path(path)
     require_writable(path, overwrite=overwrite, suffixes=POINT_FORMATS)
@@ -171,12 +170,12 @@ def save_points(points: Tensor, path: str | Path, *, overwrite: bool = False) ->
 
 
 def load_points(path: str | Path) -> Tensor:
-    """Read a point cloud of one of `POINT_FORMATS`; the vertices of a mesh in `.ply` are one too.
+    """Read a point cloud in one of the `POINT_FORMATS`, or the vertices of a mesh in `.ply`.
 
     Raises:
         FileNotFoundError: There is no such file.
         ImportError: trimesh is not installed, and the suffix is not `.npz`.
-        ValueError: The suffix is another, or the file holds no points.
+        ValueError: The suffix is unknown, or the file holds no points.
     """
     path = _existing(path, POINT_FORMATS)
     try:
@@ -193,7 +192,7 @@ def load_points(path: str | Path) -> Tensor:
 
 
 def _field(inr: Inr, params: Mapping[str, Tensor], resolution: int) -> Tensor:
-    """Negative inside: the distance, or one half less the occupancy; float32, `[resolution] * 3`."""
+    """Return the distance, or one half minus the occupancy (negative inside), as float32 `[resolution] * 3`."""
     ticks = torch.linspace(-1, 1, resolution, dtype=torch.float64)
     plane = torch.cartesian_prod(ticks, ticks)
     slabs = []

@@ -1,4 +1,4 @@
-"""Dense point clouds from unsigned distances, where random points walk to the surface, and their agreement."""
+"""Dense point clouds from unsigned distances, by projecting random points to the surface; agreement of clouds."""
 
 import math
 import time
@@ -26,8 +26,8 @@ PATIENCE = 4
 class Projection:
     """Settings of the projection of points to the surface.
 
-    Uniform points of [-1, 1]^3 with a distance of at most `near` move `x <- x - u(x) grad u(x) / |grad u(x)|`, `steps`
-    times. Those whose distance before the last move was at most `close` stay.
+    Uniformly random points of [-1, 1]^3 with a distance of at most `near` move `x <- x - u(x) grad u(x) / |grad u(x)|`,
+    `steps` times. Points whose distance before the last move was at most `close` are kept.
 
     Attributes:
         count: Points that are wanted.
@@ -58,7 +58,7 @@ class Projection:
 
 @dataclass(frozen=True)
 class PointCloud:
-    """Points of a surface, as many as were found."""
+    """The points of a surface that were found."""
 
     points: Tensor  # `[points, 3]`, in the dtype of the network
     wanted: int  # number of requested points
@@ -66,7 +66,7 @@ class PointCloud:
 
     @property
     def is_complete(self) -> bool:
-        """Whether as many points were found as were wanted."""
+        """Whether the requested number of points was found."""
         return len(self.points) == self.wanted
 
     def __str__(self) -> str:
@@ -86,18 +86,18 @@ def extract_points(
     *,
     generator: torch.Generator | None = None,
 ) -> PointCloud:
-    """Return points of the surface where an unsigned distance is zero.
+    """Return points of the surface on which an unsigned distance is zero.
 
-    A network without a surface gives fewer points than wanted, or none, after a bounded time: `str` of the result says
-    so.
+    If a network has no surface, the result has fewer points than requested, or none, after a bounded time. `str` of the
+    result then reports this.
 
     Args:
         inr: An INR with signal "unsigned".
-        projection: Settings; the defaults of `Projection` by default.
+        projection: Settings of the projection; `Projection()` by default.
 
     Raises:
-        ValueError: The signal is another, `near` is not below the distance at which labels are clipped, or the
-            parameters are not those of one such network.
+        ValueError: The INR has another signal, `near` is not below the distance at which labels are clipped, or the
+            parameters do not fit one such network.
 
     References:
         Chibane et al. (2020), Neural unsigned distance fields.
@@ -139,7 +139,7 @@ def extract_points(
 def _walk(
     module: nn.Module, params: Mapping[str, Tensor], points: Tensor, labels: DistanceLabels, projection: Projection
 ) -> Tensor:
-    """Move points toward the surface; keep those that were close to it before the last move."""
+    """Move points toward the surface; keep the points that were close to the surface before the last move."""
     distances = points.new_full((len(points),), math.inf)
     for _ in range(projection.steps):
         start = points.detach().requires_grad_()
@@ -157,7 +157,7 @@ THRESHOLD = 0.01
 
 @dataclass(frozen=True)
 class Agreement:
-    """Agreement of two point clouds: P (reconstructed) and Q (the reference)."""
+    """Agreement of two point clouds, P (the reconstruction) and Q (the reference)."""
 
     chamfer: float  # `mean over P of min |p - q|^2 + mean over Q of min |q - p|^2`: squared distances, means, their sum
     precision: float  # share of P within the threshold of Q
@@ -171,14 +171,14 @@ class Agreement:
 
 
 def compare_points(points: Tensor, reference: Tensor, *, threshold: float = THRESHOLD) -> Agreement:
-    """Chamfer distance and F-score of a point cloud against a reference, with exact nearest neighbors.
+    """Return the Chamfer distance and F-score of a point cloud and a reference, with exact nearest neighbors.
 
-    Without points the Chamfer distance is infinite, and the F-score zero.
+    Without points, the Chamfer distance is infinite and the F-score is zero.
 
     Args:
         points: `[points, 3]`.
         reference: `[others, 3]`.
-        threshold: Largest distance at which the F-score counts a point as right.
+        threshold: Largest distance at which the F-score counts a point as correct.
 
     Raises:
         ValueError: The reference is empty, or a coordinate is not finite.

@@ -1,4 +1,4 @@
-"""Strips of networks, such as those on a path between two others: pictures, losses, and histograms of their labels."""
+"""Strips of networks, such as networks on a path: pictures, losses, and histograms of labels."""
 
 import io
 import json
@@ -46,10 +46,10 @@ class Detail:
 
 @dataclass(frozen=True, eq=False)
 class Strip:
-    """Networks in a row: their names, losses, renderings, and histograms of labels.
+    """A row of networks with names, losses, renderings, and histograms of labels.
 
-    Labels are the sigmoids of outputs; their numbers are counted in equal parts of [0, 1], `[networks, bins]`, but for
-    images, and where no points were asked.
+    Labels are the sigmoids of outputs. `counts` holds the number of labels in equal parts of [0, 1],
+    `[networks, bins]`. It is None for images, or if no points were passed.
     """
 
     label: str  # what the networks of this row have in common, such as the alignment of their path
@@ -74,16 +74,16 @@ def render_strip(
     detail: Detail | None = None,
     generator: torch.Generator | None = None,
 ) -> Strip:
-    """Show networks along a path from the first to the second, which should be aligned before.
+    """Render networks along a path from the first to the second network; align the networks before.
 
     Args:
         inr: Architecture of both networks.
         params_a: The network at t = 0, named A.
         params_b: The network at t = 1, named B.
-        evaluate: Function from parameters to metrics, "loss" among them, as for `line`.
+        evaluate: Function from parameters to metrics that include "loss", as for `line`.
         label: Name of the row.
         points: Number of equally spaced values of t, both ends included.
-        path: The straight line by default.
+        path: The path; the straight line by default.
         queries: Points at which labels are counted, `[points, in]`; not for images.
         detail: Resolution of shapes.
         generator: Draws random points; it advances once, whatever the number of networks.
@@ -118,14 +118,14 @@ def render_networks(
     detail: Detail | None = None,
     generator: torch.Generator | None = None,
 ) -> Strip:
-    """Show networks in a row.
+    """Render networks in a row.
 
-    Every network is shown with the same random points: equal ones look the same.
+    Every network is rendered with the same random points, so equal networks look the same.
 
     Args:
         inr: Architecture of all networks.
-        networks: The networks, by the names that stand above them.
-        evaluate: Function from parameters to metrics, "loss" among them, as for `line`.
+        networks: The networks, by the names that are shown above them.
+        evaluate: Function from parameters to metrics that include "loss", as for `line`.
         label: Name of the row.
         queries: Points at which labels are counted, `[points, in]`; not for images.
         detail: Resolution of shapes.
@@ -134,7 +134,7 @@ def render_networks(
 
     Raises:
         ImportError: scikit-image is not installed, and meshes are needed.
-        ValueError: `evaluate` returns no loss, or parameters are not those of one such network.
+        ValueError: `evaluate` returns no loss, or parameters do not fit the architecture.
 
     References:
         De Luigi et al. (2023), figure 3.12.
@@ -161,7 +161,7 @@ def render_networks(
 def save_strips(strips: Sequence[Strip], path: str | FilePath, *, overwrite: bool = False) -> FilePath:
     """Write strips to one `.npz` file, which appears only when it is complete.
 
-    It holds `about`, a JSON text with all but the arrays, and these as `STRIP/counts` and `STRIP/PICTURE/NAME`.
+    The file holds the arrays `STRIP/counts` and `STRIP/PICTURE/NAME`, and `about`, a JSON text with everything else.
 
     Raises:
         FileExistsError: The file exists, and `overwrite` is false.
@@ -191,11 +191,11 @@ def save_strips(strips: Sequence[Strip], path: str | FilePath, *, overwrite: boo
 
 
 def load_strips(path: str | FilePath) -> tuple[Strip, ...]:
-    """Read what `save_strips` wrote; a loss that was not finite is NaN.
+    """Read the strips that `save_strips` wrote; a loss that was not finite is NaN.
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: The file holds no strips, or those of another version.
+        ValueError: The file holds no strips, or strips of another version.
     """
     path = FilePath(path)
     if not path.is_file():
@@ -215,7 +215,7 @@ def load_strips(path: str | FilePath) -> tuple[Strip, ...]:
 
 
 def _name(t: float) -> str:
-    """Name of a place on the path."""
+    """Return the name of a position on the path."""
     return {0.0: "A", 1.0: "B"}.get(t, f"{t:.2f}".lstrip("0"))
 
 

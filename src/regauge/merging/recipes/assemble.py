@@ -1,6 +1,6 @@
-"""Networks made of tensors of several, read, moved, combined and written one after the other.
+"""Networks assembled from the tensors of several networks, which are read, moved, combined and written one at a time.
 
-A recipe and a merge of networks with different tokens are made in this way.
+Recipes, and merges of networks with different tokens, are carried out in this way.
 """
 
 import logging
@@ -53,14 +53,15 @@ class Request:
     """The networks to be merged, and the form of the result.
 
     Attributes:
-        folders: The networks; the first one's coordinates, names and files are those of the result.
-        has_base: Whether the first one is a base.
-        plan: Makes the parts of the result.
-        rule: Name of the rule on the card.
-        provenance: Facts on the origin of the output, written with it.
-        vocabulary: The tokens of the result; those of all networks, which must be the same, by default.
-        align: Whether the networks are aligned; "auto" if it is needed.
-        layers: By the stacks that are cut, the layers of the first network whose settings those of the result have.
+        folders: The networks. The result has the coordinates, names and files of the first network.
+        has_base: Whether the first network is a base.
+        plan: The function that makes the parts of the result.
+        rule: The name of the rule on the card.
+        provenance: The provenance that is written with the output.
+        vocabulary: The tokens of the result; None if all networks must have the same tokens.
+        align: Whether the networks are aligned; "auto" aligns them only if necessary.
+        layers: For each stack that is cut, the indices of the layers whose settings in the first network's
+            configuration the layers of the result get.
         template: The chat template of the result.
         files: Further files of an output folder.
     """
@@ -79,12 +80,12 @@ class Request:
 
 @dataclass(frozen=True)
 class Assembled:
-    """Networks that were assembled, or the plan of it.
+    """The result of an assembly, or the plan of it.
 
     Attributes:
         shards: The files of weights of the result.
-        alignment: The plan of aligning the networks, where only plans were made and layers are not cut.
-        result: The result; None where only plans were made.
+        alignment: The plan of the alignment, if only a plan was made and no layers are cut.
+        result: The result; None if only a plan was made.
     """
 
     shards: tuple[Shard, ...]
@@ -93,7 +94,7 @@ class Assembled:
 
 
 class Setting(TypedDict, total=False):
-    """Settings of aligning and reading networks, and of showing progress; see `merge_recipe`."""
+    """Settings for aligning and reading networks, and for showing progress; see `merge_recipe`."""
 
     model: Model | str | None
     symmetry: Symmetry | None
@@ -106,7 +107,7 @@ class Setting(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class _Ready:
-    """Networks that can be combined, with the numbers and notes of their alignment."""
+    """Networks that are ready to be combined, with the objectives and notes of their alignment."""
 
     networks: tuple[Checkpoint, ...]
     symmetry: Symmetry
@@ -120,10 +121,10 @@ class _Ready:
 
 
 def assemble(request: Request, out: Output, **setting: Unpack[Setting]) -> Assembled:
-    """Align networks where it is needed, and write what is made of them tensor by tensor, with its card.
+    """Align the networks if necessary, and write the combined network tensor by tensor, with a card.
 
     Raises:
-        FileExistsError: The output exists, and may not be replaced.
+        FileExistsError: The output exists and may not be replaced.
         ValueError: The networks cannot be combined in this way, or the memory does not suffice.
     """
     progress, dry_run = setting.get("progress", no_progress), setting.get("dry_run", False)
@@ -179,8 +180,8 @@ def _unite(
     """Bring the networks under one vocabulary.
 
     Returns:
-        The networks, their configuration where it is changed, which rows are taken from where, and the files of an
-        output folder that differ from those of the first network.
+        The networks, the configuration of the result if it changes, the plan of rows for the tokens, and files. The
+        files are those of an output folder that differ from the files of the first network.
     """
     places = [one.path.parent for one in job.checkpoints]
     config = Configuration(places[0]) if request.vocabulary or request.layers is not None else None
@@ -206,14 +207,14 @@ def _unite(
 def _align(
     request: Request, job: FileJob, other: Path | None, stack: ExitStack, setting: Setting
 ) -> tuple[Staging | None, _Ready]:
-    """Return the networks in one coordinate system, and the folder in which the output is made.
+    """Return the folder in which the output is made, and the networks in one coordinate system.
 
     Args:
         request: The result to be made.
         job: The networks.
-        other: A folder with another configuration than that of the first network, which is that of all of them now.
-        stack: Closes what is opened.
-        setting: Settings of their alignment.
+        other: A folder with the configuration that all networks now have, if it differs from that of the first network.
+        stack: The exit stack that closes opened resources.
+        setting: Settings of the alignment.
     """
     progress, dry_run = setting.get("progress", no_progress), setting.get("dry_run", False)
     first, *others = job.checkpoints
@@ -279,7 +280,7 @@ def _align(
 
 
 def _record(request: Request, ready: _Ready, parts: Mapping[str, Part]) -> MergeRecord:
-    """Return the record of the merge, for its card and the report."""
+    """Return the record of the merge, for the card and the report."""
     used: dict[int, set[float]] = {}
     for part in parts.values():
         for (k, _), factor in zip(part.sources, part.factors, strict=True):
@@ -309,7 +310,7 @@ def _span(factors: set[float]) -> float | str:
 
 
 def _shards(first: Checkpoint, parts: Mapping[str, Part], out: Path, *, is_whole: bool) -> list[Shard]:
-    """Return the files of the result: those of the first network, or as large as these where its layers differ."""
+    """Return the files of the result: the files of the first network, or files of similar size if the layers differ."""
     file = out.name if out.suffix == SUFFIX else None
     known = first.layout(file)
     if is_whole:
@@ -321,7 +322,7 @@ def _shards(first: Checkpoint, parts: Mapping[str, Part], out: Path, *, is_whole
 
 
 def _require_model(config: Configuration, parts: Mapping[str, Part], like: Checkpoint) -> None:
-    """Refuse a result that is not what its configuration says."""
+    """Refuse a result whose tensors do not match its configuration."""
     stored = {
         name: StoredTensor(name, like.path, part.spec.dtype, part.spec.shape, 0, part.spec.nbytes)
         for name, part in parts.items()

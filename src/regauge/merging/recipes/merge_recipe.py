@@ -1,4 +1,4 @@
-"""Merges that are made tensor by tensor: by a recipe, or of folders with different tokens."""
+"""Merges that are computed tensor by tensor, by a recipe or from folders with different tokens."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,7 @@ KEPT = "recipe.yml"
 
 
 class AssemblySetting(TypedDict, total=False):
-    """Settings of reading and aligning networks; see `merge_recipe`."""
+    """Settings for reading and aligning networks; see `merge_recipe`."""
 
     model: Model | str | None
     symmetry: Symmetry | None
@@ -51,30 +51,30 @@ class AssemblySetting(TypedDict, total=False):
 def merge_recipe(
     path: str | Path, out: Output | str | Path, **setting: Unpack[AssemblySetting]
 ) -> MergeResult | AssembledMixture:
-    """Merge by a recipe: a YAML file as mergekit reads it, with models aligned where they differ.
+    """Merge models by a recipe, a YAML file in the format of mergekit, and align them first if necessary.
 
-    A recipe with `experts`, as mergekit-moe reads it, makes a mixture by `assemble_mixture`.
+    A recipe with `experts`, in the format of mergekit-moe, makes a mixture by `assemble_mixture`.
 
-    Tensors are read, combined and written one after the other: models may be larger than memory. Notes about the
-    recipe, its models and their tokens are logged.
+    Models may be larger than memory, because tensors are read, combined and written one at a time. Notes about the
+    recipe, the models and their tokens are logged.
 
     Args:
-        path: The recipe; folders in it are seen from there.
-        out: The folder, or `.safetensors` file, for the result, or an `Output`. The card is written next to it. A dtype
-            of the output is for recipes without one.
-        setting: `model`, `symmetry` and `method` are for models that are aligned: the model of the first folder and
-            `WeightMatching()` by default. `generator` draws for random rules (seed 0 by default).
+        path: The recipe. Relative folders in the recipe are relative to the folder of the recipe.
+        out: The folder or `.safetensors` file for the result, or an `Output`. The card is written next to the result.
+            The output may set a dtype only if the recipe sets none.
+        setting: `model`, `symmetry` and `method` are used to align models. By default these are the model of the first
+            folder and `WeightMatching()`. `generator` provides the random numbers of random rules (seed 0 by default).
             `memory` and `progress` are as in `rg.merge`.
 
     Returns:
-        The result, whose `params` are read from `out` when they are asked for, with its record. For a mixture what
-        `assemble_mixture` returns.
+        The result with its record; its `params` are read from `out` on access. For a mixture, the return value of
+        `assemble_mixture`.
 
     Raises:
         FileExistsError: The output exists, and may not be replaced.
         FileNotFoundError: The recipe or one of its models does not exist.
-        ValueError: A line of the recipe is not understood; models cannot be combined as it asks; or the memory does
-            not suffice.
+        ValueError: A line of the recipe is not understood, the models cannot be combined by the recipe, or the memory
+            does not suffice.
 
     References:
         Goddard et al. (2024), mergekit.
@@ -86,10 +86,10 @@ def merge_recipe(
 
 
 def plan_recipe(path: str | Path, out: Output | str | Path, **setting: Unpack[AssemblySetting]) -> Assembled:
-    """Plan what `merge_recipe` would read, hold and write, and write nothing.
+    """Plan the reads, the memory and the output of `merge_recipe`, without writing anything.
 
     Raises:
-        ValueError: The recipe is one of a mixture.
+        ValueError: The recipe is a recipe of a mixture.
     """
     if read_mixture(Path(path)) is not None:
         raise ValueError(f"{str(path)!r} is a recipe of a mixture, of which no plan is shown; merge it without a plan")
@@ -107,15 +107,16 @@ def merge_folders(
     base: str | Path | None = None,
     **setting: Unpack[AssemblySetting],
 ) -> MergeResult:
-    """Merge folders with different tokens: their networks are aligned, and brought under one vocabulary.
+    """Merge networks in folders with different tokens, after bringing them to one vocabulary and aligning them.
 
     Args:
         folders: Folders with config.json and a tokenizer.
         out: The output, as in `merge_recipe`.
-        tokenizer: The tokens of the result: "union" (of all), "base" (of the base, or the first), or a folder.
-        rule: Rule that combines the aligned networks, one that needs no task; `Average()` by default.
-        weights: One for each network, as in `rg.merge`.
-        base: The folder that task vectors are relative to.
+        tokenizer: The tokens of the result: "union" (all tokens), "base" (the tokens of the base or the first folder),
+            or a folder that has these tokens.
+        rule: The rule that combines the aligned networks, which may not need a task; `Average()` by default.
+        weights: One weight for each network, as in `rg.merge`.
+        base: The folder of the base, from which task vectors are differences.
         setting: Settings as in `merge_recipe`.
 
     Raises:
@@ -135,7 +136,7 @@ def plan_folders(
     base: str | Path | None = None,
     **setting: Unpack[AssemblySetting],
 ) -> Assembled:
-    """Plan what `merge_folders` would read, hold and write, and write nothing."""
+    """Plan the reads, the memory and the output of `merge_folders`, without writing anything."""
     return _by_tokens(folders, Output.of(out), tokenizer, rule, weights, base, setting, dry_run=True)
 
 
@@ -145,7 +146,7 @@ def _result(made: Assembled) -> MergeResult:
 
 
 def _mix(recipe: MixtureRecipe, out: Output, setting: AssemblySetting) -> AssembledMixture:
-    """Make a mixture by its recipe."""
+    """Make a mixture by a recipe."""
     given = [name for name in ("model", "symmetry", "method") if setting.get(name) is not None]
     if given == ["method"] and setting.get("method") == WeightMatching():
         given = []
@@ -235,7 +236,7 @@ def _by_tokens(
 def _provenance(
     name: str, out: Output, setting: AssemblySetting, settings: Mapping[str, object], inputs: list[Input]
 ) -> Provenance:
-    """Return the provenance that is written with the output of a call from Python."""
+    """Return the provenance of an output that is written by a call from Python."""
     generator, method = setting.get("generator"), setting.get("method")
     known = {**settings, "method": repr(method or WeightMatching()), **out.form.settings}
     seed = 0 if generator is None else generator.initial_seed()
@@ -243,7 +244,7 @@ def _provenance(
 
 
 def _order(recipe: Recipe) -> tuple[Path, ...]:
-    """Return the folders of all models, each once: the base, else the first model, first."""
+    """Return the folder of every model once, beginning with the base or, without a base, with the first model."""
     found: dict[Path, Path] = {}
     for folder in recipe.models:
         known = found.setdefault(folder.resolve(), folder)
@@ -253,7 +254,7 @@ def _order(recipe: Recipe) -> tuple[Path, ...]:
 
 
 def _layers(recipe: Recipe) -> dict[str | None, tuple[int, ...]] | None:
-    """By the stacks that are cut, for each layer of the result the number of the layer whose settings it has."""
+    """Return, for each stack that is cut, the indices of the layers whose settings the layers of the result get."""
     if recipe.is_whole:
         return None
     ranges = {stack: [part.sources[0].layers for part in parts] for stack, parts in recipe.stacks.items()}

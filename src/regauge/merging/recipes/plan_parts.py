@@ -1,4 +1,4 @@
-"""The parts of a recipe's result: for every tensor its sources, the rule and its numbers."""
+"""The parts of a recipe's result: for every tensor the sources, the rule, and the settings and factors."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ ELECTING = ("ties", "dare_ties", "della", "breadcrumbs_ties")
 
 @dataclass(frozen=True)
 class _Made:
-    """One tensor of the result before its numbers are known."""
+    """One tensor of the result, before its rule and factors are chosen."""
 
     name: str
     like: tuple[int, str]
@@ -49,14 +49,14 @@ def plan_parts(
 
     Args:
         recipe: The recipe.
-        networks: The checkpoints by their folders, the one first whose names and dtypes the result has.
-        order: Its names in the order of the model: those before the first layer belong to the first slice, those
-            behind the last layer to the last one.
+        networks: The checkpoints by folder. The result has the names and dtypes of the first one.
+        order: The names of the first checkpoint in the order of the model. Tensors before the layers belong to the
+            first slice, and tensors after the layers belong to the last slice.
         statistics: Names of running statistics, which are averaged.
-        keys: The name that stands for tied ones.
+        keys: For each tied name, the name that represents all names of the tensor.
 
     Raises:
-        ValueError: A network lacks a tensor or a layer, or shapes or numbers do not fit.
+        ValueError: A network lacks a tensor or a layer, shapes differ, or numbers of the recipe are invalid.
     """
     numbers = {folder: k for k, folder in enumerate(networks)}
     first = next(iter(networks.values()))
@@ -100,10 +100,10 @@ def plan_rule(
     statistics: frozenset[str] = frozenset(),
     keys: Mapping[str, str] | None = None,
 ) -> dict[str, Part]:
-    """Return the parts of a result that one rule makes of whole networks, the base first where there is one.
+    """Return the parts of a result that one rule makes of whole networks; a base is the first network.
 
     Raises:
-        ValueError: Weights or settings do not fit.
+        ValueError: Weights or settings of the rule are invalid.
     """
     first, start, parts = networks[0], int(has_base), {}
     depths, count = find_depths(first), len(networks) - start
@@ -122,7 +122,7 @@ def plan_rule(
 
 
 def _tensors(recipe: Recipe, networks: Mapping[Path, Checkpoint], order: Sequence[str]) -> Iterator[_Made]:
-    """Yield every tensor of the result, with its slice, its sources and its depth there."""
+    """Yield every tensor of the result, with its slice, its sources, and its depth in the slice."""
     first = next(iter(networks.values()))
     depths = find_depths(first)
     if recipe.is_whole:
@@ -151,7 +151,7 @@ def _tensors(recipe: Recipe, networks: Mapping[Path, Checkpoint], order: Sequenc
 
 
 def _root(prefix: str, stack: str | None) -> str:
-    """Return the prefix of all tensor names of the part of a model that `stack` names; empty for the only stack."""
+    """Return the common prefix of the tensors in the part of a model that `stack` names; empty for an only stack."""
     return "" if stack is None else prefix[: f".{prefix}".index(f".{stack}.") + len(stack) + 1]
 
 
@@ -185,7 +185,7 @@ def _stacked(
 
 
 def _rule(recipe: Recipe, made: _Made, size: int) -> tuple[Rule, list[Path], tuple[float, ...]]:
-    """Return the rule for one tensor with its numbers, the models that it combines, and their factors."""
+    """Return the rule with its settings for one tensor, the models that the rule combines, and their factors."""
     method, where = METHODS[recipe.method], f"{recipe.path}: at {made.name!r}"
 
     def common(key: str) -> float:
@@ -266,7 +266,7 @@ def _densities(
     is_rescaled: bool,
     norm: float | None,
 ) -> dict[str, object]:
-    """Return settings of a rule for the share of a tensor's `size` entries that is kept of each model."""
+    """Return the settings of a rule that keeps, of each model, a share of the `size` entries of a tensor."""
     densities = numbers["density"]
     if "dare" in method:
         return {"drop": tuple(1 - density for density in densities), "is_rescaled": is_rescaled}
@@ -289,9 +289,10 @@ def _densities(
 
 
 def choose_dtype(recipe: Recipe, networks: Mapping[Path, Checkpoint]) -> tuple[str | None, str | None]:
-    """Return the dtype of all tensors of the result, or None as in the models, and a sentence where the models differ.
+    """Return the dtype of the result, or None to keep the models' dtypes, and a message if the models differ.
 
-    As in mergekit it is that of the recipe, else the widest; `passthrough` keeps every tensor's own.
+    As in mergekit, the dtype is that of the recipe, or else the widest dtype of the models. `passthrough` keeps the
+    dtype of every tensor.
     """
     if recipe.dtype is not None:
         return recipe.dtype, None

@@ -1,4 +1,4 @@
-"""Reading recipes of mixtures: YAML files as mergekit-moe reads them."""
+"""Reading of recipes of mixtures, which are YAML files in the format of mergekit-moe."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,10 +24,10 @@ class MixtureRecipe:
         path: The file of the recipe.
         base: The folder of the base.
         experts: The experts.
-        shared: The expert that every token sees, if there is one.
+        shared: The expert that processes every token, if there is one.
         router: How routers are initialized.
-        chosen: The number of experts for every token.
-        dtype: The dtype of the result; that of the base unless given.
+        chosen: The number of experts that the router chooses for every token.
+        dtype: The dtype of the result; by default the dtype of the base.
     """
 
     path: Path
@@ -40,10 +40,10 @@ class MixtureRecipe:
 
 
 def read_mixture(path: Path) -> MixtureRecipe | None:
-    """Read a recipe of a mixture; None if the file is a recipe of something else, or cannot be read.
+    """Read a recipe of a mixture; return None if the file is another recipe or cannot be read.
 
     Raises:
-        RecipeError: It says something that is not understood.
+        RecipeError: An entry of the recipe is not understood.
     """
     try:
         node = compose_yaml(path) if path.is_file() else None
@@ -83,7 +83,7 @@ def _expert(entry: Entry) -> Expert:
 
 
 def _require_architecture(entry: Entry, *, has_shared: bool) -> None:
-    """Refuse an architecture that mixtures with or without a shared expert do not have."""
+    """Refuse an architecture that does not fit a mixture with, or without, a shared expert."""
     name = entry.text
     if name not in ARCHITECTURES:
         raise entry.refuse(f"the architecture {name!r} is not written; there are {', '.join(ARCHITECTURES)}")

@@ -1,4 +1,4 @@
-"""Reading recipes: YAML files as mergekit reads them; what is not understood is refused by its key and line."""
+"""Reading of recipes in mergekit's YAML format, with errors that name the key and line of an unknown entry."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -42,7 +42,7 @@ class RecipeError(ValueError):
 
 @dataclass(frozen=True)
 class Entry:
-    """A value in a recipe, with its place."""
+    """A value in a recipe, with its file, key and line."""
 
     path: Path
     key: str
@@ -57,7 +57,7 @@ class Entry:
 
     @property
     def value(self) -> Any:
-        """The value of a scalar."""
+        """The value of a scalar entry."""
         if not isinstance(self.node, yaml.ScalarNode):
             raise self.refuse(f"{self.key!r} holds {_kind(self.node)}, but must be one value")
         try:
@@ -73,7 +73,7 @@ class Entry:
 
     @property
     def number(self) -> float:
-        """A number; yes and no are one and zero, and 1e-3 is a number, too."""
+        """The entry as a number; yes and no become one and zero, and texts such as 1e-3 are also read as numbers."""
         try:
             found = float(self.value)
         except (TypeError, ValueError, OverflowError):
@@ -109,7 +109,7 @@ class Entry:
         return isinstance(self.node, yaml.SequenceNode)
 
     def mapping(self, known: Iterable[str] | None = None, needed: Iterable[str] = ()) -> "dict[str, Entry]":
-        """Return the entries of a mapping by their keys, each of which is known."""
+        """Return the entries of a mapping by key; refuse unknown, repeated and missing keys."""
         if not isinstance(self.node, yaml.MappingNode):
             raise self.refuse(f"{self.key!r} holds {_kind(self.node)}, but must hold keys and values")
         found: dict[str, Entry] = {}
@@ -131,8 +131,8 @@ def read_recipe(path: Path) -> Recipe:
     """Read a recipe.
 
     Raises:
-        FileNotFoundError: There is no such file.
-        RecipeError: It is no recipe, or says something that is not understood.
+        FileNotFoundError: The file does not exist.
+        RecipeError: The file is not a recipe, or an entry is not understood.
     """
     if not path.is_file():
         raise FileNotFoundError(f"there is no recipe {str(path)!r}; give a YAML file as mergekit reads it")
@@ -146,7 +146,7 @@ def read_recipe(path: Path) -> Recipe:
 
 
 def _recipe(whole: Entry) -> Recipe:
-    """Return the recipe that the entries describe."""
+    """Return the recipe that the entries of a file describe."""
     top = whole.mapping(KEYS, ["merge_method"])
     name = top["merge_method"].text
     if name not in METHODS:
@@ -193,7 +193,7 @@ def _recipe(whole: Entry) -> Recipe:
 
 
 def _with_base(part: Slice) -> Slice:
-    """Whole models with the base, which mergekit adds where the models lack it."""
+    """Return a slice of whole models with the base added, as in mergekit, if the base is not among the models."""
     sources = part.sources
     if part.base is None or any(source.layers is not None or source.model == part.base for source in sources):
         return part
@@ -201,7 +201,7 @@ def _with_base(part: Slice) -> Slice:
 
 
 def _require_models(recipe: Recipe, method: RecipeMethod, whole: Entry) -> None:
-    """Refuse too few or too many models, and a base that is missing or has no place."""
+    """Refuse too few or too many models, a missing base, missing parameters, and slices that do not fit."""
     for part in recipe.slices:
         if part.base is None and method.base in ("needed", "member"):
             raise whole.refuse(f"the method {recipe.method} needs a 'base_model'")
@@ -243,9 +243,10 @@ def _require_models(recipe: Recipe, method: RecipeMethod, whole: Entry) -> None:
 
 
 def _module(stack: str, entry: Entry, method: RecipeMethod, name: str, base: Path | None) -> Iterable[Slice]:
-    """Yield the slices of a stack of layers, or all of its layers; its parameters count where a slice has none.
+    """Yield the slices of a stack of layers, or one slice of all its layers.
 
-    The only stack of a model is called "default", as in mergekit.
+    Parameters of the stack apply if a slice does not set them. As in mergekit, "default" is the name of a model's only
+    stack.
     """
     found = entry.mapping(("slices", "models", "parameters"))
     if ("slices" in found) == ("models" in found):
@@ -286,7 +287,7 @@ def _source(entry: Entry, method: RecipeMethod, name: str, *, is_slice: bool = F
 
 
 def read_folder(entry: Entry) -> Path:
-    """Return the folder of a model, relative to the recipe, or with `lora` that of a base and its adapter."""
+    """Return the folder of a model, resolved from the recipe's folder; with `lora` return BASE+ADAPTER."""
     if entry.is_mapping:
         inner = entry.mapping(("model", "lora", "path"))
         if "path" in inner or "model" not in inner:
@@ -340,7 +341,7 @@ def _norm(entry: Entry) -> float:
 
 
 def _choices(entry: Entry) -> Iterable[tuple[str | None, tuple[float, ...]]]:
-    """Yield the numbers of a parameter: one, a gradient, or those of pieces of names."""
+    """Yield the values of a parameter with the pieces of names to which they apply; None applies to all names."""
     if entry.is_mapping:
         yield _conditional(entry)
     elif not entry.is_list:
@@ -424,7 +425,7 @@ def _align(entry: Entry | None) -> Any:
 
 
 def _notes(top: Mapping[str, Entry], name: str, slices: Iterable[Slice], parameters: Parameters) -> Iterable[str]:
-    """Yield sentences about settings of the recipe that change nothing."""
+    """Yield notes about settings of the recipe that have no effect."""
     given: dict[str, set[float]] = {}
     everywhere = [parameters, *(part.parameters for part in slices)]
     everywhere += [source.parameters for part in slices for source in part.sources]

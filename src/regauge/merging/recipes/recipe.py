@@ -1,4 +1,4 @@
-"""A recipe: what is merged, how, and by which numbers, as a mergekit YAML file says it."""
+"""A recipe as in a mergekit YAML file: the models, the merge method, and the parameters."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,16 +13,16 @@ class Parameter:
     """A number that may differ from tensor to tensor.
 
     Attributes:
-        choices: Pieces of names with one number, or a gradient over the depth. The first piece that occurs in the name
-            of a tensor counts; None stands for every name.
-        line: The line in the recipe.
+        choices: Pieces of names, each with one number or with a gradient over the depth. The first piece that occurs in
+            the name of a tensor applies; None applies to every name.
+        line: The line number in the recipe.
     """
 
     choices: tuple[tuple[str | None, tuple[float, ...]], ...]
     line: int
 
     def at(self, name: str, depth: float) -> float | None:
-        """Return the number for a tensor at a depth in [0, 1], or None if it says nothing about that name."""
+        """Return the number for a tensor at a depth in [0, 1], or None if no choice applies to the name."""
         values = next((own for piece, own in self.choices if piece is None or piece in name), None)
         if values is None:
             return None
@@ -37,13 +37,13 @@ Parameters = Mapping[str, Parameter]
 
 @dataclass(frozen=True)
 class Source:
-    """A model that takes part, or a range of its layers.
+    """A model that is merged, or a range of its layers.
 
     Attributes:
-        model: Its folder, or BASE+ADAPTER.
-        layers: The first layer and the one after the last; None for all.
-        parameters: Its own numbers.
-        line: The line in the recipe.
+        model: The folder of the model, or BASE+ADAPTER.
+        layers: The index of the first layer, and one more than the index of the last layer; None for all layers.
+        parameters: The parameters of this model.
+        line: The line number in the recipe.
     """
 
     model: Path
@@ -54,13 +54,14 @@ class Source:
 
 @dataclass(frozen=True)
 class Slice:
-    """Layers of the result, one after the other, and what each is made of: one layer of every source.
+    """Consecutive layers of the result, each of which is made of one layer of every source.
 
     Attributes:
-        sources: The layers that take part.
-        parameters: Numbers for all of them.
-        stack: A part of the name of the stack that the layers are of, such as "encoder", where a model has several.
-        base: The base of these layers; that of the recipe by default.
+        sources: The layers that are merged.
+        parameters: Parameters for all sources.
+        stack: A part of the name of the stack to which the layers belong, such as "encoder", if a model has several
+            stacks.
+        base: The base of these layers; by default the base of the recipe.
     """
 
     sources: tuple[Source, ...]
@@ -75,15 +76,16 @@ class Recipe:
 
     Attributes:
         path: The file of the recipe.
-        method: The merge method, as mergekit calls it.
-        slices: One without ranges of layers where whole models are merged.
+        method: The merge method, under its name in mergekit.
+        slices: The slices; if whole models are merged, a single slice without ranges of layers.
         base: The folder of the base.
-        parameters: Numbers for all models.
-        dtype: The dtype of the result; that of the base or the first model by default.
-        vocabulary: None if all models must have the same one.
-        chat_template: A Jinja template, or "auto" for the most common one of the models; the base's by default.
-        align: Whether models are aligned; "auto" if it is needed.
-        notes: Sentences about settings of the recipe that change nothing here.
+        parameters: Parameters for all models.
+        dtype: The dtype of the result; None if the recipe does not set it.
+        vocabulary: The tokens of the result; None if all models must have the same tokens.
+        chat_template: A Jinja template, or "auto" for the most common template of the models; by default the base's
+            template.
+        align: Whether models are aligned; "auto" aligns them only if necessary.
+        notes: Notes about settings of the recipe that have no effect in regauge.
     """
 
     path: Path
@@ -99,7 +101,7 @@ class Recipe:
 
     @property
     def models(self) -> tuple[Path, ...]:
-        """Every model once: the base first where there is one, then in the order of the recipe."""
+        """Every model once: a base first, then the others in the order of the recipe."""
         named = [source.model for part in self.slices for source in part.sources]
         named += [part.base for part in self.slices if part.base is not None]
         tokens = {} if self.vocabulary is None else self.vocabulary.tokens
@@ -120,8 +122,7 @@ class Recipe:
         return {name: tuple(part for part in self.slices if part.stack == name) for name in names}
 
     def number(self, name: str, part: Slice, source: Source | None, tensor: str, depth: float) -> float | None:
-        """Return the number of a parameter at a tensor: that of the source, else of its slice, else of the whole
-        recipe."""
+        """Return the value of a parameter for a tensor, as set by the source, else the slice, else the recipe."""
         for parameters in ({} if source is None else source.parameters, part.parameters, self.parameters):
             found = parameters[name].at(tensor, depth) if name in parameters else None
             if found is not None:

@@ -1,4 +1,4 @@
-"""The merge methods that recipes name: which of our rules each is, which parameters it takes, and their defaults."""
+"""The merge methods in recipes: for each method the rule of regauge, the parameters, and their defaults."""
 
 import math
 from collections.abc import Mapping
@@ -11,12 +11,12 @@ class RecipeMethod:
     """A merge method of recipes.
 
     Attributes:
-        rule: Its name in `merging.table`.
-        base: Whether it needs a base, takes none, or either; "member" if the base is one of the models.
-        own: Parameters of each model with their defaults; None if they must be given.
-        common: Parameters of all models with their defaults.
-        least: The smallest number of models, without the base unless it is a member.
-        most: The largest number; None for no limit.
+        rule: The name of the rule in `merging.table`.
+        base: Whether the method needs a base, takes none, or accepts either; "member" if the base is one of the models.
+        own: Parameters of single models with their defaults; None if a parameter must be given.
+        common: Parameters shared by all models, with their defaults.
+        least: The smallest number of models; a base that is not a member does not count.
+        most: The largest number of models; `math.inf` for no limit.
     """
 
     rule: str

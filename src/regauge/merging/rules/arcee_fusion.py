@@ -1,4 +1,4 @@
-"""Arcee fusion: a network takes the most important entries of another one."""
+"""Arcee fusion, in which a network gets the entries of another network whose change is most important."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,33 +14,34 @@ LEAST_PROBABILITY = 1e-8
 
 @dataclass(frozen=True)
 class ArceeFusion(Rule):
-    """The first network, with those entries of the second one whose change is important.
+    """The first network with the entries of the second network whose change is important.
 
-    The importance of an entry is how far it changes, times the divergence of its vector along the last axis: the
-    Kullback-Leibler divergence of the softmax of the second network's vector from that of the first one's. Entries are
-    taken whose importance is at least the median plus 1.5 times the range between the quartiles, of whole tensors.
+    The importance of an entry is the absolute change times the divergence of the vector along the last axis that
+    contains the entry. The divergence is the Kullback-Leibler divergence of the softmax of the second network's vector
+    from that of the first network's vector. An entry is taken if its importance is at least the median plus 1.5 times
+    the interquartile range in the whole tensor.
 
     References:
-        mergekit's method of this name, by Arcee; there quartiles of tensors with more than a million entries are
-        those of a million of them, drawn at random.
+        mergekit's method of this name, by Arcee. In mergekit the quartiles of a tensor with more than a million entries
+        are estimated from a million randomly sampled entries.
     """
 
     most, has_shares = 2, False
 
     def factors(self, weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
-        """Equal shares."""
+        """Return equal shares."""
         return equal_shares(self, weights, count)
 
     def splits(self, shape: Sequence[int]) -> bool:
-        """Quartiles are taken over whole tensors."""
+        """Return False, because quartiles are computed over whole tensors."""
         return False
 
     def held(self, count: int) -> int:
-        """Held at once: both tensors, their difference, its importance; probabilities, or copies for the quartiles."""
+        """Return the number of tensors held at once, which include probabilities or copies for quartiles."""
         return 10
 
     def combine(self, tensors: Iterator[Tensor], factors: Sequence[float], target: Target) -> Tensor:
-        """Return the first network with the entries that are taken."""
+        """Return the tensor of the first network with the important entries of the second network."""
         first, second = tensors
         importance = (second - first).abs_().mul_(find_divergence(second, first).to(first))
         flat = importance.flatten()
@@ -52,8 +53,7 @@ class ArceeFusion(Rule):
 
 
 def find_divergence(params: Tensor, base: Tensor) -> Tensor:
-    """Return the Kullback-Leibler divergence of the softmax of one vector along the last axis from another's, in
-    float64."""
+    """Return the Kullback-Leibler divergence of `softmax(params)` from `softmax(base)`, along the last axis."""
     p = torch.softmax(params, -1, dtype=torch.float64).add_(LEAST_PROBABILITY)
     q = torch.softmax(base, -1, dtype=torch.float64).add_(LEAST_PROBABILITY)
     return q.div_(p).log_().mul_(p).sum(-1, keepdim=True).neg_()

@@ -10,7 +10,7 @@ from regauge.merging.rule import Rule, Target, weighted_sum
 
 @dataclass(frozen=True)
 class Average(Rule):
-    """The weighted mean of all networks; with equal weights the uniform soup.
+    """The weighted mean of all networks, which is the uniform soup if the weights are equal.
 
     References:
         Wortsman et al. (2022), Model soups, section 2; Ainsworth et al. (2023), Git Re-Basin.

@@ -1,4 +1,4 @@
-"""Task vectors without their largest and smallest entries."""
+"""Model breadcrumbs: task vectors without their largest and smallest entries."""
 
 from dataclasses import dataclass, field
 
@@ -12,21 +12,23 @@ from regauge.merging.settings import Numbers, require_numbers
 
 @dataclass(frozen=True)
 class Breadcrumbs(SparseRule):
-    """Drop the largest and the smallest entries of the task vectors, and add what is between.
+    """Task vectors without their largest and smallest entries, added to the base.
 
-    For each tensor: of the n entries of a task vector the `gamma n` of the largest magnitude are dropped as outliers,
-    and of the others the `density n` largest are kept. Where both do not fit, fewer outliers are dropped. One entry is
-    kept at least, and all that are as large as the largest or the smallest that is kept.
+    In each tensor, a task vector has n entries. The `gamma n` entries of largest magnitude are dropped as outliers. The
+    `density n` largest of the remaining entries are kept. If gamma and density together exceed one, fewer outliers are
+    dropped. At least one entry is kept. Entries whose magnitude equals that of the largest or the smallest kept entry
+    are also kept.
 
     Attributes:
-        density: Share of entries that are kept, above zero and at most one; one number for each network, too.
-        gamma: Share of entries that are dropped as outliers, in [0, 1); one number for each network, too.
-        rule: The rule that combines the task vectors afterwards: the sum, or `ElectedMean()`.
-        keeps_norm: The norm (1, 2 or `math.inf`) that what is kept gets back, by a factor; None for no factor.
+        density: The share of entries that are kept, above zero and at most one, as one number or one for each network.
+        gamma: The share of entries that are dropped as outliers, in [0, 1), as one number or one for each network.
+        rule: The rule that then combines the task vectors: the sum, or `ElectedMean()`.
+        keeps_norm: The order (1, 2 or `math.inf`) of the norm that the kept entries regain by a common factor; None for
+            no factor.
 
     References:
         Davari and Belilovsky (2024), Model breadcrumbs, section 3: masks of each layer between two quantiles of the
-        magnitudes. The share that is kept is given here as in mergekit, not the share of the smallest.
+        magnitudes. As in mergekit, `density` is the share of kept entries, not the share of dropped small entries.
     """
 
     density: Numbers = 0.1
@@ -40,12 +42,12 @@ class Breadcrumbs(SparseRule):
         require_norm(self.keeps_norm)
 
     def check(self, target: Target, count: int) -> None:
-        """Densities and shares of outliers are as many as the networks, or one."""
+        """Raise a ValueError unless each setting has one number, or one for each network."""
         target.numbers(self.density, count)
         target.numbers(self.gamma, count)
         self.rule.check(target, count)
 
     def sparsify(self, vector: Tensor, k: int, count: int, target: Target) -> Tensor:
-        """Keep the entries below the outliers and above the small ones."""
+        """Keep the entries between the outliers and the small entries."""
         kept = keep_magnitudes(vector, *(target.numbers(x, count)[k] for x in (self.density, self.gamma)))
         return restore_norm(kept, vector, self.keeps_norm)

@@ -1,4 +1,4 @@
-"""DARE: task vectors without entries dropped at random."""
+"""DARE: task vectors of which random entries are dropped."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,15 +14,16 @@ from regauge.merging.settings import Numbers, require_numbers
 
 @dataclass(frozen=True)
 class Dare(SparseRule):
-    """Drop entries of the task vectors at random and enlarge the others, which keeps their expectation.
+    """Task vectors with random entries dropped and the other entries enlarged, which preserves the expectation.
 
-    Each entry is dropped with probability `drop`, else divided by `1 - drop`; then another rule combines the task
-    vectors. With `TaskArithmetic` the result is unbiased: its expectation is that of no drop at all.
+    Each entry is dropped with probability `drop`, and otherwise divided by `1 - drop`. Then another rule combines the
+    task vectors. With `TaskArithmetic` the result is unbiased: the expectation equals the result without any drop.
 
     Attributes:
-        drop: Probability, in [0, 1); one number for each network, too.
-        rule: Combines the task vectors afterwards. `ElectedMean()` elects signs; `Ties(density)` trims before.
-        is_rescaled: Whether what is kept is enlarged; else the expectation shrinks.
+        drop: The probability, in [0, 1), as one number or one for each network.
+        rule: The rule that then combines the task vectors. `ElectedMean()` elects signs. `Ties(density)` keeps only the
+            largest entries before it elects signs.
+        is_rescaled: Whether the kept entries are enlarged; otherwise the expectation shrinks.
 
     References:
         Yu et al. (2024), Language models are super Mario, section 3.
@@ -39,20 +40,20 @@ class Dare(SparseRule):
 
     @property
     def is_random(self) -> bool:
-        """Entries are drawn unless none is dropped."""
+        """Whether entries are dropped at random."""
         return self.drop != 0
 
     def check(self, target: Target, count: int) -> None:
-        """The probabilities are as many as the networks, or one."""
+        """Raise a ValueError unless there is one probability, or one for each network."""
         target.numbers(self.drop, count)
         self.rule.check(target, count)
 
     def splits(self, shape: Sequence[int]) -> bool:
-        """Entries are dropped one by one."""
+        """Return whether the combining rule takes pieces, because entries are dropped independently."""
         return self.rule.splits(shape)
 
     def sparsify(self, vector: Tensor, k: int, count: int, target: Target) -> Tensor:
-        """Return the entries that are not dropped."""
+        """Return the task vector with dropped entries set to zero."""
         drop = target.numbers(self.drop, count)[k]
         if not drop:
             return vector

@@ -1,4 +1,4 @@
-"""DELLA: task vectors without entries dropped at random, small ones more often."""
+"""DELLA: task vectors of which random entries are dropped, small entries more often."""
 
 import math
 from collections.abc import Sequence
@@ -15,20 +15,21 @@ from regauge.merging.settings import Numbers, require_numbers
 
 @dataclass(frozen=True)
 class Della(SparseRule):
-    """Drop entries of the task vectors at random, small ones more often, and enlarge the others.
+    """Task vectors with random entries dropped, small ones more often, and the other entries enlarged.
 
-    In each row of a tensor, what has one index along its first axis, the entries are ranked by magnitude. The
-    probability to be kept rises evenly with the rank from `density - epsilon` for the smallest to `density + epsilon`
-    for the largest; kept entries are divided by it, which keeps the expectation of every entry. Then another rule
-    combines them.
+    A row of a tensor consists of the entries with one index along the first axis. The entries of each row are ranked by
+    magnitude. The probability of keeping an entry rises linearly with the rank. It is `density - epsilon` for the
+    smallest entry and `density + epsilon` for the largest. Kept entries are divided by their probability, which
+    preserves the expectation of every entry. Then another rule combines the task vectors.
 
     Attributes:
-        density: Mean probability of an entry to be kept, above zero and at most one, where nothing is dropped; one
-            number for each network, too.
-        epsilon: Largest difference of the probabilities from it; `density` minus and plus it are above zero and at most
-            one. It is half of the window of the paper, as in mergekit.
-        rule: The rule that combines the task vectors afterwards: what agrees with an elected sign, or the sum.
-        is_rescaled: Whether what is kept is enlarged; else the expectation shrinks.
+        density: The mean probability of keeping an entry, above zero and at most one, as one number or one for each
+            network. With one, nothing is dropped.
+        epsilon: The largest difference between the probabilities and the density. `density - epsilon` must be above
+            zero, and `density + epsilon` at most one. As in mergekit, epsilon is half of the paper's window.
+        rule: The rule that then combines the task vectors: the mean of entries that agree with an elected sign, or the
+            sum.
+        is_rescaled: Whether the kept entries are enlarged; otherwise the expectation shrinks.
 
     References:
         Deep et al. (2024), DELLA-Merging, section 3 (MagPrune, elect, fuse).
@@ -47,11 +48,11 @@ class Della(SparseRule):
 
     @property
     def is_random(self) -> bool:
-        """Entries are drawn unless all are kept."""
+        """Whether entries are dropped at random."""
         return self.density != 1
 
     def check(self, target: Target, count: int) -> None:
-        """All probabilities are above zero and at most one."""
+        """Raise a ValueError unless all probabilities are above zero and at most one."""
         densities, ranges = target.numbers(self.density, count), target.numbers(self.epsilon, count)
         for density, epsilon in zip(densities, ranges, strict=True):
             if density < 1 and not (epsilon < density and density + epsilon <= 1):
@@ -63,16 +64,15 @@ class Della(SparseRule):
         self.rule.check(target, count)
 
     def splits(self, shape: Sequence[int]) -> bool:
-        """Rows are ranked one by one."""
+        """Return whether a tensor has rows, which are ranked independently, and the combining rule takes pieces."""
         return len(shape) > 1 and self.rule.splits(shape)
 
     def held(self, count: int) -> int:
-        """Return tensors held at once: those of the combining rule, magnitudes, integer ranks twice, probabilities,
-        noise."""
+        """Return the number of tensors held at once, which include magnitudes, ranks, probabilities and noise."""
         return self.rule.held(count) + 8
 
     def sparsify(self, vector: Tensor, k: int, count: int, target: Target) -> Tensor:
-        """Return the entries that are not dropped."""
+        """Return the task vector with dropped entries set to zero."""
         density, epsilon = (target.numbers(x, count)[k] for x in (self.density, self.epsilon))
         if density == 1:
             return vector

@@ -17,15 +17,16 @@ LEAST_SHARE = 1e-6
 
 @dataclass(frozen=True)
 class ElectedMean(VectorRule):
-    """Elect a sign for each entry of the task vectors, and average those that agree with it.
+    """The mean, entry by entry, of the task vectors that agree with an elected sign.
 
-    An entry's sign is that of the weighted sum over networks. The result is `base + scale * mean`, where the weighted
-    mean is over those networks whose entry, times its weight, has this sign; it is zero without such networks, and
-    where the sum is zero. Where negative weights make the weights of those networks cancel, their sum stays undivided.
+    The elected sign of an entry is the sign of the weighted sum over networks. A network agrees if its entry, times its
+    weight, has this sign. The result is `base + scale * mean`, with the weighted mean over the networks that agree. The
+    mean is zero if no network agrees or the weighted sum is zero. If negative weights make the weights of the agreeing
+    networks cancel, the sum is not divided.
 
     Attributes:
-        scale: Factor of the mean.
-        is_normalized: Whether what agrees is averaged; else it is summed with the weights as they are.
+        scale: The factor of the mean.
+        is_normalized: Whether the agreeing entries are averaged; otherwise they are summed with the given weights.
 
     References:
         Yadav et al. (2023), TIES-Merging, section 4, steps 2 and 3.
@@ -38,7 +39,7 @@ class ElectedMean(VectorRule):
         require_scale(self.scale)
 
     def factors(self, weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
-        """Shares for a mean; for a sum, and where one is negative, the weights as they are."""
+        """Return shares for a mean; return the given weights for a sum, or if a weight is negative."""
         given = as_given(weights, count)
         if min(given) < 0:
             return given
@@ -46,11 +47,11 @@ class ElectedMean(VectorRule):
         return shares if self.is_normalized else given
 
     def held(self, count: int) -> int:
-        """Return tensors held at once: all task vectors, their signs, sums and masses."""
+        """Return the number of tensors held at once: all task vectors, their signs, sums and masses."""
         return count + 5
 
     def combine(self, tensors: Iterator[Tensor], factors: Sequence[float], target: Target) -> Tensor:
-        """Return the mean of the entries that agree, or their sum."""
+        """Return the mean, or the sum, of the entries that agree."""
         vectors = list(tensors)
         signs = weighted_sum((vector.clone() for vector in vectors), factors).sign_()
         sums, masses = sum_agreeing(vectors, factors, signs)
@@ -61,7 +62,7 @@ class ElectedMean(VectorRule):
 
 
 def sum_agreeing(vectors: Sequence[Tensor], factors: Sequence[float], signs: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the sum of the entries that have an elected sign, with factors, and the sum of their factors."""
+    """Return the weighted sum of the entries that agree with the elected signs, and the sum of their factors."""
     sums, masses = torch.zeros_like(signs), torch.zeros_like(signs)
     for vector, factor in zip(vectors, factors, strict=True):
         agrees = (vector.sign().mul_(math.copysign(1, factor)) == signs) & (signs != 0)

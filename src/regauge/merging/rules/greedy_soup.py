@@ -1,4 +1,4 @@
-"""The mean of those networks that help one another."""
+"""The greedy soup, the mean of networks chosen one by one."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -13,11 +13,12 @@ from regauge.merging.rules.average import Average
 
 @dataclass(frozen=True)
 class GreedySoup(Average):
-    """The mean of those networks that help one another, chosen by the loss of a task.
+    """The mean of networks that are added one by one unless they raise the loss of a task.
 
-    The networks are visited from the smallest loss to the largest. The first one is in; each other one joins if the
-    loss of the mean does not rise. The result is therefore never worse on the task than the best network, if the task
-    has no `prepare`, which is applied to means and not to single networks.
+    The networks are visited from the smallest loss to the largest. The first network is included. Every other network
+    is added if this does not raise the loss of the mean. Therefore the result is never worse on the task than the best
+    network. This requires that the task has no `prepare`, because `prepare` is applied to means but not to single
+    networks.
 
     References:
         Wortsman et al. (2022), Model soups, algorithm 1.
@@ -28,10 +29,10 @@ class GreedySoup(Average):
     def choose(
         self, networks: Sequence[Mapping[str, Tensor]], soup: Callable[[Sequence[int]], Params], task: Task | None
     ) -> Sequence[int]:
-        """Return the numbers of the networks that are averaged.
+        """Return the indices of the networks that are averaged.
 
         Raises:
-            ValueError: There is no task, or a network whose loss is NaN.
+            ValueError: There is no task, or the loss of a network is NaN.
         """
         if task is None:
             raise ValueError(

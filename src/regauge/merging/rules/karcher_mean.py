@@ -1,4 +1,4 @@
-"""The mean of directions and lengths of many networks."""
+"""The Karcher mean: the mean of the directions and lengths of many networks."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -13,18 +13,18 @@ from regauge.merging.rules.spheres import PARALLEL, inner_product, length
 
 @dataclass(frozen=True)
 class KarcherMean(Rule):
-    """The mean of many networks on a sphere, or with a base of their task vectors.
+    """The mean of many networks on a sphere, or of their task vectors if a base is given.
 
-    The direction of each tensor is the one whose weighted sum of squared angles to the directions of all networks is
-    smallest; its length is the weighted mean of their lengths. It begins at the weighted mean of the directions, and
-    moves by the mean of the logarithms until that is zero. Tensors that are zero have no direction and count in the
-    length alone. If directions cancel, they have no mean; the result is then the weighted mean of the tensors.
+    The direction of each tensor minimizes the weighted sum of squared angles to the directions of all networks. The
+    length is the weighted mean of the networks' lengths. The iteration begins at the weighted mean of the directions.
+    It moves by the mean of the logarithms until this mean is zero. A zero tensor has no direction and only contributes
+    to the mean length. If the directions cancel, the result is the weighted mean of the tensors.
 
     Attributes:
-        steps: The largest number of moves. Without any it is the normalized mean of the directions, which mergekit
-            calls `multislerp`.
-        tolerance: Moves end with one that is shorter than this angle in radians, or than rounding. Directions closer to
-            the mean than this do not move it.
+        steps: The largest number of moves. With zero moves, the direction is the normalized mean of the directions, as
+            in mergekit's `multislerp`.
+        tolerance: An angle in radians. The iteration ends when a move is shorter than this angle or than rounding
+            errors. Directions that are closer to the mean than this angle do not move it.
 
     References:
         Karcher (1977), Riemannian center of mass and mollifier smoothing; Buss and Fillmore (2001), Spherical averages,
@@ -43,15 +43,15 @@ class KarcherMean(Rule):
             raise ValueError(f"tolerance is {self.tolerance}; it is an angle in radians, and cannot be negative")
 
     def splits(self, shape: Sequence[int]) -> bool:
-        """Directions are taken over whole tensors."""
+        """Return False, because the directions are those of whole tensors."""
         return False
 
     def held(self, count: int) -> int:
-        """Return tensors held at once: all directions, the mean, and one move."""
+        """Return the number of tensors held at once: all directions, the mean, and one move."""
         return count + 4
 
     def combine(self, tensors: Iterator[Tensor], factors: Sequence[float], target: Target) -> Tensor:
-        """Return the mean direction with the mean length."""
+        """Return the mean direction, scaled to the mean length."""
         given = list(tensors)
         lengths = [length(tensor) for tensor in given]
         long = sum(share * one for share, one in zip(factors, lengths, strict=True))
@@ -79,11 +79,11 @@ class KarcherMean(Rule):
 
 
 def _add_log(total: Tensor, start: Tensor, end: Tensor, share: float, work: Tensor, least: float) -> None:
-    """Add a share of the tangent at one direction that leads to another, unless the angle is smaller than `least`.
+    """Add a share of the tangent from one direction to another, unless their angle is smaller than `least`.
 
-    Its length is the angle, or zero if the directions are opposite.
+    The length of the tangent is the angle, or zero if the directions are opposite.
 
-    `work` is written over.
+    `work` is overwritten.
     """
     angle = 2 * math.atan2(length(torch.sub(end, start, out=work)), length(torch.add(end, start, out=work)))
     # y - <x, y> x points along the arc, but its length is sin(angle): only its direction is used.

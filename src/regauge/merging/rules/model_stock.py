@@ -1,4 +1,4 @@
-"""A share of the mean task vector that follows from their angles."""
+"""Model Stock: a share of the mean task vector that depends on the angles between task vectors."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,18 +11,17 @@ from regauge.merging.rule import Target, VectorRule, equal_shares, weighted_sum
 
 @dataclass(frozen=True)
 class ModelStock(VectorRule):
-    """The base plus a share of the mean task vector that follows from the angle between the task vectors.
+    """The base plus a share of the mean task vector that depends on the angles between the task vectors.
 
-    For each tensor and n networks, with the mean of the cosines of all pairs,
+    For each tensor of n networks, with the mean `cos` of the cosines of all pairs, the result is
 
         base + t * mean_k (network_k - base),  t = n cos / (1 + (n - 1) cos)
 
-    Networks that agree are averaged (t is one for a cosine of one); those at right angles say nothing, and the base
-    stays. The base also stays at obtuse angles, where the formula would lead away from the networks: t is never below
-    zero.
+    If the task vectors are parallel, t is one and the networks are averaged. If they are orthogonal, t is zero and the
+    result is the base. At obtuse angles t is also set to zero, because the formula would lead away from the networks.
 
     Attributes:
-        by_rows: Whether each row of a tensor, what has one index along its first axis, has an angle of its own.
+        by_rows: Whether t is computed for each row of a tensor (one index along the first axis), not for whole tensors.
 
     References:
         Jang et al. (2024), Model Stock, section 4, equation 2 for two networks and appendix for n.
@@ -33,19 +32,19 @@ class ModelStock(VectorRule):
     least = 2
 
     def factors(self, weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
-        """Equal shares."""
+        """Return equal shares."""
         return equal_shares(self, weights, count)
 
     def splits(self, shape: Sequence[int]) -> bool:
-        """The angle is that of whole tensors or rows."""
+        """Return whether each row of a tensor has its own t."""
         return self.by_rows and len(shape) > 1
 
     def held(self, count: int) -> int:
-        """Return tensors held at once: all task vectors, and the product of two."""
+        """Return the number of tensors held at once: all task vectors, and the product of two."""
         return count + 2
 
     def combine(self, tensors: Iterator[Tensor], factors: Sequence[float], target: Target) -> Tensor:
-        """Return the share of the mean."""
+        """Return the mean task vector times t."""
         vectors = list(tensors)
         rows = vectors[0].shape[0] if self.by_rows and vectors[0].ndim > 1 else 1
         norms = [torch.linalg.vector_norm(v.reshape(rows, -1), dim=1, dtype=torch.float64) for v in vectors]

@@ -1,4 +1,4 @@
-"""One network as it is, or multiplied."""
+"""One network, unchanged or multiplied."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ from regauge.merging.settings import Number, require_scale
 
 @dataclass(frozen=True)
 class Passthrough(Rule):
-    """One network as it is, or with its tensors multiplied.
+    """One network, unchanged or with its tensors multiplied by a factor.
 
     Attributes:
-        scale: Factor; a setting with pieces of names multiplies some tensors alone.
+        scale: The factor. A setting with pieces of names can multiply only some tensors.
     """
 
     scale: Number = 1.0

@@ -1,4 +1,4 @@
-"""RAM: what one network alone has learned is added whole, what several have learned is averaged among them."""
+"""RAM, which adds in full the changes of a single network and averages the changes that several networks share."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -13,19 +13,20 @@ from regauge.merging.settings import Number, require_numbers
 
 @dataclass(frozen=True)
 class Ram(VectorRule):
-    """The base plus, entry by entry, the mean of the task vectors of those networks that change it.
+    """The base plus, in each entry, the mean of the task vectors of the networks that change the entry.
 
-    A network changes an entry where its task vector is larger than `least_change`. Entries that it alone changes are
-    multiplied by `1 + gain * min(rho, most_overlap)`, where rho is how many entries of the tensor it changes with
-    others, divided by how many it changes alone.
+    A network changes an entry if the magnitude of the task vector exceeds `least_change`. If only one network changes
+    an entry, the entry is multiplied by `1 + gain * min(rho, most_overlap)`. For a tensor and a network, rho is the
+    number of entries that others also change, divided by the number of entries that only this network changes.
 
     Attributes:
-        least_change: Smaller entries of task vectors are left out.
-        gain: The growth of entries that one network changes alone; zero for RAM, above it for RAM+.
-        most_overlap: The largest ratio rho that counts.
+        least_change: The magnitude up to which entries of task vectors are left out.
+        gain: The growth of entries that only one network changes; zero for RAM, positive for RAM+.
+        most_overlap: The largest value of the ratio rho.
 
     References:
-        Reinforced Agent Merging (2026), arXiv 2601.13572; ratios are those of tensors, as in mergekit's `ramplus_tl`.
+        Reinforced Agent Merging (2026), arXiv 2601.13572; ratios are computed per tensor, as in mergekit's
+        `ramplus_tl`.
     """
 
     least_change: Number = 1e-5
@@ -37,19 +38,19 @@ class Ram(VectorRule):
             require_numbers(name, getattr(self, name), lambda x: 0 <= x < math.inf, "finite and not negative")
 
     def factors(self, weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
-        """Equal shares."""
+        """Return equal shares."""
         return equal_shares(self, weights, count)
 
     def splits(self, shape: Sequence[int]) -> bool:
-        """Ratios are taken over whole tensors."""
+        """Return whether there is no gain, because the ratios for a gain are computed over whole tensors."""
         return self.gain == 0
 
     def held(self, count: int) -> int:
-        """Return tensors held at once: all task vectors, counts, the sum, and what is added to it."""
+        """Return the number of tensors held at once: all task vectors, counts, the sum, and temporary ones."""
         return count + 5
 
     def combine(self, tensors: Iterator[Tensor], factors: Sequence[float], target: Target) -> Tensor:
-        """Return the sum of the means."""
+        """Return, in each entry, the mean of the networks that change the entry."""
         vectors, least = list(tensors), target.number(self.least_change)
         for vector in vectors:
             vector.masked_fill_(vector.abs() <= least, 0.0)

@@ -1,4 +1,4 @@
-"""SCE: entries on which networks differ most, summed by the sizes of task vectors where signs agree."""
+"""SCE: the mean of entries on which networks differ most, weighted by the size of task vectors."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,20 +19,20 @@ LEAST_MASS = 1e-6
 
 @dataclass(frozen=True)
 class Sce(VectorRule):
-    """Select the entries that vary most between networks, weigh networks by their size, and erase minority signs.
+    """The mean of the entries that vary most between networks, weighted by their size and without minority signs.
 
-    For each tensor: of the n entries on which the task vectors differ, the `density n` with the largest variance over
-    networks are kept in all of them. Each network weighs as the mean of the squares of what is kept. An entry's sign is
-    that of the plain sum over networks; the result is `base + mean`, the weighted mean over those networks whose entry
-    has this sign, and zero without such networks.
+    In each tensor, let n be the number of entries on which the task vectors differ. The `density n` entries with the
+    largest variance over networks are kept in all task vectors. The weight of a network is the mean square of its kept
+    entries. The elected sign of an entry is the sign of the unweighted sum over networks. The result is `base + mean`,
+    with the weighted mean over the networks whose entry has this sign. The mean is zero if there are no such networks.
 
     Attributes:
-        density: Share of the entries on which networks differ that is kept, above zero and at most one; with one the
-            entries on which they agree are kept, too.
+        density: The share of the entries on which networks differ that are kept, above zero and at most one. With one,
+            the entries on which networks agree are also kept.
 
     References:
-        Wan et al. (2024), FuseChat, on SCE (select, calculate, erase). As in mergekit, networks weigh alike where
-        the sum of their mean squares is below 1e-6, and weights are divided by 1e-6 at least.
+        Wan et al. (2024), FuseChat, on SCE (select, calculate, erase). As in mergekit, networks have equal weights if
+        the sum of their mean squares is below 1e-6. As in mergekit, the divisor of a mean is at least 1e-6.
     """
 
     density: Number = 1.0
@@ -43,20 +43,19 @@ class Sce(VectorRule):
         require_density(self.density)
 
     def factors(self, weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
-        """Equal shares."""
+        """Return equal shares."""
         return equal_shares(self, weights, count)
 
     def splits(self, shape: Sequence[int]) -> bool:
-        """Squares and the order of variances are taken over whole tensors."""
+        """Return False, because mean squares and the ranks of variances are computed over whole tensors."""
         return False
 
     def held(self, count: int) -> int:
-        """Return tensors held at once: all task vectors; mean, variance and copies to sort them, or signs, sums and
-        masses."""
+        """Return the number of tensors held at once, which include all task vectors."""
         return count + 6
 
     def combine(self, tensors: Iterator[Tensor], factors: Sequence[float], target: Target) -> Tensor:
-        """Return the mean of what is selected and agrees."""
+        """Return the weighted mean of the selected entries that agree with the elected sign."""
         vectors, density = list(tensors), target.number(self.density)
         if density < 1:
             is_dropped = find_dropped(vectors, density)
@@ -73,8 +72,7 @@ class Sce(VectorRule):
 
 
 def find_dropped(vectors: Sequence[Tensor], density: float) -> Tensor:
-    """Return whether the variance of an entry over networks is not among the largest; all are dropped where none is
-    kept."""
+    """Return a mask of the entries whose variance over networks is not among the largest."""
     mean = vectors[0].clone()
     for vector in vectors[1:]:
         mean += vector

@@ -1,4 +1,4 @@
-"""Two networks on an arc: spherical linear interpolation."""
+"""Spherical linear interpolation (slerp) of two networks."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -14,20 +14,21 @@ from regauge.merging.rules.spheres import PARALLEL, length
 
 @dataclass(frozen=True)
 class Slerp(Rule):
-    """Spherical linear interpolation of two networks, or with a base of their task vectors.
+    """Spherical linear interpolation of two networks, or of their task vectors if a base is given.
 
-    Each tensor moves from the first to the second by the angle between them. With theta the angle, and t the share of
-    the second network's weight,
+    Each tensor moves along an arc from the first network to the second. Let a and b be the two tensors, theta the angle
+    between them, and t the second network's share of the weights. The result is
 
         sin((1 - t) theta) / sin(theta) a + sin(t theta) / sin(theta) b
 
-    Tensors that are parallel, opposite or zero are interpolated linearly; there the two formulas meet. With a base it
-    is mergekit's `nuslerp`.
+    Tensors that are parallel, opposite or zero are interpolated linearly. With a base, the rule is mergekit's
+    `nuslerp`.
 
     Attributes:
-        axis: None if a tensor has one angle; with 0 or -1 every vector along its first or last axis has its own.
-        linear_from: Whole tensors are interpolated linearly, too, where the size of their cosine is above this. In
-            recipes it is 0.9995, as in mergekit.
+        axis: None if a whole tensor has one angle; 0 or -1 if every vector along the first or last axis has its own
+            angle.
+        linear_from: Whole tensors are also interpolated linearly if the absolute value of their cosine exceeds this
+            number. In recipes of the method `slerp` the number is 0.9995, as in mergekit.
 
     References:
         Shoemake (1985), Animating rotation with quaternion curves, section 3.3.
@@ -49,11 +50,11 @@ class Slerp(Rule):
             raise ValueError(f"linear_from is {self.linear_from}; it is a cosine, above 0 and at most 1")
 
     def splits(self, shape: Sequence[int]) -> bool:
-        """The angle is that of whole tensors, or of vectors."""
+        """Return whether each vector along the last axis has its own angle."""
         return self.axis == -1 and len(shape) > 1
 
     def held(self, count: int) -> int:
-        """Return tensors held at once: both tensors, their directions, and the sum and difference of these."""
+        """Return the number of tensors held at once: both tensors, directions, and their sum and difference."""
         return 6
 
     def combine(self, tensors: Iterator[Tensor], factors: Sequence[float], target: Target) -> Tensor:
@@ -73,7 +74,7 @@ class Slerp(Rule):
         return weighted_sum(iter((a, b)), arcs)
 
     def _combine_vectors(self, a: Tensor, b: Tensor, factors: Sequence[float]) -> Tensor:
-        """Return the points on the arcs of all vectors along the axis."""
+        """Return the points on the arcs between all pairs of vectors along the axis."""
 
         def norm(tensor: Tensor) -> Tensor:
             found: Tensor = torch.linalg.vector_norm(tensor, dim=self.axis, keepdim=True, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""The base class of rules that keep a part of each task vector, and what several of them do."""
+"""The base class of rules that keep a part of each task vector, and functions that these rules share."""
 
 import math
 from abc import abstractmethod
@@ -12,50 +12,51 @@ from regauge.merging.settings import Numbers, require_numbers
 
 
 class SparseRule(VectorRule):
-    """A rule that keeps a part of each task vector, and leaves to another rule how these are combined.
+    """A rule that keeps a part of each task vector, and then combines the task vectors by another rule.
 
     Attributes:
-        rule: The rule that combines them.
+        rule: The rule that combines the task vectors.
     """
 
     rule: VectorRule
 
     @abstractmethod
     def sparsify(self, vector: Tensor, k: int, count: int, target: Target) -> Tensor:
-        """The sparsified task vector of network k of `count`, or of a piece of it."""
+        """Return the sparsified task vector, or a piece of it, of network k among `count` networks."""
 
     @property
     def is_random(self) -> bool:
-        """Whether one of both draws random numbers."""
+        """Whether this rule or the combining rule uses random numbers."""
         return self.rule.is_random
 
     def factors(self, weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
-        """Return the factors of the rule that combines."""
+        """Return the factors of the combining rule."""
         return self.rule.factors(weights, count)
 
     def check(self, target: Target, count: int) -> None:
-        """Check the rule that combines."""
+        """Check the settings of the combining rule."""
         self.rule.check(target, count)
 
     def splits(self, shape: Sequence[int]) -> bool:
-        """Return whether the rule that combines takes pieces; magnitudes are compared in whole tensors."""
+        """Return False, because magnitudes are compared within whole tensors."""
         return False
 
     def held(self, count: int) -> int:
-        """Return tensors held at once: those of the combining rule, magnitudes, and two more to find the entries that
-        stay."""
+        """Return the number of tensors held at once, which include those of the combining rule."""
         return self.rule.held(count) + 3
 
     def combine(self, tensors: Iterator[Tensor], factors: Sequence[float], target: Target) -> Tensor:
-        """Combine the sparsified task vectors by the other rule."""
+        """Combine the sparsified task vectors by the combining rule."""
         count = len(factors)
         kept = (self.sparsify(vector, k, count, target) for k, vector in enumerate(tensors))
         return self.rule.combine(kept, factors, target)
 
 
 def keep_magnitudes(vector: Tensor, density: float, gamma: float) -> Tensor:
-    """Return the share `density` of the largest entries after the share `gamma` of the very largest; zeros
-    elsewhere."""
+    """Return a vector with a share of its entries, which are the largest below the outliers, and zeros elsewhere.
+
+    `density` is the share of kept entries, and `gamma` is the share of the largest entries, which are outliers.
+    """
     magnitudes = vector.abs()
     flat, count = magnitudes.flatten(), vector.numel()
     kept = max(1, round(density * count))
@@ -70,7 +71,10 @@ def keep_magnitudes(vector: Tensor, density: float, gamma: float) -> Tensor:
 
 
 def restore_norm(kept: Tensor, vector: Tensor, order: float | None) -> Tensor:
-    """Rescale a sparsified task vector to the norm of the whole vector, of order 1, 2 or infinity; not with None."""
+    """Rescale a sparsified task vector to the norm, of order 1, 2 or infinity, of the whole vector.
+
+    If the order is None, the vector is returned unchanged.
+    """
     if order is None or kept is vector:
         return kept
     before, after = (float(torch.linalg.vector_norm(one, order, dtype=torch.float64)) for one in (vector, kept))
@@ -78,17 +82,17 @@ def restore_norm(kept: Tensor, vector: Tensor, order: float | None) -> Tensor:
 
 
 def require_norm(order: float | None) -> None:
-    """Raise a ValueError unless the order of a norm is one of those that a task vector may keep."""
+    """Raise a ValueError unless the order of a norm is 1, 2, infinity or None."""
     if order not in (None, 1, 2, math.inf):
         raise ValueError(f"keeps_norm is {order}; it is the order of a norm, 1, 2 or math.inf, or None; choose one")
 
 
 def require_certain(rule: VectorRule) -> None:
-    """Raise a ValueError if a rule that combines what was kept at random is random itself."""
+    """Raise a ValueError if the combining rule of a random rule is also random."""
     if rule.is_random:
         raise ValueError(f"{rule} drops entries at random, as the rule does that it is to follow; drop them once")
 
 
 def require_density(density: Numbers) -> None:
-    """Raise a ValueError unless a share of entries is above zero and at most one."""
+    """Raise a ValueError unless the share of kept entries is above zero and at most one."""
     require_numbers("density", density, lambda x: 0 < x <= 1, "the share of entries that are kept, in (0, 1]")

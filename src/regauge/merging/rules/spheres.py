@@ -1,4 +1,4 @@
-"""Lengths and inner products of large tensors, for rules on spheres."""
+"""Lengths and inner products of large tensors, for rules that interpolate on spheres."""
 
 import math
 
@@ -19,7 +19,6 @@ def length(tensor: Tensor) -> float:
 
 
 def inner_product(a: Tensor, b: Tensor) -> float:
-    """Return the inner product of all entries in float64, in portions, so that no copies are as large as the
-    tensors."""
+    """Return the inner product of all entries in float64, computed in portions to avoid large copies."""
     portions = zip(*(torch.split(tensor.flatten(), SPHERE_ENTRIES_AT_ONCE) for tensor in (a, b)), strict=True)
     return sum(float(torch.dot(x.double(), y.double())) for x, y in portions)

@@ -1,4 +1,4 @@
-"""The sum of task vectors."""
+"""Task arithmetic: the weighted sum of task vectors."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ LEAST_SUM = 1e-8
 class TaskArithmetic(VectorRule):
     """The base plus the weighted sum of the task vectors: `base + scale * sum_k w_k (network_k - base)`.
 
-    The weights are one by default. Negative ones take away what a network has learned.
+    The weights are one by default. Negative weights remove what a network has learned.
 
     Attributes:
-        scale: Factor of the sum.
+        scale: The factor of the sum.
         is_normalized: Whether the weights are divided by their sum.
 
     References:
@@ -33,7 +33,7 @@ class TaskArithmetic(VectorRule):
         require_scale(self.scale)
 
     def factors(self, weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
-        """Return the weights as they are, or divided by their sum."""
+        """Return the given weights, or the weights divided by their sum."""
         given = as_given(weights, count)
         if not self.is_normalized:
             return given
@@ -42,6 +42,6 @@ class TaskArithmetic(VectorRule):
         return tuple(w / sum(given) for w in given)
 
     def combine(self, tensors: Iterator[Tensor], factors: Sequence[float], target: Target) -> Tensor:
-        """Return the weighted sum."""
+        """Return the weighted sum of the task vectors."""
         scale = target.number(self.scale)
         return weighted_sum(tensors, [scale * factor for factor in factors])

@@ -1,4 +1,4 @@
-"""TIES: the largest entries of task vectors, the mean of what agrees in sign."""
+"""TIES: the mean of the largest entries of task vectors that agree in sign."""
 
 from dataclasses import dataclass
 
@@ -12,20 +12,23 @@ from regauge.merging.settings import Number, Numbers, require_scale
 
 @dataclass(frozen=True)
 class Ties(SparseRule):
-    """Keep the largest entries of the task vectors, elect a sign for each entry, and average what agrees with it.
+    """The mean of the largest entries of the task vectors that agree with an elected sign.
 
-    For each tensor: every task vector keeps the share `density` of its entries, those of the largest magnitude
-    (one entry at least; all that are as large as the smallest that is kept). Then `ElectedMean` combines them.
+    In each tensor, every task vector keeps the share `density` of its entries, which are the entries of largest
+    magnitude. At least one entry is kept. Entries whose magnitude equals that of the smallest kept entry are also kept.
+    Then `ElectedMean` elects a sign for each entry and combines the task vectors.
 
     Attributes:
-        density: Share of entries that are kept, above zero and at most one; one number for each network, too.
-        scale: Factor of the mean.
-        is_normalized: Whether what agrees is averaged; else it is summed with the weights as they are.
-        keeps_norm: The norm (1, 2 or `math.inf`) that what is kept gets back, by a factor; None for no factor.
+        density: The share of entries that are kept, above zero and at most one, as one number or one for each network.
+        scale: The factor of the mean.
+        is_normalized: Whether the agreeing entries are averaged; otherwise they are summed with the given weights.
+        keeps_norm: The order (1, 2 or `math.inf`) of the norm that the kept entries regain by a common factor; None for
+            no factor.
 
     References:
-        Yadav et al. (2023), TIES-Merging, section 4 and algorithm 1; there the largest entries of the whole network
-        are kept, here of each tensor, so that layers of small weights take part.
+        Yadav et al. (2023), TIES-Merging, section 4 and algorithm 1. The paper keeps the largest entries of the whole
+        network. This rule keeps the largest entries of each tensor, because layers of small weights would otherwise
+        keep none.
     """
 
     density: Numbers = 0.2
@@ -40,14 +43,14 @@ class Ties(SparseRule):
 
     @property
     def rule(self) -> ElectedMean:  # type: ignore[override]
-        """The mean of what agrees."""
+        """The mean of the entries that agree with the elected sign."""
         return ElectedMean(self.scale, self.is_normalized)
 
     def check(self, target: Target, count: int) -> None:
-        """The densities are as many as the networks, or one."""
+        """Raise a ValueError unless there is one density, or one for each network."""
         target.numbers(self.density, count)
 
     def sparsify(self, vector: Tensor, k: int, count: int, target: Target) -> Tensor:
-        """Keep the entries of largest magnitude."""
+        """Return the task vector with only its entries of largest magnitude."""
         kept = keep_magnitudes(vector, target.numbers(self.density, count)[k], 0.0)
         return restore_norm(kept, vector, self.keeps_norm)

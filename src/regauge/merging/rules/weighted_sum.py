@@ -1,4 +1,4 @@
-"""The sum of networks with weights as they are."""
+"""The sum of networks with weights that are not normalized."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,17 +10,17 @@ from regauge.merging.rule import Rule, Target, as_given, weighted_sum
 
 @dataclass(frozen=True)
 class WeightedSum(Rule):
-    """The sum of all networks with weights as they are: one by default, of any sign, and of any sum.
+    """The sum of all networks with weights of any sign and any sum, one by default.
 
-    It is mergekit's `linear` without normalization.
+    The rule is mergekit's `linear` without normalization.
     """
 
     has_shares = False
 
     def factors(self, weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
-        """Return the weights as they are."""
+        """Return the given weights."""
         return as_given(weights, count)
 
     def combine(self, tensors: Iterator[Tensor], factors: Sequence[float], target: Target) -> Tensor:
-        """Return the weighted sum."""
+        """Return the weighted sum of the task vectors."""
         return weighted_sum(tensors, factors)

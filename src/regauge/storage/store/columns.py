@@ -1,8 +1,8 @@
-"""Rows as columns: one dictionary of plain JSON values per network becomes a few small tensors and back.
+"""Conversion between rows and columns: one dictionary of JSON values per network, and a few small tensors.
 
-A column is of one of four kinds. `bool`, `int` and `float` are tensors of the narrowest dtype that holds every value
-exactly; `json` (texts, lists, mappings, or a mixture of kinds) is a tensor of codes into the list of distinct values.
-A column with the same value in all rows is only that value. A value that is absent is null.
+A column has one of four kinds. Columns of the kinds `bool`, `int` and `float` are tensors of the narrowest dtype that
+holds every value exactly. A `json` column (texts, lists, mappings, or a mixture of kinds) is a tensor of codes into the
+list of distinct values. If all rows have the same value, only this value is stored. A missing value is null.
 """
 
 import json
@@ -30,7 +30,7 @@ DTYPES = {
 
 
 def narrow(values: Array) -> Array:
-    """Convert numbers to the narrowest dtype that holds each of them exactly."""
+    """Convert numbers to the narrowest dtype that holds all of them exactly."""
     if values.dtype.kind == "i":
         low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
         return values.astype(next(d for d in INTS if np.iinfo(d).min <= low and high <= np.iinfo(d).max))
@@ -43,9 +43,10 @@ def narrow(values: Array) -> Array:
 
 @dataclass(frozen=True)
 class Column:
-    """The values of one name in some rows, `[rows]` or a single one that all share.
+    """The values of one column in some rows: `[rows]`, or a single value that all rows share.
 
-    `null` says which rows have no value, where some have none; values of kind `json` are codes into `distinct`.
+    `null` marks the rows without a value, or is None if all rows have a value. Values of kind `json` are codes into
+    `distinct`.
     """
 
     kind: Kind
@@ -55,13 +56,13 @@ class Column:
 
 
 def encode(rows: Sequence[Row]) -> dict[str, Column]:
-    """Return columns of some rows of plain JSON values, by name."""
+    """Return the columns of rows of plain JSON values, by name."""
     names = dict.fromkeys(name for row in rows for name in row)
     return {_plain(name, name): _column(name, [_plain(row.get(name), name) for row in rows]) for name in names}
 
 
 def describe(column: Column) -> dict[str, Any]:
-    """Return the entry of a column in the header, with its value if all rows share one that JSON can express."""
+    """Return the header entry of a column, with its value if all rows share a value that JSON can express."""
     entry = {"kind": column.kind} | ({"distinct": list(column.distinct)} if column.kind == "json" else {})
     if column.null is None and len(column.values) and (column.values == column.values[0]).all():
         value = column.values[0].item()
@@ -71,11 +72,11 @@ def describe(column: Column) -> dict[str, Any]:
 
 
 def require_described(name: str, entry: Any, dtypes: Mapping[str, str]) -> None:
-    """Raise a ValueError, as a clause, unless an entry of the header describes a column.
+    """Raise a ValueError, whose message is a clause, unless an entry of the header describes a column.
 
     Args:
         name: Name of the column.
-        entry: The entry that `describe` wrote; it may have been changed since.
+        entry: The entry that `describe` wrote; the entry may have been changed since.
         dtypes: The dtype of each tensor of the shard that has one value for each row.
     """
     kind = entry.get("kind") if isinstance(entry, dict) else None
@@ -97,17 +98,15 @@ def require_described(name: str, entry: Any, dtypes: Mapping[str, str]) -> None:
 
 
 def require_codes(name: str, values: Array, distinct: Sequence[Any]) -> None:
-    """Raise a ValueError, as a clause, unless values are codes into the distinct ones; without any, all are 0."""
+    """Raise a ValueError unless values are codes into the distinct values; without distinct values, all must be 0."""
     if ((values < 0) | (values >= max(1, len(distinct)))).any():
         raise ValueError(f"the column {name!r} has codes of values that are not there")
 
 
 def concatenate(columns: Sequence[tuple[Column | None, int]]) -> Column:
-    """Return one column of the parts of several shards, each with its number of rows; a part that is None is null
-    throughout.
+    """Concatenate the parts of a column in several shards, each with its number of rows; None is a part of nulls.
 
-    Booleans, integers and floats are joined in the narrowest dtype that holds them; a mixture of other kinds
-    becomes `json`.
+    Booleans, integers and floats are joined in the narrowest dtype that holds all values. Other mixtures become `json`.
     """
     present = [column for column, _ in columns if column is not None]
     kinds = {column.kind for column in present if column.null is None or not column.null.all()}
@@ -169,7 +168,7 @@ def _column(name: str, values: list[Any]) -> Column:
 
 
 def _code(value: Any, distinct: list[Any], codes: dict[str, int]) -> int:
-    """Return the code of a value; a new one is added to the distinct values."""
+    """Return the code of a value; a new value is added to the distinct values."""
     text = json.dumps(value, sort_keys=True)
     if text not in codes:
         codes[text] = len(distinct)
@@ -178,7 +177,7 @@ def _code(value: Any, distinct: list[Any], codes: dict[str, int]) -> int:
 
 
 def _recode(column: Column, distinct: list[Any], codes: dict[str, int]) -> Array:
-    """Codes of a column, of any kind, in a common list of distinct values."""
+    """Return the codes of a column of any kind in a common list of distinct values."""
     if column.kind == "json":
         table = np.array([_code(value, distinct, codes) for value in column.distinct], np.int32)
         return table[column.values] if len(table) else np.zeros(len(column.values), np.int32)
@@ -186,7 +185,7 @@ def _recode(column: Column, distinct: list[Any], codes: dict[str, int]) -> Array
 
 
 def _plain(value: Any, name: str) -> Any:
-    """Return a JSON value, with the scalars of numpy as Python's."""
+    """Return a JSON value in which numpy scalars are converted to Python scalars."""
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or isinstance(value, bool | int | float):

@@ -1,4 +1,4 @@
-"""Networks as rows of values: a segment for each dtype, and in it one tensor after the other."""
+"""Networks as rows of values, with one segment of concatenated tensors for each dtype."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,33 +19,33 @@ STORAGE = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class Segment:
-    """The tensors of a network that are stored in one dtype, in their order."""
+    """The ordered tensors of a network that are stored in one dtype."""
 
     dtype: torch.dtype
     specs: tuple[TensorSpec, ...]
 
     @cached_property
     def name(self) -> str:
-        """The tensor of a shard that holds it."""
+        """The name of the tensor in a shard that holds this segment."""
         return f"weights/{str(self.dtype).removeprefix('torch.')}"
 
     @cached_property
     def size(self) -> int:
-        """Values of one network."""
+        """The number of values per network."""
         return sum(spec.size for spec in self.specs)
 
     @cached_property
     def width(self) -> int:
-        """Bytes of one network."""
+        """The number of bytes per network."""
         return self.size * self.dtype.itemsize
 
     def pack(self, params: Mapping[str, Tensor], count: int) -> Tensor:
-        """Rows of values from networks, `[count, size]` on the CPU."""
+        """Return rows of values from networks, `[count, size]` on the CPU."""
         rows = [params[spec.name].detach().reshape(count, spec.size).to(self.dtype).cpu() for spec in self.specs]
         return torch.cat(rows, dim=1).contiguous()
 
     def unpack(self, rows: Tensor) -> Params:
-        """Return networks from rows of values: views of them where the values are stored as they are."""
+        """Return networks from rows of values; tensors are views if the storage dtype equals their dtype."""
         count, dtypes = len(rows), {spec.dtype for spec in self.specs}
         if len(dtypes) == 1:
             rows = rows.to(self.specs[0].dtype)
@@ -55,7 +55,7 @@ class Segment:
 
 
 def segments_of(layout: tuple[TensorSpec, ...], storage: str | None) -> tuple[Segment, ...]:
-    """Return the tensors of one network by the dtype in which they are stored."""
+    """Return the segments of a network: its tensors, grouped by storage dtype."""
     segments: dict[torch.dtype, list[TensorSpec]] = {}
     for spec in layout:
         stored = STORAGE[storage] if storage is not None and spec.dtype.is_floating_point else spec.dtype
@@ -64,7 +64,7 @@ def segments_of(layout: tuple[TensorSpec, ...], storage: str | None) -> tuple[Se
 
 
 def require_networks(architecture: Architecture, params: Mapping[str, Tensor], rows: Sequence[Row]) -> None:
-    """Raise unless networks are of the architecture and each row says which one it is of."""
+    """Raise a ValueError unless the networks have the architecture and each row names its architecture."""
     layout, count = {spec.name: spec for spec in architecture.layout}, len(rows)
     if params.keys() != layout.keys():
         raise ValueError(
@@ -87,7 +87,7 @@ def require_networks(architecture: Architecture, params: Mapping[str, Tensor], r
 def pack(
     params: Mapping[str, Tensor], rows: Sequence[Row], segments: Sequence[Segment], storage: str | None
 ) -> tuple[dict[str, Tensor], list[bool]]:
-    """Return the tensors of a shard from networks, and which of these are finite as they are stored.
+    """Return the tensors of a shard from networks, and which of the stored networks are finite.
 
     Raises:
         ValueError: A network that did not diverge has values too large for the storage dtype.
@@ -109,7 +109,7 @@ def pack(
 
 
 def memory_of(tensor: Tensor, size: int) -> Array:
-    """Return the bytes behind a tensor that begins a batch of that many bytes."""
+    """Return the memory of a batch of `size` bytes that begins with a tensor."""
     storage = tensor.untyped_storage()
     if storage.nbytes() != size or tensor.storage_offset():
         raise ValueError(
@@ -121,7 +121,7 @@ def memory_of(tensor: Tensor, size: int) -> Array:
 
 
 def _are_finite(flat: Tensor) -> Tensor:
-    """Return whether all values of a row are finite, `[rows]`."""
+    """Return for each row whether all of its values are finite, `[rows]`."""
     if not flat.is_floating_point():
         return torch.ones(len(flat), dtype=torch.bool)
     # A finite sum has finite terms, and costs one reading; one that is not may only have overflowed.

@@ -1,4 +1,4 @@
-"""The steps of a chain of layers, their activations in place, and the reading of a module as a chain."""
+"""Steps of a chain of layers, activations in place, and the conversion of a module to a chain."""
 
 import operator
 from abc import ABC, abstractmethod
@@ -17,9 +17,9 @@ from regauge.core.products import matmul
 
 @dataclass(frozen=True)
 class InPlace:
-    """An activation and its derivative, both in place.
+    """An activation and its derivative, which both work in place.
 
-    Forward takes what comes in, and the place for slopes where there is one; backward the derivative by the output, the
+    `forward` takes the input, and a tensor for slopes or None. `backward` takes the derivative by the output, the
     output, and the slopes.
     """
 
@@ -34,9 +34,10 @@ def _sine(z: Tensor, slope: Tensor | None) -> None:
 
 
 def _elementwise(by_numpy: np.ufunc, by_torch: Callable[..., Tensor], z: Tensor, out: Tensor) -> None:
-    """A function of single values. In single precision on a CPU numpy takes 0.3 to 0.7 of torch's time on one thread.
+    """Apply an elementwise function, with numpy for float32 on a CPU with at most two threads.
 
-    It has only one: with more than two, torch is faster.
+    On one thread, numpy takes 0.3 to 0.7 of the time of torch. Numpy uses only one thread, so torch is faster with more
+    than two threads.
     """
     if z.dtype == torch.float32 and z.device.type == "cpu" and torch.get_num_threads() <= 2:
         # A network that diverges is no reason to warn.
@@ -59,7 +60,7 @@ def _relu_backward(delta: Tensor, output: Tensor, _: Tensor | None) -> Tensor:
 
 
 def _by_output(operator: Any, *arguments: float) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
-    """Return the derivative that an operator of torch computes from the output."""
+    """Return the derivative that a torch operator computes from the output."""
 
     def backward(delta: Tensor, output: Tensor, _: Tensor | None) -> Tensor:
         operator.grad_input(delta, output, *arguments, grad_input=delta)
@@ -100,9 +101,9 @@ MAXIMA: dict[str, Any] = {
 
 
 class Passed(NamedTuple):
-    """The input, the output, and slopes or positions of maxima that a step keeps of a forward pass.
+    """Tensors that a step keeps of a forward pass: the input, the output, and slopes or positions of maxima.
 
-    Activations may have been written over the output since, except where it is their own.
+    Later activations may have overwritten the output, except the output of an activation itself.
     """
 
     read: Tensor
@@ -115,7 +116,7 @@ Derivatives = tuple[Tensor, tuple[Tensor, ...]]
 
 
 class Step(ABC):
-    """One step of a chain, for one network unless it says otherwise; examples come first, `[examples, ...]`."""
+    """A step of a chain, by default for one network; the first axis holds the examples, `[examples, ...]`."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -124,16 +125,16 @@ class Step(ABC):
 
     @abstractmethod
     def forward(self, x: Tensor, params: Params, *, is_free: bool) -> Passed:
-        """Return the output; `x` may be written over if nobody else needs it."""
+        """Return the output; `x` may be overwritten if `is_free`."""
 
     @abstractmethod
     def backward(self, delta: Tensor, passed: Passed, params: Params, *, goes_on: bool) -> Derivatives:
-        """Derivatives by the input (any tensor unless `goes_on`) and by `names`, from that by the output."""
+        """Return the derivatives by the input (any tensor unless `goes_on`) and by `names`, by backpropagation."""
 
 
 @dataclass(frozen=True)
 class WeightedStep(Step):
-    """A step with parameters."""
+    """A step that has parameters."""
 
     weight: str
     bias: str
@@ -146,7 +147,7 @@ class WeightedStep(Step):
 
 @dataclass(frozen=True)
 class Linear(WeightedStep):
-    """`W h + b` for several networks: parameters `[networks, ...]`, and their examples one after the other."""
+    """A linear layer `W h + b` of several networks: parameters `[networks, ...]`, examples grouped by network."""
 
     def forward(self, x: Tensor, params: Params, *, is_free: bool) -> Passed:
         weight, bias = params[self.weight], params[self.bias]
@@ -162,7 +163,7 @@ class Linear(WeightedStep):
 
 @dataclass(frozen=True)
 class Convolution(WeightedStep):
-    """A convolution over two axes with zeros around the borders."""
+    """A convolution over two axes with zero padding."""
 
     stride: Pair
     padding: Pair
@@ -199,7 +200,7 @@ class Factor(Step):
 
 @dataclass(frozen=True)
 class Activation(Step):
-    """A function of single values."""
+    """An elementwise activation."""
 
     name: str
 
@@ -215,7 +216,7 @@ class Activation(Step):
 
 @dataclass(frozen=True)
 class MaxPooling(Step):
-    """The largest value of every window."""
+    """A step that takes the largest value of every window."""
 
     kernel: Pair
     stride: Pair
@@ -242,7 +243,7 @@ class MaxPooling(Step):
 
 @dataclass(frozen=True)
 class Averaging(Step):
-    """The mean over all positions; the positions are dropped, or one is left."""
+    """A step that averages over all positions; the axes of positions are dropped or have length one."""
 
     keeps_axes: bool
 
@@ -257,7 +258,7 @@ class Averaging(Step):
 
 @dataclass(frozen=True)
 class Flattening(Step):
-    """One row of each example."""
+    """A step that flattens each example to a row."""
 
     def forward(self, x: Tensor, params: Params, *, is_free: bool) -> Passed:
         return Passed(x, x.flatten(1))
@@ -267,10 +268,10 @@ class Flattening(Step):
 
 
 def steps_of(module: nn.Module, *, reads_vectors: bool) -> tuple[Step, ...] | None:
-    """Return the steps of a module that is a chain of layers and activations, the same in training and evaluation.
+    """Return the steps of a module that is a chain of layers and activations, or None.
 
-    None if the module is anything else, or does more than its class says: it has hooks, or a forward of its own. An
-    example is a vector or an image. The module is left in training mode.
+    The result is None if the module is no such chain, has hooks, has its own `forward`, or differs between training and
+    evaluation. An example is a vector or an image. The module is left in training mode.
     """
     if any(_is_altered(part) for part in module.modules()):
         return None
@@ -279,13 +280,13 @@ def steps_of(module: nn.Module, *, reads_vectors: bool) -> tuple[Step, ...] | No
 
 
 def _is_altered(part: nn.Module) -> bool:
-    """Return whether something was attached to a module that changes what it computes; a trace does not see it."""
+    """Return whether hooks or other attachments change the output of a module, which a trace does not show."""
     hooks = (part._forward_pre_hooks, part._forward_hooks, part._backward_pre_hooks, part._backward_hooks)
     return any(hooks) or "forward" in vars(part)
 
 
 def _read(module: nn.Module, *, reads_vectors: bool) -> tuple[Step, ...] | None:
-    """Return the steps of a module in the mode that it is in."""
+    """Return the steps of a module in its current mode."""
     try:
         first, *inner, last = fx.symbolic_trace(module).graph.nodes
     # What a module does while it is traced is its own business; one that cannot be traced is no chain.
@@ -308,7 +309,7 @@ def _read(module: nn.Module, *, reads_vectors: bool) -> tuple[Step, ...] | None:
 
 
 def _step(node: fx.Node, module: nn.Module) -> Step | None:
-    """Return the step of a chain that a node does; None if it is none."""
+    """Return the step of a chain that a node computes, or None."""
     target: Any = module.get_submodule(str(node.target)) if node.op == "call_module" else node.target
     names = (f"{node.target}.weight", f"{node.target}.bias")
     match target:
@@ -344,8 +345,7 @@ def _step(node: fx.Node, module: nn.Module) -> Step | None:
 
 
 def _makes_map(step: Step, is_map: bool) -> bool | None:
-    """Return whether `[examples, channels, height, width]` or `[examples, features]` come out; None if that is no
-    input."""
+    """Return whether a step returns maps instead of vectors, or None if the step cannot read its input."""
     match step:
         case Linear():
             return None if is_map else False
@@ -360,7 +360,7 @@ def _makes_map(step: Step, is_map: bool) -> bool | None:
 
 
 def _told(node: fx.Node, **defaults: object) -> tuple[object, ...]:
-    """Return the arguments of a call behind the first one, in the order of the defaults."""
+    """Return the arguments of a call after the first one, in the order of the defaults."""
     given = dict(zip(defaults, node.args[1:], strict=False)) | node.kwargs
     return tuple((defaults | given)[name] for name in defaults)
 
@@ -368,7 +368,7 @@ def _told(node: fx.Node, **defaults: object) -> tuple[object, ...]:
 def _max_pooling(
     kernel: Any, stride: Any, padding: Any, dilation: Any, ceils: Any, gives_positions: Any
 ) -> MaxPooling | None:
-    """Maxima from the arguments in `MAXIMA`."""
+    """Return the maximum pooling with the arguments in `MAXIMA`."""
     if ceils or gives_positions:
         return None
     return MaxPooling(_pair(kernel), _pair(stride or kernel), _pair(padding), _pair(dilation))

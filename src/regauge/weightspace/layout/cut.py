@@ -1,4 +1,4 @@
-"""Tensors cut into pieces: along every axis by what acts there, so that each piece is a full grid of units."""
+"""Cutting of tensors along each axis into pieces on which the same groups act; a piece is a full grid of units."""
 
 import math
 from collections.abc import Collection, Iterator, Sequence
@@ -20,12 +20,12 @@ class Piece:
     Attributes:
         parameter: Name of the tensor.
         labels: The axes of the grid that groups move.
-        bases: For each label the labels of the groups that it is repeated within, outermost first.
-        sizes: Length of each label.
-        fixed: For each axis of the tensor, how many of its indices belong to the same units.
-        start: Flat index of the first value.
-        strides: Steps of the flat index along labels and then fixed axes; None if it does not run evenly.
-        index: The flat index of every value where it does not run evenly.
+        bases: For each label, the labels of the groups within which it is repeated, outermost first.
+        sizes: The length of each label.
+        fixed: For each axis of the tensor, the number of indices that belong to the same units.
+        start: The flat index of the first value.
+        strides: Steps of the flat index along labels and then fixed axes; None if the steps are not constant.
+        index: The flat index of every value; None if `strides` describes the piece.
     """
 
     parameter: str
@@ -39,7 +39,7 @@ class Piece:
 
     @property
     def channels(self) -> int:
-        """Number of values for each combination of units."""
+        """The number of values for each combination of units."""
         return math.prod(self.fixed)
 
     def read(self, tensor: Num[Tensor, "models *shape"]) -> Num[Tensor, "models *labels channels"]:
@@ -69,15 +69,14 @@ class Piece:
 
 @dataclass(frozen=True)
 class _Segment:
-    """Some indices of one axis on which the same sites act: `[*units of each site, rest]`."""
+    """Indices of one axis on which the same sites act: `[*units of each site, rest]`."""
 
     sites: tuple[Site, ...]
     index: Int[Tensor, "*units rest"]
 
 
 def cut(name: str, shape: tuple[int, ...], sites: Sequence[Site], read: Collection[int] = frozenset()) -> list[Piece]:
-    """Return the pieces of one tensor; each value is in exactly one of them. It sums over the units of the axes in
-    `read`."""
+    """Return the pieces of one tensor, a partition of its values; units along axes in `read` are summed over."""
     per_axis = [list(_segments(axis, size, sites)) for axis, size in enumerate(shape)]
     return [_piece(name, shape, choice, read) for choice in product(*per_axis)]
 
@@ -155,7 +154,7 @@ def _piece(name: str, shape: tuple[int, ...], choice: Sequence[_Segment], read: 
 
 
 def _strides_of(index: Int[Tensor, "*shape"]) -> tuple[int, ...] | None:
-    """Return the strides of an index that runs evenly along every axis; None if it does not."""
+    """Return the strides of an index, or None if its steps along an axis are not constant."""
     start = int(index.flatten()[0])
     strides = []
     for axis, size in enumerate(index.shape):

@@ -1,4 +1,4 @@
-"""Elimination of groups of matrices from a layout: their axes are contracted, because only products are invariant."""
+"""Elimination of groups of matrices from a layout: their axes are contracted, as only products are invariant."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,11 +24,11 @@ class Product:
     """The product of two blocks over one axis of both.
 
     Attributes:
-        left: Name of a block or piece.
-        right: Another one.
-        equation: For `torch.einsum`; the model axis is the first of all.
-        turned: The right axis (counted with the model axis) whose two entries (x, y) are also taken as (-y, x), for
-            plane rotations, which keep oriented areas too; None for other groups.
+        left: Name of the first block or piece.
+        right: Name of the second block or piece.
+        equation: The equation for `torch.einsum`; the model axis is the first axis.
+        turned: For plane rotations, which also preserve oriented areas: the right axis (counted with the model axis)
+            whose two entries (x, y) are also used as (-y, x). None for other groups.
     """
 
     left: str
@@ -47,11 +47,11 @@ class Product:
 
 @dataclass(frozen=True)
 class Reduction:
-    """One axis of a block summed, as values or as squares, or joined with the channels.
+    """The reduction of one axis of a block: its values or squares are summed, or it is joined with the channels.
 
     Attributes:
         source: Name of a block or piece.
-        axis: Counted with the model axis.
+        axis: The axis, counted with the model axis.
         how: The operation on the axis.
     """
 
@@ -74,11 +74,12 @@ Step = Product | Reduction
 def eliminate(
     group: Group, blocks: Known, *, most: int | None
 ) -> tuple[dict[str, tuple[Block, Bases]], dict[str, Step]] | None:
-    """Return the blocks without the axes of a group of matrices, and the steps that make those that are new.
+    """Return the blocks without the axes of a group of matrices, and the steps that compute the new blocks.
 
-    The products of all values that the matrices multiply with all that their inverses multiply tell everything about an
-    orbit of invertible matrices; for rotations these are the products of all pairs of blocks, and norms.
-    None where products tell less, or would hold more than `most` times the values: such a group needs a canonical form.
+    For invertible matrices, some values are multiplied by a matrix and others by its inverse. The products of these two
+    kinds of values determine the orbit. For rotations, norms and the products of all pairs of blocks determine the
+    orbit. The result is None if products do not determine the orbit, or if they would hold more than `most` times the
+    values. Such a group needs a canonical form.
     """
     places = {
         name: [k for k, label in enumerate(block.labels) if label.group == group.name]
@@ -113,7 +114,7 @@ def eliminate(
 
 
 def fold(block: Block, bases: Bases, groups: set[str]) -> tuple[Block, Bases, list[tuple[str, Step]]]:
-    """Return a block whose axes of some groups are channels, and the steps that make it."""
+    """Return a block in which the axes of some groups are joined with the channels, and the required steps."""
     steps: list[tuple[str, Step]] = []
     while True:
         found = next((k for k, label in enumerate(block.labels) if label.group in groups), None)
@@ -138,7 +139,7 @@ def _reduced(known: tuple[Block, Bases], axis: int, name: str, how: str) -> tupl
 def _multiplied(
     left: tuple[Block, Bases], left_axis: int, right: tuple[Block, Bases], right_axis: int, *, is_turned: bool
 ) -> tuple[Block, Bases, Step]:
-    """Return the product of two blocks over an axis; what the group is repeated within is common to both."""
+    """Return the product of two blocks over an axis; both share the axes within which the group is repeated."""
     (a, a_bases), (b, b_bases) = left, right
     letters = iter(ascii_lowercase[1:] + ascii_uppercase)
     common = dict(zip(b_bases[right_axis], a_bases[left_axis], strict=True))
@@ -166,7 +167,7 @@ def _multiplied(
 
 
 def _joined(left: Label, right: Label) -> Label:
-    """Return the label of a product of which a group acts on both factors: exponents add up."""
+    """Return the label of a product if a group acts on both factors: the exponents are added."""
 
     def parity(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
         return tuple((x + y) % 2 for x, y in zip(one, other, strict=True))

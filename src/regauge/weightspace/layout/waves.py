@@ -1,4 +1,4 @@
-"""Angles, which are values to which half periods are added, read by sine and cosine."""
+"""Angles (values to which a symmetry adds half periods), which are read through sine and cosine."""
 
 import math
 from collections.abc import Mapping
@@ -17,8 +17,8 @@ class Turn:
 
     Attributes:
         source: Name of a block or piece.
-        frequency: Radians of one unit of the values.
-        is_sine: Whether it is the sine.
+        frequency: Radians per unit of the values.
+        is_sine: Whether this block is the sine.
     """
 
     source: str
@@ -32,13 +32,13 @@ class Turn:
 
 @dataclass(frozen=True)
 class Wave:
-    """The angle of each unit of a set, to which sums of weights with features add up as they do in a sine network.
+    """The angles of a set of units, to which sums of weights times features are added as in a sine network.
 
     Attributes:
-        sine: Name of the block of its sine.
-        cosine: Name of the block of its cosine.
-        frequency: Radians of one unit of the values that were angles.
-        addend: The character of the angles, and so of all that may be added to them.
+        sine: Name of the block of sines.
+        cosine: Name of the block of cosines.
+        frequency: Radians per unit of the original values.
+        addend: The character of the angles, which all values that may be added to the angles have.
     """
 
     sine: str
@@ -48,8 +48,7 @@ class Wave:
 
 
 def find_period(block: Block) -> tuple[int, int, float] | None:
-    """Return the label of a block and the family that adds half periods to its values, and how much; None if none
-    does."""
+    """Return the label and the family that add half periods to the values of a block, and the amount, or None."""
     found = [
         (axis, family, shift)
         for axis, label in enumerate(block.labels)
@@ -60,12 +59,12 @@ def find_period(block: Block) -> tuple[int, int, float] | None:
 
 
 def is_shifted(block: Block) -> bool:
-    """Return whether half periods are added to values of a block."""
+    """Return whether a symmetry adds half periods to values of a block."""
     return any(any(label.shift) for label in block.labels)
 
 
 def split(block: Block) -> dict[str, tuple[Block, Turn]]:
-    """Sine and cosine of a block of angles: no half period adds to these, but odd ones change their signs."""
+    """Return the sine and cosine of a block of angles, whose signs change under odd numbers of half periods."""
     found = find_period(block)
     assert found is not None
     axis, family, shift = found

@@ -1,4 +1,4 @@
-"""The writer from values of blocks to tensors."""
+"""The writer that converts values of blocks to tensors."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,16 +15,16 @@ from regauge.weightspace.layout.cut import Piece
 
 @dataclass(frozen=True, eq=False)
 class WrittenValues:
-    """A piece of a tensor whose values are written: `[models, *units, *matrices, values]`.
+    """A piece of a tensor that is written, with values `[models, *units, *matrices, values]`.
 
     Attributes:
         piece: The piece of a tensor that holds its values.
-        block: The block that its features belong to: the axes of units, and their ends.
-        units: Labels of the piece whose groups are sets of units.
-        matrices: Labels on which matrices act that were contracted.
-        fixed: Labels that belong to the values.
-        group: The label on which matrices act, if there is just one.
-        bases: Numbers of the axes of units that this group is repeated within.
+        block: The block of the features: the axes of units, and their ends.
+        units: The labels of the piece whose groups are sets of units.
+        matrices: The labels on which contracted matrices act.
+        fixed: The labels that belong to the values.
+        group: The label on which matrices act, if there is exactly one.
+        bases: Indices of the axes of units within which this group is repeated.
     """
 
     piece: Piece
@@ -37,30 +37,28 @@ class WrittenValues:
 
     @property
     def values(self) -> int:
-        """Numbers for each combination of units."""
+        """The number of values for each combination of units."""
         count = self.piece.channels
         for k in self.fixed:
             count *= self.piece.sizes[k]
         return count
 
     def read(self, params: Mapping[str, Tensor]) -> Num[Tensor, "models *shape"]:
-        """Return the values of a population: `[models, *units, *matrices, values]`."""
+        """Return the values of a population, `[models, *units, *matrices, values]`."""
         found = self.piece.read(params[self.piece.parameter])
         order = (*self.units, *self.matrices, *self.fixed)
         found = found.permute(0, *(1 + k for k in order), found.ndim - 1)
         return found.flatten(1 + len(self.units) + len(self.matrices))
 
     def pool(self, values: Float[Tensor, "models *units size rank changes values"]) -> Tensor:
-        """Return the mean over everything but the matrix' axis and its bases: `[models, *bases, size, rank,
-        changes]`."""
+        """Average over all axes except those of the matrix and its bases: `[models, *bases, size, rank, changes]`."""
         away = tuple(1 + k for k in range(len(self.units)) if k not in self.bases)
         mean = values.mean((*away, values.ndim - 1))
         order = sorted(self.bases)
         return mean.permute(0, *(1 + order.index(k) for k in self.bases), *range(1 + len(order), mean.ndim))
 
     def unpool(self, pooled: Float[Tensor, "models *bases size rank changes"]) -> Tensor:
-        """Return the opposite, with length one along what `pool` averaged: `[models, *units, size, rank, changes,
-        1]`."""
+        """Restore averaged axes of `pool` with length one: `[models, *units, size, rank, changes, 1]`."""
         order = sorted(range(len(self.bases)), key=lambda k: self.bases[k])
         rest = range(1 + len(order), pooled.ndim)
         moved = pooled.permute(0, *(1 + k for k in order), *rest)
@@ -69,13 +67,13 @@ class WrittenValues:
 
 
 class Writer:
-    """Writes the values of pieces into tensors; buffers are not written.
+    """A writer of the values of pieces into tensors; buffers are not written.
 
     Args:
-        pieces: By name.
+        pieces: The pieces by name.
         symmetry: The symmetry of the networks.
         units: Names of the groups that are sets of units.
-        contracted: Names of the groups of matrices that enter by products.
+        contracted: Names of the groups of matrices whose axes were contracted.
         fixed: Names of the other groups of matrices.
     """
 
@@ -97,7 +95,7 @@ class Writer:
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """Names of the tensors that are written."""
+        """The names of the tensors that are written."""
         return tuple(self.places)
 
     def write(self, values: Sequence[Float[Tensor, "models *units_matrices changes values"]]) -> Params:
@@ -139,5 +137,5 @@ def _written(name: str, piece: Piece, sets: set[str], contracted: set[str], fold
 
 
 def _folded_name(name: str, fixed: tuple[int, ...]) -> str:
-    """Return the name that `products.fold` gives to a block whose axes it joined with the channels."""
+    """Return the name that `products.fold` gives to a block after joining axes with the channels."""
     return "fold(" * len(fixed) + name + ")" * len(fixed)

@@ -1,4 +1,4 @@
-"""A reader of the outputs of networks at probes: from outputs to numbers for each network, without its weights."""
+"""A reader that predicts numbers for each network from its outputs at probes, without its weights."""
 
 import math
 from collections.abc import Sequence
@@ -17,15 +17,15 @@ CONVOLUTIONS: dict[int, type[nn.Conv2d | nn.Conv3d]] = {2: nn.Conv2d, 3: nn.Conv
 
 
 class OutputReader(nn.Module):
-    """An MLP with two hidden layers on the outputs at all probes, after convolutions if the probes lie on a sheet.
+    """An MLP with two hidden layers on the outputs at all probes; convolutions come first if probes form a sheet.
 
     Args:
-        sizes: Lengths of the axes of the sheet; one number where probes have no order.
-        channels: Numbers of one network at each probe.
-        hidden: Width of the MLP.
+        sizes: The lengths of the axes of the sheet, or one number if probes have no order.
+        channels: The number of values of a network at each probe.
+        hidden: The width of the MLP.
         outputs: The number of outputs for each network.
-        dropout: Share of the hidden units that are dropped in training.
-        generator: Source of the weights.
+        dropout: The share of hidden units that are dropped in training.
+        generator: The random generator of the initial weights.
     """
 
     def __init__(

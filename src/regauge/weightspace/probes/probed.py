@@ -1,4 +1,4 @@
-"""One architecture that can be run on probes: its program, and what of its values is read."""
+"""An architecture that can be run on probes, with its program and the values that are read."""
 
 import copy
 import warnings
@@ -22,7 +22,7 @@ MOST_OUTPUTS = 2**14
 
 
 class MismatchError(ValueError):
-    """A module that probes cannot run for networks of some symmetry; reading a file must not mistake it for damage."""
+    """An error for a module that cannot run networks of a symmetry on probes; it does not mean a damaged file."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,10 +30,11 @@ class Probed:
     """The values that are read when networks of one layout run on probes.
 
     Attributes:
-        values: The program that runs them, in the dtype and on the device of the module.
+        values: The program that runs the networks, in the dtype and on the device of the module.
         readings: Intermediate values that belong to units.
-        outputs: Names of the outputs, and where the examples lie in each.
-        is_stacked: Whether several networks run as one program (`torch.func.vmap`); else one after the other.
+        outputs: Names of the outputs, each with the axis of the examples.
+        is_stacked: Whether several networks run as one program (`torch.func.vmap`); otherwise they run one after the
+            other.
         dtype: The dtype of the module.
         device: The device of the module.
     """
@@ -57,22 +58,22 @@ class Probed:
         outputs: Outputs,
         reads_units: bool = True,
     ) -> "Probed":
-        """Trace a module and find what is read.
+        """Trace a module and find the values that are read.
 
-        Which values belong to which units is what discovery says and a random element confirms, in float64 too where
-        the module can be run in it.
+        Discovery determines which values belong to which units. A random element confirms the result, also in float64
+        if the module can run in float64.
 
         Args:
             module: The architecture, on a real device.
-            layout: Compiled from its symmetry.
-            inputs: Arguments: positional ones are named by their numbers, keywords by their names.
-            per_example: Names of those that have `count` examples on their first axis.
+            layout: The layout that was compiled from the symmetry of the module.
+            inputs: The arguments: positional arguments by index, keyword arguments by name.
+            per_example: Names of the arguments with `count` examples on their first axis.
             count: Number of examples.
-            outputs: The outputs that count, as for `discover`.
-            reads_units: Whether values that belong to units are read, besides the outputs.
+            outputs: The outputs that are compared, as for `discover`.
+            reads_units: Whether values that belong to units are read in addition to the outputs.
 
         Raises:
-            KeyError: The symmetry is of another architecture.
+            KeyError: The symmetry belongs to another architecture.
             MismatchError: The module is on the meta device, or its outputs change under the symmetry.
         """
         if any(tensor.is_meta for tensor in module.state_dict().values()):
@@ -119,16 +120,16 @@ class Probed:
 
     @property
     def key(self) -> str:
-        """Equal for architectures that one set of learned parameters fits."""
+        """A key that is equal for architectures that the same learned parameters fit."""
         return repr(([(r.units, r.channels, r.piece.labels) for r in self.readings], self.outputs))
 
     def run(
         self, params: Mapping[str, Tensor], inputs: Mapping[str, Any], *, reads_units: bool = True
     ) -> tuple[list[Tensor], Tensor]:
-        """Run the networks of a population; what belongs to units may be left out.
+        """Run the networks of a population; the values of units may be left out.
 
         Returns:
-            For each reading `[models, *sizes, channels]`, and the outputs, `[models, numbers]`.
+            `[models, *sizes, channels]` for each reading, and the outputs `[models, numbers]`.
 
         Raises:
             ValueError: The networks lack a tensor that the module has.
@@ -179,7 +180,7 @@ class Probed:
 def arguments(
     inputs: Mapping[str, Any], dtype: torch.dtype, device: torch.device
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments from their names; floating-point tensors in a dtype."""
+    """Return positional and keyword arguments from inputs by name; floating-point tensors get a dtype."""
     given = {
         name: x.to(device=device, dtype=dtype if x.is_floating_point() else x.dtype) if isinstance(x, Tensor) else x
         for name, x in inputs.items()
@@ -196,7 +197,7 @@ def _confirmed(
     kwargs: dict[str, Any],
     outputs: Outputs,
 ) -> list[str]:
-    """Return values that layers read and that units move in the same way in float64, if the module can be run in it."""
+    """Return the values on which units act in the same way in float64, if the module can run in float64."""
     if next((t.dtype for t in module.state_dict().values() if t.is_floating_point()), None) == torch.float64:
         return list(found.read)
     doubled, keywords = arguments(

@@ -1,4 +1,4 @@
-"""Intermediate values of a network matched to sets of units, and the way that they are read."""
+"""Readings of intermediate values of a network, matched to sets of units."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,14 +20,14 @@ CLOSE = 1e-3
 
 @dataclass(frozen=True)
 class Along:
-    """An axis that holds the examples, as `[count, rest]` if they come first, else as `[rest, count]`."""
+    """An axis that holds the examples, either as `[count, rest]` or as `[rest, count]`."""
 
     axis: int
     count: int
     is_first: bool
 
     def last(self, values: Tensor, lead: int) -> Tensor:
-        """Return the examples on a last axis of their own; `lead` axes precede those that are counted."""
+        """Move the examples to a separate last axis; `lead` axes precede the axes that are counted."""
         axis = lead + self.axis
         sizes = (self.count, -1) if self.is_first else (-1, self.count)
         apart = values.reshape(*values.shape[:axis], *sizes, *values.shape[axis + 1 :])
@@ -35,7 +35,7 @@ class Along:
 
 
 def find_examples(values: Tensor, rolled: Tensor, count: int) -> Along | None:
-    """Find the axis of the examples, from values for inputs and for inputs rolled by one; None if there is none."""
+    """Find the axis of the examples from values for inputs and for inputs rolled by one; return None without one."""
     if not values.numel():
         return None
     allowed = CLOSE * float(values.abs().max())
@@ -57,8 +57,8 @@ class ProbeReading:
         value: Name of the intermediate value.
         units: Name of the set.
         piece: The part of the value that belongs to the set.
-        end: The labels of the piece that tell the units apart.
-        examples: The axis of the examples; None where they are averaged with the rest.
+        end: The labels of the piece that distinguish the units.
+        examples: The axis of the examples; None if the examples are averaged with the rest.
     """
 
     value: str
@@ -69,11 +69,11 @@ class ProbeReading:
 
     @property
     def channels(self) -> int:
-        """Numbers for each unit."""
+        """The number of values for each unit."""
         return 1 if self.examples is None else self.examples.count
 
     def __call__(self, values: Num[Tensor, "models *shape"]) -> Num[Tensor, "models *sizes channels"]:
-        """Numbers of each unit for each example, averaged over everything else."""
+        """Return the values of each unit for each example, averaged over all other axes."""
         labels = len(self.piece.labels)
         x = self.piece.read(values)
         x = x.reshape(*x.shape[:-1], *self.piece.fixed)
@@ -87,7 +87,7 @@ def find_readings(
 ) -> Iterator[ProbeReading]:
     """Yield the readings of one intermediate value.
 
-    Values along the axes of matrices that have no canonical form belong to no units, and are left out.
+    Values along the axes of matrices without a canonical form belong to no units and are left out.
     """
     try:
         pieces = cut(name, shape, sites)
@@ -109,8 +109,7 @@ def find_readings(
 
 
 def _is_settled(piece: Piece, axes: tuple[int, ...], layout: Layout) -> bool:
-    """Return whether signs that act change a mean over the other axes as a whole, and features of the units know
-    how."""
+    """Return whether signs act on the mean over the other axes as a whole, and features of the units allow this."""
     if not layout.is_signed:
         return True
     character = layout.character_of(piece.labels)
@@ -126,8 +125,7 @@ def _is_settled(piece: Piece, axes: tuple[int, ...], layout: Layout) -> bool:
 def flatten_outputs(
     values: Num[Tensor, "models *shape"], examples: Along | None, most: int
 ) -> Num[Tensor, "models numbers"]:
-    """Return outputs as numbers of the network; where these are more than `most`, all but examples and classes is
-    averaged."""
+    """Flatten the outputs of each network; if there are more than `most`, average except over examples and classes."""
     x = values.unsqueeze(-1) if examples is None else examples.last(values, 1)
     if x[0].numel() > most and x.ndim > 3:
         x = x.mean(list(range(1, x.ndim - 2)))
@@ -135,5 +133,5 @@ def flatten_outputs(
 
 
 def roll(inputs: dict[str, Tensor], names: Sequence[str]) -> dict[str, Tensor]:
-    """Return inputs whose examples are the ones before."""
+    """Return inputs in which each example is replaced by the preceding one."""
     return {name: torch.roll(x, 1, 0) if name in names else x for name, x in inputs.items()}

@@ -83,8 +83,7 @@ def read_folder(
 
 
 def find_checkpoints(tree: Tree, template: str, what: str) -> list[dict[str, Any]]:
-    """Return a row for each file whose name fits a template, see `read_folder`, by id and step; errors call them
-    `what`."""
+    """Return a row for each file that fits a template of `read_folder`, sorted; errors call the files `what`."""
     pattern = _compile(template)
     found = {name: fitting.groupdict() for name in tree.names if (fitting := pattern.fullmatch(name))}
     if not found:

@@ -1,4 +1,4 @@
-"""The table of formats that populations are imported from and exported to, by the names of the command line."""
+"""The table of import and export formats of populations, by the names of the command line."""
 
 from collections.abc import Callable
 from importlib.metadata import entry_points
@@ -32,7 +32,7 @@ GROUP = "regauge.formats"
 
 
 def importer(name: str) -> Callable[..., Source]:
-    """Return the importer of a format, of this package or of another one that is installed."""
+    """Return the importer of a format, from this package or from another installed package."""
     if name in FORMATS:
         return FORMATS[name]
     others = {point.name: point for point in entry_points(group=GROUP)}

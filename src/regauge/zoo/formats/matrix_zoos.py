@@ -1,8 +1,8 @@
 """Zoos whose networks are the rows of one matrix: the small CNN zoo, and data sets of HDF5 files.
 
 The small CNN zoo has its weights in TensorFlow's order, a table of metrics and a layout. `weights.npy` has a row for
-each checkpoint, `metrics.csv.gz` the same rows with settings and accuracies, and `layout.csv` says which columns are
-which variable: `varname`, `shape` as a tuple, `start_idx` and `end_idx`. Kernels of convolutions are stored as height,
+each checkpoint, and `metrics.csv.gz` has the same rows with settings and accuracies. `layout.csv` lists the columns of
+each variable: `varname`, `shape` as a tuple, `start_idx` and `end_idx`. Kernels of convolutions are stored as height,
 width, in, out, and those of linear layers as in, out. Data sets of HDF5 files, as generative models of weights write
 them, have the values of each network in the order of its state dictionary.
 """
@@ -60,7 +60,8 @@ def read_small_cnn_zoo(path: str | Path, *, activation: str | None = None) -> So
 
     Raises:
         FileNotFoundError: A file is missing.
-        ValueError: The files do not fit one another, or are not of convolutions and one linear layer.
+        ValueError: The files do not fit one another, or the networks do not consist of convolutions and one linear
+            layer.
 
     References:
         Unterthiner et al. (2020), Predicting neural network accuracy from weights.

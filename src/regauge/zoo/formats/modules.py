@@ -1,4 +1,4 @@
-"""Modules of the networks in public zoos, under the names of their parameters where they published any."""
+"""Modules of the networks in public zoos, with the published names of their parameters if there are any."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ MIDDLE = 0.5
 
 
 class ImageSiren(Siren):
-    """A SIREN whose output is shifted by one half, the middle of the gray values: x -> siren(x) + 1/2.
+    """A SIREN whose output is shifted by one half, the middle gray value: x -> siren(x) + 1/2.
 
     References:
         Navon et al. (2023), Equivariant architectures for learning in deep weight spaces; their released networks.
@@ -39,7 +39,7 @@ class ImageSiren(Siren):
 
 
 class SmallCNN(nn.Module):
-    """3 x 3 convolutions of stride two without padding, each with an activation; the mean over all positions; linear.
+    """A network of 3 x 3 convolutions with stride two and no padding, a mean over positions, and a linear layer.
 
     References:
         Unterthiner et al. (2020), Predicting neural network accuracy from weights, section 4.
@@ -62,11 +62,12 @@ class SmallCNN(nn.Module):
 
 
 class Listed(nn.Module):
-    """Layers one after the other, in a list called `module_list`.
+    """A sequence of layers in a list with the name `module_list`.
 
     Args:
-        layers: Each is `["conv", in, out, kernel]`, `["linear", in, out]`, `["pool"]`, `["flatten"]`, `["dropout"]`
-            or the name of an activation. Dropout only keeps its place: networks are run as in evaluation.
+        layers: Each layer is `["conv", in, out, kernel]`, `["linear", in, out]`, `["pool"]`, `["flatten"]`,
+            `["dropout"]` or the name of an activation. Dropout does nothing but keeps its index in the list, because
+            networks run as in evaluation.
 
     References:
         Schürholt et al. (2022), Model zoos: a dataset of diverse populations of neural network models, appendix A.
@@ -103,7 +104,7 @@ def _activation(name: str) -> nn.Module:
 
 
 def examples(*shape: int) -> tuple[Tensor]:
-    """Return two example inputs of a shape, the same every time; a ValueError where they would fill the memory."""
+    """Return two fixed example inputs of a shape; raise a ValueError if they would need too much memory."""
     if math.prod(shape) > MOST_INPUT_VALUES:
         raise ValueError(f"inputs of shape {shape} are too large to look for a symmetry with; give smaller ones")
     return (torch.randn(2, *shape, generator=torch.Generator().manual_seed(0)),)

@@ -1,7 +1,7 @@
-"""ModelZooDataset: an experiment of Ray Tune, with a folder for each trial and a checkpoint for each epoch.
+"""The format of ModelZooDataset: a Ray Tune experiment with a folder per trial and a checkpoint per epoch.
 
-A trial has `params.json` with its settings, `result.json` with one line of JSON for each epoch, and
-`checkpoint_{epoch}/checkpoints` (also numbered with leading zeros), a state dictionary with the names
+The folder of a trial has `params.json` with the settings, `result.json` with one line of JSON for each epoch, and
+`checkpoint_{epoch}/checkpoints` (the epoch may have leading zeros). The checkpoint is a state dictionary with the names
 `module_list.{i}.weight` and `.bias`.
 """
 
@@ -28,7 +28,7 @@ def read_ray_tune(path: str | Path) -> Source:
 
     Raises:
         FileNotFoundError: There are no trials.
-        ValueError: The settings describe another architecture than the published ones.
+        ValueError: The settings describe an architecture that was not published.
 
     References:
         Schürholt et al. (2022), Model zoos: a dataset of diverse populations of neural network models.
@@ -58,7 +58,7 @@ def read_ray_tune(path: str | Path) -> Source:
 
 
 def layers_of(settings: Mapping[str, Any]) -> list[list[Any]]:
-    """Return the layers of a published architecture, as `Listed` takes them."""
+    """Return the layers of a published architecture in the form that `Listed` takes."""
     kind = settings.get("model::type")
     activation = [str(settings.get("model::nlin", "leakyrelu"))]
     dropout = [["dropout"]] if float(settings.get("model::dropout", 0.2)) > 0 else []
@@ -119,7 +119,7 @@ def _settings(tree: Tree, trial: str) -> tuple[dict[str, Any], list[list[Any]]]:
 
 
 def _results(tree: Tree, trial: str) -> dict[int, dict[str, Any]]:
-    """Return the metrics of all epochs that were written."""
+    """Return the metrics of all recorded epochs."""
     name = f"{trial}/result.json"
     if name not in tree.names:
         return {}

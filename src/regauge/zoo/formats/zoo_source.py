@@ -50,7 +50,7 @@ class Tree:
 
     Raises:
         FileNotFoundError: There is no such folder or file.
-        ValueError: The file is no zip file, or holds two files of one name.
+        ValueError: The file is no zip file, or holds two files with the same name.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -89,7 +89,7 @@ class Tree:
             raise ValueError(f"{name!r} in {str(self.path)!r} is damaged ({error}); fetch it again") from error
 
     def checkpoint(self, name: str, beside: Collection[str] = ()) -> tuple[Params, dict[str, Any]]:
-        """Return a state dictionary and further values in the file: some entries, and the row that `export` wrote.
+        """Return the state dictionary of a file, and further values: some entries, and the row that `export` wrote.
 
         A file that does not end in `.safetensors` is read as a torch file, with `weights_only=True`. `beside` lists
         entries that are not parameters, such as "label"; entries may be missing.
@@ -128,7 +128,7 @@ def _read_safetensors(content: bytes, label: str) -> tuple[Mapping[Any, Any], di
 
 
 class Imported(NamedTuple):
-    """Networks that an importer has read, stacked, and a row for each."""
+    """Stacked networks that an importer has read, with a row for each network."""
 
     params: Params
     rows: list[dict[str, Any]]
@@ -262,7 +262,7 @@ def import_zoo(
 
 @contextmanager
 def naming(path: str | Path) -> Iterator[None]:
-    """Within this context a ValueError names the place from which a population is read."""
+    """Return a context in which a ValueError names the place from which a population is read."""
     try:
         yield
     except ValueError as error:

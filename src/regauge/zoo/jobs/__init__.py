@@ -1,4 +1,4 @@
-"""Scale-out: pure jobs that leave files, on processes of one machine or on a cluster."""
+"""Jobs that write files, for processes of one machine or for a cluster."""
 
 from regauge.names import attach
 

@@ -1,4 +1,4 @@
-"""Compare all pairs of some networks of a store, block by block."""
+"""Comparison of all pairs of some networks of a store, block by block."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ MANIFEST = "matrix.json"
 
 @dataclass(frozen=True)
 class CompareBlocks:
-    """Job (i, j) compares blocks i <= j of some networks, and leaves a part of a symmetric matrix in a folder."""
+    """Jobs (i, j) that compare blocks i <= j of networks, and write a part of a symmetric matrix into a folder."""
 
     store: Path
     folder: Path
@@ -33,7 +33,7 @@ class CompareBlocks:
 
     @property
     def keys(self) -> list[tuple[int, int]]:
-        """Pairs of blocks on and above the diagonal of the matrix, each a job."""
+        """Return the pairs of blocks on and above the diagonal of the matrix; each pair is a job."""
         count = -(-len(self.networks) // self.size)
         return [(i, j) for i in range(count) for j in range(i, count)]
 
@@ -94,11 +94,11 @@ def plan_comparison(
     size: int = 64,
     what: str | None = None,
 ) -> CompareBlocks:
-    """Return the jobs of a matrix, new or as an interrupted run left them.
+    """Return the jobs of a matrix, new or from an interrupted run.
 
     Args:
         store: The store, or its folder. Indices refer to this reader.
-        folder: Folder of the parts, which is made if it does not exist.
+        folder: Folder of the parts; it is created if it does not exist.
         indices: Indices of the networks, in the order of the rows and columns.
         compare: The comparison of two blocks: a function of a module, or a picklable object.
         size: Number of networks in a block.

@@ -1,4 +1,4 @@
-"""A driver of jobs that write files: every job is done once on any executor, and a second run does only missing jobs.
+"""A driver of jobs that write files: it runs each job once on any executor, and a second run only missing jobs.
 
 A job is a pure function of its key that writes one file under its final name when it is complete. The files are
 therefore the whole state, and no locks are needed. After a crash, start the driver again with the same arguments.
@@ -27,7 +27,7 @@ class Job(Protocol[K]):
         """The keys of all jobs."""
 
     def is_done(self, key: K) -> bool:
-        """Return whether the file of this job is there."""
+        """Return whether the file of this job exists."""
 
     def __call__(self, key: K) -> object:
         """Do the job; the outcome is the same whenever it is done."""
@@ -38,7 +38,7 @@ class JobsError(RuntimeError):
 
 
 class Share(NamedTuple):
-    """The part of the jobs that a process takes: those whose number is `rank` modulo `world`."""
+    """The part of the jobs that a process runs: jobs whose index is `rank` modulo `world`."""
 
     rank: int = 0
     world: int = 1
@@ -59,8 +59,8 @@ def run_jobs(
 
     Args:
         job: The jobs.
-        executor: The executor of the jobs; by default, jobs run one after the other in this process. If its pool breaks
-            because a worker died, another pool is opened for the missing jobs.
+        executor: The executor of the jobs; by default, jobs run one after the other in this process. If the pool of the
+            executor breaks because a worker died, another pool is opened for the missing jobs.
         share: The part of all jobs that this process takes.
         rounds: The number of consecutive pools that may break before a job succeeds. If no job of a round succeeds
             although the pool did not break, this round is the last.
@@ -70,8 +70,8 @@ def run_jobs(
         The number of jobs that this call did.
 
     Raises:
-        JobsError: Jobs are missing after the last round; the error of one of them is its cause. In this process, the
-            error of a job is raised as it is, at once.
+        JobsError: Jobs are missing after the last round; the error of one of them is its cause. If jobs run in this
+            process, the first error of a job is raised immediately without change.
     """
     missing = missing_jobs(job, share)
     total, done = len(missing), progress("jobs", len(missing))
@@ -102,31 +102,29 @@ def run_jobs(
 
 
 def recorded_library(folder: str | Path) -> Library:
-    """Return the library of matrix products for the jobs of a store: as chosen, as an earlier run recorded, or the
-    default."""
+    """Return the library of matrix products for the jobs of a store: the chosen, the recorded, or the default one."""
     known = Store.find(folder)
     recorded = None if known is None else known.about.get("products")
     return chosen_library() or recorded or default_library()
 
 
 def missing_jobs(job: Job[K], share: Share = WHOLE) -> list[K]:
-    """Keys of the jobs in a share that are not done yet."""
+    """Return the keys of the jobs in a share that are not done yet."""
     keys = [key for number, key in enumerate(job.keys) if number % share.world == share.rank]
     return [key for key in keys if not job.is_done(key)]
 
 
 def perform(job: Job[K], key: K) -> None:
-    """Do one job unless its file is there, with one thread."""
+    """Run one job with one thread, unless its file exists."""
     if not job.is_done(key):
         with one_thread():
             job(key)
 
 
 def share_of(environment: Mapping[str, str] = os.environ) -> Share:
-    """Return the share of this process from the launcher's variables: RANK and WORLD_SIZE (torchrun), or a job array of
-    Slurm.
+    """Return the share of this process from RANK and WORLD_SIZE (torchrun), or from a job array of Slurm.
 
-    If neither is set, this process does all jobs.
+    If no environment variable is set, this process runs all jobs.
 
     Raises:
         ValueError: Only some variables are set, or their values are invalid.

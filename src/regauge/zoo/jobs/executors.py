@@ -1,4 +1,4 @@
-"""Executors of jobs: processes of this machine, or a cluster through Dask; each worker has one thread."""
+"""Executors of jobs: local processes, or a Dask cluster. Each worker has one thread."""
 
 import logging
 import multiprocessing
@@ -26,12 +26,12 @@ PATIENCE = 10
 
 
 def processes(count: int) -> MakeExecutor:
-    """Return a pool of processes of this machine, each with one thread.
+    """Return a pool of local processes, each with one thread.
 
-    They are started afresh rather than forked: torch's thread pools do not survive a fork.
+    The processes are spawned instead of forked, because thread pools of torch do not survive a fork.
 
     Raises:
-        ValueError: There is less than one.
+        ValueError: The number of processes is less than one.
     """
     if count < 1:
         raise ValueError(f"{count} processes can do nothing; give at least one")
@@ -40,11 +40,10 @@ def processes(count: int) -> MakeExecutor:
 
 
 def executor_of(on: str) -> MakeExecutor | None:
-    """Return the place of jobs that a text names: here, processes, processes:4, dask, dask:4 or tcp://HOST:PORT; None
-    is here.
+    """Return the executor for here (None), processes, processes:4, dask, dask:4 or tcp://HOST:PORT.
 
     Raises:
-        ValueError: The text names no place.
+        ValueError: The text names no executor.
     """
     if on == "here":
         return None
@@ -63,12 +62,12 @@ def dask(address: str | None = None, *, workers: int | None = None) -> MakeExecu
     """Return the workers of a Dask cluster.
 
     Args:
-        address: Address of its scheduler, such as "tcp://10.0.0.1:8786"; a cluster of processes on this machine is
-            started by default. The store's folder must have the same path on all its machines.
-        workers: Number of processes that are started on this machine; one for each processor by default.
+        address: Address of the scheduler, such as "tcp://10.0.0.1:8786". By default a cluster of local processes is
+            started. The folder of the store must have the same path on all machines of the cluster.
+        workers: Number of local processes; by default one for each processor.
 
     Raises:
-        ConnectionError: No scheduler answers at that address.
+        ConnectionError: No scheduler answers at the address.
         ImportError: Dask is not installed.
     """
     if find_spec("distributed") is None:
@@ -113,7 +112,7 @@ def _connect(address: Any) -> Any:
 
 
 def _begin() -> None:
-    """Prepare a new process of a pool: one thread, and no life after its parent's."""
+    """Prepare a new process of a pool: it uses one thread, and it ends with its parent."""
     os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))
     parent = multiprocessing.parent_process()
     assert parent is not None
@@ -121,6 +120,6 @@ def _begin() -> None:
 
 
 def _exit_with(parent: BaseProcess) -> None:
-    """Wait until a process ends, which one that is killed does without a word, and end this one."""
+    """Wait until the parent process ends, even without notice because it was killed, and end this process."""
     parent.join()
     os._exit(1)

@@ -1,4 +1,4 @@
-"""Train a population shard by shard: job i trains the networks of shard i and appends them to the store."""
+"""Training of a population by jobs: job i trains the networks of shard i and appends them to the store."""
 
 import math
 import secrets
@@ -49,8 +49,9 @@ SHARD_WORK = 1e13
 class Stage:
     """The finished stacks of one job in a separate small store; if the job is killed, another job continues from it.
 
-    A stack is kept in pieces that bear a mark of the process that trained it, and the last one says so. What a process
-    left that died within a stack is not used: another processor may round differently, and a trajectory has one origin.
+    A stack is stored in pieces. The names of the pieces contain a mark of the process that trained the stack, and the
+    name of the last piece marks it as last. If a process died within a stack, its pieces are not used. Another
+    processor may round differently, and each trajectory must come from one process.
     """
 
     def __init__(self, store: Store, name: str) -> None:
@@ -65,7 +66,7 @@ class Stage:
         return _end(stacks[-1][-1]) if stacks else 0
 
     def keep(self, ids: Sequence[int], blocks: Iterable[SavedNetworks], *, is_last: bool) -> None:
-        """Keep the blocks of a stack as they come; a last stack of one piece is held in memory."""
+        """Store the blocks of a stack one after the other; if the last stack has one piece, hold it in memory."""
         mark = secrets.token_hex(4)
         for number, (piece, is_end) in enumerate(self._pieces(blocks)):
             if is_last and is_end and not number:
@@ -75,7 +76,7 @@ class Stage:
                 self._kept().append(piece.params, piece.rows, name=name)
 
     def publish(self) -> None:
-        """Write all that is kept as shards of the store: `NAME-000001` and so on where it is much, and `NAME` last."""
+        """Write all stored networks as shards of the store: if there are many `NAME-000001` and so on, last `NAME`."""
         for number, (piece, is_end) in enumerate(self._pieces(chain(self._blocks(), self.rest)), 1):
             with suppress(FileExistsError):  # another process did the same
                 name = self.name if is_end else f"{self.name}-{number:06d}"
@@ -137,13 +138,13 @@ def _end(name: str) -> int:
 
 @dataclass(frozen=True)
 class TrainShards:
-    """Shard k has the networks with ids from `k * size`; the size changes a step by rounding alone, see `train`.
+    """Jobs that train shards; shard k has the networks with ids from `k * size`.
 
-    If a population was extended, `earlier` has its earlier counts in order. A new shard begins at each of these counts,
-    because shards never change.
+    The size changes a training step only by rounding, see `train`. If a population was extended, `earlier` has its
+    earlier counts in order. A new shard begins at each of these counts, because shards never change.
 
     A shard appears when its last network is trained. Until then its finished stacks are stored separately. If a job was
-    killed and is done again, it trains only the stacks that were not finished. `advance` counts trained networks, in
+    killed and is repeated, it trains only the stacks that were not finished. `advance` counts trained networks, in
     fractions, in this process; workers show no progress.
     """
 
@@ -200,7 +201,7 @@ class TrainShards:
     def run(
         self, *, executor: MakeExecutor | None = None, share: Share = WHOLE, progress: Progress = no_progress
     ) -> int:
-        """Train the missing shards of a share; returns their number. See `train_shards`."""
+        """Train the missing shards of a share, and return their number; see `train_shards`."""
         return train_shards(self, executor=executor, share=share, progress=progress)
 
 
@@ -211,9 +212,7 @@ def train_shards(
     share: Share = WHOLE,
     progress: Progress = no_progress,
 ) -> int:
-    """Run jobs as `run_jobs` does, with progress in networks: after every step in this process, after every shard in
-    others.
-    """
+    """Run jobs like `run_jobs`, but count trained networks; other processes report progress after each shard only."""
     total = sum(len(jobs.ids(key)) for key in missing_jobs(jobs, share))
     advance = progress("networks", total)
     if executor is None:
@@ -233,25 +232,25 @@ def plan_training(
     storage: str | None = None,
     device: str = "cpu",
 ) -> tuple[Store, TrainShards]:
-    """Return the store of a population, new or as an interrupted run left it, and the jobs that fill it.
+    """Return the store of a population, new or from an interrupted run, and the jobs that fill it.
 
-    If a store has the first networks of the population, complete or not, it is extended to the whole population. This
-    is possible because network i does not depend on the number of networks. The exception is a population that discards
-    the worst networks of a group and whose last group is incomplete. Examples are read only if networks are missing.
+    If a store has only the first networks of the population, it is extended to the whole population. This is possible
+    because network i does not depend on the number of networks. The exception is a population that discards the worst
+    networks of a group and whose last group is incomplete. Examples are read only if networks are missing.
 
     Args:
         config: The whole population.
         folder: Folder of the store.
-        size: Number of networks in a shard; a multiple of the group size if the worst of a group are discarded. By
-            default, the size of an existing store, or else at most 512 networks and at most as many as are trained in
-            some minutes.
+        size: Number of networks in a shard. It must be a multiple of the group size if the worst networks of a group
+            are discarded. The default is the size of an existing store. For a new store, the default is at most 512
+            networks, and at most the number that is trained in some minutes.
         storage: The dtype of `Store.create`.
         device: The device of the training, which the store does not record.
 
     Raises:
-        FileExistsError: The folder holds another store, or more networks of this one, or other files, or the library of
-            matrix products is set to another one than the store records.
-        ValueError: The size makes no sense, networks that are there depend on their count, or networks would be equal.
+        FileExistsError: The folder holds another store, more networks of this population, or other files. Or the chosen
+            library of matrix products differs from the one that the store records.
+        ValueError: The size is invalid, existing networks depend on the count of networks, or networks would be equal.
     """
     if size is not None and size < 1:
         raise ValueError(f"shards of {size} networks hold none; give at least 1")
@@ -317,8 +316,7 @@ def _require_extensible(store: Store, config: PopulationConfig) -> None:
 
 
 def settings_of(value: Any) -> Any:
-    """Return a config as plain JSON: every part with the name of its kind; without the architecture, which a store
-    has."""
+    """Return a config as plain JSON, with the name of the kind of each part; the architecture is in the store."""
     if is_dataclass(value):
         values = {part: getattr(value, part.name) for part in fields(value) if part.name != "architecture"}
         told = {part.name: own for part, own in values.items() if not (LATER in part.metadata and own == part.default)}

@@ -10,7 +10,7 @@ from scipy.spatial.distance import squareform
 
 @dataclass(frozen=True)
 class Map:
-    """Points whose distances resemble given ones.
+    """Points whose distances approximate given distances.
 
     Attributes:
         points: `[networks, dims]`, centered, the direction of the largest variance first.

@@ -103,14 +103,14 @@ def pair_matrix(first: Params, second: Params, compare: Callable[[PairBlock], Te
 
 
 def require_same_architecture(first: Params, second: Params) -> None:
-    """Raise unless two populations have tensors of the same names and shapes."""
+    """Raise a ValueError unless two populations have tensors with the same names and shapes."""
     require_same_shapes(select(first, slice(1)), select(second, slice(1)))
 
 
 def is_mutual(method: Method | None) -> bool:
     """Return whether aligning the second network to the first is the same as aligning the first to the second.
 
-    Weight matching treats both alike: what it multiplies and assigns for the inverse is the transpose.
+    Weight matching is symmetric: the matrices that it uses for the inverse are the transposed matrices.
     """
     return method is None or (isinstance(method, WeightMatching) and not method.restarts and method.init is None)
 
@@ -129,15 +129,15 @@ def _blocks(first: Params, second: Params) -> Iterator[PairBlock]:
 class Barriers:
     """The matrix of barriers on the straight lines between the networks of one population and the networks of another.
 
-    Entry (i, j) is what `rg.line` calls the barrier: the largest excess of the loss over the straight line between the
-    end losses, never negative. A barrier is NaN where a loss is NaN. With a symmetry, each pair is aligned first. If a
+    Entry (i, j) is the barrier of `rg.line`: the largest excess of the loss over the straight line between the end
+    losses, never negative. A barrier is NaN where a loss is NaN. With a symmetry, each pair is aligned first. If a
     method may find different optima in the two directions, the better direction is used. A motion of both ends by the
     same element changes no loss on the line, so exchanging the populations transposes the matrix. For barriers in a
     population that is already aligned as a whole, give no symmetry.
 
     Attributes:
         task: Model, data and loss; its `prepare` is applied to every network on a line, including both ends.
-        symmetry: The symmetry of the architecture; the networks are taken as they are by default.
+        symmetry: The symmetry of the architecture; by default the networks are not aligned.
         points: Number of networks on each line, including both ends; three evaluate only the midpoint, as in the
             paper's figure.
         method: The method that aligns pairs; `WeightMatching()` by default, with `scales="recompute"` if the task

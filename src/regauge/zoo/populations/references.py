@@ -109,9 +109,10 @@ def reference(store: Store, to: To, *, count: int = 64, seed: int = 0) -> Params
 
     Args:
         store: With a known symmetry.
-        to: The id of a trajectory, whose last checkpoint is taken; the file of a checkpoint; "medoid" or "universe" of
-            networks that are sampled from the last checkpoints of all trajectories. The mean of a universe is not a
-            trained network, but is closer to all networks.
+        to: The id of a trajectory, whose last checkpoint is taken; or the file of a checkpoint; or "medoid" or
+            "universe". The medoid or universe is computed for networks that are sampled from the last checkpoints of
+            all trajectories. The mean of a universe is not a trained network, but it is closer to all networks than a
+            trained network.
         count: Number of networks that are sampled for the medoid or universe.
         seed: The seed of the sampling.
 

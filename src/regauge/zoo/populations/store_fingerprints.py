@@ -1,4 +1,4 @@
-"""Fingerprints of all networks of a store: a column of 256 numbers, by which copies and related networks are found."""
+"""Fingerprints of all networks of a store: 256 numbers for each network, to find copies and related networks."""
 
 import base64
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ FINGERPRINTED_BYTES = 1 << 25
 
 @dataclass(frozen=True)
 class Fingerprints:
-    """A column of a store: the fingerprint of each of its networks.
+    """The fingerprints of all networks of a store.
 
     Attributes:
         store: The store.
@@ -41,7 +41,7 @@ class Fingerprints:
 
     @classmethod
     def of(cls, store: Store, *, progress: Progress = no_progress) -> "Fingerprints":
-        """Return the fingerprints of all networks, kept in the user's cache for each shard: shards never change.
+        """Return the fingerprints of all networks; the cache of the user keeps the fingerprints of each shard.
 
         Raises:
             ValueError: The symmetry of the store is not known.

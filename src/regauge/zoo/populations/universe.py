@@ -80,7 +80,7 @@ def universe(
 
     Raises:
         KeyError: A parameter that the symmetry moves is missing.
-        ValueError: The networks do not fit the symmetry or are not finite, or a number makes no sense.
+        ValueError: The networks do not fit the symmetry or are not finite, or a number is invalid.
 
     References:
         Ainsworth et al. (2023), Git Re-Basin, appendix A.10; Crisostomi et al. (2024), C2M3, for universes.

@@ -14,7 +14,7 @@ from regauge.zoo.training.examples import Examples
 
 @dataclass(frozen=True)
 class Fraction:
-    """Every group of networks is trained on a random share of the examples.
+    """A subset rule: every group of networks is trained on a random share of the examples.
 
     Attributes:
         share: In (0, 1]; may differ between groups.
@@ -26,7 +26,7 @@ class Fraction:
         require_setting("the share of the examples", self.share, 0, 1, is_open=True)
 
     def describe(self, seed: int, group: int) -> dict[str, float]:
-        """Return the columns of the network's row that describe it."""
+        """Return the columns of a row that describe the subset."""
         return {"share": draw(self.share, seed, "share", group)}
 
     def choose(self, examples: Examples, seed: int, group: int) -> Tensor:
@@ -36,13 +36,13 @@ class Fraction:
         return order[: max(1, round(count * self.describe(seed, group)["share"]))]
 
     def count(self, examples: Examples) -> float:
-        """Number of a group's examples, the smallest that can be drawn."""
+        """Return the smallest possible number of examples of a group."""
         return max(1, round(len(examples.inputs) * bounds(self.share)[0]))
 
 
 @dataclass(frozen=True)
 class ClassHalves:
-    """The examples are cut in two, and groups take turns: even ones get the first part, odd ones the second.
+    """A subset rule with two parts of the examples: even groups get the first part, odd groups get the second part.
 
     Attributes:
         share: The first part has this share of the examples of each of the first half of the classes, and the rest of
@@ -58,7 +58,7 @@ class ClassHalves:
         require_setting("the share of a class in its half", self.share, 0, 1)
 
     def describe(self, seed: int, group: int) -> dict[str, int]:
-        """Return the columns of the network's row that describe it."""
+        """Return the columns of a row that describe the subset."""
         return {"half": group % 2}
 
     def choose(self, examples: Examples, seed: int, group: int) -> Tensor:
@@ -77,7 +77,7 @@ class ClassHalves:
         return torch.cat(chosen)
 
     def count(self, examples: Examples) -> float:
-        """Number of a group's examples, about."""
+        """Return the approximate number of examples of a group."""
         return len(examples.inputs) / 2
 
 
@@ -86,7 +86,7 @@ Subset = Fraction | ClassHalves
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """The steps at which networks are handed out, besides the end.
+    """The steps at which networks are yielded, in addition to the last step.
 
     Attributes:
         every: Steps between two checkpoints.
@@ -101,7 +101,7 @@ class Checkpoints:
             raise ValueError(f"{self} never comes; every must be at least 1 and warmup not negative")
 
     def steps(self, total: int) -> set[int]:
-        """Return the steps of all checkpoints but the last, of a training of `total` steps."""
+        """Return the steps of all checkpoints except the last one, in a training of `total` steps."""
         return set(range(self.warmup, total, self.every))
 
 
@@ -129,17 +129,17 @@ class Discard:
 
 @dataclass(frozen=True)
 class PopulationConfig(DescentConfig):
-    """A population. Network i depends on these settings and on i, and not on the networks that are trained with it.
+    """Settings of a population: network i depends only on the settings and i, not on other networks of its stack.
 
-    Every step is the same to rounding; what rounding comes to in a long training is said at `train`.
+    This holds for each step up to rounding; `train` describes the effect of rounding on long trainings.
 
     Consecutive ids form a group: network i belongs to group `i // group`. The networks of a group read the same batches
-    in the same order and draw the same subset of the data; everything else is each network's own. With `group=1` that
-    is too, at up to three times the cost.
+    in the same order, from the same subset of the data. All other random choices are made separately for each network.
+    With `group=1` each network also has its own batches and subset, at up to three times the cost.
 
     Steps, epochs, batches, optimizer and schedule are those of `DescentConfig`. Batches follow one another without a
-    gap, so the last of one epoch may begin the next. Settings of the optimizer may be distributions, which each network
-    draws from.
+    gap, so the last of one epoch may begin the next. Settings of the optimizer may be distributions, from which a value
+    is sampled for each network.
 
     Attributes:
         architecture: The architecture of all networks.
@@ -156,7 +156,7 @@ class PopulationConfig(DescentConfig):
         discards: When bad networks are given up.
 
     Raises:
-        ValueError: A value makes no sense.
+        ValueError: A value is invalid.
     """
 
     architecture: Architecture
@@ -198,7 +198,7 @@ class PopulationConfig(DescentConfig):
         return count if self.batch is None else min(self.batch, count)
 
     def reads_everything(self, examples: Examples) -> bool:
-        """Return whether every step reads all examples: groups then do not matter."""
+        """Return whether every step reads all examples so that groups have no effect."""
         return self.subset is None and self.batch_of(len(examples.inputs)) == len(examples.inputs)
 
 

@@ -21,12 +21,13 @@ WAVES, WAVE_POINTS = 2000, 512
 
 @dataclass(frozen=True)
 class Examples:
-    """Inputs and targets.
+    """Inputs and targets for training and validation.
 
     Attributes:
         name: The name of the examples.
         inputs: `[n, ...]`.
-        targets: Classes `[n]`, int64 from 0, or values `[n, out]` in floating point; of signals `[signals, n, out]`.
+        targets: Classes `[n]`, int64 from 0, or floating-point values `[n, out]`. For signals, the values are
+            `[signals, n, out]`.
         validation_inputs: Inputs held out from training. Test sets are never read.
         validation_targets: The targets of the validation inputs.
         is_signals: Whether each network learns a separate signal, at points that all networks share.
@@ -78,7 +79,7 @@ class Examples:
         return not self.targets.is_floating_point()
 
     def require_outputs(self, out: int) -> None:
-        """Raise unless the targets fit networks with this number of outputs."""
+        """Raise a ValueError unless the targets fit networks with this number of outputs."""
         if self.is_classification:
             last = max(int(self.targets.max()), int(self.validation_targets.max()))
             if last >= out:
@@ -124,7 +125,7 @@ class Examples:
 
 
 def require_trainable(module: nn.Module, examples: Examples) -> None:
-    """Raise unless a population of a module can be trained on examples of its dtype; it is left in training mode."""
+    """Raise a ValueError unless a module can be trained on examples of its dtype; it is left in training mode."""
     names = [name for name, _ in module.named_parameters()]
     tied = sorted({name for name, _ in module.named_parameters(remove_duplicate=False)} - set(names))
     if tied:
@@ -161,7 +162,7 @@ def load_examples(name: str) -> Examples:
     """Return the examples of a name in `SETS`, or the examples that `package.module:function` returns, read once.
 
     Raises:
-        ValueError: There is no such set or function, or the function does not return Examples.
+        ValueError: The set or function does not exist, or the function does not return Examples.
     """
     if name in SETS:
         return SETS[name]()
@@ -177,7 +178,7 @@ def load_examples(name: str) -> Examples:
 
 
 def image_classes(data: ImageData, mean: float, std: float) -> Examples:
-    """Images with normalized pixels and their classes; the last tenth of the training images is for validation."""
+    """Return normalized images with classes; the last tenth of the training images is for validation."""
     return _with_last_tenth_kept(data.name, (data.train_images - mean).div_(std), data.train_labels)
 
 

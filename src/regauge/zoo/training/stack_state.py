@@ -21,7 +21,7 @@ EVALUATED = 1000
 
 
 class Feed:
-    """The batches of one group: a random order of its examples, then another one, cut into pieces of equal size."""
+    """The batches of one group: consecutive random orders of its examples, cut into pieces of equal size."""
 
     def __init__(self, config: PopulationConfig, examples: Examples, group: int) -> None:
         self.seed, self.group = config.seed, group
@@ -31,7 +31,7 @@ class Feed:
         self.orders: dict[int, Tensor] = {}
 
     def indices(self, step: int) -> Tensor:
-        """Return numbers of the examples of a step, `[batch]`."""
+        """Return the indices of the examples of a step, `[batch]`."""
         begin, end = step * self.batch, (step + 1) * self.batch
         pieces = []
         for epoch in range(begin // self.count, -(-end // self.count)):
@@ -48,7 +48,7 @@ class Feed:
 
 
 class Batches:
-    """The batches of a stack of networks, of as many networks in each group, with a signal for each where there are."""
+    """The batches of a stack with the same number of networks in each group, and a signal per network if any."""
 
     def __init__(
         self, config: PopulationConfig, examples: Examples, groups: Sequence[int], signals: Sequence[int]
@@ -67,7 +67,7 @@ class Batches:
         self.targets = examples.targets[self.signals] if examples.is_signals else examples.targets
 
     def at(self, step: int) -> tuple[Tensor, Tensor]:
-        """Return inputs `[groups, batch, ...]` and targets of a step; one group if all read everything."""
+        """Return the inputs `[groups, batch, ...]` and targets of a step, with one group if all read everything."""
         if self.feeds is None:
             targets = self.targets if self.examples.is_signals else self.targets.unsqueeze(0)
             return self.examples.inputs.unsqueeze(0), targets
@@ -82,7 +82,7 @@ class Batches:
         return inputs, torch.cat(own)
 
     def keep(self, groups: Tensor, index: Tensor) -> None:
-        """Go on with some groups, and with the networks at `index`."""
+        """Keep only some groups, and the networks at `index`."""
         if self.feeds is not None:
             self.feeds = [self.feeds[k] for k in groups.tolist()]
         if self.examples.is_signals:
@@ -94,10 +94,10 @@ class SavedNetworks(NamedTuple):
 
     Attributes:
         params: `[networks, ...]`, parameters and buffers.
-        rows: For each network plain values: "id", "step", "seed", "group", what it drew, "train_loss" of the last
-            batch, "validation_loss", "validation_accuracy" of classes as a fraction, "is_diverged" and "is_discarded".
-            Losses of networks that diverged are None. If either mark is true, the training of the network stopped at
-            this step. A network that diverged is not also discarded.
+        rows: Plain values for each network: "id", "step", "seed", "group", the sampled settings, "train_loss" of the
+            last batch, "validation_loss", "validation_accuracy" of classes as a fraction, "is_diverged" and
+            "is_discarded". Losses of networks that diverged are None. If either mark is true, the training of the
+            network stopped at this step. A network that diverged is not also discarded.
         stack: Ids of all networks that are trained together.
     """
 
@@ -108,7 +108,7 @@ class SavedNetworks(NamedTuple):
 
 @dataclass(frozen=True)
 class Member:
-    """One network of a stack: its number in the population, whose batches it reads, which signal, and what it drew."""
+    """One network of a stack: its id in the population, the group of its batches, its signal, and sampled settings."""
 
     id: int
     group: int
@@ -118,7 +118,7 @@ class Member:
 
 
 class Running:
-    """A stack in training, some of whose places may hold stopped networks."""
+    """A stack in training, which may also hold stopped networks."""
 
     def __init__(
         self, config: PopulationConfig, examples: Examples, members: list[Member], program: Stack, *, is_fixed: bool

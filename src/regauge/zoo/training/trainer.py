@@ -1,4 +1,4 @@
-"""Train populations: stacks of networks, from their seeds to blocks of parameters with a row for each network."""
+"""Training of populations in stacks, from seeds to blocks of parameters with a row for each network."""
 
 import logging
 import math
@@ -53,7 +53,7 @@ def train(
     advance: Advance = no_advance,
     on_step: OnStep | None = None,
 ) -> Iterator[SavedNetworks]:
-    """Train a population, or some networks of it.
+    """Train a population or some of its networks.
 
     Networks are trained in stacks, on one thread. To use more cores, train other ids in other processes. The config and
     the id determine a network; the stack, the back end and the other ids do not. Every step is the same up to rounding,
@@ -76,16 +76,16 @@ def train(
         device: The device of the training.
         dtype: The dtype of parameters and examples.
         advance: Called with the number of trained networks, as a fraction after every step.
-        on_step: Called after each step of a stack with its number, the losses of the networks, and the rate, as a
-            `regauge.training.State` with their ids. Stopped networks may be among them.
+        on_step: Called after each step of a stack with a `regauge.training.State`: the number of the step, the losses
+            and ids of the networks, and the learning rate. The networks may include stopped ones.
 
     Yields:
         For each stack a block at every checkpoint and at the end. If networks are discarded at another step, a further
         block of these networks.
 
     Raises:
-        ValueError: Ids are not those of the population or repeat, a discarded share would be of an incomplete group,
-            networks would be equal, or the module cannot be trained this way.
+        ValueError: Ids are repeated or do not belong to the population, or a share of an incomplete group would be
+            discarded. Or networks would be equal, or the module cannot be trained in this way.
     """
     chosen = list(range(config.count)) if ids is None else sorted(ids)
     if len(set(chosen)) < len(chosen) or (chosen and not 0 <= chosen[0] <= chosen[-1] < config.count):
@@ -106,7 +106,7 @@ def train(
 
 
 def cut(config: PopulationConfig, ids: Sequence[int], size: int, *, is_one_group: bool) -> list[list[int]]:
-    """Ids of each stack: at most `size`, and as many of each group where groups read their own batches."""
+    """Return the ids of each stack: at most `size` ids, with equal numbers per group if groups have own batches."""
     if size < 1:
         raise ValueError(f"a stack of {size} networks is asked for; give at least 1")
     if any(discard.worst is not None for discard in config.discards):
@@ -202,7 +202,7 @@ def _has_compiler() -> bool:
 
 
 def require_distinct(config: PopulationConfig, examples: Examples, ids: Iterable[int]) -> None:
-    """Raise where networks of one start would be equal: they see the same examples and have the same settings."""
+    """Raise a ValueError if networks with one initialization would be equal, by same examples and same settings."""
     if not config.initialization.is_common:
         return
     known: dict[object, int] = {}

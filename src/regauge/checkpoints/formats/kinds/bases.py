@@ -1,4 +1,4 @@
-"""Kinds of adapters that change a matrix by what they make of the matrix itself, such as its singular vectors.
+"""Kinds of adapters whose change is computed from the matrix that they change, such as from its singular vectors.
 
 References:
     Wang et al. (2025), KaSA; Kumar et al. (2025), DEFT; Chen et al. (2025), PaRa; Nayak et al. (2025), OSF; Zhong et
@@ -28,7 +28,7 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 
 def without_smallest(count: int) -> Mapped:
-    """Return a matrix without its smallest singular values, as KaSA changes its base."""
+    """Return the change that removes the smallest singular values of a matrix, as KaSA does with the base."""
 
     def cut(weight: Tensor) -> Tensor:
         u, s, v = torch.linalg.svd(weight.double(), full_matrices=False)
@@ -39,7 +39,7 @@ def without_smallest(count: int) -> Mapped:
 
 
 def deft(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
-    """`W + P (s R - Q^T W)`, with `Q = relu(P)`, or with an orthogonal basis of P for both; by PaRa without R."""
+    """`W + P (s R - Q^T W)` with `Q = relu(P)`. By "qr", P and Q are the orthogonal basis of P. PaRa has no R."""
     p, rank = parts["deft_P"].double(), parts["deft_P"].shape[1]
     by_basis = config.get("decomposition_method", "relu") == "qr"
     left = torch.linalg.qr(p).Q if by_basis else p
@@ -55,7 +55,7 @@ def deft(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
 
 
 def osf(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
-    """`W` with its smallest singular values and their vectors replaced by those of the adapter."""
+    """`W` whose smallest singular values and singular vectors are replaced by the values and vectors of the adapter."""
     u, s, v = (parts[f"osf_svd_params.{one}_low"].double() for one in "USV")
 
     def replace(weight: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ def osf(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
 
 
 def peanut(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
-    """`W + s d`, where a small network with the activation `f` makes d from the columns of W."""
+    """`W + s d`, where a small network with the activation `f` computes d from the columns of W."""
     activation, p = str(config.get("act_fn", "relu")), exact(parts)
     if activation not in ACTIVATIONS:
         raise ValueError(f"its activation {activation!r} is none of {', '.join(ACTIVATIONS)}; merge it with peft")
@@ -87,9 +87,9 @@ def peanut(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
 
 
 def psoft(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
-    """`W + U S (R - 1) V` in the space of the largest singular values, with a rotation R and two scalings of it.
+    """`W + U S (R - 1) V` for the largest singular values S, where R is a rotation scaled on both sides.
 
-    The signs of singular vectors are those of a decomposition in float32, as at the training.
+    The decomposition runs in float32, as in training, because the signs of singular vectors depend on the precision.
     """
     p = {name.removeprefix("psoft_R."): one.double() for name, one in parts.items()}
     rank = int(config.get("r", 32))
@@ -114,7 +114,7 @@ def psoft(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
 
 
 def _psoft_turn(values: Tensor, rank: int, config: Config) -> Tensor:
-    """Return the rotation `(1 + Q)(1 - Q)^-1` for antisymmetric Q, its series cut off, or any matrix."""
+    """Return the rotation `(1 + Q)(1 - Q)^-1` for antisymmetric Q, a truncated series of it, or the stored matrix."""
     if not config.get("psoft_orth", True):
         return values
     one, matrix = torch.eye(rank, dtype=torch.float64), antisymmetric(values, rank)
@@ -133,7 +133,7 @@ def _psoft_turn(values: Tensor, rank: int, config: Config) -> Tensor:
 
 
 def frod(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
-    """`U (S + diag(l)) V^T` in place of `W = U diag(l_0) V^T`, with a sparse S; modules of one role share V."""
+    """`U (S + diag(l)) V^T` instead of `W = U diag(l_0) V^T`, with a sparse S; modules of one role share V."""
     role = _role(module)
     if f"frod_V.{role}" not in shared:
         raise ValueError(NO_PROJECTION)
@@ -153,8 +153,10 @@ def frod(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
 
 
 def _role(module: str) -> str:
-    """Return the name of the modules that share a matrix V: the last part of a path, or two where no number is before
-    it."""
+    """Return the role of a module; modules of one role share a matrix V.
+
+    The role is the last part of the path, or the last two parts if the part before the last is not a number.
+    """
     *before, last = module.split(".")
     if not before or before[-1].isdigit():
         return last

@@ -1,6 +1,7 @@
-"""Kinds of adapters that store entries, rows, blocks or coefficients of a change, or factors of rows and columns.
+"""Kinds of adapters that store entries, rows, blocks or coefficients of a change, or scales of rows and columns.
 
-A matrix of the base is `[out, in]`, and a bias `[out, 1]`. `d` is the change, `s` a factor of the configuration.
+A matrix of the base has the shape `[out, in]`, and a bias has the shape `[out, 1]`. `d` is the change, and `s` is a
+factor in the configuration.
 
 References:
     Liu et al. (2022), (IA)3, section 3.3; Bhardwaj et al. (2024), SHiRA, section 4; "Super-Tuning" (2026), arXiv
@@ -25,7 +26,7 @@ WAVELETS = {"db1": HAAR, "db2": FOUR, "sym2": FOUR}
 
 
 def ia3(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
-    """`diag(l) W` and `l b`, or for a feed-forward module `W diag(l)`."""
+    """`diag(l) W` and `l b`, or `W diag(l)` for a feed-forward module."""
     scale, listed = parts["ia3_l"].flatten(), config.get("feedforward_modules") or []
     is_inner = bool(Expression(listed).fullmatch(module)) if isinstance(listed, str) else module.endswith(tuple(listed))
     count = len(scale)
@@ -45,16 +46,16 @@ def ia3(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
 
 
 def norms(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
-    """Yield weights and biases of norms as they were trained."""
+    """Yield the trained weights and biases of normalization layers, which replace those of the base."""
     for name, value in parts.items():
         yield name.removeprefix("ln_tuning_layers."), Replaced(value)
 
 
 def trained_rows(module: str, delta: Tensor, indices: Any) -> Mapped:
-    """Return the rows of some tokens, as they were trained.
+    """Return the change that replaces the rows of some tokens by trained rows.
 
     Raises:
-        ValueError: The configuration names no tokens for this module, or another number of them.
+        ValueError: The configuration does not name tokens for this module, or names a different number of tokens.
     """
     if isinstance(indices, Mapping):
         indices = next((own for key, own in indices.items() if f".{module}".endswith(f".{key}")), None)
@@ -88,7 +89,7 @@ def shira(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
 
 
 def supertuning(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
-    """`W + d` in the entries that the adapter names, and `s B A` where it has factors, too."""
+    """`W + d` in the entries that the adapter names; if the adapter also has factors, plus `s B A`."""
     if "supertuning_indices" not in parts:
         raise ValueError("it does not say which entries it changes; save it with save_precomputed_indices=True")
     places, p = parts["supertuning_indices"].long(), exact(parts)
@@ -104,7 +105,7 @@ def supertuning(module: str, parts: Parts, config: Config, shared: Parts) -> Mad
 
 
 def c3a(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
-    """`W + d / in`, where every block of d is circulant: its entry (p, q) is that of the kernel at q - p."""
+    """`W + d / in`, where every block of d is circulant: entry (p, q) of a block is entry q - p of the kernel."""
     kernel = parts["c3a_kernel"].double()
     rows, columns, size = kernel.shape
     places = (torch.arange(size) - torch.arange(size)[:, None]) % size
@@ -113,7 +114,7 @@ def c3a(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
 
 
 def fourier(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
-    """`d = s Re F^-1(E)`, the inverse Fourier transform of a few entries, whose places a seed draws."""
+    """`d = s Re F^-1(E)`, the inverse Fourier transform of a few entries E at positions sampled with a seed."""
     spectrum, seed = parts["fourierft_spectrum"].double(), int(config.get("random_loc_seed", 777))
     scale = float(config.get("scaling", 150.0))
 
@@ -127,7 +128,7 @@ def fourier(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
 
 
 def waveft(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
-    """`d = s F^-1(E)`, the inverse wavelet transform of a few entries, whose places a seed draws."""
+    """`d = s F^-1(E)`, the inverse wavelet transform of a few entries E at positions sampled with a seed."""
     spectrum, seed = parts["waveft_spectrum"].double(), int(config.get("random_loc_seed", 777))
     family, scale = str(config.get("wavelet_family", "db1")), float(config.get("scaling", 25.0))
     is_transformed = bool(config.get("use_idwt", True))
@@ -136,7 +137,7 @@ def waveft(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
     low = torch.tensor(WAVELETS.get(family, (1.0,)), dtype=torch.float64)
 
     def sides(size: int) -> tuple[Tensor, int]:
-        """Return the matrix from padded coefficients of one side, and where the entries begin in these."""
+        """Return the matrix that transforms the padded coefficients of one side, and the index of the first entry."""
         taps, padded = len(low), size + len(low) - 2
         padded += padded % 2
         high = low.flip(0) * torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(taps // 2)
@@ -161,7 +162,10 @@ def waveft(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
 
 
 def _quarters(entries: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    """Return the sum over the quarters of wavelet coefficients, of which the upper right one has high rows in peft."""
+    """Return the inverse wavelet transform, summed over the four quarters of the coefficients.
+
+    As in peft, the upper right quarter holds the coefficients that are high for rows and low for columns.
+    """
     row, column = left.shape[1] // 2, right.shape[1] // 2
     low, high = left[:, :row], left[:, row:]
     near, far = right[:, :column].T, right[:, column:].T
@@ -171,7 +175,7 @@ def _quarters(entries: Tensor, left: Tensor, right: Tensor) -> Tensor:
 
 
 def miss(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
-    """`W + d`, whose columns repeat those of a block; by the variant "bat" of blocks, `W + W B + B`."""
+    """`W + d`, where the columns of d repeat a block, or by the variant "bat" blockwise `W + W B + B`."""
     block = parts["miss_block"].double()
 
     def repeat(weight: Tensor) -> Tensor:

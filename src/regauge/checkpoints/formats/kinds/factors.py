@@ -1,7 +1,7 @@
-"""Kinds of adapters whose change is made of products of small matrices.
+"""Kinds of adapters whose change is computed from products of small matrices.
 
-A matrix of the base is `[out, in]`, of convolutions `[out, in/groups * kernel]`. `d` is the change, `s` is
-`alpha / rank`.
+A matrix of the base has the shape `[out, in]`, and a matrix of a convolution `[out, in/groups * kernel]`. `d` is the
+change, and `s` is `alpha / rank`.
 
 References:
     Hyeon-Woo et al. (2022), FedPara, whose Hadamard product LoHa takes; Yeh et al. (2024), LyCORIS, section 3 (LoHa and
@@ -19,12 +19,12 @@ from regauge.checkpoints.formats.kinds.kind import NO_PROJECTION, Config, Made, 
 
 
 def _core(t: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Return a convolution's kernel from its core and the factors of its sides."""
+    """Return the kernel of a convolution from a core tensor and the factors of the output and input axes."""
     return torch.einsum("ijkl,ip,jr->prkl", t, a, b)
 
 
 def loha(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
-    """`d = s (A B) * (C D)`, entry by entry."""
+    """`d = s (A B) * (C D)`, where `*` multiplies entry by entry."""
     p = exact(parts)
     pairs = []
     for k in "12":
@@ -34,7 +34,7 @@ def loha(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
 
 
 def lokr(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
-    """`d = s A (x) B`, Kronecker's product; of kernels with one axis peft takes it over the last two axes."""
+    """`d = s A (x) B`, a Kronecker product. For one-dimensional kernels peft computes it over the last two axes."""
     p = {name.removeprefix("lokr_"): one.double() for name, one in parts.items()}
     first = p["w1"] if "w1" in p else p["w1_a"] @ p["w1_b"]
     if "w2_a" in p:
@@ -69,7 +69,7 @@ def vera(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
 
 
 def pvera(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
-    """VeRA at the mean of its distribution, which the first halves of `d` and of A's rows hold."""
+    """VeRA at the mean of the distribution. The first halves of `d` and of the rows of A hold the mean."""
     if not shared.keys() >= {"pvera_A", "pvera_B"}:
         raise ValueError(NO_PROJECTION)
     half = len(parts["pvera_lambda_d"]) // 2
@@ -78,7 +78,7 @@ def pvera(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
 
 
 def hira(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
-    """`W + W * (B A)`, entry by entry."""
+    """`W + W * (B A)`, where `*` multiplies entry by entry."""
     is_embedding = "hira_embedding_A" in parts
     a, b = (parts[f"hira_{'embedding_' if is_embedding else ''}{factor}"].double() for factor in "AB")
     product = b.reshape(-1, a.shape[0]) @ a.flatten(1)
@@ -91,7 +91,7 @@ def hira(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
 
 
 def delora(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
-    """`d = l / rank B diag(1 / (|A_i| |B_i|)) A diag(w)`, with the norms w of the columns of the base's weight."""
+    """`d = l / rank B diag(1 / (|A_i| |B_i|)) A diag(w)`, where w are the norms of the columns of the base's weight."""
     a, b = parts["delora_A"].double(), parts["delora_B"].double()
     norms = a.norm(dim=1).clamp(min=1e-4) * b.norm(dim=0).clamp(min=1e-4)
     scale = parts["delora_lambda"].double() / len(a)
@@ -99,7 +99,7 @@ def delora(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
 
 
 def gralora(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
-    """`d = s D`, whose block at (q, p) is a product of the p-th part of A's ranks for q, and the q-th of B's for p."""
+    """`d = s D`, where block (q, p) of D is `B_qp A_pq`: slice p of block q of B times slice q of block p of A."""
     a, b = parts["gralora_A"].double(), parts["gralora_B"].double()
     count, rank = len(a), a.shape[2]
     # A is [block of inputs, input, block of outputs, rank], B is [block of outputs, block of inputs, rank, output].
@@ -112,7 +112,7 @@ def gralora(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
 
 
 def vblora(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
-    """`d = B A`, whose pieces are means of a few vectors of a bank, weighted by a softmax of the largest logits."""
+    """`d = B A`, where the pieces of A and B are softmax-weighted means of the bank vectors with the largest logits."""
     bank, count = shared["vblora_vector_bank"].double(), int(config.get("topk", 2))
 
     def mix(logits: Tensor) -> Tensor:
@@ -125,7 +125,7 @@ def vblora(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
 
 
 def randlora(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
-    """`d = s sum B_k diag(l_k) A_k diag(g_k)`, where A is on the shorter side, and all modules share A and B."""
+    """`d = s sum B_k diag(l_k) A_k diag(g_k)`, where A belongs to the shorter side. All modules share A and B."""
     if not shared.keys() >= {"randlora_A", "randlora_B"}:
         raise ValueError(NO_PROJECTION)
     inner, outer = parts["randlora_lambda"].double(), parts["randlora_gamma"].double()
@@ -142,10 +142,11 @@ def randlora(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
 
 
 def tinylora(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
-    """`d = B R A`, with a matrix R that is a sum of random ones P by the weights in a vector v.
+    """`d = B R A`, where R is a sum of random matrices P, weighted by the entries of a vector v.
 
-    A and B are the base's largest singular vectors. The vectors v have the numbers of modules, which nothing stores;
-    the seed from which P was drawn tells the number.
+    A and B are singular vectors of the base's largest singular values. The index of a module selects the vector v, but
+    the file does not store this index. The function finds the index by sampling P with the seed of each index until the
+    stored P results.
     """
     if "tinylora_P" not in parts:
         raise ValueError(NO_PROJECTION)
@@ -167,7 +168,7 @@ def tinylora(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
 
 
 def unilora(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
-    """`d = B A`, whose entries are values of one vector, each at a place and with a factor of its own."""
+    """`d = B A`. An index selects each entry of A and B from one shared vector, and a factor scales it."""
     if "unilora_indices_A" not in parts:
         raise ValueError("it does not say which values its modules take; save it with save_indices=True")
     values = shared["unilora_theta_d"].double()
@@ -176,7 +177,7 @@ def unilora(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
 
 
 def glora(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
-    """`W + W * A + B` and `b + b * D + E + W C`; every letter is a product of two factors, a vector or a number."""
+    """`W + W * A + B` and `b + b * D + E + W C`; each of A to E is a product of two factors, a vector or a number."""
     p = exact(parts)
 
     def path(letter: str) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""A kind of adapters: the names of what it stores for a module, and the changes that these make."""
+"""A kind of adapters: the names of the tensors that it stores for a module, and the changes computed from them."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ MOST_TERMS = 100
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of adapters: the names of its tensors in a module, and the changes that they make."""
+    """A kind of adapters: a pattern of the names of tensors in a module, and a function that yields the changes."""
 
     names: str
     make: Callable[[str, Parts, Config, Parts], Made]
@@ -32,13 +32,12 @@ class Kind:
 
 @lru_cache(maxsize=2048)
 def ending(pattern: str) -> Expression:
-    """Return the expression for a key of a pattern in a configuration, which names modules by the ends of their
-    paths."""
+    """Return the expression that matches the modules whose paths end in a key of a configuration's pattern."""
     return Expression(rf"(.*\.)?({pattern})")
 
 
 def added(change: Tensor) -> Mapped:
-    """The change `W + d`, in whatever shape the entries of `d` come."""
+    """Return the change `W + d`; the entries of `d` are reshaped to the shape of W."""
 
     def add(weight: Tensor) -> Tensor:
         return weight + change.to(weight).reshape(weight.shape)
@@ -48,7 +47,7 @@ def added(change: Tensor) -> Mapped:
 
 
 def scale(config: Config, module: str, rank: int) -> float:
-    """Return the factor `alpha / rank`, with the alpha of the module."""
+    """Return the factor `alpha / rank`, with the alpha that the configuration gives for the module."""
     patterns = config.get("alpha_pattern") or {}
     found = (one for key, one in patterns.items() if ending(key).fullmatch(module))
     return float(next(found, config.get("alpha", 8))) / rank
@@ -60,17 +59,17 @@ def exact(parts: Parts) -> dict[str, Tensor]:
 
 
 def antisymmetric(values: Tensor, size: int) -> Tensor:
-    """Antisymmetric matrices of a size from their entries above the diagonal."""
+    """Return the antisymmetric matrices of a size that have these entries above the diagonal."""
     matrix = values.new_zeros(*values.shape[:-1], size, size)
     matrix[..., *torch.triu_indices(size, size, 1)] = values
     return matrix - matrix.mT
 
 
 def require_terms(config: Config) -> int:
-    """Return the number of terms of a series of powers.
+    """Return the number of terms of the Cayley-Neumann series in a configuration.
 
     Raises:
-        ValueError: It is none, or would take forever.
+        ValueError: The number is less than 1, or greater than 100.
     """
     terms = int(config.get("num_cayley_neumann_terms", 5))
     if not 1 <= terms <= MOST_TERMS:
