@@ -187,3 +187,37 @@ def test_what_it_needs() -> None:
         rg.ContinuousDescent("l2")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"scale_lr=0\.0: both must be positive"):
         rg.ContinuousDescent(scale_lr=0.0)
+
+
+def test_gains_of_batch_normalization_are_descended_on() -> None:
+    """They have the only scales that keep running statistics, and representatives, whose gains are one, lose them."""
+    module = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2)).double().eval()
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(64, 3, generator=generator, dtype=torch.float64)
+    symmetry = rg.discover(module, (x,))
+    base = {
+        n: t if t.ndim == 0 else t + torch.rand(t.shape, generator=generator, dtype=t.dtype)
+        for n, t in module.state_dict().items()
+    }
+    a, b = (
+        {
+            n: t
+            if t.ndim == 0 or n in symmetry.buffers
+            else t + torch.randn(t.shape, generator=generator, dtype=t.dtype)
+            for n, t in base.items()
+        }
+        for _ in range(2)
+    )
+    teacher = torch.func.functional_call(module, base, (x,)).detach()
+    task = rg.Task(module, [(x, teacher)], nn.functional.mse_loss)
+    plain = rg.align(a, b, symmetry, method=rg.WeightMatching())
+    descent = rg.ContinuousDescent("midpoint", init=rg.WeightMatching(), steps=40)
+    found = rg.align(a, b, symmetry, method=descent, task=task)
+    assert task.midpoint_loss(a, found.params) < 0.9 * task.midpoint_loss(a, plain.params)
+    outputs = [torch.func.functional_call(module, one, (x,)) for one in (b, found.params)]
+    assert torch.allclose(*outputs, atol=1e-9)
+    assert all(torch.equal(found.params[n].sort().values, b[n].sort().values) for n in symmetry.buffers if b[n].ndim)
+    assert not descent.reads_representatives(symmetry, has_task=True)
+    for other, kind in ((nn.Linear(8, 8), True), (nn.LayerNorm(8), True)):  # Nothing is lost, or streams are rotated.
+        net = nn.Sequential(nn.Linear(3, 8), other, nn.ReLU(), nn.Linear(8, 2)).double()
+        assert descent.reads_representatives(rg.discover(net, (x,)), has_task=True) == kind

@@ -22,6 +22,7 @@ from regauge.flow.alignment import align_points
 from regauge.flow.choosing import ChosenNetworks
 from regauge.flow.components import find_classes
 from regauge.flow.design import build_velocity
+from regauge.flow.fitting import FlowFitting
 from regauge.flow.flow_config import Design
 from regauge.flow.likelihood import integrate_density
 from regauge.flow.moments import Moments, find_covariance
@@ -730,6 +731,28 @@ def test_what_the_net_adds_is_no_worse_than_nothing_on_held_out_networks() -> No
         fits[one.about["share"]] = one.about["scores"]["flow"]["validation loss"]
         assert one.about["scores"]["flow"]["validation loss"] <= kept + 1e-9
     assert all(loss <= 1.2 for loss in fits.values())  # A normal distribution has about one.
+
+
+@pytest.mark.parametrize(("gain", "noise"), [(1.0, 0.0), (0.05, 0.5), (-1.0, 0.0)])
+@pytest.mark.parametrize("has_task", [False, True])
+def test_the_net_is_used_only_where_its_gain_is_clear(
+    gain: float, noise: float, has_task: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the flow is the normal distribution, although the mean loss with the net may be lower."""
+    symmetry, population, task = line_of_networks(60)
+
+    def losses(self: FlowFitting, *_: object) -> torch.Tensor:
+        spread = noise * torch.linspace(-1, 1, 6, dtype=torch.float64)
+        return 5 - float(self.net.share) * (gain + spread)
+
+    monkeypatch.setattr(FlowFitting, "_held_out_losses", losses if not has_task else lambda *_: torch.zeros(6))
+    monkeypatch.setattr(FlowFitting, "_drawn_losses", losses)
+    config = flow.FlowConfig(net=flow.Perceptron(8, 1), epochs=1, batch=16)
+    found = flow.fit(population, symmetry, config, task=task if has_task else None)
+    assert found.about["share"] == float(found.velocity.share)
+    assert (found.about["share"] > 0) == (gain == 1)
+    assert found.about["gain"]["count"] == 6
+    assert (found.about["gain"]["mean"] > found.about["gain"]["error"]) == (gain == 1)
 
 
 def test_a_task_keeps_the_epoch_whose_networks_do_best() -> None:

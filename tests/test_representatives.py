@@ -212,8 +212,8 @@ def test_kept_scales_multiply_nothing() -> None:
             values = (one.abs().flatten().sort().values for one in (tensor, found.params[name]))
             assert torch.equal(*values), name
         assert "nothing is rotated" in found.report
-    assert not rg.alignment.BestOf((keep, rg.WeightMatching())).reads_representatives
-    assert rg.Sinkhorn().reads_representatives
+    for method, is_read in ((rg.alignment.BestOf((keep, rg.WeightMatching())), False), (rg.Sinkhorn(), True)):
+        assert method.reads_representatives(symmetry, has_task=True) == is_read
 
 
 def test_elements_within_tuples_of_methods_begin_a_match() -> None:

@@ -15,6 +15,7 @@ from regauge.alignment.result import ManyResult, Results, join
 from regauge.core.element import Element
 from regauge.core.given import is_plain, require_plain
 from regauge.core.params import Params
+from regauge.core.symmetry import Symmetry
 
 
 class Method(ABC):
@@ -62,15 +63,14 @@ class Method(ABC):
             notes=tuple(dict.fromkeys(note for one in found for note in one.notes)),
         )
 
-    @property
-    def reads_representatives(self) -> bool:
-        """Whether `align` gives the method representatives (`Symmetry.split`) and their symmetry.
+    def reads_representatives(self, symmetry: Symmetry, *, has_task: bool) -> bool:
+        """Return whether `align` gives the method representatives (`Symmetry.split`) and their symmetry.
 
         `align` gives the method the networks themselves if the method keeps scales, because scales bring gains to one.
         The same holds if a method among the settings needs the networks themselves.
         """
         is_kept = self.joint_roles or getattr(self, "scales", "") == "keep"
-        return not is_kept and all(one.reads_representatives for one in self._within)
+        return not is_kept and all(one.reads_representatives(symmetry, has_task=has_task) for one in self._within)
 
     @property
     def _within(self) -> tuple["Method", ...]:

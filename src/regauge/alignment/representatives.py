@@ -66,11 +66,12 @@ def match_pairs(method: Method, problem: Problem, rotate: Rotate) -> Results:
     """Match pairs as representatives, if the method reads them, and return the results in the coordinates of A."""
     require_choice(rotate)
     whole, symmetry = problem.symmetry, problem.symmetry.on_data
-    if not (has_representatives(whole) and method.reads_representatives):
+    has_task = problem.task is not None
+    if not (has_representatives(whole) and method.reads_representatives(whole, has_task=has_task)):
         found = method.match(problem)
         return replace(found, notes=(*found.notes, NOT_ROTATED)) if rotate == "always" else found
     problem = replace(problem, symmetry=symmetry)
-    (first, wanted), (second, own) = (_split(symmetry, one, problem.task is not None) for one in (problem.a, problem.b))
+    (first, wanted), (second, own) = (_split(symmetry, one, has_task) for one in (problem.a, problem.b))
     behind = replace(problem, a=first, b=second, symmetry=on_representatives(symmetry))
     choice = _choose(symmetry, behind, rotate)
     frame = None if choice.known is None else choice.known[1]
@@ -102,11 +103,12 @@ def match_many(method: Method, problem: ManyProblem, rotate: Rotate) -> ManyResu
     """
     require_choice(rotate)
     whole, symmetry = problem.symmetry, problem.symmetry.on_data
-    if not (has_representatives(whole) and method.reads_representatives):
+    has_task = problem.task is not None
+    if not (has_representatives(whole) and method.reads_representatives(whole, has_task=has_task)):
         several = method.match_many(problem)
         return replace(several, notes=(*several.notes, NOT_ROTATED)) if rotate == "always" else several
     first, *others = map(batch_of_one, problem.networks)
-    charts = [_split(symmetry, one, problem.task is not None) for one in (first, *others)]
+    charts = [_split(symmetry, one, has_task) for one in (first, *others)]
     behind, wanted = on_representatives(symmetry), charts[0][1]
     choices = [_choose(symmetry, Problem(charts[0][0], one, behind), rotate) for one, _ in charts[1:]]
     names = symmetry.rotatable if are_rotated(choices) else ()

@@ -34,6 +34,7 @@ from regauge.flow.velocity import Velocity
 from regauge.learn.course import Trained, Validation
 from regauge.learn.division import Division, FitArguments
 from regauge.learn.fitting import Fitting
+from regauge.learn.paired_gain import PairedGain
 from regauge.learn.populations import digest, find_usable, read_blocks, split_networks
 from regauge.storage import Store
 from regauge.storage.collection import Collection, Kept, Networks
@@ -45,6 +46,8 @@ DRAWN, STEPS = 64, 10
 """Networks that are drawn to judge the prior or an epoch by a task, and steps of the solver."""
 SHARES = (1.0, 0.5, 0.25, 0.0)
 """Shares of what the net adds that are tried in the end."""
+TIMES = 8
+"""Random times of each held-out network when shares are compared."""
 
 
 @check_arguments
@@ -63,8 +66,10 @@ def fit(
 
     By default networks are aligned. The flow begins at the normal distribution with the mean and covariances of the
     aligned networks. The net learns the difference between the population and this normal distribution. After the
-    training, the output of the net is multiplied by the share, from 0 to 1, with the best validation. A flow is thus no
-    worse than the normal distribution on held-out networks. Before the training, a warning is issued if sampled
+    training, the output of the net is multiplied by the share, from 0 to 1, with the best validation. The share is 0
+    unless the best one is better than the normal distribution by more than one standard error, over held-out networks
+    or with a task over sampled networks. A flow is thus no worse than the normal distribution there. Before the
+    training, a warning is issued if sampled
     networks are not expected to work. With a task, the warning depends on the performance of networks sampled from the
     normal distribution. Without a task, it depends on the distance of aligned networks to their mean.
 
@@ -203,15 +208,15 @@ class FlowFitting(Fitting[Flow]):
         """Return the mean loss of a batch."""
         x1 = batch.params["points"].to(self.config.device)
         labels = self.labels["train"][torch.from_numpy(batch.indices)] if self.labels else None
-        return self._compare(x1, labels, chance)
+        return self._compare(x1, labels, chance).mean()
 
     def validate(self) -> Validation:
         """Return the loss on held-out networks, and with a task also the loss of sampled networks."""
-        loss = self._held_out_loss()
+        loss = float(self._held_out_losses().mean())
         facts = {"validation_loss": loss}
         if self.task is None:
             return Validation((loss,), facts)
-        drawn = self._drawn_loss(self.task)
+        drawn = float(self._drawn_losses(self.task).mean())
         # Velocities that fit held-out networks worse than a normal distribution does are learned by heart.
         is_worse = self.config.has_gaussian and loss > self._normal_loss
         return Validation((float(is_worse), drawn), {**facts, "drawn_loss": drawn})
@@ -221,7 +226,7 @@ class FlowFitting(Fitting[Flow]):
         """The loss on held-out networks without the output of the net."""
         share = float(self.net.share)
         self.net.share.zero_()
-        loss = self._held_out_loss()
+        loss = float(self._held_out_losses().mean())
         self.net.share.fill_(share)
         return loss
 
@@ -233,50 +238,58 @@ class FlowFitting(Fitting[Flow]):
         one_answer = find_one_answer(predict_classes(task, select(known, slice(0, 1))))
         return find_kept(find_means(task, drawn), find_means(task, known), one_answer)
 
-    def _drawn_loss(self, task: Task) -> float:
-        """Return the mean loss of sampled networks; the starts are the same in every epoch."""
+    def _drawn_losses(self, task: Task) -> Tensor:
+        """Return the losses of sampled networks; the starts are the same in every epoch."""
         chance, flow = self.division.chance("drawn"), self._make(None, {})
         classes = self.classes or [None]
         count = -(-DRAWN // len(classes))
         drawn = (flow.sample(count, generator=chance, steps=STEPS, label=label) for label in classes)
-        return float(torch.cat([finite_losses(task, networks) for networks in drawn]).mean())
+        return torch.cat([finite_losses(task, networks) for networks in drawn])
 
-    def _held_out_loss(self) -> float:
-        """Return the loss on held-out networks, always with the same times and the same starts."""
-        chance = self.division.chance("validation")
-        total, points = 0.0, self.points["validation"]
-        for start in range(0, len(points), self.config.batch):
-            part = slice(start, start + self.config.batch)
-            x1 = points[part].to(self.config.device)
-            labels = self.labels["validation"][part] if self.labels else None
-            with torch.no_grad():
-                total += float(self._compare(x1, labels, chance)) * len(x1)
-        return total / len(points)
+    @torch.no_grad()
+    def _held_out_losses(self, times: int = 1) -> Tensor:
+        """Return the loss of each held-out network, always with the same times and the same starts."""
+        chance, points = self.division.chance("validation"), self.points["validation"]
+        total = torch.zeros(len(points), dtype=torch.float64)
+        for _ in range(times):
+            for start in range(0, len(points), self.config.batch):
+                part = slice(start, start + self.config.batch)
+                labels = self.labels["validation"][part] if self.labels else None
+                total[part] += self._compare(points[part].to(self.config.device), labels, chance).double().cpu()
+        return total / times
 
-    def _choose_share(self) -> float:
-        """Set the share of the net's output to the value with the best validation, which may be 0."""
+    def _choose_share(self) -> tuple[float, PairedGain | None]:
+        """Set the share of the net's output, and return it with the gain of the best share over a share of 0.
+
+        The share is 0 unless the gain is clear.
+        """
         if not self.config.has_gaussian:
-            return 1.0
-
-        def judge(share: float) -> tuple[float, ...]:
+            return 1.0, None
+        judged: dict[float, tuple[bool, Tensor]] = {}
+        for share in SHARES:
             self.net.share.fill_(share)
-            return self.validate().order
-
-        with torch.no_grad():
-            best = min(SHARES, key=judge)
+            losses, is_worse = self._held_out_losses(TIMES), False
+            if self.task is not None:
+                is_worse = float(self._held_out_losses().mean()) > self._normal_loss
+                losses = self._drawn_losses(self.task)
+            judged[share] = is_worse, losses
+        best = min(SHARES, key=lambda share: (judged[share][0], float(judged[share][1].mean())))
+        gain = PairedGain.of(judged[best][1], judged[0.0][1])
+        best = best if gain.is_clear else 0.0
         self.net.share.fill_(best)
-        return best
+        return best, gain
 
     def conclude(self, trained: Trained, progress: Progress) -> Flow:
         """Return the flow with the best share of the net's output."""
         config, division = self.config, self.division
-        member, share = division.collection.members[0], self._choose_share()
+        member, (share, gain) = division.collection.members[0], self._choose_share()
         scores = {name.replace("_", " "): value for name, value in self.validate().facts.items()}
         about = {
             **division.about(config),
             "checkpoints": division.checkpoints,
             "scores": {"flow": scores},
             "share": share,
+            "gain": None if gain is None else gain.to_json(),
             "outlook": None if self.outlook is None else asdict(self.outlook),
             "history": [dict(row) for row in trained.history],
             "best": trained.best,
@@ -293,7 +306,7 @@ class FlowFitting(Fitting[Flow]):
         return Flow(self.net, self.space, self.prior, self.moments, design, classes, about, trained, self.reference)
 
     def _compare(self, x1: Points, labels: Tensor | None, chance: torch.Generator) -> Tensor:
-        """Return the weighted mean squared error of predictions."""
+        """Return the weighted mean squared error of the prediction for each network."""
         config, space = self.config, self.space
         x0 = self.prior.sample(len(x1), chance, x1.dtype, x1.device)
         x0, x1 = config.coupling.pair(space, x0, x1, self.moments)
@@ -307,8 +320,8 @@ class FlowFitting(Fitting[Flow]):
             unit = self.moments.deviation.to(x1)
         if config.is_standardized:
             error = error / unit
-        loss: Tensor = (error.square() @ self.weights.to(error)).mean()
-        return loss
+        losses: Tensor = error.square() @ self.weights.to(error)
+        return losses
 
     @property
     def weights(self) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from regauge.alignment.engine.climbs import portions
 from regauge.alignment.engine.frames import Scales, match_frames
 from regauge.alignment.engine.mixing import match_mixture
-from regauge.alignment.method import Candidates, Method
+from regauge.alignment.method import Candidates, Method, Start
 from regauge.alignment.methods.continuous_descent import ContinuousDescent
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.problem import ManyProblem, Problem
@@ -59,7 +59,7 @@ class LearnedMatching(Method):
     alone, with `WeightMatching`, and the identity. If the symmetry has scales that do not change running statistics,
     `ContinuousDescent` then lowers this loss over the scales. It starts once from the best result and once from
     `WeightMatching`. The best result of all is kept, and the objective is the negative of its loss. With a share of 0
-    the net is not used. `fit_matching` returns such a matcher if the net is no better on held-out pairs.
+    the net is not used. `fit_matching` returns such a matcher unless the net is clearly better on held-out pairs.
 
     The vectors of a network do not depend on the other network, so each network is read once. The net works for any
     number of units, so it also matches networks with other widths than the training networks.
@@ -107,10 +107,10 @@ class LearnedMatching(Method):
         """The weight matching that is used without the net."""
         return WeightMatching(scales=self.scales)
 
-    @property
-    def reads_representatives(self) -> bool:
-        """True only if the net is not used: the net was fitted to unreduced networks, with all their groups."""
-        return not self.share and self.weight_matching.reads_representatives
+    def reads_representatives(self, symmetry: Symmetry, *, has_task: bool) -> bool:
+        """Return True only if the net is not used: the net was fitted to unreduced networks, with all their groups."""
+        method = self._descent(self.weight_matching) if has_task and self.steps else self.weight_matching
+        return not self.share and method.reads_representatives(symmetry, has_task=has_task)
 
     def match(self, problem: Problem) -> Results:
         """Match pairs of networks, all of them at once; see `align` and `align_pairs`."""
@@ -159,9 +159,13 @@ class LearnedMatching(Method):
         if self._descends(problem):
             starts = [ends[-1].element, *([] if placed is None else [candidates.result().element])]
             for start in starts:
-                found = ContinuousDescent("midpoint", init=start, steps=self.steps).match(problem)
+                found = self._descent(start).match(problem)
                 candidates.offer(found.element, found.params, found.notes)
         return candidates.result(ends[0].is_converged)
+
+    def _descent(self, init: Start) -> ContinuousDescent:
+        """Return the descent on scales from a start."""
+        return ContinuousDescent("midpoint", init=init, steps=self.steps)
 
     def _by_vectors(self, problem: Problem, placed: Placed) -> list[Results]:
         """Return the matchings by vectors: with sweeps, and also by vectors alone if there is a task or no sweep."""

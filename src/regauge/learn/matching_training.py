@@ -26,6 +26,7 @@ from regauge.learn.fitting import Fitting
 from regauge.learn.learn_configs import MatchingConfig
 from regauge.learn.learned_matching import LearnedMatching
 from regauge.learn.matching_losses import Copies, Losses, LossWeights, Siamese, batches_of
+from regauge.learn.paired_gain import PairedGain
 from regauge.learn.populations import (
     Indices,
     Parts,
@@ -70,8 +71,9 @@ def fit_matching(
 
     The training needs no labels. With a task, the net learns to align networks such that the loss is low on the
     straight line between them. Without a task, the net learns to recognize changed copies and to bring networks close.
-    If weight matching is better on held-out pairs of a task, the matcher does not use its net, and `about["verdict"]`
-    reports it.
+    The matcher uses its net only if the net is better than weight matching on held-out pairs of a task, by more than
+    one standard error of the paired differences. Otherwise the matcher is weight matching. `about["verdict"]` reports
+    the choice with both numbers, and `about["gain"]` the difference.
 
     Args:
         population: Parameters with a leading model axis, or a store, which is streamed; or several, of one
@@ -156,18 +158,23 @@ class Partners:
             drawn.append(others[int(torch.randint(len(others), (), generator=chance))])
         return np.array(drawn, np.int64)
 
-    def pairs(self, parts: Parts, part: str, most: int) -> dict[int, tuple[Indices, Indices]]:
-        """Return pairs of a part, limited for each layout; a single network is paired with a training network."""
+    def pairs(self, parts: Parts, part: str, most: int, *, step: int = 1) -> dict[int, tuple[Indices, Indices]]:
+        """Return pairs of a part, limited for each layout; a single network is paired with a training network.
+
+        Each network is paired with the one that is `step` places further, or with the next one if there are too few.
+        """
         own = self.with_partner(parts[part])
         result = {}
         for layout in np.unique(self.collection.layout_of(own)).tolist():
             here = own[self.collection.layout_of(own) == layout]
             if self.codes is not None:
                 here = here[np.argsort(self._keys(here), kind="stable")]
-                same = np.flatnonzero(self._keys(here)[1:] == self._keys(here)[:-1])
-                left, right = here[same], here[same + 1]
+                keys = self._keys(here)
+                far = [(k, np.flatnonzero(keys[k:] == keys[:-k])) for k in (step, 1)]
+                own_step, same = next(one for one in far if len(one[1]) or one[0] == 1)
+                left, right = here[same], here[same + own_step]
             elif len(here) > 1:
-                left, right = here, np.roll(here, -1)
+                left, right = here, np.roll(here, -step if len(here) > 2 * step else -1)
             else:
                 others = self.train[self.collection.layout_of(self.train) == layout]
                 left, right = here, others[:1]
@@ -295,15 +302,17 @@ class MatchingFitting(Fitting[LearnedMatching]):
 
     def validate(self) -> Validation:
         """Return the midpoint excess of held-out pairs; without a task, return the distance of held-out pairs."""
-        facts = self._measure("validation", LearnedMatching(self.net.net, sweeps=0))
+        facts = _means(self._measure("validation", LearnedMatching(self.net.net, sweeps=0)))
         found = {f"validation_{name}": value for name, value in facts.items() if name != "CPU ms"}
         order = (facts[EXCESS],) if EXCESS in facts else (facts["distance"],)
         return Validation(order, {**found, "sharpness": float(self.net.sharpness.detach())})
 
-    def _measure(self, part: str, method: Method | None) -> dict[str, float]:
-        """Align the pairs of a part, and return their mean midpoint excess, relative squared distance and time."""
+    def _measure(self, part: str, method: Method | None, *, step: int = 1) -> dict[str, Tensor]:
+        """Align the pairs of a part, and return the midpoint excess and the relative squared distance of each pair, and
+        the mean time."""
         excesses, distances, seconds = [], [], 0.0
-        for layout, (left, right) in self.partners.pairs(self.division.parts, part, self.config.checked).items():
+        known = self.partners.pairs(self.division.parts, part, self.config.checked, step=step)
+        for layout, (left, right) in known.items():
             losses = self.losses[layout]
             a, b = (self.division.collection.read(indices) for indices in (left, right))
             begun = time.process_time()
@@ -311,11 +320,11 @@ class MatchingFitting(Fitting[LearnedMatching]):
             seconds += time.process_time() - begun
             names = [n for n in losses.symmetry.sites if n not in losses.symmetry.buffers and a[n].is_floating_point()]
             distances.append(relative_distances(*({n: one[n].double() for n in names} for one in (a, moved))))
-            found = losses.midpoint_excesses(a, moved)
-            excesses += [] if found is None else [found.double()]
-        known = {EXCESS: float(torch.cat(excesses).mean())} if excesses else {}
+            excess = losses.midpoint_excesses(a, moved)
+            excesses += [] if excess is None else [excess.double()]
+        found = {EXCESS: torch.cat(excesses)} if excesses else {}
         distance = torch.cat(distances)
-        return {**known, "distance": float(distance.mean()), "CPU ms": 1000 * seconds / len(distance)}
+        return {**found, "distance": distance, "CPU ms": torch.tensor([1000 * seconds / len(distance)])}
 
     def conclude(self, trained: Trained, progress: Progress) -> LearnedMatching:
         """Return the matcher with the best validation, and score all methods on test pairs."""
@@ -326,17 +335,20 @@ class MatchingFitting(Fitting[LearnedMatching]):
         with torch.no_grad():
             scores = {}
             for name, method in methods.items():
-                scores[name] = self._measure("test", method)
+                scores[name] = _means(self._measure("test", method))
                 advance(1)
             key = EXCESS if self.batches else "distance"
-            checked = {name: self._measure("validation", methods[name])[key] for name in (SWEPT, ALONE, WEIGHTS)}
-        best = min(learned, key=checked.__getitem__)
+            # Other pairs than those by which the epoch was chosen.
+            checked = {n: self._measure("validation", methods[n], step=2)[key] for n in (SWEPT, ALONE, WEIGHTS)}
+        best = min(learned, key=lambda name: float(checked[name].mean()))
+        gain = PairedGain.of(checked[best], checked[WEIGHTS])
         # Weight matching looks for small distances, which say next to nothing about the loss between two networks.
-        is_worse = bool(self.batches) and checked[WEIGHTS] < checked[best]
+        is_left_out = bool(self.batches) and not gain.is_clear
         about = {
             "scores": scores,
-            "verdict": _judge(key, checked[best], checked[WEIGHTS], is_worse=is_worse),
-            "is_better": not is_worse if self.batches else None,
+            "verdict": _judge(key, float(checked[best].mean()), float(checked[WEIGHTS].mean()), gain),
+            "is_better": not is_left_out if self.batches else None,
+            "gain": gain.to_json(),
             **self.division.about(self.config),
             "steps": trained.history[-1]["step"],
             "seconds": trained.history[-1]["seconds"],
@@ -346,19 +358,24 @@ class MatchingFitting(Fitting[LearnedMatching]):
                 for row in trained.history
             ],
         }
-        chosen = replace(learned[best], share=0.0) if is_worse else learned[best]
+        chosen = replace(learned[best], share=0.0) if is_left_out else learned[best]
         return replace(chosen, about=about, trained=trained)
 
 
-def _judge(key: str, own: float, weights: float, *, is_worse: bool) -> str:
+def _means(measured: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return the mean of each quantity over all pairs."""
+    return {name: float(values.mean()) for name, values in measured.items()}
+
+
+def _judge(key: str, own: float, weights: float, gain: PairedGain) -> str:
     """Return a message that states whether a matcher is better than weight matching on held-out pairs."""
-    numbers = f"{key} {own:.3g} against {weights:.3g} on the pairs for validation"
+    numbers = f"{key} {own:.3g} against {weights:.3g}, {gain} over {gain.count} pairs for validation"
     if key != EXCESS:
         return f"Whether the matcher is better than weight matching is unknown without a task ({numbers}); give one."
-    if not is_worse:
-        return f"The matcher is no worse than weight matching: {numbers}."
+    if gain.is_clear:
+        return f"The matcher is better than weight matching by more than the standard error: {numbers}."
     return (
-        f"The matcher is worse than weight matching, and therefore leaves its net out (share=0): {numbers}. More "
-        "networks, a longer training or probes help; on ReLU networks, so does a task when networks are aligned: a "
-        "descent on scales follows then."
+        "The matcher is not better than weight matching by more than the standard error, and therefore leaves its net "
+        f"out (share=0): {numbers}. More networks, a longer training or probes help; on ReLU networks, so does a task "
+        "when networks are aligned: a descent on scales follows then."
     )

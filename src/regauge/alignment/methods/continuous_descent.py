@@ -70,6 +70,19 @@ class ContinuousDescent(DescentMethod):
         if not (self.lr > 0 and self.scale_lr > 0):
             raise ValueError(f"lr={self.lr}, scale_lr={self.scale_lr}: both must be positive")
 
+    def reads_representatives(self, symmetry: Symmetry, *, has_task: bool) -> bool:
+        """Return False also if the gains of representatives, which are one, would leave nothing to descend on.
+
+        Behind batch normalization, for example, gains have the only scales that keep running statistics. The descent
+        then moves the networks as they are. Networks whose stream may be rotated are still read as representatives, and
+        so are networks with translations other than those of running statistics.
+        """
+        behind = symmetry.on_data.on_representatives()
+        is_lost = any(kept_scales(symmetry, g) and not kept_scales(behind, behind[g.name]) for g in symmetry.groups)
+        others = [one for one in symmetry.translations if not set(symmetry.buffers) & {*one.parameters}]
+        is_lost &= not symmetry.rotatable and not others
+        return super().reads_representatives(symmetry, has_task=has_task) and not is_lost
+
     def learn(self, problem: Problem, start: Element, notes: tuple[str, ...], course: DescentCourse) -> Results:
         """See `DescentMethod`: the losses of many pairs fall in one program."""
         symmetry, count = problem.symmetry, problem.pairs

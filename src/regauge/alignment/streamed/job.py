@@ -149,7 +149,7 @@ def plan_job(
         balances = balances_of(symmetry, method.scales, None)
         return make_plan(symmetry, dtypes, memory=limit, balances=balances, held=held_already, chart=chart)
 
-    if has_representatives(symmetry) and method.reads_representatives:
+    if has_representatives(symmetry) and method.reads_representatives(symmetry, has_task=False):
         plans = ChartPlans.make(symmetry, method, rotate, plan)
         return StreamedJob(job, method, symmetry, plans.first, plans, rotate)
     return StreamedJob(job, method, symmetry, plan(symmetry, method, chart), rotate=rotate)

@@ -1,0 +1,47 @@
+"""The gain of a learned part over a control that needs no training, judged pair by pair."""
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class PairedGain:
+    """The mean amount by which one loss is below another one, over the same cases.
+
+    A learned part replaces its control only if the gain is clear, which means above one standard error. Validation
+    chose the learned part among epochs, but did not choose the control. A smaller gain is therefore no evidence.
+
+    Attributes:
+        mean: The mean of the loss of the control minus the loss of the learned part.
+        error: The standard error of this mean; infinite for a single case.
+        count: The number of cases.
+
+    References:
+        Breiman et al. (1984), Classification and Regression Trees, section 3.4.3: the rule of one standard error.
+    """
+
+    mean: float
+    error: float
+    count: int
+
+    @classmethod
+    def of(cls, learned: Tensor, control: Tensor) -> "PairedGain":
+        """Return the gain from the losses of all cases, `[cases]` each, in the same order."""
+        gains = control.double() - learned.double()
+        error = float(gains.std()) / math.sqrt(len(gains)) if len(gains) > 1 else math.inf
+        return cls(float(gains.mean()), error, len(gains))
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the gain is above one standard error."""
+        return self.mean > self.error
+
+    def __str__(self) -> str:
+        return f"a gain of {self.mean:.3g} ± {self.error:.3g}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the numbers; an infinite error is None."""
+        return asdict(self) | {"error": self.error if math.isfinite(self.error) else None}
