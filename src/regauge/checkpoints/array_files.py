@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from regauge.checkpoints.checkpoint import load
+from regauge.checkpoints.location import is_address
 from regauge.checkpoints.memory_limit import size_text
 from regauge.checkpoints.plain_files import require_plain
 from regauge.core.params import Params
