@@ -16,7 +16,7 @@ import torch
 from sklearn.datasets import load_breast_cancer
 
 from regauge.data import data_files, images
-from regauge.data.curves import has_snelson, snelson, waves
+from regauge.data.curves import waves
 from regauge.data.data_files import DataFile, locate, present
 from regauge.data.images import (
     CIFAR10_SHA256,
@@ -388,17 +388,3 @@ def test_windows_ask_for_the_next_symbol() -> None:
     assert windows(torch.arange(10), 3)[1].tolist()[-1] == [7, 8, 9]
     with pytest.raises(ValueError, match="3 symbols, too few for one piece of 3"):
         windows(torch.arange(3), 3)
-
-
-@pytest.mark.skipif(not has_snelson(), reason="REGAUGE_DATA names no folder with snelson1d/")
-def test_snelson_has_noisy_values_of_a_curve_and_positions_beyond_them(tmp_path: Path) -> None:
-    data = snelson()
-    assert data.inputs.shape == data.targets.shape == (200, 1)
-    assert data.test_inputs.shape == (301, 1)
-    assert data.test_inputs.min() < data.inputs.min() < data.inputs.max() < data.test_inputs.max()
-    assert data.inputs.dtype == torch.float32
-    (tmp_path / "snelson_train_inputs.dat").write_text("0.5\n")
-    with pytest.raises(ValueError, match="is not the file of the Snelson set"):
-        snelson(tmp_path)
-    with pytest.raises(FileNotFoundError, match="is not there"):
-        snelson(tmp_path / "nowhere")

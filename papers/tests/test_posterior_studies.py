@@ -19,6 +19,7 @@ from regauge_papers.bayesian import (
 )
 from regauge_papers.bayesian.barrier_figures import FIGURES, tiny
 from regauge_papers.bayesian.inference import Family, batches, posteriors
+from regauge_papers.bayesian.snelson import has_snelson, snelson
 from regauge_papers.experiment import Run
 from regauge_papers.table import Row, Table, summarize
 
@@ -183,3 +184,17 @@ def test_only_the_papers_scale_and_one_table_have_its_residual_networks() -> Non
         assert widths == (by_width | {"figure7": {8}, "figure8": set(), "figure12": {8}, "figureA15": {8}}).get(
             name, {1}
         )
+
+
+@pytest.mark.skipif(not has_snelson(), reason="REGAUGE_DATA names no folder with snelson1d/")
+def test_snelson_has_noisy_values_of_a_curve_and_positions_beyond_them(tmp_path: Path) -> None:
+    data = snelson()
+    assert data.inputs.shape == data.targets.shape == (200, 1)
+    assert data.test_inputs.shape == (301, 1)
+    assert data.test_inputs.min() < data.inputs.min() < data.inputs.max() < data.test_inputs.max()
+    assert data.inputs.dtype == torch.float32
+    (tmp_path / "snelson_train_inputs.dat").write_text("0.5\n")
+    with pytest.raises(ValueError, match="is not the file of the Snelson set"):
+        snelson(tmp_path)
+    with pytest.raises(FileNotFoundError, match="is not there"):
+        snelson(tmp_path / "nowhere")

@@ -15,13 +15,12 @@ def find_model(
     inputs: ExampleInputs,
     *,
     values: Values = "if small",
-    verify: bool | None = None,
 ) -> Model | None:
     """Return the model that is named, or that of a checkpoint which says what it holds; None if it is unknown."""
     name = name_model(checkpoint) if text is None else text
     if name is None:
         return None
-    return open_model(name, **vars(inputs), values=values, verify=verify)
+    return open_model(name, **vars(inputs), values=values)
 
 
 def require_model(

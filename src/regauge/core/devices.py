@@ -31,17 +31,6 @@ def find_device(name: str, *, is_here: bool = True) -> torch.device:
     return device
 
 
-def multiplies_bfloat16(device: torch.device) -> bool:
-    """Return whether a device has instructions for products in bfloat16.
-
-    A processor without these instructions computes such products in another way, which can take much longer than single
-    precision. On a processor with AVX2 alone, products of 1,024 x 1,024 matrices took 68 times as long.
-    """
-    if device.type == "cuda":
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    return device.type != "cpu" or any(has for name, has in torch.cpu.get_capabilities().items() if "bf16" in name)
-
-
 def to_device(values: Any, device: torch.device | str) -> Any:
     """Return tensors and modules, or tuples and mappings of them, on a device; modules are moved in place."""
     if isinstance(values, Mapping):

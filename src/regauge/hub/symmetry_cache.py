@@ -56,7 +56,6 @@ class Traced:
         symmetry: Its symmetry.
         state: Its `state_dict()`, on the meta device if the model was built there or is known from an earlier run.
         was_meta: Whether the model was built on the meta device.
-        is_known: Whether the result is from an earlier run.
         kwargs: Keyword inputs of the trace; None if there are none or the result is from an earlier run.
         notes: Messages about parts that were left out, or about the earlier run that found the symmetry.
     """
@@ -64,7 +63,6 @@ class Traced:
     symmetry: Symmetry
     state: Params
     was_meta: bool
-    is_known: bool = False
     kwargs: Mapping[str, Any] | None = None
     notes: tuple[str, ...] = ()
 
@@ -85,7 +83,7 @@ class Traced:
         for name, shape, dtype, owner in document["state"]:
             known = state.get(owner)
             state[name] = torch.empty(shape, dtype=getattr(torch, dtype), device="meta") if known is None else known
-        return cls(Symmetry.from_json(document["symmetry"]), state, document["was_meta"], is_known=True)
+        return cls(Symmetry.from_json(document["symmetry"]), state, document["was_meta"])
 
 
 def trace_once(name: str, tracing: Tracing, settings: Any, trace: Callable[[], Traced], *, retrace: bool) -> Traced:

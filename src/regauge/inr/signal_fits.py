@@ -15,7 +15,6 @@ from regauge.inr.fitting import fit, mean_loss
 from regauge.inr.named_signals import GridSignal, ImageSignal, Signal, read_signal, signal_samples
 from regauge.inr.representation import Inr, load_inr
 from regauge.nets.siren import Bias
-from regauge.training.descent import OnStep
 
 SHAPE_SIZES, IMAGE_SIZES = (512, 4), (256, 3)
 """Width and depth by default."""
@@ -53,7 +52,6 @@ def fit_signal(
     bias: Bias = "torch",
     generator: torch.Generator | None = None,
     progress: Progress = no_progress,
-    on_step: OnStep | None = None,
 ) -> SignalFit:
     """Fit a network to an image or a shape.
 
@@ -68,7 +66,6 @@ def fit_signal(
         bias: Initialization of biases, of a random start.
         generator: The random generator; by default one with seed 0.
         progress: Shows the progress of the fit.
-        on_step: Called after each step with its number, loss and rate, as a `regauge.training.State`.
 
     Raises:
         ValueError: The start is another network, the signal does not fit the network, or the fit diverged.
@@ -78,7 +75,7 @@ def fit_signal(
     inr = _network(known, target, kind, width, depth, signal)
     begin = inr.start(generator, bias=bias) if start == "random" else _start(start, inr)
     samples = signal_samples(known, inr, Queries(), generator=generator)
-    fitted = fit(inr, samples, config, start=begin, generator=generator, progress=progress, on_step=on_step)
+    fitted = fit(inr, samples, config, start=begin, generator=generator, progress=progress)
     found = mean_loss(inr, fitted.params, samples, config)
     if not math.isfinite(found):
         raise ValueError(f"the fit diverged, its loss is {found}: give a lower `lr=` than {config.optimizer.lr}")

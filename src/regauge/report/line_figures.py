@@ -28,14 +28,12 @@ CHORD = "line between the end losses"
 """A note on the dotted line, from which a barrier is measured: at t it is (1 - t) loss(A) + t loss(B)."""
 
 
-def line_figure(
-    curves: Curves, metric: str = "loss", title: str | None = None, ends: tuple[str, str] = ("A", "B")
-) -> Figure:
+def line_figure(curves: Curves, metric: str = "loss") -> Figure:
     """Return a metric along the lines between two networks, from t = 0 to 1; for the loss with the first barrier
     marked."""
     with draw_figure(4.6, 3.2) as figure:
         axes = figure.add_subplot()
-        draw_curves(axes, curves, metric, title or WORDS.get(metric, metric), ends)
+        draw_curves(axes, curves, metric, WORDS.get(metric, metric), ("A", "B"))
         _write_legend(figure)
         return figure
 

@@ -16,12 +16,12 @@ from regauge.bayes.transport.wasserstein import geodesic
 from regauge.bayes.variational.mean_field import VariationalConfig, fit
 from regauge.core.params import Params
 from regauge.core.progress import Progress
-from regauge.data.curves import CurveData, has_snelson, snelson
 from regauge.nets.classification import initialize
 from regauge.nets.mlp import MLP, mlp
 from regauge.report.pictures import Chart, Series
 from regauge.training import Adam
 from regauge_papers.bayesian.inference import keep, move, name_inference
+from regauge_papers.bayesian.snelson import CurveData, has_snelson, snelson
 from regauge_papers.experiment import Run, Scale
 from regauge_papers.table import Quantity, Row, Table
 

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.output import Output
 from regauge.comparison.comparison_report import require_page
-from regauge.comparison.conversion.given_tensors import GivenTensors, is_constant, is_measured, squeeze
-from regauge.comparison.conversion.match_fibers import match_matrix
+from regauge.comparison.conversion.match_fibers import GivenTensors, is_constant, is_measured, match_matrix, squeeze
 from regauge.comparison.conversion.match_values import match_values
 from regauge.comparison.conversion.tensor_map import MadeTensor, TensorMap
 from regauge.core.arguments import check_arguments

@@ -9,8 +9,16 @@ import torch
 from torch import Tensor
 
 from regauge.comparison.conversion.fibers import TIGHT
-from regauge.comparison.conversion.given_tensors import GivenTensors, is_constant, is_measured
-from regauge.comparison.conversion.match_fibers import NEAR, SHORT, complete, match_row, measure
+from regauge.comparison.conversion.match_fibers import (
+    NEAR,
+    SHORT,
+    GivenTensors,
+    complete,
+    is_constant,
+    is_measured,
+    match_row,
+    measure,
+)
 from regauge.comparison.conversion.tensor_map import MadeTensor, SourceTensor
 
 SEEDS = 64

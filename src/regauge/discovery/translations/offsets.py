@@ -204,7 +204,7 @@ def picked(term: Addend, places: Tensor) -> tuple[tuple[ImageStep, ...], int]:
     return (*term.steps, *(() if is_all else (ImageStep("take", pattern),))), places.numel()
 
 
-def pattern_of(numbers: Tensor, parameter: str = "") -> Entries | None:
+def pattern_of(numbers: Tensor) -> Entries | None:
     """Return indices, in their order, as entries of a strided array; None if no array with at most three axes fits."""
     values = numbers.flatten()
     sizes: list[int] = []
@@ -225,7 +225,7 @@ def pattern_of(numbers: Tensor, parameter: str = "") -> Entries | None:
         values = blocks[:, 0]
     if len(sizes) > 3:
         return None
-    return Entries(parameter, tuple(sizes) or (count,), tuple(strides) or (1,), start)
+    return Entries("", tuple(sizes) or (count,), tuple(strides) or (1,), start)
 
 
 def added(shape: tuple[int, ...], offsets: list[Any], factors: list[float]) -> Any:
