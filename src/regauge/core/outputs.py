@@ -23,12 +23,26 @@ def output_tensors(output: Any, outputs: Outputs = None) -> list[Tensor]:
     Raises:
         OutputsError: A name is not in the output, or no tensor is selected.
     """
+    return [tensor for tensors in named_outputs(output, outputs).values() for tensor in tensors]
+
+
+def named_outputs(output: Any, outputs: Outputs = None) -> dict[str, list[Tensor]]:
+    """Return the selected tensors of a model's output by the name or the index of the field that holds them.
+
+    The name is empty if the output is a single tensor. See `output_tensors` for the selection and the errors.
+    """
     if callable(outputs):
         output = outputs(output)
     elif outputs is not None:
         names = [outputs] if isinstance(outputs, str) else list(outputs)
-        output = [_field(output, name) for name in names]
-    found = list(_tensors(output))
+        output = {name: _field(output, name) for name in names}
+    fields: Any = output if isinstance(output, Mapping) else {}
+    if isinstance(output, tuple | list):
+        fields = dict(enumerate(output))
+    elif isinstance(output, Tensor):
+        fields = {"": output}
+    tensors = {str(name): _tensors(value) for name, value in fields.items()}
+    found = {name: own for name, own in tensors.items() if own}
     if not found:
         raise OutputsError(
             f"the model's output ({type(output).__name__}) holds no tensors that count; "
@@ -38,15 +52,15 @@ def output_tensors(output: Any, outputs: Outputs = None) -> list[Tensor]:
 
 
 class SelectedOutputs(nn.Module):
-    """A model that returns only the selected outputs."""
+    """A model that returns only the selected outputs; see `named_outputs`."""
 
     def __init__(self, module: nn.Module, outputs: Outputs) -> None:
         super().__init__()
         self.module = module
         self.outputs = outputs
 
-    def forward(self, *args: Any, **kwargs: Any) -> list[Tensor]:
-        return output_tensors(self.module(*args, **kwargs), self.outputs)
+    def forward(self, *args: Any, **kwargs: Any) -> dict[str, list[Tensor]]:
+        return named_outputs(self.module(*args, **kwargs), self.outputs)
 
 
 @contextmanager
@@ -71,7 +85,7 @@ def _field(output: Any, name: str) -> Any:
     raise OutputsError(f"the model's output has no {name!r} (it has {known}); name another output")
 
 
-def _tensors(value: Any) -> "Sequence[Tensor]":
+def _tensors(value: Any) -> list[Tensor]:
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, Mapping):

@@ -145,7 +145,9 @@ class Probe:
             tensor.requires_grad_(is_parameter and tensor.is_floating_point())
         with torch.enable_grad(), self._same_draws(), _Precision() as precision:
             result = torch.func.functional_call(self.module, named, self.inputs, self.kwargs, tie_weights=False)
-        return [t.detach() for t in result], TOLERANCE_SINGLE if precision.is_lost else PROBE_TOLERANCE
+        return [
+            t.detach() for t in pytree.tree_leaves(result)
+        ], TOLERANCE_SINGLE if precision.is_lost else PROBE_TOLERANCE
 
     @contextmanager
     def _same_draws(self) -> Iterator[None]:
@@ -161,7 +163,7 @@ class Probe:
             # Tied parameters are given under all their names.
             named = self._name_all(params)
             result = torch.func.functional_call(self.module, named, self.inputs, self.kwargs, tie_weights=False)
-        return [t.detach() for t in result]
+        return [t.detach() for t in pytree.tree_leaves(result)]
 
     def _name_all(self, params: Mapping[str, Tensor]) -> Params:
         """Return all tensors by their full names; buffers are copied because a forward pass may write into them."""

@@ -78,7 +78,7 @@ class IntermediateValues:
     @property
     def outputs(self) -> tuple[str, ...]:
         """Names of the outputs that must not change."""
-        return tuple(f"%{node.name}" for node in self.program.outputs)
+        return tuple(f"%{node.name}" for node, _ in self.program.outputs)
 
     def products(self, parameters: Collection[str]) -> tuple[str, ...]:
         """Return the names of values that layers compute from some parameters and from the inputs.

@@ -135,13 +135,14 @@ class _Run:
         """Freeze the axes of the outputs, and tie the values that the model writes into its state to earlier values."""
         b = self.b
         b.op = b.node = "output"
-        for node in self.program.outputs:
+        is_single = len({name for _, name in self.program.outputs}) == 1
+        for node, name in self.program.outputs:
             value = self.values[node]
             if isinstance(value, Value | Stacked):
                 value = b.whole(value)
                 if not value.is_fixed:
                     b.settle(value)
-                    b.freeze(value, reason="output of the model")
+                    b.freeze(value, reason="output of the model" if is_single else f"output {name} of the model")
         for node, name in self.program.written:
             value, buffer = self.values[node], self.params.get(name)
             b.op = f"update of {name}"

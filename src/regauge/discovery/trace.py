@@ -64,7 +64,7 @@ class Program:
             left out.
         held: The constants and the buffers that the model updates, by placeholder.
         inputs: Placeholders of the leaves of the inputs, in their order.
-        outputs: Nodes that the model returns.
+        outputs: Nodes that the model returns, each with the name of its output; see `named_outputs`.
         written: The output node and the name of each buffer and parameter that the model updates.
         aliases: All names of each tensor, by its first name. Tied weights have several names.
         shapes: Shapes of all parameters and buffers, by name.
@@ -80,7 +80,7 @@ class Program:
     constants: Mapping[str, Tensor]
     held: Mapping[str, Tensor]
     inputs: tuple[str, ...]
-    outputs: tuple[Node, ...]
+    outputs: tuple[tuple[Node, str], ...]
     written: tuple[tuple[Node, str], ...]
     aliases: Mapping[str, tuple[str, ...]]
     shapes: Mapping[str, tuple[int, ...]]
@@ -206,7 +206,8 @@ def _output_shapes(wrapped: SelectedOutputs, given: Given) -> list[tuple[int, ..
     given = given.beside(wrapped)
     with restored(wrapped), _quiet(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
         fakes = pytree.tree_map_only(Tensor, mode.from_tensor, given)
-        return [tuple(t.shape) for t in _run_eagerly(wrapped, fakes)]
+        found = _run_eagerly(wrapped, fakes)
+        return [tuple(tensor.shape) for tensors in found.values() for tensor in tensors]
 
 
 def _export(wrapped: SelectedOutputs, given: Given) -> ExportedProgram:
@@ -225,7 +226,7 @@ def _export(wrapped: SelectedOutputs, given: Given) -> ExportedProgram:
         raise trace_error(error, wrapped.module, given) from error
 
 
-def _run_eagerly(wrapped: nn.Module, given: Given) -> list[Tensor]:
+def _run_eagerly(wrapped: nn.Module, given: Given) -> dict[str, list[Tensor]]:
     """Run the module without tracing it, and raise ValueError if it fails by itself.
 
     The inputs are copied, and the parameters keep their values.
@@ -233,7 +234,7 @@ def _run_eagerly(wrapped: nn.Module, given: Given) -> list[Tensor]:
     inputs, kwargs = pytree.tree_map_only(Tensor, torch.clone, given)
     try:
         with torch.no_grad(), parameters_kept(wrapped):
-            result: list[Tensor] = wrapped(*inputs, **kwargs)
+            result: dict[str, list[Tensor]] = wrapped(*inputs, **kwargs)
     except Exception as error:  # a module can fail in any way
         raise ValueError(
             f"{type(wrapped.module).__name__} fails on the example inputs: {type(error).__name__}: {error}; "
@@ -274,6 +275,7 @@ def _program(module: nn.Module, program: ExportedProgram) -> Program:
     results: Any = program.graph.output_node().args[0]
     by_name = {node.name: node for node in results if isinstance(node, Node)}
     ends = [(by_name.get(getattr(spec.arg, "name", "")), spec) for spec in signature.output_specs]
+    returned = [(node, spec) for node, spec in ends if spec.kind not in WRITES]
     written = [(node, _target(spec)) for node, spec in ends if node and spec.kind in WRITES]
     updated = {placeholders.get(target) for _, target in written}
     shapes = {name: tuple(t.shape) for name, t in kept.items()}
@@ -284,7 +286,7 @@ def _program(module: nn.Module, program: ExportedProgram) -> Program:
         {placeholder: tensor for placeholder, tensor in held.items() if placeholder not in updated},
         held,
         tuple(getattr(s.arg, "name", "") for s in signature.input_specs if s.kind == InputKind.USER_INPUT),
-        tuple(node for node, spec in ends if node and spec.kind not in WRITES),
+        tuple((node, name) for (node, _), name in zip(returned, _output_names(program), strict=True) if node),
         tuple(written),
         {names[0]: tuple(names) for names in aliases.values()},
         shapes,
@@ -294,6 +296,14 @@ def _program(module: nn.Module, program: ExportedProgram) -> Program:
         take_out_numbers(program.graph_module, trained, shapes),
         has_known_sizes(program),
     )
+
+
+def _output_names(program: ExportedProgram) -> list[str]:
+    """Return the name of each tensor that `SelectedOutputs` returns."""
+    spec = program.call_spec.out_spec
+    assert spec is not None
+    fields: dict[str, list[int]] = pytree.tree_unflatten(range(spec.num_leaves), spec)
+    return [name for name, places in fields.items() for _ in places]
 
 
 def _is_mask(tensor: Tensor, node: Node) -> bool:

@@ -59,7 +59,7 @@ class Graph:
     @cached_property
     def ends(self) -> frozenset[Node]:
         """Outputs, and results that the model writes into its state."""
-        return frozenset([*self.program.outputs, *self.written])
+        return frozenset([*(node for node, _ in self.program.outputs), *self.written])
 
     @cached_property
     def placeholders(self) -> dict[str, list[Node]]:
