@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regauge.alignment.joint import Dictionaries, JointView, require_dictionaries, role_symmetry
-from regauge.alignment.method import Method
+from regauge.alignment.method import Method, with_learning
 from regauge.alignment.methods.merge_many import MergeMany
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.problem import ManyProblem, Problem, batch_of_one, bind_networks, bind_pairs
@@ -138,6 +138,7 @@ def align(
 
         job = untie_job(job).named_by(symmetry)
     if job is not None:
+        job = with_learning(job, method, task)
         if job.is_streamed:
             from regauge.alignment.streamed.job import align_job, plan_job
 
@@ -292,7 +293,7 @@ def align_many(
         method = MergeMany() if task is None else METHODS["data"].load()()
     jobs: list[FileJob] = []
     if out is not None or memory is not None or any(isinstance(one, str | Path | Checkpoint) for one in params):
-        jobs = _open_many(params, method, symmetry, generator, out, memory)
+        jobs = _open_many(params, method, symmetry, task, generator, out, memory)
         params = [job.source.params for job in jobs] or params
     view, networks, carried = _view(method, params, symmetry, SINGLE)
     problem = ManyProblem(networks, view.symmetry, task, generator)
@@ -319,6 +320,7 @@ def _open_many(
     params: Sequence[Any],
     method: Method,
     symmetry: Symmetry,
+    task: Task | None,
     generator: torch.Generator | None,
     out: Sequence[Output | str | Path | None] | None,
     memory: int | str | MemoryLimit | None,
@@ -335,6 +337,8 @@ def _open_many(
         if job is not None:
             job.require_memory()
             jobs.append(job)
+    if jobs:
+        with_learning(jobs[0], method, task)
     return jobs
 
 

@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import mse_loss
 from torch.utils import _pytree as pytree
+from torch.utils.weak import WeakIdKeyDictionary
 
 from regauge.alignment.method import KEPT, Measure, Method, chunks, require_kept, start_of
 from regauge.alignment.problem import Problem
 from regauge.alignment.result import Results, join
+from regauge.checkpoints.job import FileJob
 from regauge.core.element import Element
-from regauge.core.given import given_or_seed
+from regauge.core.given import as_pair, given_or_seed
 from regauge.core.params import Params
 from regauge.core.task import Batch, Task
 from regauge.training import PlainProgram, descend
@@ -111,6 +113,14 @@ class DescentMethod(Method):
         """Whether the descent needs a task."""
         return True
 
+    def planned(self, job: FileJob, task: Task | None) -> FileJob:
+        """See `Method.planned`; the method, and then methods among its settings, have phases of their own."""
+        if task is None or not self.needs_task or job.is_streamed:
+            return super().planned(job, task)
+        batch = held_by_batch(task, job.checkpoints[0].params)
+        phases = [(one.copies, int(one.activations * batch)) for one in self._parts]
+        return job.learned(type(self).__name__, phases)
+
     @property
     def _size(self) -> int:
         """Return roughly how many parameters of second networks are moved at once."""
@@ -157,6 +167,33 @@ def losses_at(problem: Problem, between: Params, point: float, batch: Batch) -> 
         first, second = (_each(lambda params: task.run(params, batch[0]), ends) for ends in (problem.a, problem.b))
         wanted = torch.lerp(first, second, point)
     return _each(lambda params, target: mse_loss(task.run(params, batch[0]), target), between, wanted)
+
+
+def held_by_batch(task: Task, params: Mapping[str, Tensor]) -> int:
+    """Return the bytes that automatic differentiation holds for the batch with most inputs, besides the parameters.
+
+    The model runs once, and nothing is held: every saved tensor is counted and given up.
+    """
+    leaves = {name: t.detach().requires_grad_(t.is_floating_point()) for name, t in params.items()}
+    # Weak references, because memory that was given up is used again for other tensors.
+    counted = WeakIdKeyDictionary({t.untyped_storage(): 0 for t in leaves.values()})
+    held = 0
+
+    def count(tensor: Tensor) -> Tensor:
+        nonlocal held
+        storage = tensor.untyped_storage()
+        if storage not in counted:
+            counted[storage] = storage.nbytes()
+            held += storage.nbytes()
+        return torch.empty(0)
+
+    def values(batch: Batch) -> int:
+        return sum(leaf.numel() for leaf in pytree.tree_leaves(batch[0]) if isinstance(leaf, Tensor))
+
+    largest = max(map(as_pair, task.batches), key=values)
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(count, lambda empty: empty):
+        task.loss(leaves, largest) if task.has_targets else task.run(leaves, largest[0])
+    return held
 
 
 def _each(function: Callable[..., Tensor], networks: Mapping[str, Tensor], *values: Any) -> Tensor:

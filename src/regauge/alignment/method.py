@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import MISSING, Field, fields
 from functools import cache
-from typing import Any, Literal, TypeAlias, get_args, get_origin
+from typing import Any, ClassVar, Literal, TypeAlias, get_args, get_origin
 
 import torch
 from torch import Tensor
@@ -12,14 +12,26 @@ from torch import Tensor
 from regauge.alignment.joint import Role
 from regauge.alignment.problem import ManyProblem, Problem, batch_of_one
 from regauge.alignment.result import ManyResult, Results, join
+from regauge.checkpoints.job import FileJob
 from regauge.core.element import Element
 from regauge.core.given import is_plain, require_plain
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
+from regauge.core.task import Task
 
 
 class Method(ABC):
-    """A method that aligns networks. Subclasses are frozen dataclasses of settings and define `match`."""
+    """A method that aligns networks. Subclasses are frozen dataclasses of settings and define `match`.
+
+    Attributes:
+        copies: Copies in float32 of each network that the method holds, measured with transformers
+            (`benchmarks/learning_memory.py`).
+        activations: The activations of a batch that the method holds, in the same way: the bytes as a multiple of what
+            automatic differentiation holds for one network.
+    """
+
+    copies: ClassVar[float] = 8
+    activations: ClassVar[float] = 1
 
     def __post_init__(self) -> None:
         """Raise an error if a setting has a wrong type or is not among its choices."""
@@ -80,9 +92,29 @@ class Method(ABC):
         return tuple(one for one in several if isinstance(one, Method))
 
     @property
+    def _parts(self) -> tuple["Method", ...]:
+        """Return the method, the methods among its settings, and the methods among theirs."""
+        return (self, *(part for one in self._within for part in one._parts))
+
+    def planned(self, job: FileJob, task: Task | None) -> FileJob:
+        """Return a job with the memory of learning from a task, if the method or one among its settings learns.
+
+        Raises:
+            ValueError: The job allows less memory.
+        """
+        for one in self._within:
+            job = one.planned(job, task)
+        return job
+
+    @property
     def joint_roles(self) -> tuple[Role, ...]:
         """The role of each dictionary, for methods that move several of them together; see `JointMatching`."""
         return ()
+
+
+def with_learning(job: FileJob, method: object, task: Task | None) -> FileJob:
+    """Return a job with the memory of learning; see `Method.planned`. Without a method, nothing is learned."""
+    return method.planned(job, task) if isinstance(method, Method) else job
 
 
 def _default(setting: Field[Any]) -> Any:

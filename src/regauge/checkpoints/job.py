@@ -6,6 +6,7 @@ to this place when it is complete.
 """
 
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -62,6 +63,9 @@ WORKS = {
 """Each kind of work, by its name in sentences."""
 
 
+LOG = logging.getLogger(__name__)
+LIBRARIES = 48 << 20
+"""Bytes of libraries that are imported when a model is differentiated for the first time, measured."""
 SHARED = ("aligning", "merging")
 """Kinds of work that several processes may share."""
 
@@ -75,6 +79,7 @@ class FileJob:
         output: The place of the output; None if no output is written.
         limit: The limit on memory.
         work: The work in memory, one of `WORKS`.
+        learning: Bytes that learning an element holds in addition to the checkpoints; zero if nothing is learned.
     """
 
     checkpoints: tuple[Checkpoint, ...]
@@ -82,6 +87,7 @@ class FileJob:
     output: Output | None = None
     limit: MemoryLimit = field(default_factory=lambda: MemoryLimit.of(None))
     work: str = "aligning"
+    learning: int = 0
 
     @property
     def source(self) -> Checkpoint:
@@ -118,9 +124,12 @@ class FileJob:
     @property
     def nbytes(self) -> int:
         """The bytes that working in memory holds at once."""
-        values = sum(one.nbytes // one.dtype.itemsize for one in self.source.stored.values())
         copies = WORKS[self.work].copies * len(self.checkpoints)
-        return sum(checkpoint.nbytes for checkpoint in self.checkpoints) + int(4 * copies * values)
+        return sum(checkpoint.nbytes for checkpoint in self.checkpoints) + max(self._copied(copies), self.learning)
+
+    def _copied(self, copies: float) -> int:
+        """Return the bytes of copies of one network in float32."""
+        return int(4 * copies * sum(one.nbytes // one.dtype.itemsize for one in self.source.stored.values()))
 
     @property
     def fits(self) -> bool:
@@ -142,6 +151,30 @@ class FileJob:
                 f"{self.work} needs all values in memory, in float64, which takes {size_text(self.nbytes)}, more than "
                 f"the {size_text(self.limit.nbytes)} that are allowed: allow more `memory=`{remedy}"
             )
+
+    def learned(self, method: str, phases: Sequence[tuple[float, int]]) -> "FileJob":
+        """Return the job with the memory of learning an element for one pair after the other, which is logged.
+
+        Every further network has two copies: its representative, and the moved network.
+
+        Args:
+            method: The method that learns.
+            phases: For each phase, the copies in float32 of each network of a pair, and the bytes of activations.
+
+        Raises:
+            ValueError: The memory exceeds the limit.
+        """
+        further = 2 * (len(self.checkpoints) - 2)
+        held = max(self._copied(2 * copies + further) + activations for copies, activations in phases)
+        job = replace(self, learning=max(self.learning, held + LIBRARIES))
+        needed = f"{method} holds up to {size_text(job.nbytes)} at once, with the activations of one batch"
+        if not job.fits:
+            raise ValueError(
+                f"{needed}. This is more than the {size_text(self.limit.nbytes)} that are allowed: allow more "
+                "`memory=`, make batches smaller, or choose a method that looks at weights only, such as WeightMatching"
+            )
+        LOG.info(needed)
+        return job
 
     def named_by(self, symmetry: Symmetry) -> "FileJob":
         """Return a job with the checkpoints under the names of a symmetry, where files have other names than models."""

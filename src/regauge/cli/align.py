@@ -18,9 +18,9 @@ from regauge.merging.align_tokens import plan_alignment
 def run(options: Align) -> None:
     """Write the aligned checkpoint and its alignment, and print what they gained."""
     method = method_of(options)
-    element, pair = alignment_label(options.output), (options.a, options.b)
-    job, found, tokens = read_job(options, pair, source=1, element=element)
+    job, found, tokens = read_job(options, (options.a, options.b), source=1, element=alignment_label(options.output))
     task, test = matching_tasks(options, found)
+    job = method.planned(job, task) if options.dry_run else job
     if is_all_shown(options, job, lambda: plan_alignment(job, found.symmetry, tokens, method, task, options.rotate)):
         return
     a, b = found.checkpoints

@@ -41,8 +41,8 @@ def run(options: Merge) -> None:
         from regauge.cli.tasks import matching_tasks  # what runs models takes a while to import
 
         task, test = matching_tasks(options, found)
-    is_pairwise = bool(bases) or job.is_streamed
-    method = method_of(options, rg.WeightMatching if is_pairwise else rg.alignment.MergeMany)
+    method = method_of(options, rg.WeightMatching if bases or job.is_streamed else rg.alignment.MergeMany)
+    job = method.planned(job, task) if options.dry_run else job
     ways: dict[str, Any] = {"method": method, "rule": rule, "weights": weights, "task": task, "rotate": options.rotate}
     if is_all_shown(options, job, lambda: rg.merging.plan_merge(job, found.symmetry, has_base=bool(bases), **ways)):
         return

@@ -6,6 +6,7 @@ from functools import partial
 import torch
 
 from regauge.alignment import Method, Result, align
+from regauge.alignment.method import with_learning
 from regauge.alignment.representatives import Rotate, as_given
 from regauge.alignment.streamed.job import StreamedJob, align_job, plan_job
 from regauge.checkpoints.job import FileJob
@@ -69,6 +70,7 @@ def align_tokens(
         ValueError: The networks cannot be aligned, or the memory does not suffice.
     """
     a, b = job.checkpoints
+    job = with_learning(job, method, task)
 
     def make(element: Element) -> Pieces:
         return Assembly(take_over(b, 1), (a, b), symmetry, (None, element), tokens).pieces

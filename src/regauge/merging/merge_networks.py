@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from regauge.alignment import MergeMany, Method, WeightMatching, align_many
+from regauge.alignment.method import with_learning
 from regauge.alignment.representatives import Rotate
 from regauge.alignment.table import METHODS
 from regauge.checkpoints.checkpoint import Checkpoint
@@ -123,6 +124,7 @@ def merge(
 
         job = untie_job(job).named_by(symmetry)
     if job is not None:
+        job = with_learning(job, method, task)
         if job.is_streamed:
             from regauge.alignment.streamed.job import plan_job
             from regauge.merging.streamed import merge_job

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from regauge.alignment import Method, align
+from regauge.alignment.method import with_learning
 from regauge.alignment.representatives import Rotate
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.job import Network, open_call
@@ -184,6 +185,7 @@ def transport(
     job = open_call("rg.transport", settings, named, networks=order, out=out, memory=memory, **files)
     given = loose if job is None else job.adapter
     if job is not None:
+        job = with_learning(job, method, task)
         if job.is_streamed:
             if inputs is not None or task is not None:
                 raise ValueError(f"running the model on data {job.needs_memory}")

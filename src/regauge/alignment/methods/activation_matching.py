@@ -54,6 +54,8 @@ class ActivationMatching(Method):
         section 3.1 (products, an assignment problem for each layer).
     """
 
+    copies = 17
+    activations = 3.5
     statistic: Statistic = "correlation"
     max_sweeps: int = 100
     outputs: Outputs = None

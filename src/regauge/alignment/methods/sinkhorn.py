@@ -62,6 +62,7 @@ class Sinkhorn(DescentMethod):
         (2022); Navon et al. (2024), section 6, for the random point.
     """
 
+    copies = 20
     loss: Literal["l2", "midpoint", "random"] = "midpoint"
     init: Start = field(default_factory=WeightMatching)
     lr: float = 1.0

@@ -42,6 +42,7 @@ class StraightThrough(DescentMethod):
         Ainsworth, Hayase and Srinivasa (2023), Git Re-Basin, section 3.3, algorithm 3.
     """
 
+    copies = 9
     init: Start = field(default_factory=WeightMatching)
     lr: float = 0.3
     momentum: float = 0.9
