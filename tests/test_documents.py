@@ -12,7 +12,7 @@ import io
 import json
 import re
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +221,23 @@ def test_the_page_on_flows_agrees_with_the_record_of_defaults(monkeypatch: pytes
     assert "flow" in parts <= set(study.PARTS)
     for part in parts:
         assert study.table(record, part) in page
+
+
+def test_the_page_of_headlines_is_drawn_from_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each number of a paper has ours with n and what differs, or the reason why there is none."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    study = importlib.import_module("headlines")
+    assert study.draw() == study.PAGE.read_text(encoding="utf-8")
+    headlines = [one for several in study.PAPERS.values() for one in several]
+    assert len({(one.where, one.quantity) for one in headlines}) == len(headlines)
+    for one in headlines:
+        where, printed, own, n, _, _, differs = one.cells()
+        assert differs
+        assert bool(own) == bool(n) == bool(one.record), where
+        assert printed or not one.record, where
+    twice = replace(next(one for one in headlines if one.where.startswith("table 1, MNIST, Naive")), paper="2.007")
+    with pytest.raises(ValueError, match="the record of"):
+        twice.cells()
 
 
 def test_the_page_on_transport_agrees_with_its_record(monkeypatch: pytest.MonkeyPatch) -> None:
