@@ -2,9 +2,12 @@
 
 import csv
 import gzip
+import importlib
+import itertools
 import json
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,7 @@ from regauge.core.params import Params
 from regauge.core.progress import Progress
 from regauge.storage import Store
 from regauge.storage.architecture import Architecture
-from regauge.zoo import EXPORTERS, Source, import_zoo
+from regauge.zoo import EXPORTERS, FORMATS, Source, import_zoo
 from regauge.zoo.formats import zoo_source as source_module
 from regauge.zoo.formats.folder import read_deep_align, read_dwsnets, read_folder
 from regauge.zoo.formats.matrix_zoos import read_hdf5, read_small_cnn_zoo
@@ -64,9 +67,9 @@ def moved(store: Store, x: Tensor) -> None:
         assert not torch.equal(next(iter(store.symmetry.act(element, params).values())), next(iter(params.values())))
 
 
-def dwsnets(folder: Path) -> dict[str, Params]:
+def dwsnets(folder: Path, count: int = 3) -> dict[str, Params]:
     made = {}
-    for k, (split, label) in enumerate([("training", 3), ("testing", 0), ("training", 7)]):
+    for k, (split, label) in zip(range(count), itertools.cycle([("training", 3), ("testing", 0), ("training", 7)])):
         sizes = [(2, 8), (8, 8), (8, 1)]
         params = {}
         for i, (before, after) in enumerate(sizes):
@@ -99,6 +102,70 @@ def test_sine_networks_in_folders(tmp_path: Path) -> None:
     splits = json.loads((tmp_path / "out" / "splits.json").read_text())
     assert splits["testing"]["label"] == [0]
     assert (tmp_path / "out" / splits["training"]["path"][1]).is_file()
+
+
+def write_nfn(folder: Path, numbers: Sequence[int], outputs: int = 1) -> dict[str, Params]:
+    """Files in the layout of NFN's sine networks."""
+    made = {}
+    for k in numbers:
+        params = {}
+        for i, (before, after) in enumerate([(2, 6), (6, 6), (6, outputs)]):
+            name = f"net.{i}." + ("linear." if i < 2 else "")
+            params[f"{name}weight"] = torch.randn(after, before, generator=GENERATOR) / 10
+            params[f"{name}bias"] = torch.randn(after, generator=GENERATOR) / 10
+        place = folder / f"randinit_smaller_{k % 10}s" / f"net{k}.pth"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(params, place)
+        made[place.relative_to(folder).as_posix()] = params
+    return made
+
+
+def test_sine_networks_whose_numbers_give_the_split(tmp_path: Path) -> None:
+    made = write_nfn(tmp_path / "raw", (3, 44_999, 45_000, 49_999, 50_000, 60_001))
+    (tmp_path / "raw" / "randinit_test_3s").mkdir()  # Another population of the same download.
+    torch.save({}, tmp_path / "raw" / "randinit_test_3s" / "net3.pth")
+    store = import_zoo(FORMATS["nfn"](tmp_path / "raw"), tmp_path / "zoo")
+    x = torch.rand(5, 2, generator=GENERATOR) * 2 - 1
+    assert len(store) == len(made)
+    wanted = {3: "train", 44_999: "train", 45_000: "validation", 49_999: "validation", 50_000: "test", 60_001: "test"}
+    for k, row in enumerate(store.rows.dicts()):
+        chain = {f"seq.{n.split('.')[1]}.{n.split('.')[-1]}": t for n, t in made[row["file"]].items()}
+        torch.testing.assert_close(output(store, k, x), sine_chain(chain, x) - 0.5)  # Nothing is added here.
+        assert (row["split"], row["label"]) == (wanted[row["number"]], row["number"] % 10)
+    moved(store, x)
+    with pytest.raises(FileNotFoundError, match="NFN's folders"):
+        FORMATS["nfn"](tmp_path / "zoo")
+    for name in made:
+        torch.save({"net.0.linear.weight": torch.zeros(6, 2)}, tmp_path / "raw" / name)
+    with pytest.raises(ValueError, match="a chain has"):
+        FORMATS["nfn"](tmp_path / "raw")
+
+
+@pytest.mark.parametrize("name", ["nfn", "dwsnets", "small-cnn-zoo"])
+def test_a_downloaded_zoo_becomes_a_table_in_one_command(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the published split, where the download has one, and with whose networks these are in the first line."""
+    monkeypatch.syspath_prepend(Path(__file__).parent.parent / "benchmarks")
+    study, raw = importlib.import_module("published_zoos"), tmp_path / "raw"
+    kind = {"kind": study.ZOOS[name].settings["kind"]}  # The nets of the zoos are too large for this test.
+    monkeypatch.setattr(study, "ZOOS", {key: replace(zoo, settings=kind) for key, zoo in study.ZOOS.items()})
+    if name == "nfn":
+        write_nfn(raw, [*range(12), 45_000, 45_001, 50_000, 50_001, 50_002])
+        counts = "17 in raw (12 for train, 2 for validation, 3 for test)"
+    elif name == "dwsnets":
+        dwsnets(raw, 9)
+        counts = "9 in raw (5 for train, 1 for validation, 3 for test)"
+    else:
+        write_small_cnn_zoo(raw, runs=12)
+        counts = "36 in raw"
+    monkeypatch.setattr("sys.argv", ["published_zoos.py", name, str(raw), "--seconds", "0.2"])
+    study.main()
+    head, _, header, *rows = capsys.readouterr().out.splitlines()
+    assert head.startswith(f"Networks of {study.ZOOS[name].whose}: {counts}")
+    assert study.ZOOS[name].split in head
+    assert header.startswith("|  | R2" if name == "small-cnn-zoo" else "|  | accuracy")
+    assert len(rows) > 3
 
 
 CHAINS = [
@@ -177,8 +244,8 @@ def test_classifiers_in_a_zip_file(tmp_path: Path) -> None:
     moved(store, x)
 
 
-def write_small_cnn_zoo(folder: Path, activations: tuple[str, ...] = ("relu",)) -> np.ndarray[Any, Any]:
-    """Two trajectories of three checkpoints; every value is its place in the file, so that transposition shows."""
+def write_small_cnn_zoo(folder: Path, activations: tuple[str, ...] = ("relu",), runs: int = 2) -> np.ndarray[Any, Any]:
+    """Trajectories of three checkpoints; every value is its place in the file, so that transposition shows."""
     layout = [
         ("sequential/conv2d/bias:0", (4,)),
         ("sequential/conv2d/kernel:0", (3, 3, 1, 4)),
@@ -195,7 +262,7 @@ def write_small_cnn_zoo(folder: Path, activations: tuple[str, ...] = ("relu",)) 
         for name, shape in layout:
             writer.writerow([name, str(shape), start, start + int(np.prod(shape))])
             start += int(np.prod(shape))
-    weights = np.random.default_rng(0).normal(size=(6, start)).astype(np.float32)
+    weights = np.random.default_rng(0).normal(size=(3 * runs, start)).astype(np.float32)
     weights[4, 7] = np.nan
     np.save(folder / "weights.npy", weights)
     with gzip.open(folder / "metrics.csv.gz", "wt", newline="") as file:
@@ -203,9 +270,10 @@ def write_small_cnn_zoo(folder: Path, activations: tuple[str, ...] = ("relu",)) 
         writer.writerow(
             ["", "config.activation", "config.learning_rate", "modeldir", "step", "test_accuracy", "laststep"]
         )
-        for k in range(6):
+        for k in range(3 * runs):
             activation = activations[k // 3 % len(activations)]
-            writer.writerow([k, activation, 0.003, f"/dir/{k // 3}", (0, 60, 86)[k % 3], 0.1 * k, k % 3 == 2])
+            row = [k, activation, 0.003, f"/dir/{k // 3}", (0, 60, 86)[k % 3], 0.1 * (k % 10), k % 3 == 2]
+            writer.writerow(row)
     return weights
 
 

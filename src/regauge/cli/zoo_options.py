@@ -66,8 +66,8 @@ class ZooImport:
     """Folder, zip file or HDF5 file."""
     output: NewStore
     format: Annotated[str, arg(metavar="FORMAT")] = "folder"
-    """Layout of the source: folder, dwsnets, deep-align, small-cnn-zoo, model-zoo-dataset or hdf5, or one that another
-    package adds."""
+    """Layout of the source: folder, dwsnets, nfn, deep-align, small-cnn-zoo, model-zoo-dataset or hdf5, or one that
+    another package adds."""
     template: str | None = None
     """Names below a folder, {id}.pt by default, for example {id}/step{step}.pt: what stands in braces becomes a
     column, * is anything in a name and ** anything at all."""

@@ -23,6 +23,8 @@ READ_AT_ONCE = 256
 """Networks that are read at a time where nothing is trained."""
 SPLIT = "split"
 """The column in which a store says itself which networks are for testing."""
+TESTS, VALIDATIONS = ("test", "testing"), ("validation", "val")
+"""Names of parts in this column, as published populations write them."""
 
 SIGNAL = "signal"
 """The column in which a store of fitted signals says which one a network is of."""
@@ -227,9 +229,13 @@ def _split_one(networks: Networks, codes: Indices | None) -> Parts:
     runs = networks.rows.column("id").values if codes is None else codes
     if len(runs) != len(networks):
         runs = np.broadcast_to(runs, len(networks))  # all networks have one id
-    if SPLIT not in networks.rows.names or not len(networks.rows.where(split="test")):
+    if SPLIT not in networks.rows.names:
         return split(runs)
-    test, validation = (networks.rows.where(split=name) for name in ("test", "validation"))
+    test, validation = (
+        np.concatenate([networks.rows.where(split=name) for name in names]) for names in (TESTS, VALIDATIONS)
+    )
+    if not len(test):
+        return split(runs)
     rest = np.setdiff1d(np.arange(len(networks)), np.concatenate([test, validation]))
     if len(validation):
         return {"train": rest, "validation": validation, "test": test}

@@ -1,13 +1,15 @@
 """Importers of a folder or zip file with one checkpoint for each network, identified by the file name.
 
-Two published layouts are known by name, with checkpoints of `seq`, a chain of linear layers. DWSNets' sine networks are
-folders `..._{split}_{label}_{number}/checkpoints/model_final.pth`; Deep-Align's are zip files of state dictionaries
-with an extra entry "label". If the layers of a chain have consecutive numbers, each layer includes its sine. If the
-layers have every second number, ReLUs are between them.
+Three published layouts are known by name. Two have checkpoints of `seq`, a chain of linear layers. DWSNets' sine
+networks are folders `..._{split}_{label}_{number}/checkpoints/model_final.pth`; Deep-Align's are zip files of state
+dictionaries with an extra entry "label". If the layers of a chain have consecutive numbers, each layer includes its
+sine. If the layers have every second number, ReLUs are between them. NFN's sine networks are files
+`randinit_smaller_{label}s/net{number}.pth` of `net`, and the number gives the split.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,9 @@ from regauge.zoo.formats.zoo_source import Source, Tree, naming
 
 DWSNETS = "**_{split}_{label}_{number}/checkpoints/model_final.pth"
 DEEP_ALIGN = "**.pth"
+NFN = "**randinit_smaller_{label}s/net{number}.pth"
+PARTS = ((45_000, "train"), (50_000, "validation"))
+"""NFN's split: the first number that is no longer in each part. All further networks are for testing."""
 LABEL = ("label",)
 """Entries of a file that are no parameters."""
 MOST_DIGITS = 18
@@ -146,6 +151,32 @@ def read_dwsnets(path: str | Path) -> Source:
     return _read(Tree(path), DWSNETS, "DWSNets' folders")
 
 
+def read_nfn(path: str | Path) -> Source:
+    """Return NFN's sine networks in a folder or zip file, with label and split from the names.
+
+    Their outputs lie in [-1, 1]: nothing is added to them, unlike in `read_dwsnets`.
+
+    Raises:
+        FileNotFoundError: There are no such files.
+        ValueError: The files do not hold such networks.
+
+    References:
+        Zhou et al. (2023), Permutation equivariant neural functionals, section 4.1, and their configurations.
+    """
+    source = _read(Tree(path), NFN, "NFN's folders", named=_name_in_chain, part_of=_part)
+    return replace(source, architecture=replace(source.architecture, factory="regauge.nets.siren:Siren"))
+
+
+def _part(number: int) -> str:
+    """Return the part of the split to which a number of NFN's belongs."""
+    return next((name for end, name in PARTS if number < end), "test")
+
+
+def _name_in_chain(name: str) -> str:
+    """Return the name in a chain of a tensor of NFN's networks, whose layers hold their linear maps as `linear`."""
+    return re.sub(r"^net\.(\d+)\.(?:linear\.)?", r"seq.\1.", name)
+
+
 def read_deep_align(path: str | Path) -> Source:
     """Return Deep-Align's networks in a zip file or folder, with the label that is stored in each file.
 
@@ -192,14 +223,28 @@ def chain_architecture(params: Mapping[str, Tensor], label: str) -> tuple[Archit
     return Architecture(f"SIREN {text}", "regauge.zoo.formats.modules:ImageSiren", settings), names
 
 
-def _read(tree: Tree, template: str, what: str) -> Source:
+def _read(
+    tree: Tree,
+    template: str,
+    what: str,
+    *,
+    named: Callable[[str], str] = str,
+    part_of: Callable[[int], str] | None = None,
+) -> Source:
+    """Return the chains in the files that fit a template.
+
+    `named` maps the names of tensors to those of a chain, and `part_of` a number to its part of the split.
+    """
     rows = find_checkpoints(tree, template, f"files of {what} below {str(tree.path)!r}, {template!r}")
+    if part_of is not None:
+        rows = [{**row, "split": part_of(row["number"])} for row in rows]
     first = rows[0]["file"]
     with naming(tree.path / first):
-        architecture, names = chain_architecture(tree.checkpoint(first, LABEL)[0], repr(str(tree.path / first)))
+        params = {named(name): tensor for name, tensor in tree.checkpoint(first, LABEL)[0].items()}
+        architecture, names = chain_architecture(params, repr(str(tree.path / first)))
         inputs = examples(architecture.layout[0].shape[1])
 
     def rename(params: Params, name: str) -> Params:
-        return {names.get(own, own): tensor for own, tensor in params.items()}
+        return {names.get(named(own), own): tensor for own, tensor in params.items()}
 
     return Source.of_files(tree, architecture, rows, inputs, {"imported": what}, beside=LABEL, convert=rename)

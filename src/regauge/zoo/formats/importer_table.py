@@ -4,7 +4,7 @@ from collections.abc import Callable
 from importlib.metadata import entry_points
 
 from regauge.zoo.formats.exporting import export_dwsnets, export_npy, export_safetensors, export_small_cnn_zoo
-from regauge.zoo.formats.folder import read_deep_align, read_dwsnets, read_folder
+from regauge.zoo.formats.folder import read_deep_align, read_dwsnets, read_folder, read_nfn
 from regauge.zoo.formats.matrix_zoos import read_hdf5, read_small_cnn_zoo
 from regauge.zoo.formats.ray_tune import read_ray_tune
 from regauge.zoo.formats.zoo_source import Source
@@ -12,6 +12,7 @@ from regauge.zoo.formats.zoo_source import Source
 FORMATS: dict[str, Callable[..., Source]] = {
     "folder": read_folder,
     "dwsnets": read_dwsnets,
+    "nfn": read_nfn,
     "deep-align": read_deep_align,
     "small-cnn-zoo": read_small_cnn_zoo,
     "model-zoo-dataset": read_ray_tune,
