@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from regauge.alignment import MergeMany, Method, WeightMatching, align_many
 from regauge.alignment.method import with_learning
@@ -19,7 +20,7 @@ from regauge.checkpoints.output import Output
 from regauge.core.arguments import check_arguments
 from regauge.core.element import Element
 from regauge.core.given import as_networks, as_params, require_instance
-from regauge.core.params import VALUES, label, to_work
+from regauge.core.params import VALUES, Params, label, to_work
 from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task, choose_and_judge
@@ -136,14 +137,12 @@ def merge(
         paths = [one.label for one in job.checkpoints]
         labels = [*paths[start:], *paths[:start]] if labels is None else labels
         given = job.checkpoints
-    chosen_by = judged_by = None
-    if task is not None:
-        chosen_by, judged_by = choose_and_judge(task, test)
-    elif test is not None:
+    if task is None and test is not None:
         raise ValueError("test judges what is chosen by a task: give task, too")
+    chosen_by, judged_by = (None, None) if task is None else choose_and_judge(task, test)
     names = require_labels(labels, len(params), has_base)
     networks = [network for network in given if isinstance(network, Mapping)]
-    blend = Blend(
+    as_given = Blend(
         rule=rule,
         symmetry=symmetry.bind(networks[0]),
         networks=tuple(networks[start:]),
@@ -151,7 +150,7 @@ def merge(
         weights=weights,
         seed=seed,
     )
-    blend.check()  # before the work of aligning
+    as_given.check()  # before the work of aligning
     if method is None:
         by_weights: type[Method] = WeightMatching if has_base else MergeMany
         method = (by_weights if task is None else METHODS["data"].load())()
@@ -159,25 +158,17 @@ def merge(
     # Moved networks in half precision are not the result and need not fit its dtype; a task runs them as they are.
     moving = whole if chosen_by is not None else [to_work(network) for network in whole]
     aligned = align_many(moving, symmetry, method=method, task=chosen_by, generator=generator, rotate=rotate)
-    before, reference = whole[start:], whole[0]
     of = partial(Need.of, aligned.symmetry)
-    each = (of(aligned.elements[k], reference, whole[k], aligned.params[k]) for k in range(1, len(whole)))
+    each = (of(aligned.elements[k], whole[0], whole[k], aligned.params[k]) for k in range(1, len(whole)))
     # What data have chosen is kept: they look at the function, and distances of weights do not.
     needs = Needs(tuple(each), is_forced=chosen_by is not None or rotate == "always")
     elements = tuple([aligned.symmetry.identity(), *needs.keep(aligned.elements[1:], aligned.symmetry)][start:])
+    as_given = replace(as_given, symmetry=aligned.symmetry)
+    blend = _choose_networks(_blend_moved(as_given, elements), aligned.params[start:], chosen_by)
+    merged = blend.params if chosen_by is None else chosen_by.prepare_average(blend.params)
     spans = [(0.0, 0.0), *needs.spans][start:]
     is_any = any(needs.is_moved)
     notes = (*needs.notes, *(aligned.notes if is_any else ()))
-    as_given = replace(blend, symmetry=aligned.symmetry)
-    blend = _blend_moved(as_given, elements)
-    if rule.needs_task:
-        tried = [k for k, weight in enumerate(blend.given) if weight != 0]
-        own = [aligned.params[start:][k] for k in tried]
-        chosen = rule.choose(own, lambda some: blend.only([tried[k] for k in some]).params, chosen_by)
-        blend = blend.only([tried[k] for k in chosen])
-    merged = blend.params
-    if chosen_by is not None:
-        merged = chosen_by.prepare_average(merged)
     record = MergeRecord(
         networks=tuple(names[: len(params)]),
         base=names[-1] if has_base else None,
@@ -191,19 +182,42 @@ def merge(
         notes=(*notes, *(() if job is None else (*job.source.notes, *dtype_notes(job.checkpoints)))),
     )
     if chosen_by is not None and judged_by is not None:
-        record = replace(
-            record,
-            data=(chosen_by.name or repr(chosen_by), judged_by.name or repr(judged_by)),
-            metrics=tuple(judged_by.evaluate_average(dict(network)) for network in before),
-            base_metrics=judged_by.evaluate_average(dict(reference)) if has_base else None,
-            merged_metrics=judged_by.evaluate(merged),
-            unaligned_metrics=None if has_base else judged_by.evaluate_average(as_given.params),
+        record = _evaluate(
+            replace(record, data=(chosen_by.name or repr(chosen_by), judged_by.name or repr(judged_by))),
+            judged_by,
+            whole,
+            merged,
+            as_given,
         )
     if job is not None and job.out is not None:
         origin = None if job.output is None else job.output.provenance
         record = replace(record, origin=() if origin is None else origin.facts())
         job.write(merged, record.card, progress)
     return MergeResult(merged, elements, aligned.symmetry, record)
+
+
+def _choose_networks(blend: Blend, aligned: Sequence[Params], task: Task | None) -> Blend:
+    """Return the blend of the networks that a rule chooses with a task; other rules combine all of them."""
+    if not blend.rule.needs_task:
+        return blend
+    tried = [k for k, weight in enumerate(blend.given) if weight != 0]
+    own = [aligned[k] for k in tried]
+    chosen = blend.rule.choose(own, lambda some: blend.only([tried[k] for k in some]).params, task)
+    return blend.only([tried[k] for k in chosen])
+
+
+def _evaluate(
+    record: MergeRecord, task: Task, whole: Sequence[Mapping[str, Tensor]], merged: Params, as_given: Blend
+) -> MergeRecord:
+    """Return the record with the metrics of all networks, of the result, and of the rule without alignment."""
+    has_base = as_given.base is not None
+    return replace(
+        record,
+        metrics=tuple(task.evaluate_average(dict(network)) for network in whole[int(has_base) :]),
+        base_metrics=task.evaluate_average(dict(whole[0])) if has_base else None,
+        merged_metrics=task.evaluate(merged),
+        unaligned_metrics=None if has_base else task.evaluate_average(as_given.params),
+    )
 
 
 def _given(network: Network, what: str) -> Network:
