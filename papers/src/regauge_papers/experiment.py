@@ -51,7 +51,7 @@ class Run:
     `make_once`).
     """
 
-    scale: Scale  # size of the experiment: a test in seconds, for a laptop, or as in the paper
+    scale: Scale  # size of the experiment: a short test, for a laptop, or as in the paper
     seed: int  # of all chance
     folder: Path  # where networks and finished steps are kept
     progress: Progress = no_progress

@@ -18,7 +18,7 @@ class Reproduce:
     paper: Annotated[Positional[str], arg(metavar="[PAPER]", help="000 to 004, or another group in the list.")] = ""
     experiment: Annotated[Positional[str], arg(metavar="[EXPERIMENT]", help="Its name in the list.")] = ""
     scale: Literal["smoke", "cpu", "paper"] = "smoke"
-    """To see that it works, in seconds; what a laptop does in minutes or hours; everything that the paper did."""
+    """To see that it works, in a minute; what a laptop does in minutes or hours; everything that the paper did."""
     seed: Annotated[tuple[int, ...], arg(metavar="SEED ...")] = (0,)
     """Seed of all random numbers; several seeds make one table of all, each with networks of its own."""
     out: Path = Path("out/reproduce")
