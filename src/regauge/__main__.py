@@ -1,6 +1,6 @@
-"""The `regauge` command, also as `python -m regauge`.
+"""The `regauge` command, which is also available as `python -m regauge`.
 
-Importing the command line takes a moment. An interrupt during the import ends the process without a traceback.
+Importing the command line takes a moment. If the user interrupts this import, the process ends without a traceback.
 """
 
 import os
@@ -19,7 +19,7 @@ def main() -> None:
 
 
 def _end_if_interrupted(ignored: "sys.UnraisableHookArgs") -> None:
-    """Exit on a KeyboardInterrupt that Python ignores because it is raised in a deletion or in a callback of imports.
+    """Exit on a KeyboardInterrupt that Python ignores, because a destructor or an import callback raised it.
 
     Other ignored exceptions are reported as usual.
     """

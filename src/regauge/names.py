@@ -1,4 +1,4 @@
-"""Names that are imported on their first use, suggestions for mistyped names, and the version."""
+"""Names that are imported on first use, suggestions for mistyped names, and the version of the package."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -15,7 +15,7 @@ VERSION = "0.2.0"
 
 
 def later(place: str, *args: Any, **settings: Any) -> Callable[[], Any]:
-    """Return a factory of a default, which imports and calls `package.module:Class` when it is called."""
+    """Return a factory for a default value. When called, it imports and calls `package.module:Class`."""
 
     def make() -> Any:
         module, _, name = place.partition(":")
@@ -25,7 +25,7 @@ def later(place: str, *args: Any, **settings: Any) -> Callable[[], Any]:
 
 
 def documentation() -> str:
-    """Return the address of the documentation from the metadata of the installed package; empty if it has none."""
+    """Return the documentation URL from the metadata of the installed package; empty if there is none."""
     try:
         addresses = metadata("regauge").get_all("Project-URL") or []
     except PackageNotFoundError:
@@ -34,7 +34,7 @@ def documentation() -> str:
 
 
 def nearest(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
-    """Return the known name that a mistyped name resembles most, as a whole or in a part of it; None if none does.
+    """Return the known name that is most similar to a mistyped name, as a whole or in a part; None if none is similar.
 
     >>> nearest("brest", ["digits", "breast-cancer"])
     'breast-cancer'
@@ -46,13 +46,13 @@ def nearest(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | No
 
 
 def did_you_mean(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
-    """Return a question for an error text that names the nearest known name, or an empty text without one."""
+    """Return a question for an error message that suggests the nearest known name; empty if there is none."""
     close = nearest(word, known, cutoff=cutoff)
     return f"did you mean {close!r}? " if close else ""
 
 
 def absent(module: str, name: str, public: Iterable[str]) -> AttributeError:
-    """Return the error of a module that lacks an attribute, with the nearest of its public names."""
+    """Return the error for an attribute that a module lacks. The error suggests the nearest public name."""
     hint = did_you_mean(name, public).strip() or f"`dir({module})` lists its names"
     return AttributeError(f"module {module!r} has no attribute {name!r}; {hint}", name=name)
 
@@ -62,15 +62,15 @@ def attach(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Return `__getattr__`, `__dir__` and `__all__` for a package from its stub.
 
-    Names are imported on first use, so `regauge --help` does not load torch. To make a name public, add a line to the
-    stub.
+    Names are imported on first use. Therefore `regauge --help` does not load torch. To make a name public, add a line
+    to the stub.
 
     Args:
         package: The `__name__` of the package.
-        file: The `__file__` of the package; the stub is the `.pyi` file next to this file. None for a package without
-            public names.
-        moved: Names of earlier versions with their new places: `package`, `package:name` or `package:Class.method`. The
-            old names still work but are not listed. The package may belong to another distribution.
+        file: The `__file__` of the package. The stub is the `.pyi` file next to it. None for a package without public
+            names.
+        moved: Names from earlier versions with their new places: `package`, `package:name` or `package:Class.method`.
+            The old names still work, but they are not listed. The package may belong to another distribution.
     """
     load, listed, public = lazy_loader.attach(package) if file is None else lazy_loader.attach_stub(package, file)
 

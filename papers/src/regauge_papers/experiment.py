@@ -179,8 +179,8 @@ _MAY_WAIT: ContextVar[bool] = ContextVar("may_wait", default=True)
 def multiplies_bfloat16(device: torch.device) -> bool:
     """Return whether a device has instructions for products in bfloat16.
 
-    A processor without these instructions computes such products in another way, which can take much longer than single
-    precision. On a processor with AVX2 alone, products of 1,024 x 1,024 matrices took 68 times as long.
+    Without these instructions, such products are computed in another way, which can take much longer than in single
+    precision. On a processor with only AVX2, products of 1,024 x 1,024 matrices took 68 times as long.
     """
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))

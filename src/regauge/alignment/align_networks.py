@@ -1,4 +1,4 @@
-"""`align`, `align_pairs` and `align_many`: functions that move networks close to one another."""
+"""`align`, `align_pairs` and `align_many`: functions that align networks by elements of a symmetry."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -37,7 +37,7 @@ SINGLE = "give a list of single networks, not populations"
 
 
 class Setting(TypedDict, total=False):
-    """Keyword arguments of `align` for networks in memory and in files."""
+    """The keyword arguments of `align` that apply to networks in memory and in files."""
 
     method: Method | None
     task: Task | None
@@ -46,7 +46,7 @@ class Setting(TypedDict, total=False):
 
 
 class FileSetting(Setting, total=False):
-    """Keyword arguments of `align`, including those that only apply to networks in files."""
+    """The keyword arguments of `align`, including those that apply only to networks in files."""
 
     untie: bool
     out: Output | str | Path | None
@@ -55,7 +55,7 @@ class FileSetting(Setting, total=False):
 
 
 class ManySetting(Setting, total=False):
-    """Keyword arguments of `align_many`, including those that only apply to networks in files."""
+    """The keyword arguments of `align_many`, including those that apply only to networks in files."""
 
     out: Sequence[Output | str | Path | None] | None
     memory: int | str | MemoryLimit | None
@@ -86,47 +86,49 @@ def align(
     memory: int | str | MemoryLimit | None = None,
     progress: Progress = no_progress,
 ) -> Result[Any]:
-    """Move the second network along its orbit, as close to the first network as the method can bring it.
+    """Apply an element to the second network that brings it as close to the first network as the method can find.
 
-    The result is never worse than the identity on the method's own objective, and `params` computes the same function
-    as `params_b`. If the symmetry has translations or gains, methods compare representatives (`Symmetry.split`). The
-    result is then written in the coordinates of the first network.
+    The method's objective is never worse than at the identity, and `params` computes the same function as `params_b`.
+    If the symmetry has translations or gains, the method compares representatives (`Symmetry.split`). The result is
+    then written in the coordinates of the first network.
 
-    Networks may be checkpoints on the disk. Checkpoints that need more than `memory` are streamed: their weights are
-    matched, and `params` are read from `out` on access.
+    Networks may be checkpoints on disk. Checkpoints that need more than `memory` are streamed. In this case the weights
+    are matched, and `params` reads tensors from `out` on access.
 
     Args:
-        params_a: The network that stays: parameters by name, or the path of a checkpoint; a tuple of dictionaries for
-            methods that move several dictionaries together (`GaussianMatching`, `JointMatching`).
-        params_b: The network that is moved; the given tensors are not changed. Running statistics move with the
-            network. The structure of the moved network equals the structure of the first network, bit by bit.
+        params_a: The first network, which stays unchanged: parameters by name, or the path of a checkpoint. Some
+            methods align tuples of dictionaries (`GaussianMatching`, `JointMatching`) and take a tuple here.
+        params_b: The second network, to which the element is applied. The given tensors are not modified. The element
+            also acts on running statistics. The aligned network has the same structure tensors as the first network,
+            bit by bit.
         symmetry: The symmetry of both networks.
-        method: `DataMatching()` by default with a task, else `WeightMatching()`.
-        task: Model, data and loss, for methods that use them.
-        generator: The random number generator, for methods that use one. The same generator state gives the same
+        method: The alignment method. Default: `DataMatching()` if a task is given, and otherwise `WeightMatching()`.
+        task: Model, data and loss, for methods that need them.
+        generator: The random number generator, for methods that need one. The same generator state gives the same
             result.
-        rotate: Whether residual streams are rotated or only reordered. Only groups with `behind_gains` can be rotated.
-            "auto" rotates if permutations do not explain nearly all of the network, as for networks from different
-            seeds; fine-tunes of one network are reordered. The other choices are "always" and "never".
-        untie: Whether tied heads of folders in Hugging Face style get a separate tensor. The written folder also has
-            this tensor, and its config.json records it. The head then no longer keeps the stream from rotating. In this
-            case `symmetry` must be the symmetry of the untied model. Open this model by `with rg.hub.untie(folder,
-            rg.Checkpoint.open(folder)) as (untied, _)`, and use `rg.open_model(untied).symmetry` in this context.
-            Networks in memory already have a tensor under each name.
-        out: Place of the moved network, a path or an `Output`. The written network has the names, dtypes and header of
-            the second network. The alignment is written next to it. This option and the following options are only for
-            networks on the disk.
-        memory: The limit on memory: bytes, or text such as "2GB"; half of the machine's memory by default.
+        rotate: Whether residual streams are rotated or only permuted. Only groups with `behind_gains` can rotate.
+            "auto" rotates if permutations explain too little, as for networks from different seeds. Fine-tunes of one
+            network are only permuted. The other options are "always" and "never".
+        untie: Whether the tied output heads of Hugging Face folders get a separate tensor. The written folder then also
+            contains this tensor, and its config.json records it. The head then no longer prevents rotations of the
+            stream. In this case, `symmetry` must be the symmetry of the untied model. Open this model with
+            `with rg.hub.untie(folder, rg.Checkpoint.open(folder)) as (untied, _)`, and use
+            `rg.open_model(untied).symmetry` within this context. Networks in memory already have a separate tensor
+            under each name.
+        out: The path or `Output` to which the aligned network is written. The written network has the names, dtypes and
+            header of the second network. The alignment is written next to it. This argument and the following ones
+            apply only to networks on disk.
+        memory: The memory limit: a number of bytes, or text such as "2GB". Default: half of the machine's memory.
         progress: A function that shows the progress of each pass over streamed files.
 
     Raises:
-        FileExistsError: The output exists, and may not be replaced.
-        KeyError: A parameter that the symmetry moves is missing.
-        TypeError: A network is not a dictionary of tensors, or the method is not an object. The method takes tuples of
-            dictionaries but got single dictionaries, or takes single dictionaries but got tuples.
-        ValueError: The networks have different parameters, do not fit the symmetry, hold NaN or Inf, or are
-            populations. No element carries the structure of the second network into the structure of the first. The
-            method needs a task or a generator. The limit on memory is too low.
+        FileExistsError: The output exists and may not be replaced.
+        KeyError: A parameter on which the symmetry acts is missing.
+        TypeError: A network is not a dictionary of tensors, or the method is not an object of a method class. The
+            method needs tuples of dictionaries but got single dictionaries, or the reverse.
+        ValueError: The networks have different parameters, do not fit the symmetry, contain NaN or Inf, or are
+            populations. No element maps the structure of the second network to that of the first. The method needs a
+            task or a generator that was not given. The memory limit is too low.
     """
     job = None
     if not isinstance(params_a, tuple) and not isinstance(params_b, tuple):
@@ -177,32 +179,32 @@ def align_pairs(
     generator: torch.Generator | None = None,
     rotate: Rotate = "auto",
 ) -> Results:
-    """Move every network of a population along its orbit, as close to its partner as the method can bring it.
+    """Apply to each network of a population an element that brings it as close as possible to its partner.
 
-    Pair k is network k of the first population and network k of the second; a single first network is the partner of
-    every second network. Each pair gets the same result as from `align`. Some methods (such as `WeightMatching`) work
-    on tensors with a leading axis of pairs. They match all pairs at once, which is many times faster than a loop for
-    small networks. Other methods run pair by pair.
+    Pair k consists of network k of the first population and network k of the second. A single first network is the
+    partner of every second network. The result for each pair is the same as that of `align`. Some methods, such as
+    `WeightMatching`, work on tensors with a leading pair axis. These methods match all pairs at once, which for small
+    networks is many times faster than a loop. Other methods process one pair after the other.
 
     Args:
-        params_a: The networks that stay, with one leading model axis on every tensor, or a single network without this
-            axis.
-        params_b: The networks that move, with one leading model axis on every tensor; the given tensors are not
-            changed. Buffers move with the networks.
+        params_a: The first networks, which stay unchanged. Every tensor has a leading model axis, unless a single
+            network is given.
+        params_b: The second networks, to which the elements are applied, with a leading model axis on every tensor. The
+            given tensors are not modified. The elements also act on buffers.
         symmetry: The symmetry of all networks.
-        method: `WeightMatching()` by default.
-        task: Model, data and loss, for methods that use them.
-        generator: The random number generator, for methods that use one.
-        rotate: Whether residual streams are rotated or only reordered. Only groups with `behind_gains` can be rotated.
-            "auto" rotates if permutations do not explain nearly all, as for networks from different seeds; fine-tunes
-            of one network are reordered. The other choices are "always" and "never".
+        method: The alignment method. Default: `WeightMatching()`.
+        task: Model, data and loss, for methods that need them.
+        generator: The random number generator, for methods that need one.
+        rotate: Whether residual streams are rotated or only permuted. Only groups with `behind_gains` can rotate.
+            "auto" rotates if permutations explain too little, as for networks from different seeds. Fine-tunes of one
+            network are only permuted. The other options are "always" and "never".
 
     Raises:
-        KeyError: A parameter that the symmetry moves is missing.
-        TypeError: The method takes tuples of dictionaries.
-        ValueError: The networks have different parameters, do not fit the symmetry, differ in number, or hold NaN or
-            Inf. No element carries the structure of a network into the structure of its partner. The method needs a
-            task or a generator.
+        KeyError: A parameter on which the symmetry acts is missing.
+        TypeError: The method needs tuples of dictionaries.
+        ValueError: The networks have different parameters, do not fit the symmetry, differ in number, or contain NaN or
+            Inf. No element maps the structure of a network to that of its partner. The method needs a task or a
+            generator that was not given.
     """
     method = WeightMatching() if method is None else method
     require_method(method)
@@ -243,45 +245,46 @@ def align_many(
     out: Sequence[Output | str | Path | None] | None = None,
     memory: int | str | MemoryLimit | None = None,
 ) -> Result[Any]:
-    """Move networks along their orbits into one universe, in which all networks are close to one another.
+    """Apply elements that map networks into one common universe, where all of them are close to one another.
 
-    If every network is aligned to the first one, the result depends on which network comes first. If every pair is
-    aligned separately, the pairs disagree: going from A to B to C differs from going from A to C directly. In a
-    universe each network has one element, and the quotient of two elements relates their networks.
+    If every network is aligned to the first one, the result depends on which network is first. If every pair is aligned
+    separately, the alignments are inconsistent: the product of the elements A to B and B to C differs from the element
+    A to C. In a universe, each network has one element. The quotient of two elements aligns the two networks.
 
-    `MergeMany` is the default. On five MNIST networks its objective is within 1.2% of `FrankWolfe`'s for plain MLPs and
-    2% above it for residual ones, in a sixth of the time. The losses of the mean networks are similar (0.27 and 0.26;
-    0.27 and 0.28). If all networks are aligned to the first one, the losses are 0.35 and 0.43.
+    `MergeMany` is the default. On five MNIST networks, its objective is within 1.2% of that of `FrankWolfe` for plain
+    MLPs and 2% above it for residual MLPs. `MergeMany` takes a sixth of the time. The losses of the mean networks are
+    similar (plain: 0.27 and 0.26, residual: 0.27 and 0.28). If all networks are aligned to the first one instead, the
+    losses are 0.35 and 0.43.
 
-    Moving all networks by one common element gives another universe. The returned universe leaves the first network as
-    it is.
+    If one common element is applied to all networks, the result is another universe. This function returns the universe
+    in which the first network is unchanged.
 
     Args:
-        params: At least one network: parameters by name, or paths of checkpoints. The given tensors are not changed.
-            Buffers move with the networks. Tuples of dictionaries for methods that move several dictionaries together
-            (`GaussianMatching`, `JointMatching`).
+        params: One or more networks: parameters by name, or paths of checkpoints. The given tensors are not modified.
+            The elements also act on buffers. For methods that align tuples of dictionaries (`GaussianMatching`,
+            `JointMatching`), each network is a tuple.
         symmetry: The symmetry of all networks.
-        method: `DataMatching()` by default with a task, else `MergeMany()`. A method for pairs aligns every
-            network to the first.
-        task: Model, data and loss, for methods that use them.
-        generator: The random number generator, for methods that use one. The same generator state gives the same
+        method: The alignment method. Default: `DataMatching()` if a task is given, and otherwise `MergeMany()`. A
+            method for pairs aligns every network to the first one.
+        task: Model, data and loss, for methods that need them.
+        generator: The random number generator, for methods that need one. The same generator state gives the same
             result.
-        rotate: Whether residual streams are rotated or only reordered. Only groups with `behind_gains` can be rotated.
-            "auto" rotates if permutations do not explain nearly all, as for networks from different seeds; fine-tunes
-            of one network are reordered. The other choices are "always" and "never".
-        out: A path or an `Output` for each checkpoint, where it is written with its alignment next to it; None for
-            networks that are not written.
-        memory: The limit on memory for checkpoints: bytes, or text such as "2GB"; half of the machine's memory by
-            default. All values must fit.
+        rotate: Whether residual streams are rotated or only permuted. Only groups with `behind_gains` can rotate.
+            "auto" rotates if permutations explain too little, as for networks from different seeds. Fine-tunes of one
+            network are only permuted. The other options are "always" and "never".
+        out: For each checkpoint, the path or `Output` to which the aligned checkpoint and its alignment are written.
+            None for networks that are not written.
+        memory: The memory limit for checkpoints: a number of bytes, or text such as "2GB". Default: half of the
+            machine's memory. All parameters must fit.
 
     Raises:
-        FileExistsError: An output exists, and may not be replaced.
-        KeyError: A parameter that the symmetry moves is missing.
-        TypeError: The networks are not a list. The method takes tuples of dictionaries but got single dictionaries, or
-            takes single dictionaries but got tuples.
-        ValueError: There is no network, or the networks have different parameters, do not fit the symmetry, hold NaN or
-            Inf, or are populations. No element carries the structure of a network into the structure of the first
-            network. The method needs a task or a generator.
+        FileExistsError: An output exists and may not be replaced.
+        KeyError: A parameter on which the symmetry acts is missing.
+        TypeError: The networks are not given as a list. The method needs tuples of dictionaries but got single
+            dictionaries, or the reverse.
+        ValueError: There is no network, or the networks have different parameters, do not fit the symmetry, contain NaN
+            or Inf, or are populations. No element maps the structure of a network to that of the first network. The
+            method needs a task or a generator that was not given.
 
     References:
         Crisostomi et al. (2024), C2M3, for the universe; Ainsworth et al. (2023), Git Re-Basin, for MergeMany.
@@ -325,7 +328,7 @@ def _open_many(
     out: Sequence[Output | str | Path | None] | None,
     memory: int | str | MemoryLimit | None,
 ) -> list[FileJob]:
-    """Return a job for each checkpoint; a job opens its checkpoint and may write the moved checkpoint."""
+    """Return one `FileJob` for each checkpoint. The job opens the checkpoint and may write the aligned checkpoint."""
     jobs: list[FileJob] = []
     outputs = [None] * len(params) if out is None else list(out)
     if len(outputs) != len(params):
@@ -350,7 +353,7 @@ def require_method(method: object) -> None:
 def _view(
     method: Method, networks: Sequence[object], symmetry: Symmetry, hint: str
 ) -> tuple[JointView, list[Mapping[str, Tensor]], list[Element | None]]:
-    """Check networks, carry their structure into that of the first network, and view each network as one dictionary."""
+    """Check networks, map their structure to that of the first network, and view each one as one dictionary."""
     require_method(method)
     roles = method.joint_roles
     several = [require_dictionaries(method, roles, network, label(k)) for k, network in enumerate(networks)]

@@ -1,4 +1,4 @@
-"""`apply`: the application of a stored alignment to another checkpoint."""
+"""`apply`: the application of a saved alignment to another checkpoint."""
 
 from pathlib import Path
 from typing import Any
@@ -20,21 +20,24 @@ def apply(
     inverse: bool = False,
     progress: Progress = no_progress,
 ) -> Checkpoint:
-    """Move a checkpoint by an alignment and write the result tensor by tensor; it may be larger than the memory.
+    """Apply an alignment to a checkpoint, and write the result tensor by tensor.
+
+    The checkpoint may be larger than the memory.
 
     Args:
-        alignment: The alignment that `load_alignment` read, or the path of its file.
+        alignment: The alignment that `load_alignment` returned, or the path of its file.
         checkpoint: A checkpoint of the same architecture.
-        out: The place of the moved checkpoint, which has the names, dtypes and header of the given checkpoint.
-        inverse: Whether the inverse of the alignment is applied instead.
+        out: The path to which the result is written. The result has the names, dtypes and header of the given
+            checkpoint.
+        inverse: Whether to apply the inverse of the alignment instead.
         progress: A function that shows the progress of writing.
 
     Returns:
-        The moved checkpoint, opened under the names of the alignment's symmetry.
+        The transformed checkpoint, opened with the tensor names of the alignment's symmetry.
 
     Raises:
-        FileExistsError: The output exists, and may not be replaced.
-        KeyError: A parameter that the symmetry moves is missing.
+        FileExistsError: The output exists and may not be replaced.
+        KeyError: A parameter on which the symmetry acts is missing.
         ValueError: The checkpoint does not fit the symmetry of the alignment.
     """
     found = alignment if isinstance(alignment, Alignment) else load_alignment(alignment)

@@ -1,4 +1,4 @@
-"""Soft correspondences by optimal transport between the units of networks of one architecture and different widths."""
+"""Soft correspondences, by optimal transport, between the units of networks of different widths."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -28,18 +28,19 @@ from regauge.core.unit_plans import (
 
 @dataclass(frozen=True)
 class Correspondence:
-    """The outcome of `correspond`.
+    """The result of `correspond`: transport plans between the units of two networks.
 
     Attributes:
-        plans: One plan for each group.
-        objective: The objective that was maximized.
-        initial: The objective if units are paired in their order (the identity for equal widths). It never exceeds
-            `objective`.
-        history: The objective at the start of the best climb and after each of its sweeps; it never falls.
-        is_converged: Whether no single plan could be improved any more.
-        symmetry_a: The symmetry of the first network, with sizes.
-        symmetry_b: The symmetry of the second network, with sizes.
-        readers: The axes along which parameters sum over units.
+        plans: One transport plan for each group.
+        objective: The value of the maximized objective.
+        initial: The objective if units are paired in their given order. For equal widths, this pairing is the identity.
+            This objective never exceeds `objective`.
+        history: The objective at the start of the best climb and after each of its sweeps. The objective never
+            decreases.
+        is_converged: Whether no single plan can be improved further.
+        symmetry_a: The symmetry of the first network, with all sizes known.
+        symmetry_b: The symmetry of the second network, with all sizes known.
+        readers: The axes along which layers sum over units.
     """
 
     plans: Mapping[str, UnitPlan]
@@ -58,7 +59,7 @@ class Correspondence:
 
     @property
     def hard(self) -> dict[str, Tensor]:
-        """The permutation closest to the plan of each group of equal widths.
+        """For each group of equal widths, the permutation closest to its plan.
 
         Unit `perm[i]` of B corresponds to unit i of A.
         """
@@ -69,17 +70,19 @@ class Correspondence:
         }
 
     def apply(self, params_b: Mapping[str, Tensor]) -> Params:
-        """Return the second network in the widths of the first.
+        """Return the second network, converted to the widths of the first network.
 
-        Let T be the plan of a group. Axes of two kinds are mapped. Along the axis of a layer's own units, values are
-        averaged over the units that belong together, `T / rows`. Along an axis over which a layer sums, values are
-        shared among these units, `T / columns`. Both are the permutation if the plan is one. If B has every unit of A
-        several times, with the outgoing weights divided among the copies, the result computes what A computes. If A is
-        wider by a whole factor and every unit of B goes to several units of A, the result computes what B computes.
+        Let T be the plan of a group. The plan is applied to two kinds of axes. Along the axis of a layer's own units,
+        the weights of corresponding units are averaged, using `T / rows`. Along an axis over which a layer sums,
+        weights are distributed among the corresponding units, using `T / columns`. If T is a permutation, both
+        operations apply this permutation. Suppose that B contains several copies of every unit of A, and that the
+        outgoing weights are divided among the copies. Then the result computes the same function as A. If A is wider by
+        an integer factor and every unit of B is mapped to several units of A, the result computes the same function as
+        B.
 
         Args:
-            params_b: A network with the shapes of the second one; the given tensors are not changed. Buffers are mapped
-                like parameters.
+            params_b: A network with the shapes of the second network. The given tensors are not modified. Buffers are
+                converted like parameters.
 
         Raises:
             KeyError: A parameter is missing.
@@ -114,41 +117,45 @@ def correspond(
     max_sweeps: int = 100,
     tolerance: float = 1e-9,
 ) -> Correspondence:
-    """Find which units of B correspond to which units of A, for networks of different widths.
+    """Find which units of B correspond to which units of A in networks of different widths.
 
-    Every group of units gets a transport plan T `[n_a, n_b]` with uniform masses. Suppose that all plans but one are
-    fixed, and that they have mapped the weights of B. The cost of a pair of units is then the squared distance of their
-    weights. Because the masses are fixed, minimizing the total cost means maximizing the inner product `<a, map(b)>`,
-    which is linear in each plan. For equal widths this inner product is the objective of weight matching. Without
-    regularization every plan is then a permutation. Signs are chosen for each pair of units. Scales stay unchanged, so
-    balance the networks first. Shifts of periodic units stay at zero.
+    Every group of units gets a transport plan T `[n_a, n_b]` with uniform marginals. Suppose that all plans except one
+    are fixed and have been applied to the weights of B. The cost of a pair of units is then the squared distance
+    between their weights. Because the marginals are fixed, minimizing the total cost is equivalent to maximizing the
+    inner product `<a, map(b)>`. This inner product is linear in each plan. For equal widths, this inner product is the
+    objective of weight matching. Without regularization, every plan is then a permutation. The sign of each pair of
+    units is also optimized. Scales are not optimized. So balance the networks first. Shifts of periodic units stay
+    zero.
 
-    The plans are found by coordinate ascent, as in weight matching. Unknown plans begin as uniform plans. The group
-    that inputs, outputs and known plans determine best comes first. Each step finds the exact optimum of one plan.
+    As in weight matching, coordinate ascent finds the plans. Plans that are not chosen yet are uniform. The first group
+    to be chosen is the one that inputs, outputs and chosen plans determine best. Each step finds the exact optimum of
+    one plan.
 
-    Departures from the paper. Plans use incoming and outgoing weights and are improved in sweeps, not set once from the
-    input to the output. Outgoing weights are divided by the masses of B's units, not averaged. So networks of different
-    widths that compute the same function are recognized.
+    This method departs from the paper. Plans use incoming and outgoing weights and are improved in sweeps. In the
+    paper, they are set once from the input to the output. Outgoing weights are divided by the masses of B's units and
+    not averaged. Therefore networks of different widths that compute the same function are recognized.
 
     Args:
-        params_a: The network that stays.
-        params_b: The network that will be mapped, of the same architecture in other widths.
-        symmetry_a: The symmetry of the first network; the same groups act on the same parameters in both.
+        params_a: The first network, which stays unchanged.
+        params_b: The second network, which is to be converted. The second network must have the same architecture with
+            other widths.
+        symmetry_a: The symmetry of the first network. In both networks, the same groups must act on the same
+            parameters.
         symmetry_b: The symmetry of the second network.
-        regularization: Strength of the entropy that makes plans soft. It is counted in units of the typical product of
-            the norms of two units' weights: at 0.01, pairs whose cosine is 0.01 worse get e times less. An average of
-            different units varies less than each unit does. Softer plans therefore make the mapped network worse. Exact
-            plans average as few units as the widths allow.
-        readers: The axes (parameter, axis) along which parameters sum over the units of a group. By default the axes
-            that discovery found. If a symmetry does not list them, they are axis 1 of linear and convolutional weights
-            and axis 0 of transposed convolutions; embeddings have none.
-        max_sweeps: Largest number of sweeps over the groups.
-        tolerance: A step must gain more than this share of `sum |a| |b|`.
+        regularization: The strength of the entropy term, which makes plans soft. The unit is the typical product of the
+            weight norms of two units. At 0.01, if the cosine of a pair is lower by 0.01, its mass is lower by a factor
+            of e. An average of different units has less variance than each unit. Therefore softer plans make the
+            converted network worse. Exact plans average as few units as the widths allow.
+        readers: The axes (parameter, axis) along which layers sum over the units of a group. Default: the axes that
+            discovery recorded. If a symmetry has no such record: axis 1 of linear and convolutional weights, axis 0 of
+            transposed convolutions, and no axis of embeddings.
+        max_sweeps: The maximal number of sweeps over the groups.
+        tolerance: A step is taken only if it gains more than this share of `sum |a| |b|`.
 
     Raises:
-        KeyError: A parameter that a symmetry moves is missing.
-        ValueError: The architectures differ in more than widths, a group is nested or rotates, it is not clear
-            which weights sum over the units of a group, or a parameter is not finite.
+        KeyError: A parameter on which a symmetry acts is missing.
+        ValueError: The architectures differ in more than widths, a group is nested or rotates, or a parameter is not
+            finite. Or it is unclear which weights sum over the units of a group.
 
     References:
         Singh and Jaggi (2020), Model fusion via optimal transport, section 4 and algorithm 1.
@@ -180,7 +187,7 @@ def correspond(
 
 
 class _Problem:
-    """The objective as a function of all plans, and the coordinate ascent on it."""
+    """The objective as a function of all plans, and coordinate ascent on this objective."""
 
     def __init__(
         self,
@@ -207,9 +214,9 @@ class _Problem:
         return UnitPlan(mass, torch.full((group.signs, *mass.shape), sign, dtype=torch.int8))
 
     def first_plans(self) -> dict[str, UnitPlan]:
-        """Choose every plan once, the best anchored plan first, and return the plans.
+        """Choose every plan once, beginning with the plan that the known plans determine best, and return the plans.
 
-        A plan that is not yet chosen is replaced by its average, which is uniform and has no sign.
+        A plan that is not chosen yet is replaced by the average plan, which is uniform and has no sign.
         """
         plans = {}
         for name, group in self._groups.items():
@@ -226,7 +233,10 @@ class _Problem:
         return plans
 
     def objective(self, plans: Mapping[str, UnitPlan], group: str | None = None) -> float:
-        """Return the inner product of the networks plus entropies; given a group, only the part that it changes."""
+        """Return the networks' inner product plus entropies.
+
+        If a group is given, return only the terms that it affects.
+        """
         inner = sum(self._inner_product(name, plans) for name in (self._a if group is None else self._touched[group]))
         soft = [name for name in (plans if group is None else [group]) if self._softness[name]]
         return inner + sum(self._softness[name] * entropy(plans[name].mass) for name in soft)
@@ -234,7 +244,10 @@ class _Problem:
     def climb(
         self, plans: Mapping[str, UnitPlan], max_sweeps: int, tolerance: float
     ) -> tuple[dict[str, UnitPlan], tuple[float, ...], bool]:
-        """Improve plans in turn until no step gains; return the plans, the history and whether it converged."""
+        """Improve plans in turn until no step gains.
+
+        Return the plans, the history, and whether the ascent converged.
+        """
         plans, least = dict(plans), tolerance * sum(self._norms.values())
         history, dirty = [self.objective(plans)], set(plans)
         while dirty and len(history) <= max_sweeps:
@@ -262,7 +275,7 @@ class _Problem:
         return UnitPlan(transport(code.best(matrices), self._softness[name]), code.signs(matrices, group.signs))
 
     def _profits(self, group: str, plans: Mapping[str, UnitPlan]) -> dict[SignCharacter, Tensor]:
-        """Return the gain of the objective per unit of mass on each pair, for each combination of families of signs."""
+        """Return the objective's gain per unit of mass on each pair, for each character of the sign families."""
         result = {(0,) * self._groups[group].signs: torch.zeros(*self.sizes[group], dtype=torch.float64)}
         for name, site_a, site_b in self._places(group):
             axis, shape = site_a.placement.axis, list(self._a[name].shape)
@@ -275,23 +288,23 @@ class _Problem:
         return result
 
     def _typical_profit(self, group: str) -> float:
-        """Return the profit of a pair of units whose weights are parallel and of average length."""
+        """Return the profit of a pair of units that have parallel weights of average norm."""
         places = ((name, site.placement.axis) for name, site, _ in self._places(group))
         mean_size = math.sqrt(math.prod(self.sizes[group]))
         return sum(self._reach(group, name, axis) * self._norms[name] / mean_size for name, axis in places)
 
     def _reach(self, group: str, name: str, axis: int) -> int:
-        """Return the factor from mass to weight in `map_tensor`: B's size on axes that sum over units, else A's."""
+        """Return the factor from mass to weight in `map_tensor`: B's size on axes that are summed over, else A's."""
         return self.sizes[group][1 if (name, axis) in self._readers else 0]
 
     def _places(self, group: str) -> list[tuple[str, Site, Site]]:
-        """Return the tensors on which a group acts, with its sites in both networks."""
+        """Return the tensors on which a group acts, and the group's sites in both networks."""
         return [(n, a, b) for n in self._touched[group] for a, b in self._pairs[n] if a.group.name == group]
 
     def _neighbors(self, group: str) -> set[str]:
-        """Return the groups whose best plan depends on the plan of a group.
+        """Return the groups whose best plan depends on the given group's plan.
 
-        A group that acts along two axes of a tensor is among them.
+        If the group acts on two axes of one tensor, it is included.
         """
         return {
             site.group.name
@@ -301,7 +314,7 @@ class _Problem:
         }
 
     def _anchored(self, group: str, unknown: set[str]) -> float:
-        """Return the share of a group's tensors that does not depend on unknown plans."""
+        """Return the share of a group's tensors that does not depend on plans that are not chosen yet."""
         known = 0.0
         for name in self._touched[group]:
             hidden = [pair for pair in self._pairs[name] if pair[0].group.name in unknown - {group}]
@@ -312,7 +325,7 @@ class _Problem:
 
 
 def _reordering(symmetry: Symmetry) -> Symmetry:
-    """Return the symmetry without groups that only scale or flip units in place; these groups stay at the identity."""
+    """Return the symmetry without groups that only scale or flip units. These groups stay at the identity."""
     for group in symmetry.groups:
         if group.matrix != "none":
             raise ValueError(
@@ -334,7 +347,7 @@ def _require_same_architecture(
     """Refuse networks that differ in more than the sizes of groups.
 
     Raises:
-        ValueError: Parameters, groups, their placements, or the length of an axis that no group moves differ.
+        ValueError: Parameters, groups, placements, or the length of an axis on which no group acts differ.
     """
     only_a, only_b = (sorted(x.keys() - y.keys()) for x, y in ((params_a, params_b), (params_b, params_a)))
     if only_a or only_b:
@@ -371,7 +384,7 @@ def _require_same_architecture(
 
 
 def _require_readers(symmetry_a: Symmetry, symmetry_b: Symmetry, readers: frozenset[Axis]) -> None:
-    """Refuse groups of unequal widths if no axis sums over their units, or if no axis gives the units their values.
+    """Refuse groups of unequal widths if no axis sums over their units, or if no axis holds the units' own weights.
 
     Raises:
         ValueError: There is such a group, or a reader is not an axis on which a group acts.
@@ -394,6 +407,6 @@ def _require_readers(symmetry_a: Symmetry, symmetry_b: Symmetry, readers: frozen
 
 
 def _action(p: Placement) -> tuple[object, ...]:
-    """Return a key of the effect of a placement, apart from the positions of its units."""
+    """Return a key for the effect of a placement. The key ignores the positions of its units."""
     values = math.prod(size for size, _ in p.repeats)
     return (p.parameter, p.axis, values, p.scale, p.sign, p.parity, p.shift)

@@ -1,4 +1,4 @@
-"""The base class of methods that learn an element from a task by gradient descent, and losses between networks."""
+"""The base class of methods that learn an element by gradient descent on a task, and losses between networks."""
 
 import itertools
 import math
@@ -25,11 +25,14 @@ from regauge.training import PlainProgram, descend
 from regauge.training.descent import Clock, cycle
 
 PROGRAM = 1 << 24
-"""About how many parameters of second networks are optimized in one program; more pairs take turns."""
+"""About how many parameters of second networks are optimized together.
+
+If there are more, the pairs are optimized in several chunks, one after the other.
+"""
 LINE_POINTS = (0.25, 0.5, 0.75)
-"""Points of the line at which elements are judged that are learned at random ones."""
+"""The points of the linear path at which elements are evaluated if they are learned at random points."""
 RECENT = 3
-"""The mean over the steps gives step k of n a weight that grows about as `k ** RECENT`."""
+"""In the mean over steps, step k of n has a weight that grows approximately as `k ** RECENT`."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +40,10 @@ class DescentCourse:
     """The number of steps of one descent, and the seed of its random choices.
 
     Attributes:
-        steps: Number of steps.
-        every: Number of steps between two evaluations of the learned element.
-        seconds: Seconds of wall-clock time after which the descent ends at the next evaluation.
-        seed: Seed of the points of the line.
+        steps: The number of steps.
+        every: The number of steps between two evaluations of the learned element.
+        seconds: A limit in seconds of wall-clock time. The descent ends at the first evaluation after this limit.
+        seed: The seed of the random points on the path.
     """
 
     steps: int
@@ -49,10 +52,10 @@ class DescentCourse:
     seed: int
 
     def rounds(self, program: PlainProgram[Any], task: Task | None) -> Iterator[Params]:
-        """Take steps on the batches of a task, or on None; yield the learned value at every evaluation.
+        """Take steps on the batches of a task (or on None), and yield the learned parameters at every evaluation.
 
-        The learned value is a mean over the latest steps. This mean replaces a learning rate that falls to zero at the
-        end, because such a rate would make each step depend on the number of steps.
+        The learned parameters are a mean over the latest steps. This mean replaces a learning rate that decays to zero.
+        With such a decay, each step would depend on the total number of steps.
         """
         batches: Iterator[Any] = itertools.repeat(None) if task is None else cycle(task)
         clock, mean = Clock(self.seconds), program.params()
@@ -65,7 +68,7 @@ class DescentCourse:
                     return
 
     def points(self, loss: str) -> Iterator[float]:
-        """Yield the point of the line for each step, shared by all pairs: random in (0, 1), or one half."""
+        """Yield one point on the path for each step, which all pairs share: random in (0, 1), or one half."""
         generator = torch.Generator().manual_seed(self.seed)
         while True:
             yield float(torch.rand((), generator=generator)) if loss == "random" else 0.5
@@ -73,22 +76,24 @@ class DescentCourse:
 
 @dataclass(frozen=True, kw_only=True)
 class DescentMethod(Method):
-    """A method that learns an element by descent on a part of the examples of a task, and chooses it by the rest.
+    """A method that learns an element by descent on some examples of a task, and selects it on the other examples.
 
-    After every `every` steps the element is evaluated on the kept examples. The method returns the best of these
-    elements, the start and the identity. The number of steps only decides when the descent ends: a shorter run is the
-    beginning of a longer one. A longer run is therefore never worse on the kept examples. If the examples cannot be
-    split, the method learns from all of them and also chooses by all of them. A note of the result then reports this.
+    After every `every` steps, the element is evaluated on the held-out examples. The method returns the best of these
+    elements, the initial element and the identity. The number of steps determines only when the descent ends. So a
+    shorter run consists of the first steps of a longer run. Therefore a longer run is never worse on the held-out
+    examples. If the examples cannot be split, the method learns from all of them and also selects on all of them. In
+    this case, the result has a note.
 
-    Subclasses define `learn`, and a setting `init`: an element, or a method whose result is the start; None is the
-    identity.
+    Subclasses define `learn` and a setting `init`: an element, a method whose result is the initial element, or None
+    for the identity.
 
     Attributes:
-        steps: Number of steps, rounded up to a multiple of `every`.
-        every: Number of steps after which the element is judged.
-        kept: The share of the examples that choose, and from which nothing is learned; with 0 all do both.
-        seconds: Seconds of the clock after which the descent ends, when it is judged next; no limit by default. All
-            pairs share them.
+        steps: The number of steps, rounded up to a multiple of `every`.
+        every: The number of steps between two evaluations of the element.
+        kept: The share of the examples that are held out to select an element. If 0, all examples are used for learning
+            and for selection.
+        seconds: A limit in seconds of wall-clock time. The descent ends at the first evaluation after this limit.
+            Default: no limit. All pairs share this limit.
     """
 
     steps: int = 100
@@ -106,7 +111,7 @@ class DescentMethod(Method):
 
     @abstractmethod
     def learn(self, problem: Problem, start: Element, notes: tuple[str, ...], course: DescentCourse) -> Results:
-        """Return the best elements of a descent from the start of each pair; `notes` are the notes on the start."""
+        """Return the best element that each pair's descent finds. `notes` are the notes on the initial elements."""
 
     @property
     def needs_task(self) -> bool:
@@ -123,7 +128,7 @@ class DescentMethod(Method):
 
     @property
     def _size(self) -> int:
-        """Return roughly how many parameters of second networks are moved at once."""
+        """Return roughly how many parameters of second networks are optimized at once."""
         return PROGRAM
 
     def match(self, problem: Problem) -> Results:
@@ -143,21 +148,21 @@ class DescentMethod(Method):
 
 
 def line_measure(problem: Problem, loss: str) -> Measure | None:
-    """Return the objective of elements on a line; None stands for the default, minus the loss halfway.
+    """Return the objective of elements on a linear path; None for the default, which is minus the midpoint loss.
 
-    For random points, the objective is minus the mean loss on the line.
+    If points are random, the objective is minus the mean loss on the path.
     """
     return (lambda params: -problem.line_losses(params, LINE_POINTS)) if loss == "random" else None
 
 
 def losses_at(problem: Problem, between: Params, point: float, batch: Batch) -> Tensor:
-    """Return the loss of each pair on one batch at a point of its line, `[pairs]`; differentiable.
+    """Return the loss of each pair on one batch at a point of its linear path, `[pairs]`. The loss is differentiable.
 
     Args:
-        problem: The problem, with a task; without targets the loss is that of `Problem.line_losses`.
+        problem: The problem, with a task. If the task has no targets, the loss is that of `Problem.line_losses`.
         between: The networks at this point.
-        point: The point t on every line, between 0 and 1.
-        batch: Inputs and targets.
+        point: The point t on every path, between 0 and 1.
+        batch: A pair of inputs and targets.
     """
     task = problem.task
     assert task is not None
@@ -197,7 +202,7 @@ def held_by_batch(task: Task, params: Mapping[str, Tensor]) -> int:
 
 
 def _each(function: Callable[..., Tensor], networks: Mapping[str, Tensor], *values: Any) -> Tensor:
-    """Return the value of a function for each pair; a single pair runs without `vmap`, because this is faster."""
+    """Return the result of a function for each pair. A single pair runs without `vmap`, because this is faster."""
     if len(next(iter(networks.values()))) == 1:
         return function(*pytree.tree_map(lambda tensor: tensor[0], (networks, *values))).unsqueeze(0)
     return torch.func.vmap(function)(networks, *values)

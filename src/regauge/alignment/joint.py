@@ -1,7 +1,7 @@
-"""Views of several dictionaries as one dictionary under one symmetry: one element moves all of them together.
+"""Views of several dictionaries as one dictionary with one symmetry. One element acts on all of them together.
 
-A role defines how a dictionary is moved. The view has one name for each tensor of each dictionary, and the placements
-of all dictionaries. Any method that compares parameters can therefore match the view.
+A role defines how an element acts on a dictionary. The view has one name for each tensor of each dictionary, and the
+placements of all dictionaries. Therefore any method that compares parameters can match the view.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,19 +17,20 @@ from regauge.core.params import Params, label, require_finite, require_same_shap
 from regauge.core.symmetry import Symmetry
 
 Role = Literal["parameters", "magnitudes"]
-"""The role of a dictionary: it moves as parameters, or as magnitudes without signs (standard deviations)."""
+"""The role of a dictionary: parameters, or magnitudes without signs (standard deviations)."""
 Dictionaries = tuple[Mapping[str, Tensor], ...]
 
 
 @dataclass(frozen=True)
 class JointView:
-    """A view in which every network is a single dictionary, made from a tuple of dictionaries if there are roles.
+    """A view in which every network is one dictionary. If there are roles, the network is a tuple of dictionaries.
 
     Attributes:
-        roles: The role of each dictionary, which decides how it is moved; empty if networks are single dictionaries.
-        whole: The symmetry of the first dictionary of each network, with every size known.
-        symmetry: The symmetry of the view. If a dictionary has magnitudes, orthogonal and linear groups are left out,
-            because a rotated diagonal Gaussian is not diagonal.
+        roles: The role of each dictionary, which determines how elements act on it. Empty if networks are single
+            dictionaries.
+        whole: The symmetry of the first dictionary of each network. All its sizes are known.
+        symmetry: The symmetry of the view. If a dictionary contains magnitudes, orthogonal and linear groups are
+            excluded, because a rotated diagonal Gaussian is not diagonal.
     """
 
     roles: tuple[Role, ...]
@@ -38,7 +39,7 @@ class JointView:
 
     @classmethod
     def of(cls, roles: tuple[Role, ...], symmetry: Symmetry, networks: Sequence[Dictionaries]) -> "JointView":
-        """Return the view of networks, after a check that their dictionaries belong together."""
+        """Return the view of networks, after checking that their dictionaries belong together."""
         if not roles:
             return cls((), symmetry, symmetry)
         for k, network in enumerate(networks):
@@ -64,20 +65,20 @@ class JointView:
         return cls(roles, symmetry, Symmetry(groups, shapes, buffers=tuple(buffers), added=added))
 
     def join(self, network: Dictionaries) -> Params:
-        """Return the dictionaries of one network as one dictionary."""
+        """Return the dictionaries of one network, joined to one dictionary."""
         if not self.roles:
             return dict(network[0])
         return {joint_name(k, name): tensor for k, params in enumerate(network) for name, tensor in params.items()}
 
     def split(self, params: Params, like: Any) -> Any:
-        """Return the dictionaries of a network of the view, as a tuple of the same type as `like`."""
+        """Return the dictionaries of a network from the view, as a tuple of the same type as `like`."""
         if not self.roles:
             return params
         parts = [{name: params[joint_name(k, name)] for name in one} for k, one in enumerate(like)]
         return like._make(parts) if hasattr(like, "_make") else tuple(parts)
 
     def element(self, element: Element) -> Element:
-        """Return an element of the view as an element of the whole symmetry, with the identity for missing groups."""
+        """Return an element of the view as an element of the whole symmetry. Missing groups get the identity."""
         if len(self.symmetry.groups) == len(self.whole.groups):
             return element
         rest = self.whole.identity(element.batch)
@@ -109,10 +110,10 @@ def require_dictionaries(method: object, roles: Sequence[Role], network: object,
 
 
 def role_symmetry(symmetry: Symmetry, role: Role, params: Mapping[str, Tensor]) -> Symmetry:
-    """Return the symmetry as it acts on a dictionary of some role that may lack names.
+    """Return the symmetry as it acts on a dictionary of the given role, which may lack names.
 
-    Elements of the whole symmetry act through the returned symmetry. Parts of an element that the returned symmetry
-    leaves out do not move the dictionary.
+    Elements of the whole symmetry can act with the returned symmetry. Parts of an element that the returned symmetry
+    lacks do not act on the dictionary.
     """
     groups = symmetry.groups
     if role == "magnitudes":
@@ -130,13 +131,13 @@ def joint_name(k: int, name: str) -> str:
 
 
 def dictionary_of(name: str) -> tuple[int, str]:
-    """Return the index of the dictionary that a name of the view belongs to, and the name in that dictionary."""
+    """Return the index of the dictionary to which a name of the view belongs, and the name in this dictionary."""
     k, _, rest = name.partition("/")
     return int(k), rest
 
 
 def _require_entries(first: Dictionaries, network: Dictionaries, number: int) -> None:
-    """Raise an error if later dictionaries do not fit the first one or the first network, or hold NaN or Inf."""
+    """Raise an error if later dictionaries do not fit the first one or the first network, or contain NaN or Inf."""
     for k in range(1, len(network)):
         require_same_shapes(first[k], network[k])
         require_finite(network[k], f"entry {k} of the stack of {label(number)}")

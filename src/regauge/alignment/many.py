@@ -1,4 +1,4 @@
-"""The objective of the methods for many networks, and the choice between climbs."""
+"""The objective of methods for many networks, and the selection among climbs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -33,18 +33,19 @@ def best_universe(
     climbs_from: Callable[[Sequence[Tensors]], Sequence[Climbs]],
     climb_from_identity: Callable[[Sequence[Tensors]], Climbs],
 ) -> ManyResult:
-    """Balance scales and matrices, choose between climbs, and fall back to the identity.
+    """Balance scales and matrices, select the best climb, and fall back to the identity if it is better.
 
-    Unless scales are kept, the networks are compared at the points of smallest norm on their orbits, as in
-    `WeightMatching`. The orbits are those under positive scales and invertible matrices. All networks take over the
-    scales and matrices of the first network.
+    Unless scales are kept, networks are compared as the networks of smallest norm on their orbits, as in
+    `WeightMatching`. These are orbits under positive scales and invertible matrices. All networks get the scales and
+    matrices of the first network.
 
     Args:
-        problem: The networks as given. A task chooses between the climbs that end at or above the identities, by the
-            loss of the plain mean.
+        problem: The networks as given. If there is a task, the loss of the unweighted mean network selects among climbs
+            whose objective is at least that of the identities.
         scales: The treatment of scales, as in `WeightMatching`.
-        climbs_from: Climbs between the compared tensors of networks; see `one_climb`.
-        climb_from_identity: One more climb, from the identities; its objective never falls below its first value.
+        climbs_from: Functions that climb between the compared tensors of networks; see `one_climb`.
+        climb_from_identity: One more climb, which starts at the identities. The objective of this climb never falls
+            below its initial value.
     """
     networks, symmetry = problem.networks, problem.symmetry
     ways = balances_of(symmetry, scales, problem.task)
@@ -70,7 +71,7 @@ def best_universe(
 
 
 def _refit(problem: ManyProblem, found: ManyResult, buffers: Buffers, rigid: Mapping[str, Tensor]) -> ManyResult:
-    """Fit networks that nearly equal the first one to it; see `regauge.alignment.engine.refit`."""
+    """Fit networks that nearly equal the first network to it; see `regauge.alignment.engine.refit`."""
     elements, params, is_fitted = list(found.elements), list(found.params), []
     first = batch_of_one(params[0])
     for k, other in enumerate(params[1:], start=1):
@@ -89,7 +90,7 @@ def _universe(
     climbs_from: Callable[[Sequence[Tensors]], Sequence[Climbs]],
     climb_from_identity: Callable[[Sequence[Tensors]], Climbs],
 ) -> ManyResult:
-    """Do the work of `best_universe` for networks that are compared after `factors` moved them."""
+    """Do the work of `best_universe` for networks that are compared after `factors` were applied to them."""
     networks, symmetry, task = problem.networks, problem.symmetry, problem.task
     start = tensors = compared(networks, symmetry)
     if has_balance(symmetry):
@@ -97,7 +98,7 @@ def _universe(
         tensors = [move_by(symmetry, factors.item(k), network) for k, network in enumerate(tensors)]
 
     def lead_back(found: Climbs, factors: Element = factors) -> Climbs:
-        """Convert elements of scaled networks to elements of the given networks, the first of which does not move."""
+        """Convert elements of scaled networks to elements of the given networks. The first network stays unchanged."""
         elements = symmetry.compose(found.element.map(lambda t: t[0], (len(networks),)), factors)
         elements = symmetry.compose(symmetry.inverse(elements.item(0)), elements)
         return replace(
@@ -126,7 +127,7 @@ def _universe(
 
 
 def one_climb(elements: Sequence[Element], history: Sequence[float], *, is_converged: bool) -> Climbs:
-    """Return one climb of many networks as a batch of one."""
+    """Return one climb of many networks as a batch of size one."""
     return Climbs(
         element=_in_one_row(stack(elements)),
         objective=torch.tensor(history[-1:], dtype=torch.float64),
@@ -140,13 +141,13 @@ def _in_one_row(elements: Element) -> Element:
 
 
 def universe_objective(moved: Sequence[Tensors], networks: Sequence[Tensors], symmetry: Symmetry) -> float:
-    """Return the objective of many networks: their closeness to one another, summed over unordered pairs.
+    """Return the objective of many networks: their similarity, summed over unordered pairs.
 
         U = sum_{i < j} <x_i, x_j> - (K - 1) / 2 sum_i (|x_i|^2 - |p_i|^2)
 
-    Each pair contributes its inner product, or half its negative squared distance up to a constant. The two differ only
-    if shifts, scales or matrices change norms. The code sums over networks, not over pairs. `moved` holds the compared
-    networks x_i, and `networks` holds the same networks before the move, p_i.
+    Each pair contributes its inner product, or equivalently minus half its squared distance, up to a constant. The two
+    differ only if shifts, scales or matrices change norms. The sum is computed over networks instead of pairs. `moved`
+    contains the compared networks x_i, and `networks` the same networks before elements were applied, p_i.
     """
     total = 0.0
     for name in moved[0]:
@@ -161,6 +162,6 @@ def universe_objective(moved: Sequence[Tensors], networks: Sequence[Tensors], sy
 
 
 def move(symmetry: Symmetry, element: Element, tensors: Tensors) -> dict[str, Tensor]:
-    """Return some tensors of a network, moved by an element."""
+    """Return some tensors of a network after an element was applied."""
     sites = {name: symmetry.sites[name] for name in tensors}
     return _act.act(symmetry.groups, sites, element, tensors, {name: t.ndim for name, t in tensors.items()})

@@ -1,4 +1,4 @@
-"""The base classes of alignment methods, which are frozen dataclasses of settings, and helpers that methods share."""
+"""The base classes of alignment methods, which are frozen dataclasses of settings, and shared helper functions."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -34,7 +34,7 @@ class Method(ABC):
     activations: ClassVar[float] = 1
 
     def __post_init__(self) -> None:
-        """Raise an error if a setting has a wrong type or is not among its choices."""
+        """Raise an error if a setting has a wrong type or an unknown value."""
         for field in fields(self):  # type: ignore[arg-type]  # Methods are dataclasses.
             if is_plain(field.type):
                 require_plain(field.name, getattr(self, field.name), field.type)
@@ -44,7 +44,7 @@ class Method(ABC):
                 raise ValueError(f"{name} is {getattr(self, name)!r}; choose {', '.join(others)} or {last}")
 
     def __str__(self) -> str:
-        """Return the method as a Python expression, without the settings that have their default values."""
+        """Return the method as a Python expression. Settings with default values are omitted."""
         own: tuple[Field[Any], ...] = fields(self)  # type: ignore[arg-type]  # Methods are dataclasses.
         told = [(one.name, getattr(self, one.name)) for one in own if getattr(self, one.name) != _default(one)]
         texts = [f"{name}={value if isinstance(value, Method) else repr(value)}" for name, value in told]
@@ -52,10 +52,10 @@ class Method(ABC):
 
     @abstractmethod
     def match(self, problem: Problem) -> Results:
-        """Return one element for each pair, which brings the second network of the pair close to the first one."""
+        """Return one element for each pair, which brings the second network of the pair close to the first network."""
 
     def match_many(self, problem: ManyProblem) -> ManyResult:
-        """Return one element for each of two or more networks; align every network to the first one, pair by pair.
+        """Return one element for each of two or more networks by aligning every network to the first one, pair by pair.
 
         The objective is the sum over these pairs.
         """
@@ -86,7 +86,7 @@ class Method(ABC):
 
     @property
     def _within(self) -> tuple["Method", ...]:
-        """Return the methods among the settings."""
+        """Return the methods that are values of settings."""
         settings = [getattr(self, name) for name in self.__dict__]
         several = [one for value in settings for one in (value if isinstance(value, tuple) else (value,))]
         return tuple(one for one in several if isinstance(one, Method))
@@ -108,7 +108,7 @@ class Method(ABC):
 
     @property
     def joint_roles(self) -> tuple[Role, ...]:
-        """The role of each dictionary, for methods that move several of them together; see `JointMatching`."""
+        """The role of each dictionary, for methods that align several dictionaries together; see `JointMatching`."""
         return ()
 
 
@@ -131,12 +131,10 @@ class ManyMethod(Method):
 
     @abstractmethod
     def match_many(self, problem: ManyProblem) -> ManyResult:
-        """Return one element for each of two or more networks, which together bring the networks close to one
-        another.
-        """
+        """Return one element for each of two or more networks. The elements bring all networks close to one another."""
 
     def match(self, problem: Problem) -> Results:
-        """Return one element for each pair; each pair is matched as a set of two networks."""
+        """Return one element for each pair, which is matched as a set of two networks."""
         return match_each(problem, self._match_two)
 
     def _match_two(self, problem: Problem) -> Results:
@@ -154,32 +152,32 @@ class ManyMethod(Method):
 
 
 def match_each(problem: Problem, match: Callable[[Problem], Results]) -> Results:
-    """Match pairs one after the other, for methods that can only match single pairs."""
+    """Match one pair after the other, for methods that can only match single pairs."""
     return join([match(problem[k : k + 1]) for k in range(problem.pairs)])
 
 
 KEPT = 0.25
-"""The share of the examples of a task that choose between elements."""
+"""The share of a task's examples that are held out to select among elements."""
 
 
 def require_kept(kept: float) -> None:
-    """Raise an error unless a share of the examples is left to learn from."""
+    """Raise an error unless some examples remain for learning after a share is held out."""
     if not 0 <= kept < 1:
         raise ValueError(f"kept is {kept}, but the share of the examples that choose is at least 0 and less than 1")
 
 
 def chunks(problem: Problem, size: int) -> list[slice]:
-    """Split the pairs into parts of at least one pair, each with roughly this many parameters of second networks."""
+    """Split the pairs into chunks of at least one pair, each with roughly this many parameters of second networks."""
     count = max(1, size // max(1, sum(tensor[0].numel() for tensor in problem.b.values())))
     return [slice(first, first + count) for first in range(0, problem.pairs, count)]
 
 
 Start: TypeAlias = Element | Method | None
-"""The start of a method: an element, a method whose result is taken, or None for the identity."""
+"""The initial element of a method: an element, a method whose result is used, or None for the identity."""
 
 
 def start_of(start: Start, problem: Problem) -> tuple[Element, tuple[str, ...]]:
-    """Return the initial element of each pair, and notes on the parts that the method leaves unchanged."""
+    """Return the initial element of each pair, and notes on parts that the method leaves unchanged."""
     if start is None:
         return problem.symmetry.identity((problem.pairs,)), ()
     if isinstance(start, Method):
@@ -189,7 +187,7 @@ def start_of(start: Start, problem: Problem) -> tuple[Element, tuple[str, ...]]:
 
 
 def are_alike(x: Element, y: Element) -> Tensor:
-    """Return whether elements of two batches have the same order and the same signs, as flags `[*batch]`."""
+    """Return whether elements of two batches have the same permutations and signs, as booleans `[*batch]`."""
     same = torch.ones(x.batch, dtype=torch.bool)
     for name in x:
         for left, right in ((x[name].perm, y[name].perm), (x[name].sign, y[name].sign)):
@@ -199,19 +197,18 @@ def are_alike(x: Element, y: Element) -> Tensor:
 
 
 Measure = Callable[[Params], Tensor]
-"""Function from moved second networks to the objective, which is maximized, float64 `[pairs]`."""
+"""A function that maps transformed second networks to the objective, float64 `[pairs]`, which is maximized."""
 
 
 class Candidates:
-    """The best element of each pair, among the identity and the elements that were offered.
+    """The best element of each pair among the identity and all offered elements.
 
     Args:
-        problem: The pairs.
-        start: The first element that is offered for each pair. It is preferred to the identity if both are equally
-            good.
-        measure: The objective, to be maximized; by default, minus the loss halfway between the networks, which needs
-            a task.
-        notes: The notes on the start. Later elements bring their own notes.
+        problem: The pairs of networks.
+        start: The first element that is offered for each pair. If it is as good as the identity, it is preferred.
+        measure: The objective to maximize. Default: minus the loss at the midpoint between the networks, which needs a
+            task.
+        notes: The notes on the initial element. Later elements come with notes of their own.
 
     Attributes:
         initial: The objective at the identity, float64 `[pairs]`.
@@ -248,9 +245,10 @@ class Candidates:
         *,
         is_kept: bool = False,
     ) -> Tensor:
-        """Evaluate one element for each pair, which moves it to `params`; keep better ones and return their objectives.
+        """Evaluate one element for each pair, given the resulting `params`.
 
-        With `is_kept` the element is kept even if it is worse. By default it has the notes on the start.
+        Keep better elements, and return objectives. If `is_kept`, the element is kept even if it is worse. Default
+        notes: those on the initial element.
         """
         reached = self._measure(self._problem.move(element) if params is None else params)
         is_better = torch.ones_like(self._kept, dtype=torch.bool) if is_kept else reached > self.objective
@@ -265,7 +263,7 @@ class Candidates:
         return reached
 
     def result(self, is_converged: Tensor | bool | None = None) -> Results:
-        """Return the best elements, with the objective after each offer as history, and notes on pairs without gain."""
+        """Return the best elements, the objective after each offer as history, and notes on pairs without a gain."""
         notes = [note for k in set(self._kept.tolist()) for note in self._notes[k]]
         if self._offers and bool(self._is_start.any()):
             same, pairs = int(self._is_start.sum()), len(self._is_start)

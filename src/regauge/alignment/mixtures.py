@@ -1,15 +1,15 @@
 """Mixtures: networks relaxed to the means of their images under random elements.
 
 A relaxed element samples an element of every family of groups independently. A relaxed tensor is the expectation of the
-moved tensor. For permutations the mean of the sampled permutation matrices is a doubly stochastic matrix P. A weight
-between two relaxed layers becomes `P W Q^T`. Signed permutations, rotations and nested groups are relaxed to convex
-combinations in the same way. If a group acts along two axes of one tensor, each axis has an independent sample, which
-gives `P W P^T`.
+transformed tensor. For permutations, the mean of the sampled permutation matrices is a doubly stochastic matrix P. A
+weight between two relaxed layers becomes `P W Q^T`. Signed permutations, rotations and nested groups are relaxed to
+convex combinations in the same way. If a group acts on two axes of one tensor, each axis has an independent sample, and
+the result is `P W P^T`.
 
-No matrix is ever built. A step moves every distribution a part of the distance towards one hard element. The step
-changes the means by images under this element, and images are gathers. For every tensor, a mixture therefore keeps only
-the mean under each subset of the places that act on the tensor. For a weight between two layers, these are four
-tensors.
+The code never builds such a matrix. A step moves every distribution part of the way towards one hard element. A step
+changes the means by images under this element, and images are computed by gathers. Therefore a mixture stores, for
+every tensor, only its mean under each subset of the sites that act on it. For a weight between two layers, these are
+four tensors.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,12 +29,12 @@ from regauge.core.element import Element
 from regauge.core.families import Family, Tensors, average, complete, coupled_tensors, dot, group_cost
 
 Vertex = Mapping[str, Element]
-"""A hard element of every family, by the name of its root."""
+"""A hard element of every family, with the name of its root as key."""
 
 
 @dataclass(frozen=True)
 class _Draw:
-    """Sites of one family on one tensor that share a sample."""
+    """The sites of one family on one tensor that share a sample."""
 
     family: Family
     sites: list[Site]
@@ -49,7 +49,7 @@ class _Draw:
 
 
 class Mixture:
-    """One relaxed network with random elements of some families. It begins at the identity."""
+    """One relaxed network, with random elements for some families. Initially, all elements are the identity."""
 
     def __init__(self, families: Sequence[Family], tensors: Tensors) -> None:
         self.families = {family.root.name: family for family in families}
@@ -73,16 +73,16 @@ class Mixture:
 
     @property
     def degree(self) -> int:
-        """The degree of the relaxed tensors as polynomials in the step size; at least one."""
+        """The degree of the relaxed tensors as polynomials in the step size. The degree is at least one."""
         return max((1, *(len(places) for places in self._places.values())))
 
     @property
     def excess(self) -> float:
-        """The increase of the expected squared norm that shifts cause."""
+        """The increase in the expected squared norm due to shifts."""
         return sum(sum(values) for values in self._excess.values())
 
     def start_from_barycenter(self) -> None:
-        """Sample uniformly: every relaxed tensor becomes its average over the groups, and shifts stay at zero."""
+        """Sample uniformly: every relaxed tensor becomes its average over the groups, and shifts stay zero."""
         for name, means in self._means.items():
             for mask in range(1, len(means)):
                 bit = mask & -mask
@@ -111,7 +111,7 @@ class Mixture:
         return complete(family, {root: found.value}, ())
 
     def line(self, name: str, vertex: Vertex) -> list[Tensor]:
-        """Return the relaxed tensor on the line to a vertex, as coefficients of powers of the step size."""
+        """Return the relaxed tensor on the linear path to a vertex, as coefficients of powers of the step size."""
         terms, m = self._terms(name, len(self._means[name]) - 1, vertex), len(self._places[name])
         powers = [torch.zeros_like(terms[0]) for _ in terms]
         # sum_j t^j (1 - t)^(m - j) T_j, where T_j sums over the choices of j draws that moved, by powers of t.
@@ -121,13 +121,13 @@ class Mixture:
         return powers
 
     def excess_of(self, vertex: Vertex) -> float:
-        """Return the excess at a vertex."""
+        """Return the excess that the relaxed network would have at a vertex."""
         return sum(
             self._excess_at(name, k, vertex) for name, places in self._places.items() for k in range(len(places))
         )
 
     def step(self, vertex: Vertex, size: float) -> None:
-        """Move every distribution towards the vertex, which gets probability `size`."""
+        """Move every distribution towards the vertex. The vertex gets probability `size`."""
         for name, means in self._means.items():
             for mask in reversed(range(1, len(means))):  # Larger sets are made of smaller ones as they were.
                 terms, count = self._terms(name, mask, vertex), mask.bit_count()
@@ -137,7 +137,7 @@ class Mixture:
                 self._excess[name][k] = (1 - size) * before + size * self._excess_at(name, k, vertex)
 
     def settle(self, root: str, element: Element) -> None:
-        """Give this element of one family probability one."""
+        """Give probability one to this element of one family."""
         for name in self.families[root].sites:
             places, means = self._places[name], self._means[name]
             own = sum(1 << k for k, place in enumerate(places) if place.family.root.name == root)
@@ -153,9 +153,9 @@ class Mixture:
         return means[(len(means) - 1) ^ (1 << place)]
 
     def _terms(self, name: str, mask: int, vertex: Vertex) -> list[Tensor]:
-        """Return coefficients of a multilinear function: entry j sums over all choices of j places of `mask` to move.
+        """Return the coefficients of a multilinear function.
 
-        The places that are not moved stay relaxed.
+        Entry j sums over all subsets of j sites of `mask` that move. The sites that do not move stay relaxed.
         """
         means = self._means[name]
         terms = [means[mask], *[torch.zeros_like(means[mask])] * mask.bit_count()]
@@ -181,10 +181,10 @@ class Mixture:
 
 
 class RelaxedUniverse:
-    """Relaxed networks, the first of which is hard, and their closeness to one another.
+    """Relaxed networks and their similarity to one another. The first network is hard.
 
-    The objective is that of hard networks (`universe_objective`) with relaxed tensors in their place. It is linear in
-    the distribution of each place, and thus a polynomial in the step size.
+    The objective is that of hard networks (`universe_objective`), evaluated at the relaxed tensors. The objective is
+    linear in the distribution at each site. Therefore it is a polynomial in the step size.
     """
 
     def __init__(self, networks: Sequence[Tensors], families: Sequence[Family]) -> None:
@@ -196,17 +196,17 @@ class RelaxedUniverse:
             self.scale += (sum(norms) ** 2 - sum(norm**2 for norm in norms)) / 2
 
     def start_from_barycenter(self) -> None:
-        """Set every network but the first to its average over the groups."""
+        """Set every network except the first to its average over the groups."""
         for mixture in self.mixtures:
             mixture.start_from_barycenter()
 
     def aims(self, k: int) -> dict[str, Tensor]:
-        """Return, for a network, the mean of all other networks."""
+        """Return, for one network, the mean of all other networks."""
         others = [mixture for j, mixture in enumerate(self.mixtures) if j != k]
         return {name: torch.stack([m.mean(name) for m in others]).mean(0) for name in self._names}
 
     def vertices(self) -> list[Vertex]:
-        """Return the hard element of every network and family towards which the objective rises fastest."""
+        """Return, for every network and family, the hard element in whose direction the objective rises fastest."""
         result: list[Vertex] = [{}]
         for k, mixture in enumerate(self.mixtures[1:], start=1):
             aims = self.aims(k)
@@ -214,7 +214,7 @@ class RelaxedUniverse:
         return result
 
     def line(self, vertices: Sequence[Vertex]) -> NDArray[np.float64]:
-        """Return the objective on the line to a vertex, as exact coefficients of powers of the step size."""
+        """Return the objective on the linear path to a vertex, as exact coefficients of powers of the step size."""
         total = np.zeros(1 + 2 * max(mixture.degree for mixture in self.mixtures))
         for name in self._names:
             before = [self.mixtures[0].mean(name)]
@@ -236,15 +236,15 @@ class RelaxedUniverse:
         return total
 
     def step(self, vertices: Sequence[Vertex], size: float) -> None:
-        """Move every network towards its vertex."""
+        """Move every network towards its vertex by a share `size` of the way."""
         for mixture, vertex in zip(self.mixtures, vertices, strict=True):
             mixture.step(vertex, size)
 
     def settle(self) -> list[Vertex]:
-        """Make every relaxed element hard, one family after the other, each the best given all others.
+        """Round every relaxed element to a hard element, one family after the other, each optimal given all others.
 
-        The objective is linear in the distribution of a family, so the best element is no worse than the mixture. Only
-        if a group acts along two axes of one tensor can this step lose.
+        The objective is linear in the distribution of a family. So the best element is at least as good as the mixture.
+        This step can lower the objective only if a group acts on two axes of one tensor.
         """
         settled: list[Vertex] = [{}]
         for k, mixture in enumerate(self.mixtures[1:], start=1):
@@ -257,7 +257,7 @@ class RelaxedUniverse:
 
 
 def highest(line: NDArray[np.float64]) -> tuple[float, float]:
-    """Return the smallest maximizer in [0, 1] of a polynomial, given by its coefficients, and the maximum."""
+    """Return the smallest maximizer in [0, 1] of a polynomial with the given coefficients, and the maximum."""
     # On an interval the largest value of a polynomial is at an end or where its derivative vanishes: no line search.
     derivative = line[1:] * np.arange(1, len(line))
     roots = np.asarray(np.polynomial.polynomial.polyroots(derivative), dtype=np.complex128)

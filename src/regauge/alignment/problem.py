@@ -1,4 +1,4 @@
-"""Problems for alignment methods: pairs of networks, or many networks, with their symmetry, data and generator."""
+"""Problems for alignment methods: pairs of networks, or many networks, with a symmetry, a task and a generator."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -28,13 +28,13 @@ NOTHING_KEPT = "there are too few examples to keep some: those that an element w
 
 
 class _Setting:
-    """The task and the generator that come with networks, for methods that require them."""
+    """The task and the generator that accompany networks, for methods that need them."""
 
     task: Task | None
     generator: torch.Generator | None
 
     def require_task(self, method: object) -> Task:
-        """Return the task, for methods that require one.
+        """Return the task. Methods that need a task call this function.
 
         Raises:
             ValueError: There is no task.
@@ -47,7 +47,7 @@ class _Setting:
         return self.task
 
     def require_generator(self, why: str) -> torch.Generator:
-        """Return the generator, for methods that use random numbers.
+        """Return the generator. Methods that use random numbers call this function.
 
         Raises:
             ValueError: There is no generator.
@@ -59,17 +59,17 @@ class _Setting:
 
 @dataclass(frozen=True)
 class Problem(_Setting):
-    """Pairs of networks, in which the second network is to be moved close to the first one.
+    """Pairs of networks, where an element is to bring the second network of each pair close to the first one.
 
     Attributes:
-        a: The first networks, with one leading axis of pairs on every tensor; a single pair is a batch of one.
-            Tensors may be expanded (stride zero along the pairs) if all pairs share the first network.
-        b: The second networks, of the same names and shapes.
-        symmetry: The symmetry of all networks, with every size known.
-        task: Model, data and loss, for methods that use them.
-        generator: The random number generator, for methods that use one.
-        judge: The task that is used to choose between elements, on examples that `task` lacks (`divided`); `task`
-            itself by default.
+        a: The first networks, with a leading pair axis on every tensor. A single pair is a batch of size one. If all
+            pairs share the first network, its tensors may be expanded (stride zero along the pair axis).
+        b: The second networks, with the same names and shapes.
+        symmetry: The symmetry of all networks. All its sizes are known.
+        task: Model, data and loss, for methods that need them.
+        generator: The random number generator, for methods that need one.
+        judge: The task that selects among elements, on examples that `task` does not contain (`divided`). Default:
+            `task` itself.
     """
 
     a: Mapping[str, Tensor]
@@ -85,27 +85,30 @@ class Problem(_Setting):
         return next((len(tensor) for tensor in self.b.values()), 1)
 
     def pair(self, k: int) -> tuple[Params, Params]:
-        """Return both networks of one pair, without the leading axis."""
+        """Return both networks of one pair, without the leading pair axis."""
         return select(self.a, k), select(self.b, k)
 
     def __getitem__(self, rows: slice | Tensor) -> "Problem":
-        """Return the problem of some pairs."""
+        """Return the problem of the selected pairs."""
         return replace(self, a=select(self.a, rows), b=select(self.b, rows))
 
     def move(self, element: Element, moved: Mapping[str, Tensor] = NOTHING) -> Params:
-        """Return the second networks moved by a batch of elements; tensors in `moved` are already moved and reused."""
+        """Return the second networks after a batch of elements was applied.
+
+        Tensors in `moved` are reused as results.
+        """
         alike = {n: t for n, t in moved.items() if t.dtype == self.b[n].dtype and t.device == self.b[n].device}
         done = {name: tensor for name, tensor in alike.items() if name not in self.symmetry.added}
         return {**self.symmetry.act(element, self.b, skip=done), **done}
 
     def divided(self, kept: float) -> tuple["Problem", tuple[str, ...]]:
-        """Return the problem with a share of the examples kept to choose between elements, and notes.
+        """Return the problem with a share of the examples held out to select among elements, and notes.
 
-        A problem that is already divided stays as it is. A method and the methods among its settings thus choose on the
-        same examples.
+        If the problem is already divided, it is returned unchanged. Therefore a method and the methods in its settings
+        select on the same examples.
 
         Args:
-            kept: The share of the kept examples. With zero, all examples serve both purposes.
+            kept: The share of the examples to hold out. If zero, all examples serve both purposes.
         """
         if self.task is None or self.judge is not None or not kept:
             return self, ()
@@ -116,11 +119,10 @@ class Problem(_Setting):
         return replace(self, task=seen, judge=judge), ()
 
     def line_losses(self, params: Mapping[str, Tensor], points: Sequence[float] = (0.5,)) -> Tensor:
-        """Return the mean loss at points of the lines from the first networks to the moved second ones, float64
-        `[pairs]`.
+        """Return the mean loss at points of the linear paths from the first to transformed second networks, `[pairs]`.
 
-        The loss is that of `judge`. Without targets it is the mean squared difference between the outputs and the
-        interpolated outputs of both ends, `(1 - t) f(a) + t f(b)`.
+        The loss is that of `judge`, in float64. Without targets, the loss is the mean squared difference between the
+        outputs and the interpolated outputs of both endpoints, `(1 - t) f(a) + t f(b)`.
         """
         task = self.task if self.judge is None else self.judge
         assert task is not None
@@ -145,14 +147,16 @@ class Problem(_Setting):
         moved: Mapping[str, Tensor] = NOTHING,
         notes: tuple[str, ...] = (),
     ) -> Results:
-        """Return the result with these elements, and move the second networks; for the other arguments see `Result`.
+        """Return the result for these elements, with the transformed second networks.
 
-        Values of a single pair may be floats. A method leaves out the arguments that it does not have.
+        `Result` explains the other arguments. For a single pair, numbers may be floats. A method omits the arguments
+        that do not apply to it.
 
         Args:
-            element: One element for each pair, or the same for all.
-            moved: Tensors of the second networks that are already moved, bit for bit as the action would move them.
-            notes: Sentences about properties of the first network that could not be taken over.
+            element: One element for each pair, or one element for all pairs.
+            moved: Tensors of the second networks that are already transformed, with the same bits as `Symmetry.act`
+                returns.
+            notes: Messages about properties of the first network that the second network could not adopt.
         """
 
         def numbers(values: Tensor | Sequence[float] | float) -> Tensor:
@@ -176,13 +180,13 @@ class Problem(_Setting):
 
 @dataclass(frozen=True)
 class ManyProblem(_Setting):
-    """Two or more networks, to be moved into one universe, where all of them are close to one another.
+    """Two or more networks, to be mapped into one universe where all of them are close to one another.
 
     Attributes:
-        networks: The networks, of the same names and shapes.
-        symmetry: The symmetry of all networks, with every size known.
-        task: Model, data and loss, for methods that use them.
-        generator: The random number generator, for methods that use one.
+        networks: The networks, with the same names and shapes.
+        symmetry: The symmetry of all networks. All its sizes are known.
+        task: Model, data and loss, for methods that need them.
+        generator: The random number generator, for methods that need one.
     """
 
     networks: Sequence[Mapping[str, Tensor]]
@@ -202,9 +206,9 @@ class ManyProblem(_Setting):
         params: Sequence[Params] = (),
         notes: tuple[str, ...] = (),
     ) -> ManyResult:
-        """Return the result with one element for each network, the first of them the identity; see `Problem.result`.
+        """Return the result with one element for each network. The first element is the identity; see `Problem.result`.
 
-        The networks are moved unless `params` holds the moved networks.
+        The elements are applied to the networks unless `params` contains the transformed networks.
         """
         elements = [materialize(element, self.symmetry.groups) for element in elements]
         first, rest = dict(self.networks[0]), zip(elements[1:], self.networks[1:], strict=True)
@@ -223,18 +227,18 @@ class ManyProblem(_Setting):
 
 
 def batch_of_one(params: Mapping[str, Tensor]) -> Params:
-    """Return a network as a population of one, without copying."""
+    """Return a network as a population of size one, without copying."""
     return {name: tensor.unsqueeze(0) for name, tensor in params.items()}
 
 
 def bind_networks(networks: Sequence[Mapping[str, Tensor]], symmetry: Symmetry, hint: str) -> Symmetry:
-    """Return the symmetry with every size known, after a check that networks can be aligned under it.
+    """Return the symmetry with all sizes known, after checking that the networks can be aligned with it.
 
-    Populations raise an error, which ends with `hint`.
+    If a network is a population, an error is raised whose message ends with `hint`.
 
     Raises:
-        KeyError: A parameter that the symmetry moves is missing.
-        ValueError: The networks have different parameters, do not fit the symmetry, hold NaN or Inf, or are
+        KeyError: A parameter on which the symmetry acts is missing.
+        ValueError: The networks have different parameters, do not fit the symmetry, contain NaN or Inf, or are
             populations.
     """
     first = networks[0]
@@ -250,14 +254,14 @@ def bind_networks(networks: Sequence[Mapping[str, Tensor]], symmetry: Symmetry, 
 
 
 def bind_pairs(a: Mapping[str, Tensor], b: Mapping[str, Tensor], symmetry: Symmetry) -> tuple[Params, Symmetry]:
-    """Return the first networks with a leading axis of pairs, and the symmetry with every size known, after all checks.
+    """Return the first networks with a leading pair axis, and the symmetry with all sizes known, after all checks.
 
-    The second networks have one leading axis. The first networks have one as well, unless there is a single first
+    The second networks must have a leading axis. The first networks must have one too, unless there is a single first
     network.
 
     Raises:
-        KeyError: A parameter that the symmetry moves is missing.
-        ValueError: The networks have different parameters, do not fit the symmetry, differ in number, or hold NaN or
+        KeyError: A parameter on which the symmetry acts is missing.
+        ValueError: The networks have different parameters, do not fit the symmetry, differ in number, or contain NaN or
             Inf.
     """
     symmetry = symmetry.bind(b).stored_in(b)

@@ -1,9 +1,9 @@
-"""The matching of networks as representatives, and its results in the coordinates of the first network.
+"""Matching of networks by their representatives, and conversion of results to the coordinates of the first network.
 
-A representative has no translations left, and its gains are one (`Symmetry.split`). Networks that differ only by
-translations and gains have the same representative. Gains also forbid rotations, so the residual stream of a
-representative transformer may be rotated and not only reordered. A line between representatives is a line in the
-coordinates of either network.
+In a representative, all translation coordinates are zero and all gains are one (`Symmetry.split`). Networks that differ
+only by translations and gains have the same representative. Gains prevent rotations. So the residual stream of a
+representative transformer can be rotated, and not only permuted. A linear path between representatives is a linear path
+in the coordinates of either network.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -32,38 +32,43 @@ from regauge.core.symmetry import Symmetry
 Known = TypeVar("Known")
 Ends = tuple[Coordinates, Coordinates]
 Rotate = Literal["auto", "always", "never"]
-"""Whether a residual stream is rotated where it may be, or reordered; "auto" asks how much orders explain."""
+"""Whether to rotate residual streams, if possible, or to permute them.
+
+"auto" depends on how much permutations explain.
+"""
 EXPLAINED = 0.9
-"""Cosine of the tensors of a stream after matching from which orders suffice."""
+"""If the cosine between the tensors of a stream after matching is at least this, permutations suffice."""
 NOT_ROTATED = (
     "nothing is rotated: no group of the symmetry says `behind_gains`, or the method matches networks as they are"
 )
 COPY = 1e-12
-"""Squared distance of representatives of a network and its copy at most, as a share of the squared norm."""
+"""The largest squared distance between the representatives of a network and its copy, relative to the squared norm."""
 SMALLEST_GAIN = {2: 2.0**-5, 4: 2.0**-10, 8: 2.0**-20}
-"""Smallest gain of the first network that others take over, as a share of the median, by bytes of a value: what reads
-behind a gain is divided by it, and rounded."""
+"""The smallest gain of the first network that other networks adopt, as a share of the median, by bytes per entry.
+
+Parameters that read the gain are divided by it and rounded.
+"""
 
 
 def has_representatives(symmetry: Symmetry) -> bool:
-    """Return whether networks differ from their representatives."""
+    """Return whether networks can differ from their representatives."""
     return bool(symmetry.translations or (symmetry.gains and chart_gains(symmetry)))
 
 
 def as_given(symmetry: Symmetry) -> tuple[Symmetry, tuple[str, ...]]:
-    """Return the symmetry under which given networks are matched, and a note if they have representatives."""
+    """Return the symmetry for matching networks as given, and a note if they have representatives."""
     told = "the networks are matched as they are: translations, and rotations behind gains, stay between them"
     return replace(symmetry, translations=(), gains=()), (told,) if has_representatives(symmetry) else ()
 
 
 def require_choice(rotate: str) -> None:
-    """Raise a ValueError unless `rotate` is one of its choices."""
+    """Raise a ValueError unless `rotate` is an allowed option."""
     if rotate not in get_args(Rotate):
         raise ValueError(f"rotate is {rotate!r}; choose 'auto', 'always' or 'never'")
 
 
 def match_pairs(method: Method, problem: Problem, rotate: Rotate) -> Results:
-    """Match pairs as representatives, if the method reads them, and return the results in the coordinates of A."""
+    """Match pairs by their representatives, if the method reads them. Return results in the coordinates of A."""
     require_choice(rotate)
     whole, symmetry = problem.symmetry, problem.symmetry.on_data
     has_task = problem.task is not None
@@ -97,9 +102,10 @@ def match_pairs(method: Method, problem: Problem, rotate: Rotate) -> Results:
 
 
 def match_many(method: Method, problem: ManyProblem, rotate: Rotate) -> ManyResult:
-    """Match many networks as representatives; each is written in the coordinates of the first one.
+    """Match many networks by their representatives. The results are written in the coordinates of the first network.
 
-    Either all networks are rotated or none. They are rotated if most of them are not similar to the first network.
+    Either all networks are rotated or none of them. All networks are rotated if most of them are not similar to the
+    first network.
     """
     require_choice(rotate)
     whole, symmetry = problem.symmetry, problem.symmetry.on_data
@@ -135,9 +141,9 @@ def match_many(method: Method, problem: ManyProblem, rotate: Rotate) -> ManyResu
 def in_coordinates_of(
     symmetry: Symmetry, element: Element, pair: tuple[Mapping[str, Tensor], Mapping[str, Tensor]]
 ) -> Element:
-    """Convert an element on the second representative to an element that moves the network to the first's coordinates.
+    """Convert an element on the second representative to one that maps its network to the first's coordinates.
 
-    The element rotates exactly the groups for which it has no order.
+    The element rotates exactly those groups for which it has no permutation.
     """
     problem = Problem(batch_of_one(pair[0]), batch_of_one(pair[1]), symmetry)
     names = [name for name in symmetry.rotatable if element[name].matrix is not None]
@@ -146,7 +152,7 @@ def in_coordinates_of(
 
 
 def _split(symmetry: Symmetry, params: Mapping[str, Tensor], is_run: bool) -> tuple[Params, Coordinates]:
-    """Return representatives and coordinates; representatives that a task runs have the dtypes of the networks."""
+    """Return representatives and coordinates. If a task runs the representatives, they have the networks' dtypes."""
     representative, coordinates = symmetry.split(params)
     if is_run:
         representative = {name: tensor.to(params[name].dtype) for name, tensor in representative.items()}
@@ -155,13 +161,14 @@ def _split(symmetry: Symmetry, params: Mapping[str, Tensor], is_run: bool) -> tu
 
 @dataclass(frozen=True)
 class RotationChoice(Generic[Known]):
-    """A choice between rotations and orders of the residual streams of pairs.
+    """A choice, for each pair, between rotations and permutations of the residual streams.
 
     Attributes:
-        is_wanted: The pairs that are to be rotated, bool `[pairs]`.
-        is_free: The pairs that can be rotated, bool `[pairs]`. A channel with a gain of zero cannot be rotated.
-        known: The result of matching by orders, if it made the choice.
-        notes: A sentence that explains why some pairs were not rotated as requested.
+        is_wanted: The pairs in which streams should be rotated, bool `[pairs]`.
+        is_free: The pairs in which streams can be rotated, bool `[pairs]`. A channel with a gain of zero cannot be
+            rotated.
+        known: The result of matching by permutations, if this result determined the choice.
+        notes: A message that explains why some pairs were not rotated although this was requested.
     """
 
     is_wanted: Tensor
@@ -177,14 +184,14 @@ class RotationChoice(Generic[Known]):
         rotate: Rotate,
         explain: Callable[[], tuple[tuple[Tensor, Tensor, Tensor], Known]],
     ) -> "RotationChoice[Known]":
-        """Choose between rotations and orders by `rotate`, or by how much of the networks orders explain.
+        """Choose between rotations and permutations by `rotate`, or by how much of the networks permutations explain.
 
         Args:
             symmetry: The whole symmetry.
-            networks: Representatives, whose gains are read.
-            rotate: The user's choice.
-            explain: A function that matches the networks by orders. It returns squared norms and inner products of the
-                tensors of rotatable groups, between balanced networks, and the result of the match.
+            networks: The representatives, whose gains are read.
+            rotate: The caller's option.
+            explain: A function that matches the networks by permutations. The function returns squared norms and inner
+                products of the tensors of rotatable groups (between balanced networks), and the result of the match.
         """
         names = symmetry.rotatable
         a, b = (zero_gains(symmetry, one, names) for one in networks)
@@ -206,19 +213,19 @@ class RotationChoice(Generic[Known]):
 
 
 def are_rotated(choices: Sequence[RotationChoice[Any]]) -> bool:
-    """Return whether several networks are rotated; either all networks are rotated or none."""
+    """Return whether several networks are rotated: either all of them or none."""
     is_most = sum(bool(one.is_wanted) for one in choices) > len(choices) / 2
     return all(bool(one.is_free) for one in choices) and is_most
 
 
 def rotated_tensors(symmetry: Symmetry, names: Sequence[str], compared: Collection[str]) -> list[str]:
-    """Return the compared tensors that groups of these names act on."""
+    """Return the compared tensors on which the named groups act."""
     places = (place.parameter for name in names for place in symmetry[name].placements)
     return [name for name in dict.fromkeys(places) if name in compared]
 
 
 def _choose(symmetry: Symmetry, problem: Problem, rotate: Rotate) -> RotationChoice[tuple[Results, Frame]]:
-    """Choose between rotations and orders for the representatives of pairs, after a match by orders in a frame."""
+    """Choose between rotations and permutations for representatives, after a match by permutations in a frame."""
 
     def explain() -> tuple[tuple[Tensor, Tensor, Tensor], tuple[Results, Frame]]:
         # Between balanced networks so that it does not matter where on its orbit either of them happens to be.
@@ -245,7 +252,7 @@ def _framed(problem: Problem, frame: Frame) -> FramedProblem:
 
 
 def notes_on_ties(symmetry: Symmetry, a: Any, moved: Any, rotate: Rotate) -> tuple[str, ...]:
-    """Return notes on tied heads that keep streams from rotating, if orders explain little of a moved network."""
+    """Return notes on tied heads that prevent rotations of streams, if permutations explain little of the networks."""
     notes = []
     for names in symmetry.tied if isinstance(a, Mapping) and rotate != "never" else ():
         for group in symmetry.groups:
@@ -265,9 +272,7 @@ def notes_on_ties(symmetry: Symmetry, a: Any, moved: Any, rotate: Rotate) -> tup
 
 
 def _distances(problem: Problem, params: Params) -> tuple[Tensor, Tensor]:
-    """Return the squared distance of each first network to the moved second one, and the squared norm: float64
-    `[pairs]`.
-    """
+    """Return the squared distance of each first network from the transformed second one, and the squared norm."""
     a, b = compared([problem.a, params], problem.symmetry)
     if not a:  # Where there are translations alone, no group moves anything.
         return (nothing := torch.zeros(problem.pairs, dtype=torch.float64)), nothing
@@ -275,7 +280,7 @@ def _distances(problem: Problem, params: Params) -> tuple[Tensor, Tensor]:
 
 
 def restrict_method(method: Method, symmetry: Symmetry, names: Sequence[str]) -> Any:
-    """Restrict a method, and the methods among its settings, to elements of the symmetry of representatives."""
+    """Restrict a method, and the methods in its settings, to elements of the symmetry of representatives."""
 
     def restrict(value: Any) -> Any:
         if isinstance(value, Element):
@@ -293,15 +298,15 @@ def restrict_method(method: Method, symmetry: Symmetry, names: Sequence[str]) ->
 def _in_coordinates(
     method: Method, element: Element, problem: Problem, names: Sequence[str], ends: Ends, whole: Symmetry
 ) -> tuple[Element, Params, tuple[str, ...]]:
-    """Convert elements on representatives to elements on the networks; return them, the moved networks, and notes.
+    """Convert elements on representatives to elements on networks. Return them, the transformed networks, and notes.
 
     Args:
         method: The method that found the elements.
         element: One element for each pair.
-        problem: The networks, with the symmetry that defines the representatives.
+        problem: The networks, and the symmetry that defines their representatives.
         names: The groups that are rotated.
-        ends: The coordinates of the second networks, and of the first networks.
-        whole: The symmetry, including elements that keep the function only with statistics as stored.
+        ends: The coordinates of the second networks, and those of the first networks.
+        whole: The symmetry, including elements that keep the function only with the stored statistics.
     """
     element, notes = write(problem.symmetry, element, names, problem.a, ends)
     moved = problem.move(element)
@@ -320,13 +325,13 @@ def _in_coordinates(
 
 
 def add_difference(element: Element, ends: Ends) -> Element:
-    """Return an element of another symmetry whose translation has the same effect on the coordinates of that symmetry.
+    """Return an element of another symmetry whose translation changes that symmetry's coordinates by the same amounts.
 
-    If running variances are a part of gains, the same vector changes the bias by a different amount.
+    If gains absorb running variances, the same vector changes the bias by a different amount.
 
     Args:
-        element: An element that translates.
-        ends: The coordinates of networks under the other symmetry before and after the element translates them.
+        element: An element with translations.
+        ends: The coordinates of networks under the other symmetry, before and after the element acts.
     """
     before, after = ends
     return element.translated({name: (after[name] - before[name]).double() for name in element.translation})
@@ -335,10 +340,10 @@ def add_difference(element: Element, ends: Ends) -> Element:
 def _take_over_statistics(
     problem: Problem, element: Element, moved: Params, there: tuple[Params, Coordinates]
 ) -> tuple[Element, Params]:
-    """Return elements by which copies of the first networks also move statistics as stored.
+    """Return elements that also transform stored statistics, for pairs in which the second network is a copy.
 
-    In networks that are not copies, recomputed statistics would undo one half of such a move. `there` holds the
-    representatives and the coordinates of the moved second networks.
+    If a network is not a copy, recomputed statistics would undo one half of such a transformation. `there` contains the
+    representatives and coordinates of the transformed second networks.
     """
     symmetry = problem.symmetry
     (first, wanted), (second, own) = symmetry.split(problem.a), there
@@ -353,14 +358,14 @@ def _take_over_statistics(
 
 
 def _settle(method: Method, problem: Problem, there: Element, moved: Params) -> Element:
-    """Return elements for near copies that leave the least distance to the first networks.
+    """Return elements for near copies that minimize the distance to the first networks.
 
-    In the coordinates of the first network, noise in a small gain or in a bias amplifies the noise of the weights that
-    read the result. The given networks are therefore also matched, with scales fitted to the first network. This match
-    is best if the networks do not differ by translations. The reason is that biases and gains, which a representative
-    lacks, distinguish units that noise has confused. Otherwise the networks are matched once more in the coordinates of
-    the first network. Without gains, these coordinates amplify nothing, and the networks differ by translations. A fit
-    in these coordinates is then enough.
+    In the coordinates of the first network, noise in a small gain or a bias amplifies the noise of the weights that
+    read the result. Therefore the given networks are also matched, with scales fitted to the first network. This match
+    is best if the networks do not differ by translations. The reason is that biases and gains distinguish units that
+    noise has made similar, and a representative lacks them. If the networks differ by translations, they are matched
+    once more in the coordinates of the first network. Without gains, these coordinates do not amplify noise. A fit in
+    these coordinates is then sufficient.
     """
     symmetry = problem.symmetry
     scales: Scales = getattr(method, "scales", "balance")
@@ -379,7 +384,7 @@ def _settle(method: Method, problem: Problem, there: Element, moved: Params) -> 
 
 
 def _put(part: Element, rows: Tensor, whole: Element) -> Element:
-    """Return a batch in which the elements of some rows are replaced."""
+    """Return a batch in which the elements of some rows are replaced by those of `part`."""
     mask, places = torch.zeros(whole.batch, dtype=torch.bool), torch.zeros(whole.batch, dtype=torch.int64)
     mask[rows], places[rows] = True, torch.arange(len(rows))
     return part.rows(places).where(mask, whole)
@@ -388,14 +393,14 @@ def _put(part: Element, rows: Tensor, whole: Element) -> Element:
 def write(
     symmetry: Symmetry, element: Element, names: Sequence[str], first: Mapping[str, Tensor], ends: Ends
 ) -> tuple[Element, tuple[str, ...]]:
-    """Convert an element on representatives to one that moves networks to the coordinates of the first ones; add notes.
+    """Convert an element on representatives to one that maps networks to the first networks' coordinates; add notes.
 
     Args:
         symmetry: The symmetry that defines the representatives.
         element: One element for each pair, or a single element.
         names: The groups that the element rotates.
         first: The first networks, whose gains are read.
-        ends: The coordinates of the second networks, and of the first networks.
+        ends: The coordinates of the second networks, and those of the first networks.
     """
     kept = dict[str, Tensor]()
     notes = [f"rotated behind gains: {', '.join(map(repr, names))}"] if names else []

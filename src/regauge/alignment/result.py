@@ -1,4 +1,4 @@
-"""The outcome of an alignment: of one pair of networks, of a batch of pairs, or of many networks."""
+"""The result of an alignment: of one pair of networks, of a batch of pairs, or of many networks."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 
 SHARES = ("moved", "flipped", "turned")
-"""Columns that are shares, between zero and one."""
+"""The columns that contain shares, between zero and one."""
 
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ Flag = TypeVar("Flag", default=bool)
 
 @dataclass(frozen=True, repr=False)
 class Result(Generic[Moved, Number, Numbers, Flag]):
-    """The outcome of an alignment.
+    """The result of an alignment.
 
     | returned by | element | params | objective, initial | history, starts | is_converged |
     | --- | --- | --- | --- | --- | --- |
@@ -38,23 +38,23 @@ class Result(Generic[Moved, Number, Numbers, Flag]):
     | `align_pairs`, `Method.match` | a batch | a population | `[pairs]` | `[steps, pairs]` | `[pairs]` |
     | `align_many`, `Method.match_many` | one for each network | a tuple | floats | tuples of floats | a bool |
 
-    Values of batches are float64 tensors. Fields that a method does not fill are empty or None.
+    For a batch, these fields are float64 tensors. If a method does not compute a field, the field is empty or None.
 
     Attributes:
-        symmetry: The symmetry that the elements belong to, with every size known.
-        element: The element that moves the second network. For many networks this is a batch, whose elements move each
-            network into the universe. The first network stays there, and the first element is the identity.
-        params: The moved networks, `act(element, params_b)`; each computes the same function as before.
-        objective: The objective of the method at `element`, which is maximized: for many networks the sum over pairs.
-        initial: The objective at the identity; never larger than `objective`.
-        history: The objective at the start of the best climb and after each of its steps; it never falls. In a batch,
-            pairs that ended earlier repeat their last value.
-        starts: The objective that each climb or candidate reached, in the order of the attempts. In a batch, NaN marks
-            pairs that did not need the climb.
+        symmetry: The symmetry to which the elements belong. All its sizes are known.
+        element: The element that aligns the second network. For many networks, a batch of elements that map each
+            network into the universe. The first element is the identity, so the first network is unchanged.
+        params: The aligned networks, `act(element, params_b)`. Each computes the same function as before.
+        objective: The method's objective at `element`, which is maximized. For many networks, the sum over pairs.
+        initial: The objective at the identity. This initial objective never exceeds `objective`.
+        history: The objective at the start of the best climb and after each of its steps. The objective never
+            decreases. In a batch, pairs that ended earlier repeat their last objective.
+        starts: The objective that each climb or candidate reached, in the order in which they were tried. In a batch,
+            if a pair did not need a climb, the objective is NaN.
         is_converged: Whether the method ended because no single step could improve the objective.
-        is_judged: Whether a task judged the result; weights alone do not show how high the barrier is.
-        notes: Sentences about properties that could not be taken over from the first network, and about a result
-            without change.
+        is_judged: Whether a task evaluated the result. Weights alone do not show how high the barrier is.
+        notes: Messages about properties that could not be adopted from the first network, and about results without any
+            change.
     """
 
     symmetry: Symmetry
@@ -72,18 +72,18 @@ class Result(Generic[Moved, Number, Numbers, Flag]):
 
     @property
     def elements(self) -> tuple[Element, ...]:
-        """The elements of a batch, or of many networks, one by one."""
+        """The elements of a batch, or of many networks, as a tuple."""
         return tuple(self.element.item(k) for k in range(self.element.batch[0]))
 
     def pairwise(self, i: int, j: int) -> Element:
-        """Return the element that moves network j into the universe, and from the universe to network i.
+        """Return the element that maps network j into the universe, and from there to network i.
 
         These elements are cycle consistent: `compose(pairwise(i, j), pairwise(j, k)) == pairwise(i, k)`.
         """
         return self.symmetry.compose(self.symmetry.inverse(self.element.item(i)), self.element.item(j))
 
     def item(self: "Results", k: int) -> "Result[Params]":
-        """Return the result of one pair of a batch."""
+        """Return the result for one pair of a batch."""
         return Result(
             symmetry=self.symmetry,
             element=self.element.item(k),
@@ -98,7 +98,7 @@ class Result(Generic[Moved, Number, Numbers, Flag]):
         )
 
     def rows(self: "Results", rows: Tensor) -> "Results":
-        """Return the results of some pairs of a batch, in the order of the given indices."""
+        """Return the results for some pairs of a batch, in the order of the given indices."""
         return replace(
             self,
             element=self.element.rows(rows),
@@ -111,7 +111,7 @@ class Result(Generic[Moved, Number, Numbers, Flag]):
         )
 
     def but(self: "Results", rows: Tensor, other: "Results") -> "Results":
-        """Return these results of a batch, with the results of another batch where `rows` is true."""
+        """Return these results, where the results of another batch replace the pairs for which `rows` is true."""
         if not bool(rows.any()):
             return self
         steps, tries = max(len(self.history), len(other.history)), max(len(self.starts), len(other.starts))
@@ -134,18 +134,18 @@ class Result(Generic[Moved, Number, Numbers, Flag]):
 
     @property
     def moves(self) -> tuple[dict[str, Any], ...]:
-        """Shares of units and signs that moved, with one row for each group on which the element can act.
+        """The shares of units and signs that the element changes, with one row for each group on which it can act.
 
-        "moved" is the share of units that come from another position. "flipped" is the share of negative signs and odd
-        half periods. "turned" is the distance of a matrix to the identity by the Frobenius norm. It is divided by the
-        distance of a random rotation, `sqrt(2 size)`, and clipped to 1. "low" and "high" are the quantiles 0.05 and
-        0.95 of the factors. Values that a group does not have are None. Values are averaged over copies and over the
-        networks of a batch. "group" and "units" name the group and its size.
+        "moved" is the share of units that the element takes from another position. "flipped" is the share of negative
+        signs and odd half periods. "turned" is the Frobenius distance of a matrix from the identity. This distance is
+        divided by the distance of a random rotation, `sqrt(2 size)`, and clipped to 1. "low" and "high" are the 0.05
+        and 0.95 quantiles of the factors. If a group does not have a quantity, the entry is None. Entries are averaged
+        over copies and over the networks of a batch. "group" and "units" are the name and size of the group.
         """
         return tuple(moves_of(self.symmetry, self.element))
 
     def plot(self) -> "Figure":
-        """Draw `moves`: the share of each group that moved, in the order of the network, and its scales.
+        """Plot `moves`: the share of each group that changed, in the order of the network, and its scales.
 
         Raises:
             ValueError: The symmetry has no groups.
@@ -158,7 +158,7 @@ class Result(Generic[Moved, Number, Numbers, Flag]):
 
     @property
     def report(self) -> str:
-        """Sentences on the outcome, on further things to try, and on properties that could not be taken over."""
+        """Return sentences on the result, on further options to try, and on properties that could not be adopted."""
         return "\n".join([self._outcome, *self.notes])
 
     @property
@@ -194,13 +194,13 @@ class Result(Generic[Moved, Number, Numbers, Flag]):
 
 
 Results: TypeAlias = Result[Params, Tensor, Tensor, Tensor]
-"""A batch of results, one for each pair."""
+"""A batch of results, with one result for each pair."""
 ManyResult: TypeAlias = Result[tuple[Params, ...]]
 """The result of many networks in one universe."""
 
 
 def join(parts: Sequence[Results]) -> Results:
-    """Concatenate batches of results of one method along their pairs."""
+    """Concatenate batches of results from one method along the pair axis."""
     if len(parts) == 1:
         return parts[0]
     ends = [part.is_converged for part in parts if part.is_converged is not None]
@@ -219,14 +219,14 @@ def join(parts: Sequence[Results]) -> Results:
 
 
 def extend(rows: Tensor, count: int, value: float | None = None) -> Tensor:
-    """Extend a tensor to a number of rows, with a value or (None) with copies of the last row."""
+    """Extend a tensor to a number of rows, filled with a value or, if None, with copies of the last row."""
     missing = (count - len(rows), *rows.shape[1:])
     more = rows[-1:].expand(missing) if value is None else rows.new_full(missing, value)
     return torch.cat([rows, more])
 
 
 def moves_of(symmetry: Symmetry, element: Element) -> Iterator[dict[str, Any]]:
-    """Yield the rows of `Result.moves`: one for each group on which an element can act, with means over a batch."""
+    """Yield the rows of `Result.moves`: one for each group on which an element can act, averaged over a batch."""
     for group in symmetry.groups:
         value = element[group.name]
         row: dict[str, Any] = {"group": group.name, "units": group.size}

@@ -1,4 +1,7 @@
-"""The table of methods, which the command line, the docs and the tests read. This module imports nothing heavy."""
+"""The table of methods, which the command line, the documentation and the tests read.
+
+This module imports no large packages.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,15 +14,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MethodRow:
-    """A row of the table of methods: the module and class of a method, its inputs and its requirements.
+    """A row of the table of methods: the module and class of a method, and the inputs that it takes and needs.
 
     Attributes:
-        module: The module of the method; a name without dots is a file in `alignment/methods`.
-        name: The name of the class of the method.
-        takes: "pairs" for a method that aligns pairs of networks, "many" for many networks at once, and "joint" for
-            networks that each consist of several dictionaries.
+        module: The module of the method. A name without dots is a file in `alignment/methods`.
+        name: The class name of the method.
+        takes: "pairs" if the method aligns pairs of networks, "many" if it aligns many networks at once, and "joint" if
+            each network consists of several dictionaries.
         needs_data: Whether the method needs a task.
-        without_data: Settings under which the method needs no task, if there are any.
+        without_data: Settings with which the method needs no task, if there are any.
     """
 
     module: str
@@ -29,7 +32,7 @@ class MethodRow:
     without_data: Mapping[str, Any] = field(default_factory=dict)
 
     def load(self) -> "type[Method]":
-        """Import the class of the method."""
+        """Import and return the class of the method."""
         module = self.module if "." in self.module else f"regauge.alignment.methods.{self.module}"
         method: type[Method] = getattr(import_module(module), self.name)
         return method
@@ -49,4 +52,4 @@ METHODS = {
     "gaussian": MethodRow("gaussian_matching", "GaussianMatching", takes="joint"),
     "joint": MethodRow("joint_matching", "JointMatching", takes="joint"),
 }
-"""Every public method, by its name on the command line; those that are "joint" have no command."""
+"""Every public method, by its name on the command line. The "joint" methods have no command."""

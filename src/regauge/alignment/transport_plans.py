@@ -1,4 +1,4 @@
-"""Optimal transport between units with equal masses: exact plans, and soft ones with entropy."""
+"""Optimal transport between units with equal masses: exact plans, and soft plans with an entropy term."""
 
 import math
 
@@ -13,11 +13,11 @@ from regauge.core.assignment import Floats, assign
 from regauge.relaxed.sinkhorn_layer import normalize
 
 REPLICAS = 4
-"""Units are split until both sides have equally many if that makes them at most this many times more."""
+"""Units are split into copies until both sides have equally many, if at most this many times as many units result."""
 PRICED = 8
-"""A linear program begins with this many pairs for each unit, and grows by at most as many at a time."""
+"""A linear program starts with this many pairs for each unit, and grows by at most as many at a time."""
 PRICE_TOLERANCE = 1e-9
-"""Pairs that would gain less than this share of the largest profit are left out."""
+"""Pairs that would gain less than this share of the largest profit are omitted."""
 
 
 def transport(
@@ -25,22 +25,23 @@ def transport(
 ) -> Tensor:
     """Return the plan T that maximizes `<T, profit> + regularization * entropy(T)`.
 
-    Rows of T sum to 1/n and columns to 1/m, `entropy(T) = -sum T log T`. Without regularization the optimum is exact.
-    It is an assignment if n = m (n T is then a permutation). It is an assignment of split units if n and m have a small
-    common multiple. Otherwise a linear program is solved. With regularization, Sinkhorn's iteration runs in logarithms
-    at falling regularization. A nearby plan with exact marginals is then returned.
+    Rows of T sum to 1/n and columns sum to 1/m. The entropy is `entropy(T) = -sum T log T`. Without regularization, the
+    optimum is exact. If n = m, it is an assignment: n T is a permutation. If n and m have a small common multiple, it
+    is an assignment of split units. Otherwise, it is the solution of a linear program. With regularization, Sinkhorn's
+    iteration runs on logarithms while the regularization decreases to its final strength. Then a nearby plan with exact
+    marginals is returned.
 
     Args:
-        profit: `[n, m]`.
-        regularization: Not negative.
-        tolerance: Sinkhorn's iteration ends when the marginals are wrong by less than this share.
-        max_iterations: Largest number of iterations at each regularization.
+        profit: The profits, `[n, m]`.
+        regularization: The nonnegative weight of the entropy.
+        tolerance: Sinkhorn's iteration ends when the relative error of the marginals is below this.
+        max_iterations: The maximal number of iterations at each strength of the regularization.
 
     Returns:
         The plan, float64 `[n, m]`.
 
     Raises:
-        ValueError: The profits are not a matrix or not finite, or the regularization is negative.
+        ValueError: The profits are not a matrix or are not finite, or the regularization is negative.
 
     References:
         Cuturi (2013), Sinkhorn distances; Schmitzer (2019), stabilized scaling; Altschuler et al. (2017), algorithm 2.
@@ -64,7 +65,7 @@ def transport(
 
 
 def in_order(n: int, m: int) -> Tensor:
-    """Return the plan that pairs the units of both sides in their order; this is `eye(n) / n` if n = m."""
+    """Return the plan that pairs the units of both sides in their given order. If n = m, it is `eye(n) / n`."""
     cuts = [torch.arange(size + 1) * other for size, other in ((n, m), (m, n))]  # In units of 1 / (n m).
     upper = torch.minimum(cuts[0][1:].unsqueeze(1), cuts[1][1:].unsqueeze(0))
     lower = torch.maximum(cuts[0][:-1].unsqueeze(1), cuts[1][:-1].unsqueeze(0))
@@ -72,7 +73,7 @@ def in_order(n: int, m: int) -> Tensor:
 
 
 def entropy(plan: Tensor) -> float:
-    """Return `-sum T log T` in nats, with `0 log 0 = 0`."""
+    """Return `-sum T log T` in nats, where `0 log 0 = 0`."""
     return -float(torch.xlogy(plan, plan).sum())
 
 
@@ -115,7 +116,7 @@ def _linear_program(profit: Floats) -> Tensor:
 
 
 def _cheapest(cost: Floats, count: int) -> NDArray[np.bool_]:
-    """Return the `count` smallest entries of every row and of every column."""
+    """Return a mask of the `count` smallest entries in every row and every column."""
     rows, columns = (min(count, size) - 1 for size in (cost.shape[1], cost.shape[0]))
     in_row = cost <= np.partition(cost, rows, axis=1)[:, rows, None]
     in_column = cost <= np.partition(cost, columns, axis=0)[columns]
@@ -123,7 +124,7 @@ def _cheapest(cost: Floats, count: int) -> NDArray[np.bool_]:
 
 
 def _marginals_corrected(plan: Tensor) -> Tensor:
-    """Scale the plan down until no marginal is too large, and add the missing mass as a product."""
+    """Scale the plan down until no marginal is too large, and add the missing mass as a product of marginals."""
     n, m = plan.shape
     plan = plan * (1 / (n * plan.sum(1, keepdim=True))).clamp_max(1)
     plan = plan * (1 / (m * plan.sum(0, keepdim=True))).clamp_max(1)

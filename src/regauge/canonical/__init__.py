@@ -1,4 +1,4 @@
-"""Canonical forms: one network for each orbit, and the manifold of all of them."""
+"""Canonical forms: one representative network for each orbit, and the manifold of all canonical networks."""
 
 from regauge.names import attach
 

@@ -1,4 +1,4 @@
-"""One network for each orbit, the distance of two orbits, and a norm for the last layer of a classifier."""
+"""One network for each orbit, the distance between two orbits, and a norm for the last layer of a classifier."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -45,9 +45,10 @@ def canonicalize(
     out: Output | str | Path | None = None,
     memory: int | str | MemoryLimit | None = None,
 ) -> Params:
-    """Return the canonical form of a network: the same for all networks on its orbit, and of the same function.
+    """Return the canonical form of a network.
 
-    Every element g fulfils `canonicalize(act(g, p)) == canonicalize(p)` up to rounding.
+    The canonical form is the same for all networks on the orbit, and computes the same function as the network. For
+    every element g, `canonicalize(act(g, p)) == canonicalize(p)` up to rounding.
 
     | freedom | how it is fixed |
     | --- | --- |
@@ -60,50 +61,53 @@ def canonicalize(
     | translations | each family is zero or centered, as in `symmetry.split` |
     | rotations behind gains | gains are one, and the stream is rotated as above; reordered where a gain is zero |
 
-    Layers are treated in the order of the signal. Each layer is fixed by values that no remaining freedom can move.
-    Parts that no values determine stay as they are; `canonical_manifold(symmetry).left` names them. The scales of
-    normalization layers are fixed by their gains and biases (norm one of the pair, or of the gain alone). The scales of
-    a residual stream are fixed by the writers that no hidden unit feeds. Batch normalization is treated in evaluation
-    mode. Running statistics move along, and recomputing them afterwards changes the function.
+    Layers are processed in the order of the signal. Each layer is fixed by entries that no remaining freedom can
+    change. Freedom that no entries determine is not fixed; `canonical_manifold(symmetry).left` describes it. The scales
+    of normalization layers are fixed by their gains and biases: the pair, or the gain alone, gets norm one. The scales
+    of a residual stream are fixed by the layers that write to it without reading hidden units. Batch normalization is
+    treated as in evaluation mode. Running statistics are transformed too. If they are recomputed afterwards, the
+    function changes.
 
-    Limits. The bias of a unit without incoming weights is scaled to one. If the bias is zero too, the outgoing weights
-    are scaled. Equal units keep their order, because exchanging them gives the same network. Rotations need distinct
-    eigenvalues; otherwise the result computes the same function but depends on the given point of the orbit. The same
-    holds, up to rounding, if a comparison is nearly a tie.
+    The canonical form has the following limits. If a unit has no incoming weights, its bias is scaled to one. If its
+    bias is also zero, its outgoing weights are scaled. Equal units keep their order, because exchanging them gives the
+    same network. Rotations need distinct eigenvalues. Otherwise the result computes the same function, but depends on
+    the given network of the orbit. The same holds, up to rounding, if a comparison is nearly a tie.
 
-    A product of two matrices may have more inner coordinates than its rank, such as the product of `Linear(4, 6)` and
-    `Linear(6, 2)`. Some values of the two factors then do not affect the function. The canonical form of such a product
-    is its factorization by rank. This is a limit of the orbit that no element reaches, and it computes the same
-    function. Networks with the same canonical form therefore compute the same function, but may lie on different
-    orbits. Coordinates that are zero on both sides get no gradient. See `factorize`.
+    A product of two matrices may have more inner coordinates than its rank. An example is the product of `Linear(4, 6)`
+    and `Linear(6, 2)`. Some entries of the two factors then do not affect the function. The canonical form of such a
+    product is its factorization by rank. This factorization is a limit of networks on the orbit that no element
+    reaches. The factorization computes the same function as the product. Therefore networks with the same canonical
+    form compute the same function, but may lie on different orbits. Inner coordinates that are zero on both sides have
+    zero gradients. `factorize` computes this factorization.
 
     Args:
-        params: A network, a population with one leading model axis, or the path of a checkpoint. The given tensors are
-            not changed.
+        params: A network, a population with a leading model axis, or the path of a checkpoint. The given tensors are
+            not modified.
         symmetry: The symmetry of the architecture.
-        parts: The freedom that is fixed: some of "permutation", "sign", "scale", "shift", "linear", "translation" and
-            "rotation"; all by default. The law then holds for the elements of these parts.
-        reference: A network of the same architecture. If it is given, alignment to it fixes signs, half periods,
-            rotations and order, in place of sums and sorting. Before the alignment, the translations, gains, scales and
+        parts: The parts of the symmetry to fix: some of "permutation", "sign", "scale", "shift", "linear",
+            "translation" and "rotation". Default: all parts. The canonical form is then the same under elements of
+            these parts.
+        reference: A network of the same architecture. If given, alignment to this network fixes signs, half periods,
+            rotations and order, instead of sums and sorting. Before the alignment, the translations, gains, scales and
             invertible matrices of the reference are fixed as well.
-        method: Aligns the network to the reference; `WeightMatching(scales="keep")` by default. Scales that a method
-            chooses are ignored.
-        task: Model, data and loss, for methods that use them.
-        generator: The random number generator, for methods that use one.
-        out: Where the canonical form of a checkpoint is written, with its element next to it: a path, or an `Output`.
-        memory: The limit on memory for a checkpoint: bytes, or text such as "2GB"; half of the machine's memory by
-            default. The values, in float64, must fit.
+        method: The method that aligns the network to the reference. Default: `WeightMatching(scales="keep")`. Scales
+            that the method chooses are ignored.
+        task: Model, data and loss, for methods that need them.
+        generator: The random number generator, for methods that need one.
+        out: The path or `Output` to which the canonical form of a checkpoint is written, together with its element.
+        memory: The memory limit for a checkpoint: a number of bytes, or text such as "2GB". Default: half of the
+            machine's memory. All parameters in float64 must fit.
 
     Returns:
-        `act(canonical_element(params, symmetry, ...), params)` if every product of matrices has full rank. Dtypes and
-        devices are kept. If `out` is given, the tensors are read from there on access.
+        The network `act(canonical_element(params, symmetry, ...), params)`, if every matrix product has full rank.
+        Dtypes and devices stay the same. If `out` is given, the returned tensors are read from there on access.
 
     Raises:
-        FileExistsError: The output exists, and may not be replaced.
-        KeyError: A parameter that the symmetry moves is missing.
+        FileExistsError: The output exists and may not be replaced.
+        KeyError: A parameter on which the symmetry acts is missing.
         ValueError: Parameters do not fit the symmetry or are not finite. A part is unknown, or "rotation" is given
-            without "translation". `parts` or the method cannot be combined with the reference. Or the limit on memory
-            is too low.
+            without "translation". `parts` or the method cannot be combined with the reference. Or the memory limit is
+            too low.
 
     References:
         Pittorino et al. (2022), section 2.2, for scales and order in ReLU networks; Erdogan (2025), section 4.4.
@@ -135,8 +139,9 @@ def canonicalize(
 def _canonical_pieces(
     checkpoint: Checkpoint, symmetry: Symmetry, element: Element, base: Mapping[str, Tensor]
 ) -> Pieces:
-    """Yield the canonical form of a checkpoint, tensor by tensor; `base` holds the tensors that have changed
-    already.
+    """Yield the canonical form of a checkpoint, tensor by tensor.
+
+    `base` holds the tensors that have already changed.
     """
     plain = move_pieces(checkpoint, symmetry, element)
     rotated = symmetry.act(element, base) if element.rotation and base is not checkpoint.params else {}
@@ -156,19 +161,20 @@ def _canonical_pieces(
 def factorize(
     params: Mapping[str, Tensor], symmetry: Symmetry, *, parts: Sequence[str] | None = None
 ) -> Mapping[str, Tensor]:
-    """Return a network of the same function whose products of matrices have factors of no more than their rank.
+    """Return a network that computes the same function, where the factors of matrix products have minimal rank.
 
-    If a product has less than full rank, by its shapes or its values, one factor has coordinates that the other factor
-    never reads. The result has no such coordinates. It computes the same function, but no element of the group reaches
-    it, because it is not on the same orbit. `canonicalize` begins with this step.
+    If a product does not have full rank, because of its shapes or its entries, one factor has coordinates that the
+    other factor never reads. The result has no such coordinates. The result computes the same function as the given
+    network. But no element of the group maps the given network to it, because it is not on the same orbit.
+    `canonicalize` begins with this step.
 
     Args:
-        params: A network, or a population with one leading model axis.
+        params: A network, or a population with a leading model axis.
         symmetry: The symmetry of the architecture.
-        parts: The parts, as for `canonicalize`; nothing changes without "linear".
+        parts: The parts, as for `canonicalize`. Without "linear", nothing changes.
 
     Returns:
-        The given tensors if every product has full rank; otherwise new tensors in float64, on the CPU.
+        The given tensors if every product has full rank. Otherwise, new tensors in float64 on the CPU.
     """
     symmetry = symmetry.bind(params)
     is_asked = parts is None or "linear" in parts
@@ -186,7 +192,7 @@ def canonical_element(
     task: Task | None = None,
     generator: torch.Generator | None = None,
 ) -> Element:
-    """Return the element that `canonicalize` acts with, or a batch of elements for a population."""
+    """Return the element that `canonicalize` applies, or a batch of elements for a population."""
     symmetry = symmetry.bind(params)
     given: Any = {"reference": reference, "method": method, "task": task, "generator": generator}
     _, element, _ = _find_canonical(params, symmetry, parts, **given)
@@ -203,9 +209,9 @@ def _find_canonical(
     task: Task | None,
     generator: torch.Generator | None,
 ) -> tuple[Mapping[str, Tensor], Element, bool]:
-    """Return the representative of a network, with products factorized, and the element that makes it canonical.
+    """Return a network's representative with factorized products, and the element that makes it canonical.
 
-    Return also whether products were factorized.
+    The third result is whether products were factorized.
     """
     chosen = ALL_PARTS if parts is None else tuple(parts)
     require_parts(chosen)
@@ -233,7 +239,7 @@ def _find_canonical(
 
 
 def _base(params: Mapping[str, Tensor], symmetry: Symmetry, parts: Sequence[str]) -> tuple[Mapping[str, Tensor], bool]:
-    """Return a network without translations, with products factorized by rank, and whether any product was."""
+    """Return a network without translations and with products factorized by rank, and whether a product changed."""
     if _is_split(symmetry, parts):
         params = symmetry.split(params)[0]
     whole = factorize(params, symmetry, parts=parts)
@@ -241,12 +247,12 @@ def _base(params: Mapping[str, Tensor], symmetry: Symmetry, parts: Sequence[str]
 
 
 def _is_split(symmetry: Symmetry, parts: Sequence[str]) -> bool:
-    """Return whether the fixed parts are the parts of representatives."""
+    """Return whether the parts to fix are those that representatives fix."""
     return bool((symmetry.translations and TRANSLATION in parts) or (symmetry.rotatable and ROTATION in parts))
 
 
 def _carry_out(symmetry: Symmetry, params: Mapping[str, Tensor], parts: Sequence[str]) -> Element:
-    """Return the element of some parts that makes a representative canonical, without streams with a zero gain."""
+    """Return the element of some parts that makes a representative canonical. Streams with a zero gain are excluded."""
     names = symmetry.rotatable if ROTATION in parts else ()
     is_free, found = _is_free(symmetry, params) & bool(names), []
     if bool(is_free.any()):
@@ -259,7 +265,7 @@ def _carry_out(symmetry: Symmetry, params: Mapping[str, Tensor], parts: Sequence
 
 
 def _is_free(symmetry: Symmetry, params: Mapping[str, Tensor]) -> Tensor:
-    """Return whether streams of networks are rotated, bool `[*lead]`: some streams exist and have no zero gain."""
+    """Return whether streams of each network are rotated, bool `[*lead]`: there are streams, and no gain is zero."""
     zero = zero_gains(symmetry, params, symmetry.rotatable)
     return ~torch.stack([*zero.values()]).any(0) if zero else torch.tensor(False)
 
@@ -267,7 +273,7 @@ def _is_free(symmetry: Symmetry, params: Mapping[str, Tensor]) -> Tensor:
 def _on_given(
     symmetry: Symmetry, parts: Sequence[str] | None, element: Element, params: Mapping[str, Tensor]
 ) -> Element:
-    """Return the element that acts on a network as a given element acts on the representative of the network."""
+    """Return the element for a network that corresponds to a given element for its representative."""
     is_moved = _is_split(symmetry, ALL_PARTS if parts is None else parts)
     return onto_representative(symmetry, element, params) if is_moved else element
 
@@ -282,25 +288,25 @@ def orbit_distance(
     task: Task | None = None,
     generator: torch.Generator | None = None,
 ) -> float:
-    """Return the distance of two networks up to symmetry: an upper bound of the smallest distance between their orbits.
+    """Return the distance of two networks up to symmetry, an upper bound on the distance between their orbits.
 
-    Both networks are canonicalized, and the second one is aligned to the first. The result is the Euclidean distance of
-    their parameters without buffers. Scales are fixed by unit norms and not chosen to bring the networks together. Up
-    to rounding, the distance depends only on the two orbits. It is zero for two networks on one orbit, and for two
-    networks with the same products of less than full rank (see `canonicalize`). It is an upper bound of the smallest
-    such distance, because matching ends in a local optimum.
+    Both networks are canonicalized, and the second one is aligned to the first. The result is the Euclidean distance
+    between their parameters, without buffers. Scales are fixed by unit norms. No scales are chosen to bring the
+    networks closer. Up to rounding, the distance depends only on the two orbits. The distance is zero if both networks
+    are on one orbit, or if they have the same products of less than full rank (see `canonicalize`). The result is an
+    upper bound on the smallest such distance, because matching ends in a local optimum.
 
     Args:
-        params_a: One network.
-        params_b: Another network of the same architecture.
+        params_a: The first network.
+        params_b: The second network, with the same architecture.
         symmetry: The symmetry of the architecture.
-        method: The method that aligns the second network; `WeightMatching(scales="keep")` by default.
-        task: Model, data and loss, for methods that use them.
-        generator: The random number generator, for methods that use one.
+        method: The method that aligns the second network. Default: `WeightMatching(scales="keep")`.
+        task: Model, data and loss, for methods that need them.
+        generator: The random number generator, for methods that need one.
 
     Raises:
-        KeyError: A parameter that the symmetry moves is missing.
-        ValueError: The networks have different parameters, do not fit the symmetry, hold NaN or Inf, or are
+        KeyError: A parameter on which the symmetry acts is missing.
+        ValueError: The networks have different parameters, do not fit the symmetry, contain NaN or Inf, or are
             populations.
     """
     require_same_shapes(params_a, params_b)
@@ -315,22 +321,23 @@ def orbit_distance(
 def normalize_logits(
     params: Mapping[str, Tensor], symmetry: Symmetry, *, weight: str, bias: str | None = None, norm: float = 1.0
 ) -> Params:
-    """Return the last layer scaled as a whole such that its weight has a given Euclidean norm.
+    """Scale the last layer as a whole to give its weight a certain Euclidean norm, and return the network.
 
     This scaling is not a symmetry, because it multiplies all logits by the same positive number. The ranking of the
-    classes stays the same, but the probabilities, their calibration and the loss change. `canonicalize` never scales
-    the last layer this way.
+    classes stays the same, but probabilities, calibration and loss change. `canonicalize` never scales the last layer
+    in this way.
 
     Args:
-        params: A network, or a population with one leading model axis.
+        params: A network, or a population with a leading model axis.
         symmetry: The symmetry of the architecture.
-        weight: The last layer's weight.
-        bias: The bias of the last layer, if it has one. Without it the predicted class may change.
-        norm: The norm of the weight: one, as in section 6.2 of the thesis, or the root of the number of classes, as in
-            section 4.4.
+        weight: The name of the last layer's weight.
+        bias: The name of the last layer's bias, if there is one. If a bias exists and is not given, the predicted class
+            may change.
+        norm: The norm of the weight: one, as in section 6.2 of the thesis, or the square root of the number of classes,
+            as in section 4.4.
 
     Raises:
-        KeyError: There is no such parameter.
+        KeyError: There is no parameter with this name.
         ValueError: The norm is not positive, or the weight is zero.
 
     References:
@@ -363,7 +370,7 @@ def match_canonical(
     task: Task | None,
     generator: torch.Generator | None,
 ) -> Element:
-    """Return the element that aligns a canonical network, or a population of them, to another, without its scales."""
+    """Return the element that aligns a canonical network, or a population of them, to another, without scales."""
     method = WeightMatching(scales="keep") if method is None else method
     run: Any = align_pairs if leading_axes(symmetry, moved) else align
     names = symmetry.rotatable if all(bool(_is_free(symmetry, one).all()) for one in (anchor, moved)) else ()

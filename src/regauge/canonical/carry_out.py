@@ -1,4 +1,4 @@
-"""The element that brings a network to its canonical form, computed by a plan from the values in float64."""
+"""The element that maps a network to its canonical form, computed in float64 by a plan."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -27,11 +27,11 @@ from regauge.core.rotations import keeping_ones, without_reflection, zero_sum_ba
 from regauge.core.symmetry import Symmetry
 
 TIE, COARSEST = 64, 1e-3
-"""Values closer than this many roundings, or than this share in coarse dtypes, are taken for equal."""
+"""Entries that differ by less than this many roundings (or this share, in coarse dtypes) count as equal."""
 SINGULAR = 1e-10
-"""Eigenvalues of a Gram matrix that differ by less than this share of the largest are taken for equal."""
+"""Eigenvalues of a Gram matrix count as equal if they differ by less than this share of the largest one."""
 ROUNDING = 1e-14
-"""Singular values of a product below this share of the norms of its factors are taken for zero."""
+"""Singular values of a product count as zero below this share of the norms of its factors."""
 
 
 def carry_out(
@@ -43,11 +43,12 @@ def carry_out(
     power: int = 2,
     streams: Collection[str] = (),
 ) -> Element:
-    """Return the element that takes the steps of a plan which belong to the given parts, for a network or a population.
+    """Return the element that carries out the steps of a plan for the given parts, for a network or a population.
 
-    Scales make norms one. Norms are roots of sums of squares, or with `power=1` sums of absolute values. The latter do
-    not change if weights are divided among copies of the unit that they read. The matrices of `streams` are rotations
-    of streams with gains (`behind_gains`), whose part is "rotation" and not "linear".
+    Scale steps make norms one. Norms are square roots of sums of squares or, with `power=1`, sums of absolute values.
+    Sums of absolute values stay the same if weights are divided among copies of the unit that they read. `streams`
+    names rotations of streams with gains (`behind_gains`). Rotations of streams belong to the part "rotation", not to
+    "linear".
     """
     reads = [_names_read(step) for step in plan.steps]
     work = _Work(symmetry, params, power, frozenset().union(*reads))
@@ -75,13 +76,13 @@ def carry_out(
 
 
 def leading_axes(symmetry: Symmetry, params: Mapping[str, Tensor]) -> int:
-    """Return the number of leading model axes of the parameters: none for a network."""
+    """Return the number of leading model axes of the parameters. A single network has no such axis."""
     first = next((name for name in symmetry.sites if name in params), None)
     return 0 if first is None else params[first].ndim - len(symmetry.shapes[first])
 
 
 def is_regular(root: Float64[Tensor, "*lead k n"]) -> Bool[Tensor, "*lead"]:
-    """Return whether the values `X' = Q R` of a group have full rank, by their triangular R."""
+    """Return whether the entries `X' = Q R` of a group have full rank, given the triangular matrix R."""
     if root.shape[-2] < root.shape[-1]:
         return torch.zeros(root.shape[:-2], dtype=torch.bool)
     singular = torch.linalg.svdvals(root)
@@ -92,13 +93,13 @@ def is_regular(root: Float64[Tensor, "*lead k n"]) -> Bool[Tensor, "*lead"]:
 def balance_by_rank(first: Float64[Tensor, "k n"], second: Float64[Tensor, "l n"]) -> Float64[Tensor, "n n"]:
     """Return the matrix A for which A X and A^-T Y have the same diagonal Gram matrix D in the first coordinates.
 
-    Let `X' = Q R`, `Y' = P S` and `R S' = U D W'`, cut to the rank of the product. The first rows of A are `D^-1/2 W'
-    S`. The first rows of its inverse transpose are `D^-1/2 U' R`. The other rows of A are orthogonal to the latter. If
-    X and Y span the same space, as after `without_null_spaces`, the other coordinates are zero.
+    Let `X' = Q R`, `Y' = P S` and `R S' = U D W'`, truncated to the rank of the product. The first rows of A are
+    `D^-1/2 W' S`. The first rows of its inverse transpose are `D^-1/2 U' R`. The other rows of A are orthogonal to the
+    latter. If X and Y span the same space, as they do after `without_null_spaces`, the other coordinates are zero.
 
     Args:
-        first: R.
-        second: S.
+        first: The matrix R.
+        second: The matrix S.
     """
     u, d, wh = torch.linalg.svd(first @ second.mT, full_matrices=False)
     is_there = d > ROUNDING * torch.linalg.matrix_norm(first) * torch.linalg.matrix_norm(second)
@@ -110,7 +111,7 @@ def balance_by_rank(first: Float64[Tensor, "k n"], second: Float64[Tensor, "l n"
 
 
 def whiten_by_rank(root: Float64[Tensor, "k n"], *, is_forward: bool) -> Float64[Tensor, "n n"]:
-    """Return the matrix A such that the Gram matrix of A X, or A^-T X, is the identity in `rank` coordinates."""
+    """Return the matrix A for which the Gram matrix of A X, or A^-T X, is the identity in `rank` coordinates."""
     _, singular, rows = torch.linalg.svd(root, full_matrices=True)
     sizes = singular[: _rank(root)].unsqueeze(-1)
     matrix: Tensor = rows.clone()
@@ -119,7 +120,7 @@ def whiten_by_rank(root: Float64[Tensor, "k n"], *, is_forward: bool) -> Float64
 
 
 class _Work:
-    """The current element, and the parameters that later steps read, moved by the element."""
+    """The current element, and the parameters that later steps read, to which this element has been applied."""
 
     def __init__(self, symmetry: Symmetry, params: Mapping[str, Tensor], power: int, needed: frozenset[str]) -> None:
         self.symmetry, self.power, self.needed = symmetry, power, needed
@@ -133,7 +134,7 @@ class _Work:
         self.element = symmetry.identity(self.lead)
 
     def take(self, step: Step, value: Value) -> None:
-        """Move the network by a value of one group; fields that are missing in the value are the identity."""
+        """Apply a value of one group to the network. Fields that the value lacks are the identity."""
         name, is_order = step.group, isinstance(step, OrderStep)
         names = (name, *self.symmetry[name].within)
         fixed = tuple(self.symmetry[key] if is_order and key == name else self.symmetry[key].unordered for key in names)
@@ -151,15 +152,16 @@ class _Work:
             self.element = self.element.replace(name, replace(product, perm=self.element[name].perm))
 
     def values(self, place: GroupSite) -> Float[Tensor, "*lead size values"]:
-        """Return the values that each unit owns at a place; leading axes are model axes, then bases."""
+        """Return the entries that each unit owns at a place. The leading axes are model axes, followed by bases."""
         return unit_values(self.symmetry, place.name, place.site, self.tensors[place.name], len(self.lead))
 
     def _bases(self, group: Group) -> tuple[int, ...]:
         return tuple(self.symmetry[base].size for base in group.within)
 
     def scale(self, step: ScaleStep) -> Value:
-        """Scale every unit to norm one, by its incoming or else its outgoing weights; a unit without both keeps its
-        scale.
+        """Scale every unit to norm one, by incoming or else by outgoing weights.
+
+        A unit without both keeps its scale.
         """
         norm, spare, opposite = (self._norms(places) for places in (step.places, step.spare, step.opposite))
         norm = torch.where(norm > 0, norm, spare)
@@ -174,10 +176,10 @@ class _Work:
         return norms
 
     def balance(self, step: LinearStep) -> Value:
-        """With `F' = Q R`, `V' = P S` and `R S' = U D W'`: `A = sqrt(D) U' R^-T`; both Gram matrices become D.
+        """Compute `A = sqrt(D) U' R^-T`, where `F' = Q R`, `V' = P S` and `R S' = U D W'`; both Gram matrices become D.
 
-        If only one side is known, its Gram matrix becomes the identity. Copies without full rank are balanced in as
-        many coordinates as their rank.
+        If only one side is known, its Gram matrix becomes the identity. Copies without full rank are balanced only in
+        as many coordinates as their rank.
         """
         roots = [self._root(places) for places in (step.forward, step.inverse) if places]
         is_good = torch.stack([is_regular(root) for root in roots]).all(0)
@@ -198,13 +200,13 @@ class _Work:
         return Value(matrix=matrix)
 
     def _root(self, places: Sequence[GroupSite]) -> Float[Tensor, "*lead k n"]:
-        """Return the triangular R of `X' = Q R`, with fewer rows than columns if there are too few values."""
+        """Return the triangular R of `X' = Q R`. If there are too few entries, it has fewer rows than columns."""
         values = torch.cat([self.values(place) for place in places], dim=-1)
         root: Tensor = torch.linalg.qr(values.mT, mode="r").R
         return root
 
     def rotate(self, step: RotationStep) -> Value:
-        """Return the eigenvectors of the Gram matrix as rows, largest eigenvalue first."""
+        """Return the eigenvectors of the Gram matrix as rows, in descending order of eigenvalues."""
         values = torch.cat([self.coordinates(p, w) for p, w in zip(step.places, step.weighed, strict=True)], dim=-1)
         squares, vectors = torch.linalg.eigh(values @ values.mT)
         # Directions in which there are no values may be turned into each other, all others must differ.
@@ -219,7 +221,7 @@ class _Work:
         return Value(matrix=torch.where(is_distinct[..., None, None], found, blank))
 
     def coordinates(self, place: GroupSite, weighed: Sequence[GroupSite | int] = ()) -> Float[Tensor, "*lead n values"]:
-        """Return the values in coordinates that a rotation can turn, without the mean if the vector of ones is kept."""
+        """Return the entries in coordinates that can be rotated, without the mean if the vector of ones is kept."""
         tensor, lead = self.tensors[place.name], len(self.lead)
         for other in weighed:
             axis = other if isinstance(other, int) else other.site.placement.axis
@@ -231,7 +233,7 @@ class _Work:
         return zero_sum_basis(values.shape[-2]) @ values if place.group.keeps_ones else values
 
     def reflect(self, step: SignStep) -> Value:
-        """Return the matrix that flips the selected coordinates."""
+        """Return the diagonal matrix that flips the selected coordinates."""
         signs = self.signs(step)
         if self.symmetry[step.group].is_proper:  # An even number of coordinates: the last one follows the others.
             signs = torch.cat([signs[..., :-1], signs[..., :-1].prod(-1, keepdim=True)], -1)
@@ -239,7 +241,7 @@ class _Work:
         return Value(matrix=keeping_ones(matrix) if self.symmetry[step.group].keeps_ones else matrix)
 
     def signs(self, step: SignStep) -> Float[Tensor, "*lead size"]:
-        """Return the sign of the first odd power sum that is not zero, of each unit or of each rotated coordinate."""
+        """Return, for each unit or rotated coordinate, the sign of the first odd power sum that is not zero."""
         signs = torch.zeros((), dtype=torch.float64)
         for place in step.places:
             values = self.coordinates(place)
@@ -252,13 +254,13 @@ class _Work:
         return signs
 
     def flip(self, step: SignStep) -> Value:
-        """Flip the chosen families and no others."""
+        """Flip only the selected sign families."""
         signs = self.signs(step).to(torch.int8)
         families = range(self.symmetry[step.group].signs)
         return Value(sign=torch.stack([signs if f in step.flips else torch.ones_like(signs) for f in families], dim=-2))
 
     def shift(self, step: ShiftStep) -> Value:
-        """Return the half periods that bring the mean into the cell around zero."""
+        """Return the half periods that bring the mean of the entries into the cell around zero."""
         amount = step.place.site.placement.shift[step.family]
         # The two ends of the cell are one point so that a mean which rounding has moved across one stays there.
         steps = -torch.ceil(self.values(step.place).mean(-1) / amount - 0.5 - self.tolerance).to(torch.int64)
@@ -266,7 +268,7 @@ class _Work:
         return Value(shift=torch.stack([steps if f == step.family else steps * 0 for f in families], dim=-2))
 
     def order(self, step: OrderStep) -> Int[Tensor, "*lead size"]:
-        """Return the units in ascending order within classes of units that the structure allows to be exchanged."""
+        """Return the units in ascending order, within classes of units that the structure allows to be exchanged."""
         group = self.symmetry[step.group]
         shape = (*self.lead, *self._bases(group), group.size)
         copies = torch.arange(torch.Size(shape[:-1]).numel()).repeat_interleave(group.size)
@@ -281,9 +283,7 @@ class _Work:
         return (order - copies * group.size).reshape(shape)
 
     def _columns(self, step: OrderStep) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield columns by which units are compared, one value per unit, and the magnitudes that rounding scales
-        with.
-        """
+        """Yield columns that compare units, with one entry per unit, and the magnitudes that rounding scales with."""
         # Sums of powers do not depend on the order of the values, which other groups may still choose; single entries
         # are compared only where all other axes are in order.
         for place in step.sums:
@@ -297,18 +297,18 @@ class _Work:
 
 
 class _Classes:
-    """Rows in lexicographic classes that are refined step by step; values closer than a tolerance count as equal."""
+    """Rows in lexicographic classes, which are refined step by step. Entries within a tolerance count as equal."""
 
     def __init__(self, classes: np.ndarray, size: int, tolerance: float) -> None:
         self._classes, self._size, self._tolerance = classes, size, tolerance
 
     @property
     def is_distinct(self) -> bool:
-        """Whether every row is alone in its class."""
+        """Whether every row is in a class of its own."""
         return self._size == 1 or len(np.unique(self._classes)) == len(self._classes)
 
     def refine(self, values: Float[Tensor, " rows"], scales: Float[Tensor, " rows"]) -> None:
-        """Refine classes by values, whose rounding errors are proportional to `scales`."""
+        """Refine the classes by entries whose rounding errors are proportional to `scales`."""
         column = values.numpy()
         order = np.lexsort((column, self._classes))
         sizes = scales.reshape(-1, self._size).amax(-1).repeat_interleave(self._size).numpy()
@@ -319,12 +319,12 @@ class _Classes:
         self._classes[order] = np.concatenate([[0], np.cumsum(is_new)])
 
     def order(self) -> np.ndarray:
-        """Return rows by class; rows that no comparison distinguished stay in order."""
+        """Return the rows ordered by class. Rows that no comparison distinguished keep their order."""
         return np.argsort(self._classes, kind="stable")
 
 
 def _names_read(step: Step) -> frozenset[str]:
-    """Return the parameters whose values a step reads."""
+    """Return the names of the parameters that a step reads."""
     match step:
         case ScaleStep():
             places = (*step.places, *step.spare, *step.opposite)
@@ -342,7 +342,7 @@ def _names_read(step: Step) -> frozenset[str]:
 def _moved_by(
     step: Step, groups: tuple[Group, ...], shapes: Mapping[str, tuple[int, ...]], names: frozenset[str]
 ) -> Symmetry:
-    """Return the tensors that a step moves, with the group of the step and the groups that it is repeated within."""
+    """Return the symmetry of the tensors that a step changes, with the group of the step and its bases."""
 
     def is_moved(place: Placement) -> bool:
         match step:

@@ -1,4 +1,4 @@
-"""Factorization of matrix products by rank: the parts of each factor that the other one annihilates are removed."""
+"""Factorization of matrix products by rank: parts of a factor that the other factor annihilates are removed."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,29 +15,29 @@ from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 
 ZERO = 1e-12
-"""Singular values below this share of the largest one are zero, in float64."""
+"""Singular values count as zero below this share of the largest one, in float64."""
 COARSE = 1e-6
-"""Share of the largest singular value below which others are zero, for networks stored with less precision."""
+"""Singular values count as zero below this share of the largest one, if networks are stored with less precision."""
 SWEEPS = 10
-"""Most rounds over all groups: what one group loses may leave another one with less."""
+"""The maximal number of rounds over all groups. If one group loses dimensions, another group may lose some too."""
 
 
 def without_null_spaces(params: Mapping[str, Tensor], symmetry: Symmetry) -> Params:
-    """Project each factor of a product of matrices onto the space that the other one reads; keep the function.
+    """Project each factor of a matrix product onto the space that the other factor reads. The function stays the same.
 
-    Let a group of invertible matrices multiply the values X, and their inverse transposes the values Y. Then the
-    function depends only on `Y' X`. Let P project onto the columns of Y, and let `X1 = P X`. Let Q project onto the
-    columns of X1, and let `Y1 = Q Y`. Then X1 and Y1 have the same product, and each has the rank of the product. All
-    such pairs with the same product form one orbit, which has a point of smallest norm. The orbit of the given pair
-    comes arbitrarily close to it, though no element reaches it. In a chain of groups the result is Kalman's minimal
-    realization, the part that is both reached and read.
+    Let a group of invertible matrices multiply the entries X, and let their inverse transposes multiply the entries Y.
+    The function then depends only on `Y' X`. Let P be the projection onto the columns of Y, and let `X1 = P X`. Let Q
+    be the projection onto the columns of X1, and let `Y1 = Q Y`. Then X1 and Y1 have the same product, and each has the
+    rank of the product. All such pairs with the same product form one orbit, which contains a network of smallest norm.
+    The orbit of the given pair comes arbitrarily close to that orbit, although no element reaches it. In a chain of
+    groups, the result is Kalman's minimal realization: the part that is both reached and read.
 
     Args:
         params: A network or a population.
-        symmetry: The symmetry, with every size known.
+        symmetry: The symmetry. All its sizes must be known.
 
     Returns:
-        The given tensors if every product has full rank. Otherwise the projected tensors are new ones in float64.
+        The given tensors if every product has full rank. Otherwise, the projected tensors are new tensors in float64.
 
     References:
         Kalman (1963), Mathematical description of linear dynamical systems, theorem 5, for the part that is reached and
@@ -63,7 +63,7 @@ def without_null_spaces(params: Mapping[str, Tensor], symmetry: Symmetry) -> Par
 
 
 def has_null_spaces(params: Mapping[str, Tensor], symmetry: Symmetry) -> bool:
-    """Return whether a factor of any product of matrices annihilates a part of the other one."""
+    """Return whether, in any matrix product, one factor annihilates part of the other."""
     groups = [symmetry[name] for name in balanced_matrices(symmetry)]
     sides = ((group, is_inverse) for group in groups for is_inverse in (True, False))
     return not all(
@@ -74,7 +74,7 @@ def has_null_spaces(params: Mapping[str, Tensor], symmetry: Symmetry) -> bool:
 def _projection(
     params: Mapping[str, Tensor], symmetry: Symmetry, group: Group, zero: float, *, is_inverse: bool
 ) -> tuple[Float64[Tensor, "*lead n n"], bool]:
-    """Return the projections onto the span of one factor of a group's product, and whether it is the whole space."""
+    """Return the projection onto the span of one factor of a group's product, and whether it is the whole space."""
     root: Tensor | None = None
     for name, sites in symmetry.sites.items():
         for site in sites:
@@ -93,7 +93,7 @@ def _projection(
 def _project(
     params: Params, symmetry: Symmetry, group: Group, projection: Float64[Tensor, "*lead n n"], *, is_inverse: bool
 ) -> set[str]:
-    """Project one factor of a group's product, in place, and return the tensors that changed."""
+    """Project one factor of a group's product in place. Return the names of the tensors that changed."""
     changed = set[str]()
     for name, sites in symmetry.sites.items():
         own = [s for s in sites if s.group.name == group.name and s.placement.is_inverse == is_inverse]

@@ -1,4 +1,4 @@
-"""Sites of groups on compared parameters, each with the other sites that act on the same entries."""
+"""Sites where groups act on compared parameters, each with the other sites that act on the same entries."""
 
 from dataclasses import dataclass, field
 
@@ -9,7 +9,7 @@ from regauge.core.symmetry import Symmetry
 
 @dataclass(frozen=True, eq=False)
 class GroupSite:
-    """A parameter and a site where a group acts on it; `others` are the sites that act on the same entries."""
+    """A parameter and a site where a group acts on it. `others` are the sites that act on the same entries."""
 
     name: str
     site: Site
@@ -26,7 +26,10 @@ class GroupSite:
 
     @property
     def signs(self) -> tuple[int, ...]:
-        """Modulo two; a rotation that is fixed up to the signs of its axes has one sign for each unit."""
+        """The sign exponents, modulo two.
+
+        If a rotation is fixed up to the signs of its axes, it has one sign for each unit.
+        """
         return tuple(e % 2 for e in self.site.placement.sign) if self.group.matrix == "none" else (1,)
 
 
@@ -34,7 +37,7 @@ Places = tuple[GroupSite, ...]
 
 
 def places_of(symmetry: Symmetry) -> dict[str, list[GroupSite]]:
-    """Return the compared places of each group, without buffers and with one name for each tensor."""
+    """Return the compared places of each group. Buffers are excluded, and tied tensors have one name."""
     ignored = {*symmetry.buffers, *(name for names in symmetry.tied for name in names[1:])}
     result: dict[str, list[GroupSite]] = {group.name: [] for group in symmetry.groups}
     for name, sites in symmetry.sites.items():
@@ -48,12 +51,12 @@ def places_of(symmetry: Symmetry) -> dict[str, list[GroupSite]]:
 
 
 def _overlap(one: Site, other: Site) -> bool:
-    """Return whether two sites of one parameter act on some common entries."""
+    """Return whether two sites on one parameter act on common entries."""
     if one.placement.axis != other.placement.axis:
         return True
     return not set(one.positions.tolist()).isdisjoint(other.positions.tolist())
 
 
 def comes_in(place: GroupSite) -> bool:
-    """Return whether some scale multiplies the values of a place."""
+    """Return whether a scale multiplies the entries at a place."""
     return any(exponent > 0 for exponent in place.scale)

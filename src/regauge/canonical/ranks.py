@@ -1,4 +1,4 @@
-"""The largest rank that shapes allow for the values of a group of matrices."""
+"""The largest rank that the shapes allow for the entries on which a group of matrices acts."""
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
@@ -11,10 +11,10 @@ Ranks = Mapping[str, int]
 
 
 def largest_ranks(symmetry: Symmetry, places: Mapping[str, Sequence[GroupSite]]) -> dict[str, int]:
-    """Return the largest rank that the product of each group of invertible matrices can have, by shapes alone.
+    """Return, for each group of invertible matrices, the largest rank that the shapes allow for its product.
 
-    The rank of a product is at most the number of values of either side, and at most the rank of either factor. A low
-    rank of one group of a chain therefore limits the ranks of its neighbors.
+    The rank of a product is at most the number of entries per unit on either side, and at most the rank of either
+    factor. Therefore a low rank of one group in a chain limits the ranks of its neighbors.
     """
     ranks = {group.name: group.size for group in symmetry.groups if group.matrix == "linear"}
     before: dict[str, int] = {}
@@ -29,7 +29,7 @@ def largest_ranks(symmetry: Symmetry, places: Mapping[str, Sequence[GroupSite]])
 
 
 def rank_of(symmetry: Symmetry, places: Sequence[GroupSite], ranks: Ranks) -> int:
-    """Return the largest rank that the values of one group at some places can have, given the ranks of other groups."""
+    """Return the largest rank that one group's entries at some places can have, given the ranks of other groups."""
     total = Fraction()
     for place in places:
         shape, site = symmetry.shapes[place.name], place.site
@@ -43,7 +43,7 @@ def rank_of(symmetry: Symmetry, places: Sequence[GroupSite], ranks: Ranks) -> in
 
 
 def _share(place: GroupSite, axis: int, length: int, ranks: Ranks) -> Fraction:
-    """Return the share of the rank of an axis that remains under another group, which acts on the whole axis."""
+    """Return the share of an axis's rank that remains under another group, which acts on the whole axis."""
     others = (other for other in place.others if other.site.placement.axis == axis and other.group.name in ranks)
     whole = [other.group for other in others if other.site.positions.numel() == length]
     return min((Fraction(ranks[group.name], group.size) for group in whole), default=Fraction(1))

@@ -1,4 +1,4 @@
-"""The manifold of canonical networks: a sphere for each unit's incoming weights, and Euclidean factors."""
+"""The manifold of canonical networks: one sphere for each unit's incoming weights, and Euclidean factors."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,23 +19,23 @@ from regauge.core.symmetry import Symmetry
 
 @dataclass(frozen=True, eq=False)
 class Spheres:
-    """The spheres of units, as flat indices `[units, values]` into every parameter that contributes to them."""
+    """The spheres of units, as flat indices `[units, values]` into every parameter that contributes to the spheres."""
 
     pieces: tuple[tuple[str, Int[Tensor, "units values"]], ...]
 
     @property
     def count(self) -> int:
-        """Number of units."""
+        """The number of units."""
         return len(self.pieces[0][1])
 
     @property
     def dim(self) -> int:
-        """Length of the vectors, one more than the dimension of each sphere."""
+        """The length of the vectors, which is one more than the dimension of each sphere."""
         return sum(index.shape[-1] for _, index in self.pieces)
 
     @property
     def label(self) -> str:
-        """A description of the parameters."""
+        """A description of the parameters on these spheres."""
         return ", ".join(dict.fromkeys(name for name, _ in self.pieces))
 
 
@@ -43,16 +43,16 @@ class Spheres:
 class Manifold:
     """The manifold of canonical networks: a product of unit spheres and Euclidean factors.
 
-    Points are parameters; tangent vectors are dictionaries of the same names and shapes. Distances count every
-    floating-point parameter once, in radians on the spheres. Buffers and further names of one tensor move along but do
-    not count. A unit without incoming weights has no point on its sphere; it moves on a straight line towards or from
-    zero. Populations have a leading model axis on every tensor. The manifold does not align networks: signs, orders and
-    rotations must already agree, as after `canonicalize`.
+    Points are parameters. Tangent vectors are dictionaries with the same names and shapes. Distances count every
+    floating-point parameter once. On the spheres, they are in radians. Buffers and further names of tied tensors are
+    interpolated too, but distances ignore them. If a unit has no incoming weights, it has no point on its sphere. The
+    unit then moves on a straight line towards or from zero. Populations have a leading model axis on every tensor. The
+    manifold does not align networks. Signs, orders and rotations must already agree, as after `canonicalize`.
 
     Attributes:
-        symmetry: The symmetry, with every size known.
-        spheres: The values that lie on spheres; all other values are Euclidean.
-        left: Sentences about freedom that canonical forms keep.
+        symmetry: The symmetry. All its sizes must be known.
+        spheres: The entries that lie on spheres. All other entries are Euclidean.
+        left: Sentences that describe the freedom that canonical forms do not fix.
 
     References:
         Erdogan (2025), sections 4.4 and 6.2.
@@ -64,7 +64,7 @@ class Manifold:
 
     @property
     def fixed(self) -> tuple[str, ...]:
-        """A description of the freedom that canonical forms fix."""
+        """Sentences that describe the freedom that canonical forms fix."""
         words: dict[str, Callable[[Group], bool]] = {
             "order": lambda group: group.is_permuted,
             "scales": lambda group: group.scales > 0,
@@ -82,7 +82,7 @@ class Manifold:
         """Return the length of the shortest geodesic in float64: the root of the sum of squares over all factors.
 
         Raises:
-            ValueError: The networks are not canonical or not of one architecture.
+            ValueError: The networks are not canonical or have different architectures.
         """
         self._require_pair(params_a, params_b)
 
@@ -102,11 +102,10 @@ class Manifold:
         return torch.stack(squares).sum(0).sqrt()
 
     def exp(self, params: Mapping[str, Tensor], velocity: Mapping[str, Tensor]) -> Params:
-        """Return the point that the geodesic with a given initial velocity reaches from a canonical network in unit
-        time.
+        """Return the point that the geodesic with an initial velocity reaches after unit time from a canonical network.
 
         Raises:
-            ValueError: The network is not canonical, or the velocity is not of its architecture.
+            ValueError: The network is not canonical, or the velocity has another architecture.
         """
         require_same_shapes(params, velocity)
         self._require_canonical(params)
@@ -114,11 +113,11 @@ class Manifold:
         return self._on_spheres((params,), straight, lambda s, x: sphere.exp(x, self._vectors(s, velocity)))
 
     def log(self, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor]) -> Params:
-        """Return the initial velocity with which the geodesic from the first network reaches the second in unit time.
+        """Return the initial velocity of the geodesic that reaches the second network from the first after unit time.
 
         Raises:
-            ValueError: The networks are not canonical or not of one architecture, or two units lie opposite each other
-                so that the shortest geodesic between them is not unique.
+            ValueError: The networks are not canonical or have different architectures, or two units are antipodal and
+                have no unique shortest geodesic.
         """
         self._require_pair(params_a, params_b)
         self._require_near(params_a, params_b)
@@ -126,10 +125,10 @@ class Manifold:
         return self._on_spheres((params_a, params_b), straight, lambda _, x, y: sphere.log(x, y))
 
     def geodesic(self, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], t: float) -> Params:
-        """Return the network at t on the geodesic from the first (t = 0) to the second (t = 1), exact at both ends.
+        """Return the network at t on the geodesic from the first (t = 0) to the second (t = 1), exact at t = 0 and 1.
 
         Raises:
-            ValueError: As for `log`.
+            ValueError: The cases are those of `log`.
         """
         self._require_pair(params_a, params_b)
         self._require_near(params_a, params_b)
@@ -137,15 +136,15 @@ class Manifold:
         return self._on_spheres((params_a, params_b), straight, lambda _, x, y: sphere.geodesic(x, y, t))
 
     def mean(self, networks: Sequence[Mapping[str, Tensor]], *, weights: Sequence[float] | None = None) -> Params:
-        """Return the Karcher mean of canonical networks; for two networks it is a point on the geodesic between them.
+        """Return the Karcher mean of canonical networks. For two networks, it lies on the geodesic between them.
 
         Args:
-            networks: At least one network. On each sphere they should lie within a half sphere, because the mean may
-                not be unique otherwise.
-            weights: One nonnegative weight for each network; equal weights by default.
+            networks: One or more networks. On each sphere, they should lie within a half sphere. Otherwise the mean may
+                not be unique.
+            weights: One nonnegative weight for each network. Default: equal weights.
 
         Raises:
-            ValueError: There are no networks, they are not canonical or not of one architecture, the weights do
+            ValueError: There are no networks, they are not canonical or have different architectures, the weights do
                 not fit, or the units on a sphere cancel.
         """
         if not networks:
@@ -172,7 +171,7 @@ class Manifold:
     def _on_spheres(
         self, networks: Sequence[Mapping[str, Tensor]], straight: Params, function: Callable[..., Tensor]
     ) -> Params:
-        """Return the Euclidean result, with a function of points in place of units that all lie on their spheres."""
+        """Return the Euclidean result. For units that all lie on their spheres, a function of points replaces it."""
         result = dict(straight)
         for spheres in self.spheres:
             points = [self._vectors(spheres, params) for params in networks]
@@ -193,7 +192,7 @@ class Manifold:
         return result
 
     def _vectors(self, spheres: Spheres, params: Mapping[str, Tensor]) -> Float[Tensor, "*lead units dim"]:
-        """Return the points or tangent vectors of all units."""
+        """Return the points or tangent vectors of all units, as vectors."""
         pieces = [gather(params[name], index, len(self.symmetry.shapes[name])) for name, index in spheres.pieces]
         return torch.cat(pieces, dim=-1)
 
@@ -228,16 +227,16 @@ class Manifold:
 
 @check_arguments
 def canonical_manifold(symmetry: Symmetry, *, head: str | None = None) -> Manifold:
-    """Return the manifold of canonical networks of an architecture, derived from its symmetry.
+    """Return the manifold of an architecture's canonical networks, derived from the symmetry.
 
     Args:
-        symmetry: The symmetry, with every size known: discovered, or bound to parameters.
-        head: Weight of the last layer, if `normalize_logits` brought it to norm one. The whole weight then lies on one
-            sphere.
+        symmetry: The symmetry. All its sizes must be known: it was discovered, or bound to parameters.
+        head: The name of the last layer's weight, if `normalize_logits` brought it to norm one. The whole weight then
+            lies on one sphere.
 
     Raises:
-        KeyError: There is no parameter with the name of the head.
-        ValueError: Other spheres already contain values of the head.
+        KeyError: There is no parameter with this name.
+        ValueError: Other spheres already contain entries of the head.
     """
     steps = plan(symmetry)
     spheres = [

@@ -1,10 +1,10 @@
-"""The order in which the freedom of a symmetry is fixed, and the values that fix it; both depend only on the symmetry.
+"""The order in which a symmetry's freedom is fixed, and the entries that fix it.
 
-Each step fixes one kind of freedom of one group by values that no remaining freedom can change. A ReLU unit is scaled
-such that its incoming weights have unit norm. The scales of the units that it reads must be fixed before. Layers are
-therefore treated in the order in which the signal passes them. A residual stream is fixed by the writers that no other
-free scale moves. Later steps do not change the values that earlier steps fixed. One pass therefore suffices, and the
-result is exact.
+The order and the entries depend only on the symmetry. Each step fixes one kind of freedom of one group by entries that
+no remaining freedom can change. A ReLU unit is scaled to give its incoming weights unit norm. Before this, the scales
+of the units that it reads must be fixed. Therefore layers are processed in the order of the signal. A residual stream
+is fixed by the layers that write to it and on which no other free scale acts. Later steps do not change the entries
+that earlier steps fixed. Therefore one pass is sufficient, and the result is exact.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,11 +19,11 @@ from regauge.core.symmetry import Symmetry
 
 @dataclass(frozen=True)
 class ScaleStep:
-    """A step that scales each unit such that its values at all places, or at `spare` if those are zero, have norm one.
+    """A step that scales each unit to give its entries at all places (or at `spare` if those are zero) norm one.
 
-    `spare` holds the places of biases. The scale of each family is the unit's factor to the power of the family's entry
-    in `direction`. The factor divides the values at `opposite` (outgoing weights). These values get norm one if all
-    other values are zero.
+    `spare` contains the places of biases. The scale of each family is the unit's factor, raised to the power of the
+    family's entry in `direction`. The factor divides the entries at `opposite` (outgoing weights). If all other entries
+    are zero, these entries get norm one.
     """
 
     group: str
@@ -35,11 +35,10 @@ class ScaleStep:
 
 @dataclass(frozen=True)
 class LinearStep:
-    """A step whose matrix makes the Gram matrices of both sides equal and diagonal, or that of a single side the
-    identity.
+    """A step whose matrix makes both Gram matrices equal and diagonal, or a single Gram matrix the identity.
 
-    The matrix multiplies the values at `forward`, and its inverse transpose multiplies the values at `inverse`. If the
-    product has less than full rank, the step holds only for the first coordinates, as many as the rank.
+    The matrix multiplies the entries at `forward`, and its inverse transpose multiplies the entries at `inverse`. If
+    the product does not have full rank, this holds only for as many coordinates as the rank.
     """
 
     group: str
@@ -49,11 +48,10 @@ class LinearStep:
 
 @dataclass(frozen=True)
 class RotationStep:
-    """A step whose rotation makes the Gram matrix of all places diagonal, largest entry first.
+    """A step whose rotation makes the Gram matrix of all places diagonal, in descending order.
 
-    For each place, `weighed` holds the sites and axes along which entries count with fixed weights. The weights are
-    needed if a matrix has made the Gram matrix the identity, because the values alone would then not distinguish
-    coordinates.
+    For each place, `weighed` contains the sites and axes along which entries have fixed weights. These weights are
+    needed if a matrix has made the Gram matrix the identity. The entries alone would then not distinguish coordinates.
     """
 
     group: str
@@ -63,9 +61,7 @@ class RotationStep:
 
 @dataclass(frozen=True)
 class ShiftStep:
-    """A step that brings the mean of the values at a place into (-amount / 2, amount / 2] by half periods of one
-    family.
-    """
+    """A step that shifts by half periods of one family, and brings a place's mean into (-amount / 2, amount / 2]."""
 
     group: str
     family: int
@@ -74,9 +70,10 @@ class ShiftStep:
 
 @dataclass(frozen=True)
 class SignStep:
-    """A step that flips units such that the sum of their values is positive, at the first place where it is not zero.
+    """A step that flips units to make the sum of their entries positive, at the first place where the sum is not zero.
 
-    `flips` are the families of signs that flip; it is empty for a group of matrices, whose coordinates flip directly.
+    `flips` contains the sign families that flip. `flips` is empty for a group of matrices, whose coordinates flip
+    directly.
     """
 
     group: str
@@ -88,7 +85,7 @@ class SignStep:
 class OrderStep:
     """A step that sorts units by their sums of first, second and third powers, place by place, and then entry by entry.
 
-    Entries are compared at the places where all other axes are in order.
+    Entries are compared at the places where the order of all other axes is fixed.
     """
 
     group: str
@@ -101,12 +98,12 @@ Step = ScaleStep | LinearStep | RotationStep | ShiftStep | SignStep | OrderStep
 
 @dataclass(frozen=True)
 class Plan:
-    """Steps that fix the freedom of a symmetry, and the freedom that no step fixes.
+    """The steps that fix the freedom of a symmetry, and the freedom that no step fixes.
 
     Attributes:
-        steps: The steps in this order: scales and matrices, then rotations, signs and shifts, orders.
-        left: Sentences about freedom that no step fixes.
-        open: The freedom that no step fixes, as pairs: a group, and the part of its elements ("scale", "linear", ...).
+        steps: The steps in this order: scales and matrices; rotations, signs and shifts; permutations.
+        left: Sentences that describe the freedom that no step fixes.
+        open: The freedom that no step fixes, as pairs of a group and the part of its elements ("scale", "linear", ...).
     """
 
     steps: tuple[Step, ...]
@@ -115,7 +112,7 @@ class Plan:
 
 
 def plan(symmetry: Symmetry) -> Plan:
-    """Return the steps that bring any network to its canonical form, by a symmetry with every size known."""
+    """Return the steps that bring any network to its canonical form. All sizes of the symmetry must be known."""
     planner = _Planner(symmetry)
     planner.settle_continuous()
     planner.settle_rotations()
@@ -143,7 +140,10 @@ class _Planner:
         self.unordered = {group.name for group in symmetry.groups if group.is_permuted and group.has_order}
 
     def settle_continuous(self) -> None:
-        """Fix scales by incoming weights, then biases and gains, then outgoing weights; fix matrices by both sides."""
+        """Fix scales by incoming weights, then by biases and gains, then by outgoing weights.
+
+        Fix matrices by both sides.
+        """
         attempts: tuple[Callable[[], bool], ...] = (
             lambda: self._step_linear(is_complete=True),
             lambda: self._step_scale(lambda place: place.is_weight and comes_in(place)),
@@ -190,19 +190,19 @@ class _Planner:
         return False
 
     def _has_rank(self, group: Group, *sides: Places) -> bool:
-        """Return whether the values at some places can have the rank of all values and so fix the whole matrix."""
+        """Return whether the entries at some places can have the rank of all entries and so fix the whole matrix."""
         known = [rank_of(self.symmetry, side, self.ranks) for side in sides if side]
         return bool(known) and min(known) >= self.ranks[group.name]
 
     def _is_bare(self, place: GroupSite) -> bool:
-        """Return whether no other free scale or invertible matrix moves the values of a place."""
+        """Return whether no other free scale or invertible matrix changes the entries at a place."""
         return all(
             self.scales[other.group.name].contains(other.scale) and other.group.name not in self.linear
             for other in place.others
         )
 
     def settle_rotations(self) -> None:
-        """Fix rotations by the Gram matrix of their places, which no other rotation, sign or order changes."""
+        """Fix rotations by the Gram matrix of their places, which no other rotation, sign or permutation changes."""
         waiting = [group.name for group in self.symmetry.groups if group.name in self.rotated - self.linear]
         while waiting:
             name = next((n for n in waiting if n not in self.whitened or any(self._weighed(n))), waiting[0])
@@ -214,7 +214,7 @@ class _Planner:
                 self.rotated.remove(name)
 
     def _weighed(self, group: str) -> tuple[tuple[GroupSite | int, ...], ...]:
-        """Return the axes that nothing moves and the sites of fixed rotations, for each bare place of a group."""
+        """Return, for each bare place of a group, the axes without an action and the sites of fixed rotations."""
         result = []
         for place in filter(self._is_bare, self.places[group]):
             axes = {*range(len(self.symmetry.shapes[place.name]))} - {place.site.placement.axis}
@@ -225,13 +225,13 @@ class _Planner:
         return tuple(result)
 
     def _is_turned(self, place: GroupSite) -> bool:
-        """Return whether only signs are still free of a matrix that acts on a whole axis."""
+        """Return whether, for a matrix that acts on a whole axis, only signs are still free."""
         length = self.symmetry.shapes[place.name][place.site.placement.axis]
         is_whole = place.site.positions.numel() == length == place.group.size
         return is_whole and place.group.matrix != "none" and place.group.name not in self.rotated
 
     def settle_signs(self) -> None:
-        """Fix signs by gains of norm one, then by weights, then by biases; fix shifts as soon as possible."""
+        """Fix signs by gains of norm one, then by weights, then by biases. Fix shifts as soon as possible."""
         gains = {
             (place.name, place.site.placement.axis)
             for step in self.steps
@@ -278,25 +278,28 @@ class _Planner:
         return False
 
     def _is_steady(self, place: GroupSite) -> bool:
-        """Return whether the group itself can change the values of a place only by signs."""
+        """Return whether the group itself can change the entries at a place only by signs."""
         name, how = place.group.name, place.site.placement
         moved = {k for k, (amount, odd) in enumerate(zip(how.shift, how.parity, strict=True)) if amount or odd}
         is_scaled = self.scales[name].contains(place.scale)
         return is_scaled and name not in self.rotated and not moved & self.open_shifts[name]
 
     def _is_signed(self, place: GroupSite) -> bool:
-        """Return whether the group itself moves the values of a place neither by signs nor by scales."""
+        """Return whether the group itself changes the entries at a place neither by signs nor by scales."""
         name = place.group.name
         odd = {k for k, parity in enumerate(place.site.placement.parity) if parity}
         is_scaled = self.scales[name].contains(place.scale)
         return is_scaled and self.signs[name].contains(place.signs) and not odd & self.open_shifts[name]
 
     def _is_fixed(self, place: GroupSite) -> bool:
-        """Return whether the group itself can only reorder the values of a place."""
+        """Return whether the group itself can only permute the entries at a place."""
         return self._is_steady(place) and self.signs[place.group.name].contains(place.signs)
 
     def settle_orders(self) -> None:
-        """Fix orders of inner groups before those of outer groups, and first of groups that read from ordered axes."""
+        """Fix permutations of inner groups before those of outer groups.
+
+        Groups that read from ordered axes come first.
+        """
         waiting = [group for group in self.symmetry.groups if group.name in self.unordered]
         while waiting:
             inner = [g for g in waiting if not any(g.name in other.within for other in waiting)]
@@ -308,14 +311,14 @@ class _Planner:
                 self.unordered.remove(group.name)
 
     def _keys(self, group: Group) -> tuple[Places, Places]:
-        """Return the places whose sums can be compared, weights first, and the places whose entries can be, too."""
+        """Return the places whose sums can be compared (weights first), and those whose entries can be compared too."""
         sums = [p for p in self.places[group.name] if self._is_fixed(p) and all(map(self._is_fixed, p.others))]
         sums.sort(key=lambda place: not place.is_weight)
         open_names = self.unordered - {*group.within}
         return tuple(sums), tuple(p for p in sums if not any(o.group.name in open_names for o in p.others))
 
     def left(self) -> Iterable[tuple[str, str, str]]:
-        """Return the freedom that no step fixes: the group, the part, and a sentence."""
+        """Return the freedom that no step fixes, each as the group, the part, and a sentence."""
         for group in self.symmetry.groups:
             name, copies = group.name, self.symmetry.count_copies(group.name)
             where = f"group {name!r}" + (f" ({copies} copies)" if copies > 1 else "")
@@ -333,11 +336,11 @@ class _Planner:
 
 
 class Span:
-    """Exponent vectors that are already fixed, and the directions that move none of these vectors.
+    """Exponent vectors that are already fixed, and the directions that change none of these vectors.
 
     Args:
-        families: Length of the vectors.
-        is_binary: Whether they are counted modulo two, as exponents of signs are.
+        families: The length of the vectors.
+        is_binary: Whether the vectors are taken modulo two, as exponents of signs are.
     """
 
     def __init__(self, families: int, *, is_binary: bool = False) -> None:
@@ -347,22 +350,22 @@ class Span:
 
     @property
     def is_everything(self) -> bool:
-        """Whether nothing is free."""
+        """Whether no direction is free."""
         return not self._free
 
     def contains(self, vector: Sequence[int]) -> bool:
-        """Return whether no free direction moves the vector."""
+        """Return whether no free direction changes the vector."""
         key = tuple(vector)
         if key not in self._known:
             self._known[key] = not any(self._dot(vector, free) for free in self._free)
         return self._known[key]
 
     def is_same(self, left: Sequence[int], right: Sequence[int]) -> bool:
-        """Return whether every free direction moves both vectors in the same way."""
+        """Return whether every free direction changes both vectors in the same way."""
         return self.contains([a - b for a, b in zip(left, right, strict=True)])
 
     def settle(self, vector: Sequence[int]) -> tuple[Fraction, ...]:
-        """Extend the span by `vector`; return the dual vector (1 on `vector`, 0 on all earlier ones)."""
+        """Extend the span by `vector`. Return the dual vector (1 on `vector`, 0 on all earlier vectors)."""
         chosen = next(free for free in self._free if self._dot(vector, free))
         length = self._dot(vector, chosen)
         # Free directions are orthogonal to all that is fixed, so a free one with product one with the vector is dual to

@@ -1,4 +1,4 @@
-"""Networks that are averages of other networks, found from distances or named in provenance records."""
+"""Networks that are averages of other networks, identified from distances or from provenance records."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -12,24 +12,25 @@ from scipy.optimize import nnls
 from torch import Tensor
 
 RESIDUAL = 0.1
-"""Largest part outside of the averages of the parents, as a share of what independent steps to them would leave."""
+"""The largest squared distance from the average of the parents, as a share of what independent steps would leave."""
 NEEDLESS = 0.25
-"""A parent without which the average is off by less than this share of an independent step to it is none."""
+"""A network is not a parent if the squared distance grows by less than this share of an independent step without it."""
 FAINT_WEIGHT = 0.01
-"""Weight up to which a network is no parent."""
+"""A network whose weight is at most this is not a parent."""
 SUM = 1e3
-"""The weight of the condition that weights add up to one, relative to distances."""
+"""The weight of the condition that the weights sum to one, relative to the distances."""
 
 
 @dataclass(frozen=True)
 class Average:
-    """A network that is an average of other networks.
+    """A network that is an average of other networks, its parents.
 
     Attributes:
         child: The name of the average.
-        parents: The compared networks of which the average was made.
-        weights: The weights of the parents, computed from distances; they sum to one.
-        is_told: Whether the provenance of the average names the parents; otherwise they are found from distances.
+        parents: The compared networks that were averaged.
+        weights: The weights of the parents, computed from distances. The weights sum to one.
+        is_told: Whether the provenance of the average names the parents. If not, the parents were identified from
+            distances.
     """
 
     child: str
@@ -51,17 +52,18 @@ def find_averages(
 ) -> tuple[Average, ...]:
     """Return the networks that are averages of two or more other networks.
 
-    An average lies between its parents, without a training step away from them. A common ancestor does not lie between
-    its descendants, because the steps of separate trainings are nearly orthogonal. Weights `w` at squared distances `c`
-    then leave a squared distance equal to the sum of `w^2 c`. Distances modulo the group are not exactly Euclidean
-    distances of points, so even an average leaves a small squared distance. A network does not count as a parent if
-    other networks can replace it, for example if it is a child of another parent.
+    An average lies between its parents, because no training step separates it from them. A common ancestor does not lie
+    between its descendants, because the steps of separate training runs are nearly orthogonal. Given weights `w` and
+    squared distances `c`, the squared distance from the weighted mean is then the sum of `w^2 c`. Distances modulo the
+    group are not exactly Euclidean distances of points. So even for an average, a small squared distance remains. A
+    network is not counted as a parent if other networks can replace it, for example if it is a child of another parent.
 
     Args:
         names: The names of all networks.
-        squares: Squared absolute distances modulo the group, between whole networks; NaN if a distance is not known.
-        related: The networks that are related to another network. Only these can be averages.
-        parents: The parents that the provenance of networks names.
+        squares: The squared absolute distances modulo the group between whole networks, or NaN if a distance is
+            unknown.
+        related: The networks that are related to at least one other network. Only these networks can be averages.
+        parents: For each network, the parents that its provenance names.
     """
     found: dict[str, Average] = {}
 
@@ -86,10 +88,10 @@ def find_averages(
 
 
 def _average(child: str, others: Sequence[str], squares: np.ndarray, *, is_told: bool) -> tuple[float, Average] | None:
-    """Return the description of a network as an average of other networks, by its provenance or by distances.
+    """Describe a network as an average of other networks, according to its provenance or distances.
 
-    Also return the remaining squared distance from the average, relative to the one that independent steps to the
-    parents would leave.
+    The first result is the remaining squared distance from the average. This squared distance is relative to the one
+    that independent steps to the parents would leave.
     """
     if np.isnan(squares).any():
         return (0.0, Average(child, tuple(others), (1 / len(others),) * len(others), True)) if is_told else None
@@ -120,7 +122,7 @@ class _Fit(NamedTuple):
     Attributes:
         weights: The weights of the points.
         gap: The squared distance from point 0 to the average.
-        steps: The squared distance that independent steps from point 0 to each of the points would leave.
+        steps: The squared distance that would remain if the steps from point 0 to the points were independent.
     """
 
     weights: np.ndarray
@@ -129,7 +131,7 @@ class _Fit(NamedTuple):
 
 
 def _weigh(squares: np.ndarray, chosen: Sequence[int]) -> _Fit:
-    """Return the average of some points that is nearest to point 0, by all squared distances."""
+    """Return the average of some points that is nearest to point 0, given all squared distances."""
     own = squares[np.ix_([0, *chosen], [0, *chosen])]
     n = len(own)
     center = np.eye(n) - 1 / n

@@ -1,4 +1,4 @@
-"""The common part of two networks of different shapes or widths: the tensors that are compared, whole or cut."""
+"""The common part of two networks with different shapes: the tensors that are compared, whole or cut."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,20 +17,22 @@ from regauge.pruning.extension import extend_symmetry
 
 Shape = tuple[int, ...]
 SHARED = 0.5
-"""Axes that nothing moves, such as that of tokens, are cut to the shorter length if that is this share of the longer
-one at least. Shorter ones mean something else: another set of classes, another input."""
+"""If an axis on which no group acts has two lengths, it is cut to the shorter one if this is at least this share.
+
+An example is the token axis. A shorter axis has another meaning, such as other class labels or other inputs.
+"""
 Shapes = Mapping[str, Shape]
 
 
 @dataclass(frozen=True)
 class Widths:
-    """Groups whose numbers of units differ between two networks.
+    """Groups whose number of units differs between two networks.
 
     Attributes:
-        sizes: The numbers of units of these groups in the first and in the second network.
+        sizes: The numbers of units of these groups in the first and second network.
         sides: The symmetry of each network.
-        whole: The symmetry of a network with the larger number of units of each group.
-        common: The symmetry with the smaller numbers of units.
+        whole: The symmetry of a network that has, for each group, the larger number of units.
+        common: The symmetry of a network that has, for each group, the smaller number of units.
     """
 
     sizes: Mapping[str, tuple[int, int]]
@@ -39,7 +41,7 @@ class Widths:
     common: Symmetry
 
     def narrow(self, shapes: Shapes) -> dict[str, Shape]:
-        """Return the shapes of one of the networks after a cut to the smaller numbers of units."""
+        """Return the shapes of one network after a cut to the smaller numbers of units."""
         result = dict(shapes)
         for group in (self.common[name] for name in self.sizes):
             for place in group.placements:
@@ -56,13 +58,13 @@ class Common:
 
     Attributes:
         symmetry: The symmetry as it acts on the common part.
-        shapes: The shape to which each compared tensor is cut.
-        share: The share of the first network's values that is compared.
-        notes: Remarks on tensors that are cut or left out.
-        widths: Groups whose numbers of units differ between the networks. Units of these groups are chosen before other
-            axes are cut.
-        is_whole: Whether the common part is all of both networks, because they have the same shapes and only the
-            symmetry was found on others.
+        shapes: For each compared tensor, the shape to which it is cut.
+        share: The share of the first network's entries that is compared.
+        notes: Notes on tensors that are cut or excluded.
+        widths: The groups whose number of units differs between the networks. The units of these groups are selected
+            before other axes are cut.
+        is_whole: Whether the common part covers both networks completely. In this case they have the same shapes, and
+            only the symmetry was found on other shapes.
     """
 
     symmetry: Symmetry
@@ -73,8 +75,9 @@ class Common:
     is_whole: bool = False
 
     def of(self, network: Mapping[str, Tensor] | Checkpoint) -> "Params | CutCheckpoint":
-        """Return the common part of a network. For a checkpoint on the disk, return a checkpoint that reads only this
-        part.
+        """Return the common part of a network.
+
+        For a checkpoint on disk, return a checkpoint that reads only this part.
         """
         if isinstance(network, Checkpoint) and network.is_lazy:
             return CutCheckpoint(network, self.shapes)
@@ -82,7 +85,7 @@ class Common:
         return {name: params[name][corner(shape)] for name, shape in self.shapes.items() if name in params}
 
     def part_of(self, network: Mapping[str, Tensor], k: int) -> tuple[Params, Symmetry]:
-        """Return the common part of network k with all its units, and the symmetry that acts on this part."""
+        """Return the common part of network k with all of its units, and the symmetry that acts on it."""
         assert self.widths is not None
         symmetry = self.extend(self.widths.sides[k])
         shapes = {**self.shapes, **symmetry.shapes}
@@ -90,7 +93,7 @@ class Common:
         return part, symmetry.bind(part)
 
     def extend(self, symmetry: Symmetry) -> Symmetry:
-        """Return a symmetry with more units, restricted to the common part."""
+        """Return a symmetry for more units, restricted to the common part."""
         shapes = dict(self.shapes)
         for place in (place for group in symmetry.groups for place in group.placements):
             if place.parameter in shapes:
@@ -101,7 +104,7 @@ class Common:
 
 
 class CutCheckpoint(Checkpoint):
-    """Some tensors of a checkpoint, each cut to its first rows and columns."""
+    """Some tensors of a checkpoint. Each is cut to its first rows and columns."""
 
     def __init__(self, source: Checkpoint, shapes: Mapping[str, Shape]) -> None:
         stored = {
@@ -129,22 +132,22 @@ class CutCheckpoint(Checkpoint):
 def find_common(
     a: Mapping[str, Tensor], b: Mapping[str, Tensor], symmetry: Symmetry, *, has_widths: bool = True
 ) -> Common | None:
-    """Return the part of two networks of different shapes that can be compared; None if all shapes are those of the
-    symmetry.
+    """Return the comparable part of two networks with different shapes; None if all shapes fit the symmetry.
 
-    Tensors of the same shape are compared whole. If two tensors differ in length along an axis that no group moves (an
-    extended vocabulary), they are compared up to the shorter length. If a group has different numbers of units in the
-    networks, the smaller number of units is compared. Tensors that differ in other widths are left out, and so are
-    whole layers that one network lacks: numbered parts such as `layers.7`. The result is also None if a network lacks
-    any other tensor, or if the symmetry acts on none of the remaining tensors. Such networks have different
-    architectures or are damaged.
+    Tensors of the same shape are compared completely. If two tensors differ in length along an axis on which no group
+    acts (an extended vocabulary), they are compared up to the shorter length. If a group has different numbers of units
+    in the networks, as many units are compared as the smaller group has. Tensors that differ in other widths are
+    excluded. Whole layers that one network lacks are excluded too, that is, numbered parts such as `layers.7`. The
+    result is also None if a network lacks any other tensor, or if the symmetry acts on none of the remaining tensors.
+    In this case, the networks have different architectures or are damaged.
 
     Args:
-        a: The first network, possibly on the meta device, or a checkpoint, of which only the headers are read.
-        b: The second one.
-        symmetry: The symmetry of the first one's architecture.
-        has_widths: Whether groups may have different numbers of units in the networks. If not, the tensors of such
-            groups are left out.
+        a: The first network. This network may be on the meta device, or a checkpoint of which only the headers are
+            read.
+        b: The second network, in the same form.
+        symmetry: The symmetry of the first network's architecture.
+        has_widths: Whether groups may have different numbers of units in the two networks. If not, the tensors of such
+            groups are excluded.
     """
     first, second = (
         {name: tuple(t.shape) for name, t in _on_meta(one).items() if isinstance(t, Tensor)} for one in (a, b)
@@ -195,9 +198,7 @@ def find_common(
 
 
 def restrict(symmetry: Symmetry, shapes: Mapping[str, Shape]) -> Symmetry:
-    """Return a symmetry restricted to some tensors of these shapes, without the groups that do not move
-    these tensors.
-    """
+    """Return a symmetry restricted to tensors of these shapes, without the groups that do not act on these tensors."""
     groups = [replace(g, placements=tuple(p for p in g.placements if p.parameter in shapes)) for g in symmetry.groups]
     needed = {name for group in groups if group.placements for name in (group.name, *group.within)}
     given = {name: shape for name, shape in symmetry.shapes.items() if name in shapes and 0 not in shape}
@@ -228,13 +229,13 @@ def _known(names: Iterable[str], shapes: Mapping[str, Shape]) -> tuple[str, ...]
 
 
 def numbered_parts(name: str) -> list[str]:
-    """Return the numbered parts that contain a tensor, such as "layers.7" for "layers.7.mlp.weight"."""
+    """Return the numbered parts of a name that contain the tensor, such as "layers.7" for "layers.7.mlp.weight"."""
     words = name.split(".")
     return [".".join(words[: k + 1]) for k, word in enumerate(words) if word.isdigit()]
 
 
 def _shared_shape(x: Shape, y: Shape, moved: set[int]) -> Shape | None:
-    """Return the shape to which two tensors are cut; None if they cannot be compared."""
+    """Return the shape to which two tensors are cut. Return None if they cannot be compared."""
     if len(x) != len(y):
         return None
     for axis, (n, m) in enumerate(zip(x, y, strict=True)):
@@ -244,7 +245,7 @@ def _shared_shape(x: Shape, y: Shape, moved: set[int]) -> Shape | None:
 
 
 def _units(symmetry: Symmetry, widths: Widths) -> list[str]:
-    """Return sentences about the units that are compared."""
+    """Return sentences that describe which units are compared."""
     names: dict[tuple[int, int], list[str]] = {}
     for group in symmetry.groups:
         if group.name in widths.sizes:
@@ -260,22 +261,22 @@ def _units(symmetry: Symmetry, widths: Widths) -> list[str]:
 
 
 def _lengths(x: Shape, y: Shape) -> str:
-    """Return a clause about the entries that are compared along each axis in which two tensors differ."""
+    """Return a clause on how many entries are compared along each axis whose lengths differ."""
     differing = [(k, n, m) for k, (n, m) in enumerate(zip(x, y, strict=True)) if n != m]
     parts = (f"the first {min(n, m):,} along axis {k}, where A has {n:,} and B {m:,}" for k, n, m in differing)
     return "compared are " + ", and ".join(parts)
 
 
 def corner(shape: Sequence[int]) -> tuple[slice, ...]:
-    """Return the slices of the first entries along each axis."""
+    """Return slices that select the first entries along each axis."""
     return tuple(slice(n) for n in shape)
 
 
 def find_widths(a: Shapes, b: Shapes, symmetry: Symmetry) -> Widths | None:
-    """Return the groups of a symmetry whose numbers of units differ between two networks; None if there are none.
+    """Return the groups whose number of units differs between two networks. Return None if there are none.
 
-    Only units that can be reordered one by one are counted. A group is counted if, in both networks, all axes that it
-    acts on give the same number of units, as in networks made by `regauge.prune`.
+    Only groups that permute single units are considered. In both networks, all axes of such a group must have the same
+    number of units. This holds for networks that `regauge.prune` made.
 
     Args:
         a: The shapes of the first network.
@@ -299,8 +300,9 @@ def find_widths(a: Shapes, b: Shapes, symmetry: Symmetry) -> Widths | None:
 
 
 def fit_widths(symmetry: Symmetry, shapes: Shapes) -> Symmetry:
-    """Return a symmetry with the numbers of units of a network. Return it unchanged if it fits, or if no resized one
-    fits.
+    """Return a symmetry resized to the numbers of units of a network.
+
+    Return it unchanged if it already fits, or if no resized symmetry fits.
     """
     if not symmetry.is_sized or _fits(symmetry, shapes):
         return symmetry
@@ -315,7 +317,7 @@ def resize(symmetry: Symmetry, sizes: Mapping[str, int]) -> Symmetry:
     """Return the symmetry of a network in which some groups have more or fewer units.
 
     Raises:
-        ValueError: There is no regular place for them.
+        ValueError: The resized units would have no regular placement.
     """
     less = {name: size for name, size in sizes.items() if size < symmetry[name].size}
     more = {name: size for name, size in sizes.items() if size > symmetry[name].size}
@@ -324,10 +326,10 @@ def resize(symmetry: Symmetry, sizes: Mapping[str, int]) -> Symmetry:
 
 
 def count_units(shapes: Shapes, symmetry: Symmetry) -> dict[str, int]:
-    """Return the number of units of each group in a network. If the axes of a group disagree, return its number in the
-    symmetry.
+    """Return the number of units of each group in a network.
 
-    A group that shares all its axes with other groups is counted as soon as the other groups are.
+    If the axes of a group disagree, return the number in the symmetry. If a group shares all its axes with other
+    groups, it is counted once the other groups are counted.
     """
     counts: dict[str, int] = {}
     while True:
@@ -350,7 +352,10 @@ def _fits(symmetry: Symmetry, shapes: Shapes) -> bool:
 
 
 def _tell(shapes: Shapes, symmetry: Symmetry, known: Mapping[str, int]) -> Iterator[tuple[str, int]]:
-    """Yield groups and their numbers of units, from each axis with one uncounted group; 0 where no number fits."""
+    """Yield groups and their numbers of units, from each axis with one uncounted group.
+
+    The number is 0 if none fits.
+    """
     for name, sites in symmetry.sites.items():
         if name not in shapes:
             continue

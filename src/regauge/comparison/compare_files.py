@@ -1,4 +1,4 @@
-"""Lineages of many networks in files, for all networks that can be compared with each other."""
+"""Lineages of many networks in files, for all networks that can be compared with one another."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -33,13 +33,13 @@ from regauge.hub import Model
 
 @dataclass(frozen=True)
 class Lineages:
-    """Networks in files, each compared with all other networks of a common architecture.
+    """The lineages of networks in files. Each network is compared with all others of a common architecture.
 
     Attributes:
         lineages: One lineage for each architecture.
-        left_out: Names of the networks that share no comparable part with any other network.
-        failures: Errors of networks that could not be opened.
-        notes: Remarks on the parts that tracing left out.
+        left_out: The names of networks that have no comparable part in common with any other network.
+        failures: The errors of networks that could not be opened.
+        notes: Notes on the parts that tracing excluded.
     """
 
     lineages: tuple[Lineage, ...]
@@ -65,7 +65,7 @@ class Lineages:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Return pairs, families, averages and trees as plain values, for JSON and pages."""
+        """Return pairs, families, averages and trees as plain values for JSON and HTML pages."""
         return {
             "pairs": [row for lineage in self.lineages for row in lineage.rows],
             "families": [list(family) for lineage in self.lineages for family in lineage.families],
@@ -98,30 +98,31 @@ def compare_files(
     memory: int | str | MemoryLimit | None = None,
     progress: Progress = no_progress,
 ) -> Lineages:
-    """Compare all pairs of networks in files, and build trees of the related networks.
+    """Compare all pairs of networks in files, and build trees of related networks.
 
-    All values are compared, because trees and averages are computed from distances, which a sample only estimates.
+    All entries are compared, because trees and averages are computed from distances. A sample would only estimate
+    these.
 
     Networks with the same shapes are opened together. A network with unique shapes is compared with networks that share
-    a part with it but differ in widths, vocabularies or numbers of layers.
+    a part with it but have other widths, vocabularies or numbers of layers.
 
     Args:
-        paths: The checkpoints. In the result they are named by their paths relative to their common folder.
-        model: The model of the checkpoints, or its name; by default it is found as in `rg.open_networks`.
-        symmetry: The symmetry of the networks, if not the symmetry of the model.
-        tracing: Further settings of `rg.open_model`, for a model given by name.
-        draws: The number of random elements in each test of independence.
-        generator: Source of randomness for the tests. The test of each pair starts from its state. A generator with
-            seed 0 by default.
-        out: The place of the page with matrices and trees, as in `rg.compare`.
-        memory: The limit on memory, as in `rg.compare`.
-        progress: Counts pairs.
+        paths: The checkpoints. The result names them by their paths relative to their common folder.
+        model: The model of the checkpoints, or its name. Default: the model is found as in `rg.open_networks`.
+        symmetry: The symmetry of the networks. Default: the symmetry of the model.
+        tracing: Further settings of `rg.open_model`, if the model is given by name.
+        draws: The number of random elements in each independence test.
+        generator: The source of randomness for the tests. The test of each pair starts from the same generator state.
+            Default: a generator with seed 0.
+        out: The path of the HTML page with matrices and trees, as in `rg.compare`.
+        memory: The memory limit, as in `rg.compare`.
+        progress: A function that shows how many pairs are done.
 
     Raises:
         FileExistsError: The page exists and may not be replaced.
         FileNotFoundError: A checkpoint does not exist.
-        KeyError: No network could be opened, because a parameter that the symmetry moves is missing.
-        ValueError: A checkpoint is named twice, no checkpoint could be opened, or no two checkpoints can be compared.
+        KeyError: No network could be opened, because a parameter on which the symmetry acts is missing.
+        ValueError: A checkpoint is given twice, no checkpoint could be opened, or no two checkpoints can be compared.
     """
     names = dict(zip(_short([Path(path) for path in paths]), map(Path, paths), strict=True))
     page, generator = require_page(out), given_or_seed(generator)
@@ -158,11 +159,12 @@ def compare_files(
 
 
 def find_checkpoints(paths: Sequence[str | Path]) -> list[Path]:
-    """Return the checkpoints at these paths. A folder that is not a checkpoint is replaced by the checkpoints in it,
-    files or folders.
+    """Return the checkpoints at these paths.
+
+    If a folder is not a checkpoint, it is replaced by the checkpoints in it, which are files or folders.
 
     Raises:
-        ValueError: A folder holds no checkpoint.
+        ValueError: A folder contains no checkpoint.
     """
     found: list[Path] = []
     for path in map(Path, paths):
@@ -189,9 +191,7 @@ def _is_checkpoint(path: Path) -> bool:
 
 @dataclass(frozen=True)
 class _Place:
-    """A checkpoint and the networks with which it was opened: networks with the same shapes (`is_own`) or with other
-    shapes.
-    """
+    """A checkpoint, and the networks with which it was opened: those with the same shapes (`is_own`) or others."""
 
     relatives: Relatives
     checkpoint: Checkpoint
@@ -201,9 +201,7 @@ class _Place:
 def _open(
     names: Mapping[str, Path], open_all: Callable[[Sequence[Path]], Relatives]
 ) -> tuple[dict[str, _Place], list[Exception]]:
-    """Return the places of all checkpoints that can be compared with another checkpoint, and the errors of
-    the others.
-    """
+    """Return the places of all checkpoints that can be compared with another one, and the errors of the others."""
     classes: dict[tuple[Any, ...], list[str]] = {}
     for name, path in names.items():
         with Checkpoint.open(path) as one:
@@ -232,7 +230,7 @@ def _open(
 
 
 def _together(places: Mapping[str, _Place]) -> list[list[str]]:
-    """Return the names of the networks at these places that can be compared, in their order."""
+    """Return the names, in their given order, of the networks at these places that can be compared with one another."""
     pairs = [{a, b} for a, b in combinations(places, 2) if _can_compare(places[a], places[b])]
     return [[name for name in places if name in part] for part in connected(pairs)]
 

@@ -1,4 +1,4 @@
-"""The function `compare`, which tells whether two networks are the same, related by descent, or unrelated."""
+"""The function `compare`, which determines whether two networks are the same, related by descent, or unrelated."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -50,11 +50,11 @@ def compare(
     exact: bool = False,
     progress: Progress = no_progress,
 ) -> Comparison:
-    """Compare two networks as they are stored and modulo their symmetry.
+    """Compare two networks as stored, and modulo their symmetry.
 
-    The weights of the second network are matched to the weights of the first. The verdict follows from three
+    First, the weights of the second network are aligned to those of the first. The verdict follows from three
     measurements: the remaining distance, the share of each tensor that the second network explains beyond chance, and
-    whether units correspond in their order as stored.
+    whether units correspond in their stored order.
 
     | verdict | when |
     | --- | --- |
@@ -65,51 +65,52 @@ def compare(
     | unrelated | neither |
     | undecided | between the two |
 
-    Alignment also explains a share by chance. This share is measured on scrambled copies ("strangers") of the second
-    network, in which a separate random element moves each tensor. "Descended" is symmetric: one network descends from
-    the other, or both descend from a third network. The thresholds are in `regauge.comparison.verdicts`. They were
-    fixed on networks that the page of measurements does not report.
+    Alignment also explains some share by chance. This share is measured on scrambled copies of the second network
+    ("strangers"). In a scrambled copy, a separate random element acts on each tensor. "Descended" is symmetric: one
+    network descends from the other, or both descend from a third. `regauge.comparison.verdicts` defines the thresholds.
+    These thresholds were chosen on networks that are not part of the reported measurements.
 
-    The p-value and the z-score test the order of units as stored. They are exact unless somebody chose that order. An
-    alignment chooses the order, so the order alone never leads to the verdict "descended". If the file of a network
-    records an alignment by regauge together with the element, the alignment is undone first. If the element is missing,
-    a note reports the alignment.
+    The p-value and z-score test the stored order of units. Both are exact unless somebody chose this order. An
+    alignment chooses the order. So the order alone never leads to the verdict "descended". If the file of a network
+    records an alignment by regauge and its element, the alignment is undone first. If the element is missing, a note
+    mentions the alignment.
 
-    Networks with different widths, vocabularies or numbers of layers are compared in the tensors that both have.
-    Tensors of the same shape are compared whole. If two tensors differ in length along an axis that no group moves,
-    such as the token axis, they are compared up to the shorter length. If one network has more units in a group that
-    can be reordered, for example before `regauge.prune`, the units that best match the other network are compared
+    If networks differ in widths, vocabularies or numbers of layers, only the tensors that both have are compared.
+    Tensors of the same shape are compared completely. If two tensors differ in length along an axis on which no group
+    acts, such as the token axis, they are compared up to the shorter length. If one network has more units in a
+    permutation group, for example before `regauge.prune`, the units that best match the other network are compared
     (`Comparison.units`). If one network has more blocks (`layers.7`), the most similar blocks are compared, in their
-    order. The notes list all parts that are not compared. The verdict for such networks is never "identical". It is
-    "descended" if the common parts are identical.
+    order. The notes list everything that is not compared. For such networks, the verdict is never "identical". If the
+    common parts are identical, the verdict is "descended".
 
     Args:
-        params_a: The network that is not moved: parameters by name, or the path of a checkpoint.
-        params_b: The network that is moved.
-        symmetry: The symmetry of both networks; if shapes differ, the symmetry of the first network.
-        task: Model, data and loss for comparing outputs, barriers and the loss of the merged network.
-        references: Networks that are known to be independent of the first network and were trained as an independent
-            second network would be. `reference_p_value` is then the rank of the second network's fingerprint among the
-            reference fingerprints, by distance from the first network's fingerprint. This p-value is exact at any
-            points of the orbits.
-        draws: The number of random elements in the test of independence.
-        generator: Source of randomness for the test. By default a generator with seed 0 so that the result is always
-            the same.
-        out: The place of the page of the comparison, a self-contained `.html` file: a path, or an `Output`.
-        memory: The limit on memory for networks in files: bytes, or text such as "2GB"; half of the machine's memory
-            by default. Networks that need more memory are streamed, and their fingerprints are not computed.
-        exact: Whether all values are always compared. Otherwise a sample of large networks is compared first. If the
-            sample gives a clear answer, only the sample is read, and a note reports this. Values outside the sample are
-            then not checked for NaN or Inf.
-        progress: Shows each pass over streamed files.
+        params_a: The first network, which stays unchanged: parameters by name, or the path of a checkpoint.
+        params_b: The second network, which is aligned to the first.
+        symmetry: The symmetry of both networks. If the shapes differ, the symmetry of the first network.
+        task: Model, data and loss, for comparing outputs, barriers and the loss of the merged network.
+        references: Networks that are known to be independent of the first network. The references must be trained in
+            the same way as an independent second network would be. `reference_p_value` is then the rank of the second
+            network's fingerprint among the reference fingerprints. The rank is by distance from the first network's
+            fingerprint. This p-value is exact, whatever elements were applied to the networks.
+        draws: The number of random elements in the independence test.
+        generator: The source of randomness for the test. Default: a generator with seed 0, which always gives the same
+            result.
+        out: The path or `Output` of the HTML page of the comparison, a self-contained `.html` file.
+        memory: The memory limit for networks in files: a number of bytes, or text such as "2GB". Default: half of the
+            machine's memory. Networks that need more memory are streamed. Fingerprints of streamed networks are not
+            computed.
+        exact: Whether to compare all entries in any case. If not, a sample of large networks is compared first. If the
+            sample gives a clear answer, only the sample is read, and a note mentions this. Entries outside the sample
+            are then not checked for NaN or Inf.
+        progress: A function that shows the progress of each pass over streamed files.
 
     Raises:
         FileExistsError: The page exists and may not be replaced.
-        KeyError: A parameter that the symmetry moves is missing.
+        KeyError: A parameter on which the symmetry acts is missing.
         TypeError: Only one of the networks is in a file.
-        ValueError: The networks share no tensor that the symmetry moves, or one network lacks single tensors. The
-            networks do not fit the symmetry, hold NaN or Inf, or are populations. The memory does not suffice. A task
-            or references are given for streamed networks, or a task is given for networks of different shapes.
+        ValueError: The symmetry acts on no tensor that both networks have, or one network lacks single tensors. The
+            networks do not fit the symmetry, contain NaN or Inf, or are populations. The memory limit is too low. A
+            task or references are given for streamed networks, or a task is given for networks with different shapes.
     """
     generator = given_or_seed(generator)
     if draws < 1:
@@ -172,11 +173,11 @@ def compare(
 def match_equal(
     a: Mapping[str, Tensor] | Checkpoint, b: Mapping[str, Tensor] | Checkpoint, symmetry: Symmetry
 ) -> Matched | None:
-    """Match two networks by the identity if all compared values are equal; return None at the first difference.
+    """Match two networks by the identity if all compared entries are equal. Return None at the first difference.
 
     Raises:
-        KeyError: A parameter that the symmetry moves is missing.
-        ValueError: The networks do not fit the symmetry, or hold NaN or Inf.
+        KeyError: A parameter on which the symmetry acts is missing.
+        ValueError: The networks do not fit the symmetry, or contain NaN or Inf.
     """
     symmetry = symmetry.bind(a.on_meta() if isinstance(a, Checkpoint) else a)
     pair = Pair(a, b, symmetry)

@@ -1,4 +1,4 @@
-"""Comparison of large networks by a sample, if comparing all values would give the same verdict."""
+"""Comparison of large networks by a sample, if comparing all entries would give the same verdict."""
 
 import functools
 import math
@@ -29,31 +29,31 @@ from regauge.core.params import VALUES, Params, work_dtype
 from regauge.core.symmetry import Symmetry
 
 LARGE = 1 << 26
-"""Values from which on networks are compared by a sample first."""
+"""Networks with at least this many entries are compared by a sample first."""
 MOST = 1 << 25
-"""Most values of a sample."""
+"""The maximal number of entries in a sample."""
 MARGIN = 0.1
-"""Distance of a share beyond chance from the thresholds of verdicts, from which on a sample decides."""
+"""A sample decides only if the share beyond chance differs from the thresholds of verdicts by at least this."""
 SPREAD = 5.0
-"""Standard errors of the mean over sampled layers that are added on both sides: 98.5% of Student's t with 3 degrees."""
+"""The number of standard errors around the mean over sampled layers: 98.5% of Student's t with 3 degrees of freedom."""
 FEW = 4
-"""Sampled layers below which they say nothing about others."""
+"""With fewer sampled layers than this, the sample says nothing about the other layers."""
 TELLING = 512
-"""Values of a unit that matches rest on, at least, where a sample calls networks unrelated."""
+"""If a sample calls networks unrelated, matches must use at least this many entries of a unit."""
 NEAR = 0.95
-"""Share from which on networks may be one network in another gauge, which all values decide."""
+"""If the share is at least this, the networks may be one network in another gauge, and all entries are compared."""
 UNMOVED = 0.75
-"""Share of the distance as stored that is left after alignment from which on they are not."""
+"""If at least this share of the stored distance remains after alignment, they are not one network in another gauge."""
 ORDERED = 3.0
-"""Standard deviations of the order of units from which on all values decide."""
+"""If units correspond in stored order by at least this many standard deviations, all entries are compared."""
 ROTATED = 0.5
-"""Correlation of inner products along axes that nothing moves from which on a stream may have been rotated."""
+"""If inner products along axes without an action correlate at least this much, a stream may have been rotated."""
 PROBED = 512
-"""Entries along such an axis whose inner products are compared."""
+"""The number of entries along such an axis whose inner products are compared."""
 ALIGNED_COPIES, READ_COPIES = 12, 4
-"""Copies of a sample, and of its largest tensor with all units, that are held at once."""
+"""The numbers of copies of a sample, and of its largest tensor with all units, that are in memory at once."""
 PIECE = 1 << 23
-"""Bytes of a tensor that are read at once."""
+"""The number of bytes of a tensor that are read at once."""
 
 
 def compare_sampled(
@@ -66,30 +66,32 @@ def compare_sampled(
     generator: torch.Generator,
     memory: MemoryLimit | None = None,
 ) -> Comparison | None:
-    """Compare two networks by a sample of their tensors. Return None if they are small or the sample does not decide.
+    """Compare two networks by a sample of their tensors.
 
-    The sample contains some layers of each stack of layers. It contains some units of each large group of the first
-    network, with the most similar units of the second network. The sampled parts are then compared as smaller networks,
-    as in `rg.compare`. Two facts relate the measurements on a sample to those on all values:
+    Return None if the networks are small or the sample does not decide. The sample contains some layers from each stack
+    of layers. From each large group of the first network, it contains some units, and the most similar units of the
+    second network. The sampled parts are then compared as smaller networks, as in `rg.compare`. Two facts relate
+    measurements on a sample to measurements on all entries:
 
-    - The objective of an element on sampled units and entries is an unbiased estimate of its objective on all of them.
-      So the best objective on a sample is, in expectation, at least the best objective on all values. A sample
-      therefore overestimates the share that is explained between unrelated networks, and it overestimates the share by
-      chance as well.
-    - The mean share over all layers differs from the mean share over the sampled layers by about the standard error.
+    - The objective of an element on sampled units and entries is an unbiased estimate of its objective on all entries.
+      So the best objective on a sample is, in expectation, at least as large as the best objective on all entries.
+      Between unrelated networks, a sample therefore overestimates the explained share, and it also overestimates the
+      share by chance.
+    - The mean share over all layers differs from the mean share over sampled layers by about its standard error.
 
-    The sample decides "descended" or "unrelated" where the share beyond chance is farther from the thresholds than
-    that, by a margin, and nothing speaks for another case: that one network is the other one in another gauge, that a
-    stream is rotated, that the order of units was chosen, or that units were matched by too few values.
+    The sample decides "descended" or "unrelated" if the share beyond chance is farther from the thresholds than this
+    error plus a margin. The sample does not decide if the networks may be the same in another gauge, if a stream may be
+    rotated, or if somebody may have chosen the order of units. The sample also does not decide if units were matched by
+    too few entries.
 
     Args:
         a: The first network.
-        b: The second network, with tensors of the same shapes.
+        b: The second network. The tensors of both networks have the same shapes.
         symmetry: The symmetry of both networks.
-        origins: The origins of both networks.
-        draws: The number of random orders in the test of independence.
-        generator: Source of randomness, of which a copy is used.
-        memory: The limit on memory for networks in files. If the sample would exceed the limit, no sample is compared.
+        origins: The origins of both networks, as recorded in their provenance.
+        draws: The number of random permutations in the independence test.
+        generator: The source of randomness. The function uses a copy of it.
+        memory: The memory limit for networks in files. If the sample would exceed the limit, no sample is compared.
     """
     blank = a.on_meta() if isinstance(a, Checkpoint) else a
     values = sum(math.prod(tensor.shape) for tensor in blank.values())
@@ -107,7 +109,7 @@ def compare_sampled(
 
 
 def _peak(sample: Sample, draws: int) -> int:
-    """Return a bound on the memory, in bytes, for aligning a sample and for testing the order of its units."""
+    """Return a bound on the memory, in bytes, for aligning a sample and testing the order of its units."""
     largest = max(math.prod(shape) for shape in sample.shapes.values())
     testing = max((group.size * (8 * group.size + 24 * draws) for group in sample.symmetry.groups), default=0)
     aligning = ALIGNED_COPIES * 4 * sample.values
@@ -115,7 +117,7 @@ def _peak(sample: Sample, draws: int) -> int:
 
 
 class _Sampled:
-    """Two networks, of which only a sample is read."""
+    """Two networks of which only a sample is read."""
 
     def __init__(
         self,
@@ -133,7 +135,7 @@ class _Sampled:
             self._behind = partial(_read, one), partial(_read, other)
 
     def compare(self, origins: Origins, values: int, draws: int, generator: torch.Generator) -> Comparison | None:
-        """Return the comparison, if the sample decides."""
+        """Return the comparison if the sample decides. Otherwise return None."""
         sample = self._sample
         a, b = (sample.cut(read, sample.units) for read in self._stored)
         narrow = bind_networks((a, b), sample.narrow, "compare single networks, two at a time")
@@ -168,7 +170,7 @@ class _Sampled:
 
     @cached_property
     def _note(self) -> str:
-        """Return a note about the sample."""
+        """Return a note that describes the sample."""
         layers, every = self._sample.layers
         most = max((len(own) for own in self._sample.units.values()), default=0)
         return (
@@ -177,13 +179,13 @@ class _Sampled:
         )
 
     def _narrow(self, params: Params, narrow: Symmetry) -> Params:
-        """Return a representative of a network of the sampled units, in one dtype."""
+        """Return a representative of the network that has only the sampled units, in one dtype."""
         wide = functools.reduce(torch.promote_types, {t.dtype for t in params.values() if t.dtype in VALUES})
         params = {name: t.to(work_dtype(wide)) if t.dtype in VALUES else t for name, t in params.items()}
         return narrow.split(params)[0] if narrow.translations or narrow.gains else params
 
     def _is_sure(self, found: Comparison, least: int) -> bool:
-        """Return whether comparing all values would give the same verdict."""
+        """Return whether comparing all entries would give the same verdict."""
         low, high = (beyond_chance(share, found.share_by_chance) for share in _interval(found, self._sample.layers))
         if low is None or high is None:
             return False
@@ -195,10 +197,10 @@ class _Sampled:
 
     @cached_property
     def _may_be_rotated(self) -> bool:
-        """Whether a rotation of a stream may explain what orders do not: it keeps inner products of other axes.
+        """Whether a rotation of a stream may explain what permutations do not: it keeps inner products on other axes.
 
-        With E = X - Y R, the Gram matrices differ by at most |E| (|X| + |Y|) so that where a rotation explains nearly
-        all their entries correlate.
+        Let E = X - Y R. The Gram matrices then differ by at most |E| (|X| + |Y|). So if a rotation explains nearly
+        everything, their entries correlate.
         """
         names = self._symmetry.rotatable
         seen = False
@@ -219,7 +221,7 @@ class _Sampled:
 
 @dataclass(frozen=True)
 class _Stored(Pair):
-    """The sampled tensors of two networks as they are stored, with all of their units."""
+    """The sampled tensors of two networks as stored, with all of their units."""
 
     sample: Sample
     names: tuple[str, ...]
@@ -236,7 +238,7 @@ class _Stored(Pair):
 
 
 def _interval(found: Comparison, layers: tuple[int, int]) -> tuple[float | None, float | None]:
-    """Return bounds of the mean share over all layers, from the variance between sampled layers."""
+    """Return bounds on the mean share over all layers, computed from the variance between sampled layers."""
     if found.share_after is None:
         return None, None
     by_layer: dict[str, list[float]] = {}
@@ -263,7 +265,7 @@ def _representative(network: Mapping[str, Tensor] | Checkpoint, symmetry: Symmet
 
 
 def _read(network: Mapping[str, Tensor] | Checkpoint, name: str, indices: Indices) -> Tensor:
-    """Return a part of a tensor of a network. Large tensors in files are read piece by piece."""
+    """Return part of a tensor of a network. Large tensors in files are read in chunks."""
     if not isinstance(network, Checkpoint) or not network.is_lazy:
         return select(network[name].detach().cpu(), indices)
     stored = network.stored[name]
@@ -282,7 +284,7 @@ def _read(network: Mapping[str, Tensor] | Checkpoint, name: str, indices: Indice
 
 
 def _scrambled(read: Read, sample: Sample, name: str, indices: Indices) -> Tensor:
-    """Return a part of a tensor of a stranger."""
+    """Return part of a tensor of a scrambled network."""
     tensor = read(name, sample.entries.get(name, {}))
     moved = scramble(sample.symmetry, name, tensor.to(work_dtype(tensor.dtype)), 0)
     entries = sample.entries.get(name, {})

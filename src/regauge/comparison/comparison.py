@@ -1,4 +1,4 @@
-"""The outcome of comparing two networks."""
+"""The result of comparing two networks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,42 +23,44 @@ class Comparison:
         verdict: "identical", "same network in another gauge", "descended", "aligned to A, or a distant descendant",
             "unrelated" or "undecided".
         reason: A sentence with the evidence for the verdict.
-        distance: Euclidean distance of the parameters as stored, without buffers.
-        orbit_distance: The distance after the second network was aligned to the first. It is an upper bound of the
-            smallest distance from the first network, as stored, to the orbit of the second.
-        norm: The norm of the compared parameters of the first network.
-        compared: The share of the first network's values that is compared: 1 unless the networks have different shapes.
-        shares: The share of each tensor of the first network that the second one explains.
-        share_by_chance: The share that alignment explains by chance: the largest share of a scrambled copy plus the
-            range of the shares of all scrambled copies. None if the verdict does not depend on it, for example if both
-            networks are the same.
-        p_value: The probability, estimated with random elements, that independently trained networks correspond as much
-            in the order of their units as stored. None if no group has an order. The p-value is exact unless somebody
-            chose that order. If the files record an alignment and hold its element, the p-value refers to the order
-            before the alignment. See `measure_independence`.
+        distance: The Euclidean distance of the parameters as stored, without buffers.
+        orbit_distance: The distance after the second network was aligned to the first one. This distance is an upper
+            bound on the smallest distance between the first network, as stored, and the orbit of the second.
+        norm: The norm of the compared parameters in the first network.
+        compared: The share of the first network's entries that is compared. The share is 1 unless the networks have
+            different shapes.
+        shares: For each tensor of the first network, the share that the second network explains.
+        share_by_chance: The share that alignment explains by chance: the largest share of a scrambled copy, plus the
+            range of the shares over all scrambled copies. None if the verdict does not depend on it, for example if
+            both networks are the same.
+        p_value: The probability that independently trained networks correspond at least as much in their stored order
+            of units, estimated with random elements. None if no group permutes units. The p-value is exact unless
+            somebody chose the order. If the files record an alignment and contain its element, the p-value refers to
+            the order before the alignment. See `measure_independence`.
         z_score: The test statistic of the p-value, in standard deviations of the null distribution.
-        tested_groups: The groups that the test reorders.
-        draws: The number of random elements that were sampled for the test.
-        reference_p_value: The probability, estimated with the references, that an independent network is as near to the
-            first network, modulo the group, as the second network is. None without references.
-        fingerprint_distance: The distance between the fingerprints of both networks; None for streamed networks.
+        tested_groups: The groups whose units the test permutes.
+        draws: The number of random elements that the test sampled.
+        reference_p_value: The probability that an independent network is at least as close to the first network (modulo
+            the group) as the second network is. This probability is estimated with the references. None without
+            references.
+        fingerprint_distance: The distance between the fingerprints of the two networks. None for streamed networks.
         element: The element that aligns the second network to the first.
-        symmetry: The symmetry of the element, with every size known.
-        balanced: The distance after alignment between the balanced networks, which have the smallest norms under scales
-            and matrices, and these two norms. Unlike `orbit_distance`, this distance does not depend on the point of
-            the first network on its orbit. None for networks that are streamed, sampled, equal or of different widths.
-        lean: The change of the squared norm from the first to the second network, relative to the squared distance,
-            for balanced networks. It is above one if the second network was trained further from the first, and around
-            minus one if it was pruned. It is around zero for siblings that were trained in the same way; see `kinship`.
-            None without `balanced`, and if only a part of the networks is compared.
-        units: For networks of different widths, the indices of the compared units of the first and of the second
-            network, for each group whose number of units differs. The indices ascend within each copy of the group. All
-            other measurements use both networks cut to these units, in this order.
-        function: With a task: agreement of outputs, losses, barriers before and after alignment, and the loss of the
-            merged network.
-        is_sampled: Whether the verdict was decided by a sample of both networks. All numbers are then measured on the
-            sample, and `units` lists the sampled units.
-        notes: Remarks on parts that are left out, are cut or could not be carried over.
+        symmetry: The symmetry to which the element belongs. All its sizes are known.
+        balanced: The distance after alignment between the balanced networks, and the norms of both. Balanced networks
+            have the smallest norms under scales and matrices. Unlike `orbit_distance`, this distance does not depend on
+            how the first network is scaled. None for networks that are streamed, sampled, equal or of different widths.
+        lean: The change in the squared norm from the first to the second network, relative to the squared distance, for
+            balanced networks. The lean is above one if the second network was trained further from the first, and
+            around minus one if the second network was pruned. The lean is around zero for siblings that were trained in
+            the same way; see `kinship`. None if `balanced` is None, or if only part of the networks is compared.
+        units: For networks of different widths, the indices of the compared units in the first and second network, for
+            each group whose number of units differs. The indices ascend within each copy of the group. All other
+            measurements use both networks cut to these units, in this order.
+        function: If there is a task: the agreement of outputs, losses, barriers before and after alignment, and the
+            loss of the merged network.
+        is_sampled: Whether a sample of both networks determined the verdict. In this case, all numbers are measured on
+            the sample, and `units` lists the sampled units.
+        notes: Notes on parts that were excluded, cut, or could not be transferred.
     """
 
     verdict: Verdict
@@ -101,7 +103,7 @@ class Comparison:
 
     @property
     def share_beyond_chance(self) -> float | None:
-        """Return the share beyond chance, (share - chance) / (1 - chance), which the verdict depends on."""
+        """Return the share beyond chance, (share - chance) / (1 - chance), on which the verdict depends."""
         return beyond_chance(self.share_after, self.share_by_chance)
 
     @property
@@ -112,7 +114,7 @@ class Comparison:
 
     @property
     def numbers(self) -> dict[str, float | None]:
-        """Return all numbers, by their names in reports."""
+        """Return all numbers, with their names in reports as keys."""
         return {
             "distance as stored": self.distance,
             "distance modulo the group": self.orbit_distance,
@@ -132,7 +134,7 @@ class Comparison:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Return the whole comparison as plain values, for JSON and pages."""
+        """Return the whole comparison as plain values for JSON and HTML pages."""
         return {
             "verdict": self.verdict,
             "reason": self.reason,
@@ -150,9 +152,7 @@ class Comparison:
 
     @property
     def layers(self) -> list[dict[str, Any]]:
-        """Return the explained share of each layer before and after alignment, as a weighted mean over the tensors of
-        the layer.
-        """
+        """Return the explained share of each layer before and after alignment, as a weighted mean over its tensors."""
         result: dict[str, list[TensorShare]] = {}
         for share in self.shares:
             if share.after is not None:

@@ -12,7 +12,7 @@ from regauge.names import VERSION
 
 
 def require_page(out: Output | str | Path | None) -> Path | None:
-    """Return the path of the page, or None if no page is requested.
+    """Return the path of the HTML page, or None if no page is requested.
 
     Raises:
         FileExistsError: The file exists and may not be replaced.
@@ -28,13 +28,13 @@ def require_page(out: Output | str | Path | None) -> Path | None:
 
 
 def write_page(path: Path, facts: Mapping[str, Any], seed: int, distances: Mapping[str, Tensor] | None = None) -> None:
-    """Write the page of two networks, or of many networks if distances are given.
+    """Write the HTML page of two networks or, if distances are given, of many networks.
 
     Args:
         path: The `.html` file.
-        facts: `Comparison.facts` with the names `a` and `b` of both networks, or `Lineages.facts`.
+        facts: `Comparison.facts` together with the names `a` and `b` of both networks, or `Lineages.facts`.
         seed: The random seed, which the page shows.
-        distances: Matrices of distances by label.
+        distances: The distance matrices, with labels as keys.
     """
     # Pages are drawn by a package above this one, which a comparison that writes nothing does not need.
     from regauge.report.comparison_page import comparison_page, lineage_page
@@ -45,7 +45,7 @@ def write_page(path: Path, facts: Mapping[str, Any], seed: int, distances: Mappi
 
 
 def write_tensor_map(path: Path, facts: Mapping[str, Any]) -> None:
-    """Write the page of a conversion from its facts, rows and notes, and the names of both networks."""
+    """Write the HTML page of a conversion, given its facts, rows and notes, and the names of both networks."""
     from regauge.report.comparison_page import tensor_map_page
 
     save_text(tensor_map_page({**facts, "version": VERSION}), path)

@@ -1,4 +1,4 @@
-"""Databases: files with fingerprints of many networks, in which relatives of another network are found."""
+"""Databases: files with fingerprints of many networks, for finding relatives of a network."""
 
 import hashlib
 import json
@@ -33,11 +33,11 @@ from regauge.hub import Model
 FORMAT = "regauge.database"
 VERSION = "1"
 SAVED_SECONDS = 60
-"""Seconds after which fingerprints are written while others are still computed."""
+"""The interval in seconds at which fingerprints are written while others are still being computed."""
 
 
 class Fingerprinted(NamedTuple):
-    """A network in a database: the sizes and times of its files, its architecture and its fingerprint."""
+    """A network in a database: the sizes and times of its files, its architecture, and its fingerprint."""
 
     stamp: str
     architecture: str
@@ -45,9 +45,7 @@ class Fingerprinted(NamedTuple):
 
 
 class Neighbor(NamedTuple):
-    """A network in a database, and the Euclidean distance between its fingerprint and the fingerprint of the queried
-    network.
-    """
+    """A network in a database, and the distance between its fingerprint and that of the queried network."""
 
     path: str
     distance: float
@@ -55,7 +53,7 @@ class Neighbor(NamedTuple):
 
 @dataclass(frozen=True)
 class _Architecture:
-    """The symmetry of networks, and the shapes of their tensors under the names of the symmetry."""
+    """The symmetry of networks of one architecture, and the shapes of their tensors under the names of the symmetry."""
 
     symmetry: Symmetry
     shapes: Mapping[str, tuple[int, ...]]
@@ -73,7 +71,7 @@ class _Architecture:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
     def names(self, checkpoint: Checkpoint) -> Checkpoint | None:
-        """Return a checkpoint under the names of this architecture; None if the checkpoint has another architecture."""
+        """Return a checkpoint under this architecture's tensor names; None if it has another architecture."""
         try:
             named = name_by(checkpoint, self.symmetry)
         except ValueError:
@@ -83,13 +81,13 @@ class _Architecture:
 
 @dataclass(frozen=True)
 class Search:
-    """The networks in a database that are nearest to a queried network, each compared with that network.
+    """The networks in a database that are nearest to a queried network, and their comparisons with it.
 
     Attributes:
         neighbors: The nearest networks, sorted by distance.
-        comparisons: The comparison of each neighbor with the queried network, which is A; None if the files of a
+        comparisons: For each neighbor, its comparison with the queried network, which is A. None if files of the
             neighbor are missing or damaged.
-        notes: Remarks on files that are missing or damaged, or that changed since they were added.
+        notes: Notes on files that are missing or damaged, or that changed after they were added.
     """
 
     neighbors: tuple[Neighbor, ...]
@@ -98,7 +96,7 @@ class Search:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """Return the rows of a table of the networks."""
+        """Return a table of the networks, as rows."""
         return [
             {
                 "network": one.path,
@@ -113,16 +111,18 @@ class Search:
 
 
 class Database:
-    """Fingerprints of a collection of networks, in one safetensors file.
+    """A collection of fingerprints of networks, stored in one safetensors file.
 
-    A search computes the fingerprint of the queried network and reads no other network. Then `rg.compare` compares the
-    nearest networks. One database can hold networks of many architectures. A search only considers networks with the
-    same tensors as the queried network. `compare_files` also finds relatives with other widths, depths or vocabularies.
+    A search computes the fingerprint of the queried network, and first reads no other network. Then `rg.compare`
+    compares the queried network with the nearest networks. One database can contain networks of many architectures. A
+    search considers only networks that have the same tensors as the queried network. `compare_files` also finds
+    relatives with other widths, depths or vocabularies.
 
-    The file also holds the symmetry of each architecture, so a search needs no model.
+    The file also contains the symmetry of each architecture. Therefore a search needs no model.
 
     Args:
-        path: The file, named `....safetensors`. It is read if it exists, and otherwise created by the first `add`.
+        path: The path of the file, which must end in `.safetensors`. If the file exists, it is read. If not, the first
+            `add` creates it.
 
     Raises:
         ValueError: The file is damaged, is not a database, or has a newer version.
@@ -143,7 +143,10 @@ class Database:
 
     @property
     def networks(self) -> Mapping[str, Fingerprinted]:
-        """Return the networks by path. Paths of networks in the folder of the database are relative to this folder."""
+        """Return the networks, with their paths as keys.
+
+        If a network is in the folder of the database, its path is relative to this folder.
+        """
         return dict(self._networks)
 
     @check_arguments
@@ -157,20 +160,20 @@ class Database:
         memory: int | str | MemoryLimit | None = None,
         progress: Progress = no_progress,
     ) -> list[Exception]:
-        """Add networks and write the file. Networks that are already in the database and whose files are unchanged are
-        not read again.
+        """Add networks to the database, and write the file.
 
-        The file is written every minute and at the end, even after an error or an interrupt. Networks that another
-        process added in the meantime are kept.
+        A network that is already in the database is not read again if its files are unchanged. The file is written
+        every minute and at the end, even after an error or an interrupt. If another process adds networks at the same
+        time, its networks are kept.
 
         Args:
-            paths: Checkpoints: files, folders, or BASE+ADAPTER.
-            model: The model of the checkpoints, or its name. By default, it is found as in `rg.open_networks`, unless
-                the database already holds an architecture with the same tensors.
-            symmetry: The symmetry of the networks, if not the symmetry of the model.
-            tracing: Further settings of `rg.open_model`, for a model given by name.
-            memory: The limit on memory, as in `rg.compare`.
-            progress: Counts networks.
+            paths: The checkpoints: files, folders, or BASE+ADAPTER.
+            model: The model of the checkpoints, or its name. Default: the model is found as in `rg.open_networks`. No
+                model is needed if the database already has an architecture with the same tensors.
+            symmetry: The symmetry of the networks. Default: the symmetry of the model.
+            tracing: Further settings of `rg.open_model`, if the model is given by name.
+            memory: The memory limit, as in `rg.compare`.
+            progress: A function that shows how many networks are done.
 
         Returns:
             The names and errors of networks that could not be added. All other networks are added.
@@ -207,20 +210,19 @@ class Database:
     def nearest(
         self, network: str | Path, count: int = 10, *, memory: int | str | MemoryLimit | None = None
     ) -> list[Neighbor]:
-        """Return the networks whose fingerprints are nearest to the fingerprint of a checkpoint, without the checkpoint
-        itself.
+        """Return the networks whose fingerprints are nearest to that of a checkpoint, excluding the checkpoint itself.
 
-        The distance is zero for copies in any gauge, up to the rounding of their format. For networks with slightly
-        different parameters, the distance is below the relative change of the parameters.
+        The distance is zero for copies in any gauge, up to the rounding of their format. If the parameters of a network
+        differ slightly, the distance is below the relative change of the parameters.
 
         Args:
             network: The path of the checkpoint.
-            count: The number of networks at most.
-            memory: The limit on memory, as in `rg.comparison.fingerprint`.
+            count: The maximal number of networks to return.
+            memory: The memory limit, as in `rg.comparison.fingerprint`.
 
         Raises:
             FileNotFoundError: The checkpoint or the database does not exist.
-            ValueError: No network in the database has the tensors of the checkpoint, or the checkpoint holds NaN or
+            ValueError: No network in the database has the tensors of the checkpoint, or the checkpoint contains NaN or
                 Inf.
         """
         with Checkpoint.open(network) as checkpoint:
@@ -241,18 +243,18 @@ class Database:
         """Find the networks nearest to a checkpoint, and compare each of them with the checkpoint.
 
         Args:
-            network: The path of the checkpoint, which is A in the comparisons.
-            count: The number of networks at most.
-            draws: Random elements of each test of independence.
-            generator: Source of randomness. The test of each pair starts from its state. By default a generator with
-                seed 0.
-            memory: The limit on memory, as in `rg.compare`.
-            exact: Whether all values are compared, as in `rg.compare`.
-            progress: Counts comparisons.
+            network: The path of the checkpoint, which is network A in the comparisons.
+            count: The maximal number of networks to compare.
+            draws: The number of random elements in each independence test.
+            generator: The source of randomness. The test of each pair starts from the same generator state. Default: a
+                generator with seed 0.
+            memory: The memory limit, as in `rg.compare`.
+            exact: Whether to compare all entries in any case, as in `rg.compare`.
+            progress: A function that shows how many comparisons are done.
 
         Raises:
             FileNotFoundError: The checkpoint or the database does not exist.
-            ValueError: In the same cases as `nearest` and `rg.compare`.
+            ValueError: The cases are those of `nearest` and `rg.compare`.
         """
         if draws < 1:
             raise ValueError(f"draws is {draws}; a test needs at least one random element, and 999 are usual")
@@ -278,7 +280,7 @@ class Database:
         return Search(tuple(one for _, one in near), tuple(comparisons), tuple(notes))
 
     def _known(self, checkpoint: Checkpoint) -> _Architecture | None:
-        """Return the architecture in the database that a checkpoint has."""
+        """Return the architecture of a checkpoint, if the database contains it."""
         return next((one for one in self._architectures.values() if one.names(checkpoint) is not None), None)
 
     def _add(
@@ -327,9 +329,7 @@ class Database:
         return sorted(found, key=lambda row: row[1].distance)[:count]
 
     def _name(self, checkpoint: Checkpoint) -> str:
-        """Return the path under which a network is stored: relative if the network is in the folder of the database,
-        otherwise absolute.
-        """
+        """Return the path under which a network is stored: relative if it is in the database's folder, or absolute."""
         path, home = Path(checkpoint.label).resolve(), self.path.resolve().parent
         return path.relative_to(home).as_posix() if path.is_relative_to(home) else str(path)
 
@@ -367,7 +367,7 @@ class Database:
         return networks, architectures
 
     def _write(self) -> None:
-        """Write all networks, with those that another process added since the file was read."""
+        """Write all networks, including those that another process added since the file was read."""
         if self.path.exists():
             networks, architectures = self._read()
             self._networks, self._architectures = networks | self._networks, architectures | self._architectures
@@ -390,6 +390,6 @@ class Database:
 
 
 def _stamp(checkpoint: Checkpoint) -> str:
-    """Return the sizes and the times of the files of a checkpoint."""
+    """Return the sizes and times of a checkpoint's files."""
     states = [file.stat() for file in checkpoint.metadata]
     return f"{sum(one.st_size for one in states)} {max(one.st_mtime_ns for one in states)}"

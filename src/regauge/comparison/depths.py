@@ -1,4 +1,4 @@
-"""The choice of blocks to compare in two networks of one architecture with different numbers of blocks."""
+"""The selection of blocks to compare, if two networks of one architecture have different numbers of blocks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,17 +15,19 @@ from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 
 LARGE = 1 << 26
-"""Values from which on blocks are compared by their numbers: matching aligns many pairs of blocks."""
+"""The number of entries from which on blocks are matched by number, because matching would align many pairs of
+blocks.
+"""
 Blocks = dict[int, dict[str, Tensor]]
 
 
 @dataclass(frozen=True)
 class Depths:
-    """The names of matched blocks.
+    """The names of matched blocks in two networks of different depths.
 
     Attributes:
         notes: Messages about the matched blocks.
-        single: The new prefixes of names in blocks without a counterpart, each with the original prefix.
+        single: The new name prefixes of blocks without a counterpart, each with its original prefix.
     """
 
     notes: tuple[str, ...] = ()
@@ -41,12 +43,12 @@ class Depths:
 def match_depths(
     a: Mapping[str, Tensor], b: Mapping[str, Tensor], symmetry: Symmetry
 ) -> tuple[Mapping[str, Tensor], Depths]:
-    """Renumber the blocks of the second network like the most similar blocks of the first one.
+    """Renumber the blocks of the second network according to the most similar blocks of the first network.
 
     Blocks are the outermost numbered parts of tensor names, such as `layers.7`. If one network has more blocks, blocks
-    may have been dropped or doubled at any position, so the numbers are not reliable. Each pair of blocks with the same
-    shapes is aligned, together with the tensors outside of all blocks. The sum of the explained shares is then
-    maximized over all matches that keep the order of blocks (Needleman and Wunsch, 1970).
+    may have been removed or duplicated at any position. So block numbers are not reliable. For each pair of blocks with
+    the same shapes, the blocks are aligned together with the tensors outside all blocks. The best matching maximizes
+    the sum of explained shares among all matchings that keep the order of blocks (Needleman and Wunsch, 1970).
 
     Args:
         a: The first network.
@@ -85,7 +87,7 @@ def match_depths(
 
 
 def _stacks(params: Mapping[str, Tensor]) -> dict[str, Blocks]:
-    """Return the tensors of each stack of blocks, by prefix, by block number, and by the rest of the name."""
+    """Return the tensors of each stack of blocks, by prefix, block number, and rest of the name."""
     found: dict[str, Blocks] = {}
     for name, tensor in params.items():
         for part in numbered_parts(name)[:1]:
@@ -121,7 +123,7 @@ def _score(
 
 
 def _match_in_order(scores: Mapping[tuple[int, int], float], rows: int, columns: int) -> dict[int, int]:
-    """Return the row of each matched column in the order-preserving match with the largest total score."""
+    """Return, for each matched column, its row in the order-preserving matching with the largest total score."""
     best: dict[tuple[int, int], tuple[float, dict[int, int]]] = {}
     nothing = (0.0, dict[int, int]())
     for i in range(rows):

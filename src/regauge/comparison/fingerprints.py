@@ -1,4 +1,4 @@
-"""Fingerprints, 256 numbers that are the same for all networks on one orbit, and the balanced tensors behind them."""
+"""Fingerprints: 256 numbers that are equal for all networks on one orbit, and the balanced tensors that define them."""
 
 import itertools
 import math
@@ -33,20 +33,20 @@ from regauge.core.remembered import remembered
 from regauge.core.symmetry import Symmetry
 
 SIZE = 256
-"""Numbers of a fingerprint."""
+"""The number of entries of a fingerprint."""
 PROBES = 8
-"""Fixed random vectors with which axes are contracted that nothing moves."""
+"""The number of fixed random vectors that axes without an action are contracted with."""
 QUANTILES = 8
-"""Parts into which the sorted norms of units are averaged."""
+"""The number of parts over which the sorted norms of units are averaged."""
 MIXTURES = 4
-"""Fixed mixtures of all that a unit has."""
+"""The number of fixed mixtures of a unit's norms in different tensors."""
 TINY = torch.finfo(torch.float64).tiny
 FAINT_TENSOR = 0.01
-"""Tensors whose entries are below this share of the network's root mean square count less."""
+"""Tensors have less weight if their entries are below this share of the network's root mean square."""
 
 Features = Float64[Tensor, "models features"]
 HELD = 5
-"""Copies of the largest tensor that measuring it holds."""
+"""The number of copies of the largest tensor that computing its features needs."""
 
 
 @check_arguments
@@ -57,44 +57,44 @@ def fingerprint(
     memory: int | str | MemoryLimit | None = None,
     progress: Progress = no_progress,
 ) -> Float64[Tensor, "*models numbers"]:
-    """Return the fingerprint of a network, which all networks on its orbit share, to find copies and relatives in large
-    collections.
+    """Return the fingerprint of a network, which is equal for all networks on its orbit.
 
     For every element g, `fingerprint(act(g, p)) == fingerprint(p)` up to rounding. Networks with different functions
-    almost surely have different fingerprints. For near copies, the Euclidean distance of two fingerprints is below the
-    relative change of the parameters (a third of the change in the architectures of the tests).
+    almost surely have different fingerprints. Therefore fingerprints find copies and relatives in large collections.
+    For near copies, the Euclidean distance of two fingerprints is below the relative change of the parameters (a third
+    of the change in the architectures of the tests).
 
-    First, translations are removed (`Symmetry.split`), and so are gains that forbid rotations of a stream. The
-    representative is then moved to the point of smallest norm on its orbit under scales and invertible matrices
-    (`regauge.core.balance`). Only reorderings, signs and rotations remain, and all features are invariant under these.
-    The features of a tensor are its norm, the norms of its Gram matrices, and the norms of its contractions with fixed
-    random vectors along axes that no group moves. The features of a group are the sorted norms of its units over all
-    tensors, averaged in eight parts, for four mixtures of the tensors. The bias of a periodic unit enters through its
-    sine. Entries that no element exchanges have different fixed weights, so a reordering of the inputs changes the
-    fingerprint. Tensors are divided by their norms. A fixed random projection, which keeps distances, maps all features
-    to 256 numbers.
+    First, translations are removed (`Symmetry.split`), and gains that prevent rotations of a stream are brought to one.
+    The representative is then balanced: it becomes the network of smallest norm on its orbit under scales and
+    invertible matrices (`regauge.core.balance`). Only permutations, signs and rotations remain, and all features are
+    invariant under these. The features of a tensor are its norm, the norms of its Gram matrices, and the norms of
+    contractions with fixed random vectors. The contractions are along axes on which no group acts. The features of a
+    group are the sorted norms of its units over all tensors, averaged in eight parts, for four mixtures of the tensors.
+    For periodic units, the sine of the bias is used. Entries that no element exchanges have different fixed weights. So
+    a permutation of the inputs changes the fingerprint. Tensors are divided by their norms. A fixed random projection,
+    which keeps distances, maps all features to 256 numbers.
 
-    Each feature changes by no more than its balanced tensor, so small noise changes the fingerprint little. The
-    exception are units with scales whose incoming or outgoing weights are all exactly zero.
+    Each feature changes by at most as much as its balanced tensor. So small noise changes the fingerprint little. There
+    is one exception: units with scales whose incoming or outgoing weights are all exactly zero.
 
-    A checkpoint that does not fit in memory is read tensor by tensor, in float32, or in float64 if it is stored in
-    float64. Its fingerprint equals that of the network in memory up to rounding.
+    If a checkpoint does not fit in memory, it is read tensor by tensor, in float32, or in float64 if it is stored in
+    float64. Up to rounding, the fingerprint is the same as that of the network in memory.
 
     Args:
-        params: A network, a population with one leading model axis, or the path of a checkpoint. Buffers that the
-            symmetry moves are ignored.
+        params: A network, a population with a leading model axis, or the path of a checkpoint. Buffers on which the
+            symmetry acts are ignored.
         symmetry: The symmetry of the architecture.
-        memory: The limit on memory for a network in files: bytes, or text such as "2GB"; half of the machine's by
-            default.
-        progress: Shows each pass over streamed files.
+        memory: The memory limit for a network in files: a number of bytes, or text such as "2GB". Default: half of the
+            machine's memory.
+        progress: A function that shows the progress of each pass over streamed files.
 
     Returns:
-        Shape `[256]`, or `[models, 256]` for a population; float64, on the CPU.
+        A float64 tensor on the CPU with shape `[256]`, or `[models, 256]` for a population.
 
     Raises:
-        KeyError: A parameter that the symmetry moves is missing.
-        ValueError: Parameters do not fit the symmetry, or hold NaN or Inf. Or the memory does not suffice, or a product
-            of matrices of a streamed network lacks full rank.
+        KeyError: A parameter on which the symmetry acts is missing.
+        ValueError: Parameters do not fit the symmetry, or contain NaN or Inf. Or the memory limit is too low, or a
+            matrix product of a streamed network does not have full rank.
 
     References:
         Kempf and Ness (1979) for points of smallest norm on orbits; Johnson and Lindenstrauss (1984), Extensions of
@@ -143,7 +143,7 @@ def _project(features: Mapping[str, Features], models: int = 1) -> Float64[Tenso
 
 
 def _features(symmetry: Symmetry, tensors: Mapping[str, Tensor]) -> dict[str, Features]:
-    """Return invariants of reorderings, signs and rotations, by the name of the tensor or group that they describe."""
+    """Return invariants under permutations, signs and rotations, by the name of the tensor or group described."""
     norms, counts = dict[str, Tensor](), dict[str, int]()
     for name, tensor in tensors.items():
         norms[name], counts[name] = tensor.reshape(len(tensor), -1).norm(dim=1).double(), tensor[0].numel()
@@ -179,12 +179,12 @@ def _features(symmetry: Symmetry, tensors: Mapping[str, Tensor]) -> dict[str, Fe
 
 
 def _column(numbers: Float64[Tensor, " models"], like: Tensor) -> Tensor:
-    """Return numbers of networks as a tensor that broadcasts with their tensors."""
+    """Return one number per network as a tensor that broadcasts with the networks' tensors."""
     return numbers.reshape(-1, *[1] * (like.ndim - 1))
 
 
 def _weights(key: str, tensor: Tensor, orbits: Mapping[int, Tensor]) -> Tensor:
-    """Return fixed weights around one for the entries of a tensor; entries on the same orbit have the same weight."""
+    """Return fixed weights around one for the entries of a tensor. Entries on the same orbit have the same weight."""
     result = tensor.new_ones([1] * tensor.ndim)
     for axis in range(tensor.ndim - 1):
         length = tensor.shape[1 + axis]
@@ -195,8 +195,9 @@ def _weights(key: str, tensor: Tensor, orbits: Mapping[int, Tensor]) -> Tensor:
 
 
 def _probe(tensor: Tensor, name: str, moved: Collection[int]) -> Features:
-    """Contract the axes that no group moves with fixed vectors. Return norms over the other axes, or the values if
-    there are none.
+    """Contract the axes on which no group acts with fixed vectors.
+
+    Return norms over the other axes, or the contracted entries if there are no other axes.
     """
     is_contracted = False
     for axis in reversed(range(tensor.ndim - 1)):
@@ -214,7 +215,7 @@ def _probe(tensor: Tensor, name: str, moved: Collection[int]) -> Features:
 
 
 def _averages(squares: Float64[Tensor, "models units"]) -> Features:
-    """Return the roots of the sums of squares in consecutive parts of the sorted squares."""
+    """Return the square roots of the sums of squares over consecutive parts of the sorted squares."""
     count = squares.shape[1]
     ends = torch.linspace(0, count, min(QUANTILES, count) + 1).round().long().tolist()
     ordered = squares.sort(dim=1).values
@@ -222,7 +223,7 @@ def _averages(squares: Float64[Tensor, "models units"]) -> Features:
 
 
 def _gram_norm(values: Float64[Tensor, "models *copies units values"]) -> Features:
-    """`_gram_root` of the Gram matrices of units."""
+    """Return `_gram_root` of the Gram matrices of units."""
     tall = values.mT if values.shape[-2] > values.shape[-1] else values
     return _gram_root(tall @ tall.mT)
 
@@ -234,7 +235,7 @@ def _gram_root(grams: Float64[Tensor, "models *copies n n"]) -> Features:
 
 @remembered
 def orbits_of_entries(symmetry: Symmetry, name: str) -> dict[int, Int[Tensor, " length"]]:
-    """Label the indices of each axis of a tensor by their orbit, for axes on which a group acts."""
+    """Return, for each axis on which a group acts, a label of the orbit for every index."""
     result = {}
     for axis, length in enumerate(symmetry.shapes.get(name, ())):
         local = [site for site in symmetry.sites.get(name, ()) if site.placement.axis == axis]
@@ -252,10 +253,10 @@ def orbits_of_entries(symmetry: Symmetry, name: str) -> dict[int, Int[Tensor, " 
 
 
 class BalancedTensors(Mapping[str, Tensor]):
-    """The compared tensors of a checkpoint, each with a leading model axis of length one.
+    """The compared tensors of a checkpoint. Each has a leading model axis of length one.
 
     Attributes:
-        symmetry: The symmetry, with every size known: `seen_by_fingerprints`.
+        symmetry: The symmetry that `seen_by_fingerprints` returns. All its sizes are known.
     """
 
     def __init__(self, source: Checkpoint, whole: Symmetry, names: Sequence[str], passes: Passes) -> None:
@@ -280,12 +281,12 @@ class BalancedTensors(Mapping[str, Tensor]):
 
 @contextmanager
 def balanced_tensors(job: FileJob, symmetry: Symmetry, progress: Progress) -> Iterator[BalancedTensors]:
-    """Return the balanced tensors of a checkpoint for its fingerprint, which reads each tensor twice.
+    """Return the balanced tensors of a checkpoint for its fingerprint. Each tensor is read twice.
 
     Raises:
-        KeyError: A parameter that the symmetry moves is missing.
-        ValueError: The memory does not suffice, parameters do not fit the symmetry, or a product of matrices lacks full
-            rank.
+        KeyError: A parameter on which the symmetry acts is missing.
+        ValueError: The memory limit is too low, parameters do not fit the symmetry, or a matrix product does not have
+            full rank.
     """
     source, limit = job.source, job.limit
     symmetry = symmetry.bind(source.on_meta())
@@ -316,17 +317,15 @@ def balanced_tensors(job: FileJob, symmetry: Symmetry, progress: Progress) -> It
 
 
 def seen_by_fingerprints(symmetry: Symmetry) -> Symmetry:
-    """Return the symmetry under which fingerprints are invariant: that of representatives, if their streams are
-    rotated.
-    """
+    """Return the symmetry under which fingerprints are invariant: that of representatives if streams are rotated."""
     return symmetry.on_representatives(rotate=True) if symmetry.rotatable else symmetry
 
 
 def without_marks(tensor: Tensor, name: str, symmetry: Symmetry) -> Tensor:
-    """Return a tensor `[models, ...]` without the marks that reorderings of gains and half periods leave on it.
+    """Return a tensor `[models, ...]` without traces of permutations of gains and of half periods.
 
-    Gains of rotated streams are one. If some gains are zero, the stream is reordered instead of rotated, so its gains
-    are sorted. Biases to which half periods are added are replaced by `_without_shifts`.
+    Gains of rotated streams are one. If some gains are zero, the stream is permuted instead of rotated. Therefore its
+    gains are sorted. `_without_shifts` replaces biases to which half periods are added.
     """
     if any(name in gains_of(symmetry, group) for group in symmetry.rotatable):
         return tensor.sort(-1).values
@@ -334,7 +333,7 @@ def without_marks(tensor: Tensor, name: str, symmetry: Symmetry) -> Tensor:
 
 
 def _fixed(key: str, *shape: int) -> Tensor:
-    """Return standard normal numbers that depend only on a text."""
+    """Return standard normal numbers that depend only on a string."""
     generator = torch.Generator().manual_seed(zlib.crc32(key.encode()))
     return torch.randn(shape, generator=generator, dtype=torch.float64)
 
@@ -351,9 +350,7 @@ def _balance(job: FileJob, symmetry: Symmetry, passes: Passes, nbytes: int) -> E
 
 
 def _without_shifts(tensor: Tensor, sites: Sequence[Site]) -> Tensor:
-    """Return `sin(pi x / c)` of a tensor to which half periods c are added, because a half period only changes the sign
-    of the sine.
-    """
+    """Return `sin(pi x / c)` of a tensor to which half periods c are added. A half period only changes its sign."""
     amounts = {abs(amount) for site in sites for amount in site.placement.shift if amount}
     if not amounts:
         return tensor

@@ -1,4 +1,4 @@
-"""An exact test of independence, which compares the order of the units of two networks with random orders."""
+"""An exact test of independence: it compares the unit order of two networks with random permutations."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -14,23 +14,23 @@ from regauge.core.groups import Group, class_labels, within_classes
 from regauge.core.symmetry import Symmetry
 
 DRAWS = 999
-"""Random elements that the order of the units is compared with."""
+"""The number of random elements with which the order of the units is compared."""
 SKETCH = 128
-"""Numbers that stand for the values of a unit in one tensor; longer ones are summed up with fixed random signs."""
+"""The number of entries that represent a unit in one tensor. Longer units are summed with fixed random signs."""
 
 Load = Callable[[str], tuple[Tensor, Tensor]]
-"""A tensor of both networks, by its name."""
+"""A function that returns a tensor of both networks, given its name."""
 
 
 @dataclass(frozen=True)
 class Independence:
-    """The outcome of the test.
+    """The result of the independence test.
 
     Attributes:
-        p_value: The share of independent networks that are at least as similar: (1 + similar draws) / (1 + draws).
-        z_score: The distance of the statistic from its exact mean under the null hypothesis, in exact standard
+        p_value: The share of independent networks that are at least as similar: (1 + similar samples) / (1 + samples).
+        z_score: The deviation of the statistic from its exact mean under the null hypothesis, in exact standard
             deviations.
-        draws: The number of random elements.
+        draws: The number of random elements sampled.
         groups: The groups whose order was tested.
     """
 
@@ -48,32 +48,33 @@ def measure_independence(
     generator: torch.Generator,
     draws: int = DRAWS,
 ) -> Independence | None:
-    """Compare the order of the units in two networks with random orders; return None if no group can be tested.
+    """Compare the unit order of two networks with random permutations. Return None if no group can be tested.
 
-    The null hypothesis states that the networks are independent, and that all orders of the units of one network are
-    equally likely. The second part holds if the initial weights of all units of a group have the same distribution, and
-    if training does not depend on the indices of units. SGD and Adam satisfy this condition. Under the null hypothesis,
-    all ranks of the statistic T(a, b) among T(a, g b) for uniformly random orders g are equally likely. The p-value is
-    therefore exactly uniform for all networks, sizes, data and kinds of training. No distribution is assumed.
+    The null hypothesis is that the networks are independent, and that all permutations of one network's units are
+    equally likely. The second part holds if the initial weights of all units in a group have the same distribution, and
+    if training does not depend on unit indices. SGD and Adam satisfy this condition. Consider the rank of the statistic
+    T(a, b) among T(a, g b) for uniformly random permutations g. Under the null hypothesis, all ranks are equally
+    likely. Therefore the p-value is exactly uniform for all networks, sizes, data and training methods. No distribution
+    is assumed.
 
-    T sums cosines over units and tensors, between the values of unit i in the first and in the second network. Only
-    groups without common tensors are reordered, such as every second layer of a chain. T is then a sum of one entry
-    from each row of a matrix. Random orders are therefore cheap, and the mean and variance of T are known. The test is
-    as exact with random elements of a subgroup as with those of the whole group.
+    T is a sum of cosines over units and tensors, between the weights of unit i in the first and in the second network.
+    Only groups without common tensors are permuted, such as every second layer of a chain. T is then a sum of one entry
+    from each row of a matrix. Therefore random permutations are cheap to evaluate, and the mean and variance of T are
+    known. The test is exact for random elements of a subgroup, as it is for those of the whole group.
 
-    The test is not valid if one network was aligned to the other one, because the order of the units was then chosen.
-    Such a choice makes the p-value small.
+    The test is not valid if one network was aligned to the other, because the alignment chose the order of the units.
+    Choosing the order makes the p-value small.
 
-    The test cannot detect a copy that was moved by a random element. The order of such a copy contains no information,
-    and only its orbit is left. Independent networks may have the same orbit, for example if training has only one
+    The test cannot detect a copy to which a random element was applied. The order of such a copy contains no
+    information. Only its orbit does. Independent networks may have the same orbit, for example if training has only one
     solution. No test with random elements can distinguish these cases; see `Comparison.reference_p_value`.
 
     Args:
-        load: A function that returns a tensor of both networks.
-        symmetry: The symmetry, with every size known.
-        names: The compared tensors.
-        generator: The random generator of the elements.
-        draws: The number of random elements; the smallest p-value is 1 / (1 + draws).
+        load: A function that returns a tensor of both networks, given its name.
+        symmetry: The symmetry. All its sizes must be known.
+        names: The names of the compared tensors.
+        generator: The random generator that samples the elements.
+        draws: The number of random elements. The smallest possible p-value is 1 / (1 + draws).
 
     References:
         Zhu et al. (2025), Independence tests for language models, section 3, for tests by exchangeable units of MLPs;
@@ -112,9 +113,9 @@ def measure_independence(
 
 
 def choose_groups(symmetry: Symmetry, names: Sequence[str]) -> list[tuple[Group, list[tuple[str, Site]]]]:
-    """Return reorderable groups without common tensors, groups with most orders first, and their placements.
+    """Return permutation groups without common tensors, and their placements. Groups with most permutations come first.
 
-    Tensors on which a group acts along several axes are left out.
+    Tensors in which a group acts on several axes are excluded.
     """
     places: dict[str, dict[str, list[Site]]] = {}
     for name in names:
@@ -139,7 +140,7 @@ def choose_groups(symmetry: Symmetry, names: Sequence[str]) -> list[tuple[Group,
 
 
 def _describe(values: Float[Tensor, "*copies units values"]) -> Float[Tensor, "*copies units numbers"]:
-    """Return the direction of the values of each unit, projected to a few numbers."""
+    """Return the direction of each unit's entries, projected to a few numbers."""
     length = values.shape[-1]
     if length > SKETCH:
         # A count sketch (Charikar et al. 2002): with random signs, the same in both networks, the inner products of
@@ -154,7 +155,7 @@ def _describe(values: Float[Tensor, "*copies units values"]) -> Float[Tensor, "*
 
 
 def _center(matrix: Float[Tensor, "n n"]) -> tuple[float, float]:
-    """Center a matrix in place; return the sum of its diagonal, and the variance of this sum over orders."""
+    """Center a matrix in place. Return the sum of its diagonal, and this sum's variance over permutations."""
     n, double = len(matrix), torch.float64
     matrix -= matrix.mean()
     rows, columns = (matrix.sum(axis).to(double) / n for axis in range(2))

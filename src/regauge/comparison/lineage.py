@@ -16,25 +16,25 @@ from regauge.core.families import connected
 from regauge.core.progress import Progress, no_progress
 
 RELATED = ("identical", "same network in another gauge", "descended")
-"""Verdicts on pairs that belong into one tree."""
+"""The verdicts for which two networks belong to one tree."""
 
 
 @dataclass(frozen=True)
 class Lineage:
-    """Networks, compared pair by pair.
+    """The pairwise comparisons of several networks, and the trees of related networks.
 
     Attributes:
         names: The names of the networks.
-        pairs: The comparison of each pair that can be compared, by the two names in the order of `names`.
-        distances: Modulo the group, relative to the norm of the first of the pair, as far as it is compared; NaN for
-            pairs that cannot be. Where all networks are in memory and of one shape, they are measured where the first
-            network is balanced, and do not depend on where the networks are on their orbits.
-        families: Names of networks that are related, directly or through other networks, in their order. Each unrelated
-            network is a family of one.
-        averages: The networks that are averages of other networks, by their weights or by provenance.
-        trees: For each part of a family that is related without averages, of two or more, its branches; lengths are
-            squares of these relative distances. Where norms are known, branches have a support; see `grow_tree`. An
-            average has no place in a tree: it descends from several.
+        pairs: The comparison of each pair that can be compared. The key is the two names in the order of `names`.
+        distances: The distances modulo the group, relative to the norm of the compared part of the first network. NaN
+            for pairs that cannot be compared. If all networks are in memory and have one shape, distances are measured
+            after the first network is balanced. Then they do not depend on how networks are scaled.
+        families: The names of networks that are related directly or through other networks, in their order. Each
+            unrelated network forms a family of one.
+        averages: The networks that are averages of other networks, according to their weights or their provenance.
+        trees: A tree for each family with at least two networks when averages are not counted: the branches of the
+            tree. Branch lengths are squares of these relative distances. If norms are known, branches have a support;
+            see `grow_tree`. An average has no place in a tree, because it descends from several networks.
     """
 
     names: tuple[str, ...]
@@ -46,7 +46,7 @@ class Lineage:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """Return the rows of a table of the pairs."""
+        """Return a table of the pairs, as rows."""
         return [
             {
                 "a": a,
@@ -68,16 +68,17 @@ def compare_many(
     parents: Mapping[str, Sequence[str]] = MappingProxyType({}),
     progress: Progress = no_progress,
 ) -> Lineage:
-    """Compare all pairs of networks, and build a tree of each family of related networks.
+    """Compare all pairs of networks, and build a tree for each family of related networks.
 
     Args:
         names: The names of the networks.
-        compare: Compares two networks, as `rg.compare` does; returns None for a pair that cannot be compared.
-        parents: For each network whose provenance names others of these networks as parents, the names of the parents.
-        progress: Counts pairs.
+        compare: A function that compares two networks as `rg.compare` does. The function returns None for pairs that
+            cannot be compared.
+        parents: For each network, the names of those other networks that its provenance names as parents.
+        progress: A function that shows how many pairs are done.
 
     Raises:
-        ValueError: There are fewer than two networks, or names are repeated.
+        ValueError: There are fewer than two networks, or a name occurs twice.
     """
     count = len(names)
     if count < 2 or len({*names}) < count:
@@ -125,12 +126,12 @@ def compare_many(
 
 
 def _balanced(found: Comparison) -> tuple[float, float, float] | None:
-    """Return the distance where the first network is balanced, and norms there; nothing is between equal networks."""
+    """Return the distance and norms of the balanced networks, or zeros if the networks are identical."""
     return (0.0, 0.0, 0.0) if found.verdict == "identical" and found.balanced is None else found.balanced
 
 
 def _families(names: list[str], pairs: Sequence[tuple[str, str]]) -> list[tuple[str, ...]]:
-    """Return the names that pairs connect, directly or by way of others, in their order."""
+    """Return groups of names that pairs connect directly or through others, in their order."""
     parts = connected([*({name} for name in names), *pairs])
     found = (tuple(name for name in names if name in part) for part in parts)
     return sorted(found, key=lambda family: names.index(family[0]))

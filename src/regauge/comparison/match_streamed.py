@@ -1,4 +1,4 @@
-"""Matching of two networks that stay on the disk, because they exceed the memory limit."""
+"""Matching of two networks that stay on disk because they exceed the memory limit."""
 
 import math
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ def match_streamed(
     explain more than permutations.
 
     Raises:
-        ValueError: References or a task are given, which require networks in memory, or the memory does not suffice.
+        ValueError: References or a task are given, which require networks in memory, or the memory limit is too low.
     """
     if references:
         raise ValueError(f"references are compared by fingerprints, which {job.needs_memory}")
@@ -78,10 +78,12 @@ def match_streamed(
 
 
 def without_widths(job: FileJob, symmetry: Symmetry) -> Common:
-    """Return the common part of streamed networks without the tensors of different widths, whose units are not matched.
+    """Return the common part of streamed networks without tensors of different widths.
+
+    Units of different widths are not matched.
 
     Raises:
-        ValueError: Nothing is left without them.
+        ValueError: Nothing can be compared without these tensors.
     """
     need = (
         f"matching units of networks of different widths takes {size_text(job.nbytes)}, and "

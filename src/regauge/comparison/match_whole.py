@@ -1,4 +1,4 @@
-"""Matching of two networks in memory with the same tensors, or with common tensors; their functions and rounding."""
+"""Matching of two networks in memory with the same or common tensors, and measurement of functions and rounding."""
 
 import zlib
 from collections.abc import Mapping, Sequence
@@ -28,10 +28,12 @@ from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 
 ROTATED = 0.8
-"""A rotation is believed where it leaves less than this share of the distance that orders leave: it can bring any two
-networks somewhat closer, and then says nothing."""
+"""A rotation is accepted only if the distance that it leaves is below this share of the distance after permutations.
+
+Any two networks get somewhat closer by a rotation, which says nothing.
+"""
 FUNCTION_POINTS = 11
-"""Networks on a line, both ends included; one of them is halfway."""
+"""The number of networks on a linear path, including both endpoints. One of them is the midpoint."""
 
 
 def match_whole(
@@ -42,16 +44,16 @@ def match_whole(
     task: Task | None,
     references: Sequence[Mapping[str, Tensor]],
 ) -> Matched:
-    """Align two networks in memory, by their weights or by their function.
+    """Align two networks in memory by their weights or by their function.
 
-    Networks that differ by translations and gains are the same behind them: the representatives are aligned. Factors of
-    a matrix product that has not its full rank hold numbers that their product does not so that two networks of one
-    function may differ by no element. Where alignment leaves a distance, the factors are therefore aligned again
-    without those numbers; and residual streams are rotated, if that explains what orders do not.
+    Networks that differ only by translations and gains have the same representatives. So the representatives are
+    aligned. If a matrix product does not have full rank, its factors contain components that do not affect the product.
+    Two networks with one function may then differ by no element. So if a distance remains after alignment, the factors
+    are aligned again without these components. Residual streams are rotated if this explains what permutations do not.
 
     Raises:
-        KeyError: A parameter that the symmetry moves is missing.
-        ValueError: The networks do not fit the symmetry, hold NaN or Inf, or are populations.
+        KeyError: A parameter on which the symmetry acts is missing.
+        ValueError: The networks do not fit the symmetry, contain NaN or Inf, or are populations.
     """
     symmetry = bind_networks([a, b], symmetry, "compare single networks, two at a time")
     given, behind, is_factorized = (dict(a), dict(b)), symmetry, False
@@ -102,13 +104,13 @@ def measure_function(a: Params, b: Params, aligned: tuple[Params, Params], task:
     Args:
         a: The first network.
         b: The second network.
-        aligned: The first network, and the second network aligned to the first one. The barrier after alignment is
-            measured between these two.
-        task: Module, data and loss.
+        aligned: The first network, and the second network aligned to the first. The barrier after alignment is measured
+            between these two.
+        task: Model, data and loss.
 
     Returns:
-        "change of outputs", `|f_b - f_a| / |f_a|` over all outputs; "same predictions", the share of examples with the
-        same largest output, if targets are classes; and losses in the unit of the criterion.
+        "change of outputs" is `|f_b - f_a| / |f_a|` over all outputs. "same predictions" is the share of examples with
+        the same largest output, if targets are class labels. Losses are in the unit of the criterion.
     """
     before, after = line(a, b, task, FUNCTION_POINTS), line(*aligned, task, FUNCTION_POINTS)
     metrics = [{n: v for n, v in row.items() if n != "t"} for row in (before.table[0], before.table[-1])]
@@ -127,22 +129,22 @@ def rounding_noise(
     element: Element,
     ignored: set[str],
 ) -> float:
-    """Estimate the distance between the representatives of two networks that is caused by rounding.
+    """Estimate how much rounding changes the distance between the representatives of two networks.
 
     If a translation is large compared with the weights, rounding errors are proportional to the translation. These
-    errors remain after the translation is removed. Each value of a network is therefore perturbed at random by up to
-    half the spacing of its format. The function measures the change of the representative.
+    errors remain after the translation is removed. Therefore each entry of a network is perturbed at random by up to
+    half the spacing of its format. The function measures the resulting change of the representative.
 
     Args:
-        networks: The first and the second stored network.
-        precisions: The spacing of numbers near one in the format of each network.
+        networks: The first and the second network as stored.
+        precisions: For each network, the spacing of numbers near one in its format.
         symmetry: The symmetry of both networks.
         behind: The symmetry of the representatives.
-        element: The element that moves the second representative to the first one.
-        ignored: Names of tensors that the distance ignores.
+        element: The element that aligns the second representative to the first.
+        ignored: The names of tensors that the distance ignores.
 
     Returns:
-        The Euclidean distance, measured in the coordinates of the representative of the first network.
+        The Euclidean distance, in the coordinates of the first network's representative.
     """
     blank, total = behind.identity(), 0.0
     for params, precision, mover in zip(networks, precisions, (blank, element), strict=True):
@@ -154,7 +156,7 @@ def rounding_noise(
 
 
 def perturb(name: str, tensor: Tensor, precision: float) -> Tensor:
-    """Return a float64 tensor whose values are perturbed like by rounding to a format of the given precision."""
+    """Return a float64 tensor perturbed at random, as rounding to a format of this precision would."""
     if not tensor.is_floating_point():
         return tensor
     source = torch.Generator().manual_seed(zlib.crc32(name.encode()))
@@ -163,7 +165,7 @@ def perturb(name: str, tensor: Tensor, precision: float) -> Tensor:
 
 
 def _measure_balanced(first: Params, second: Params, behind: Symmetry, ignored: set[str]) -> tuple[float, float, float]:
-    """Return the distance of two aligned networks where both are balanced, and the norms of both there."""
+    """Return the distance between two aligned networks after both are balanced, and the norms of both."""
     if has_balance(behind):
         element = balance(first, behind)
         first, second = behind.act(element, first), behind.act(element, second)
@@ -174,7 +176,7 @@ def _measure_balanced(first: Params, second: Params, behind: Symmetry, ignored: 
 
 
 def _align(first: Params, second: Params, behind: Symmetry, ignored: set[str]) -> tuple[Result[Params], float]:
-    """Align representatives by their weights; and the distance that is left."""
+    """Align representatives by their weights. Return the result and the remaining distance."""
     result = align(first, second, behind, method=WeightMatching())
     return result, distance(first, result.params, ignored)
 

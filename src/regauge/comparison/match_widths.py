@@ -1,4 +1,4 @@
-"""Matching of two networks in memory whose numbers of units differ in some layers."""
+"""Matching of two networks in memory that have different numbers of units in some layers."""
 
 from collections.abc import Mapping, Sequence
 
@@ -24,17 +24,18 @@ def match_widths(
     *,
     references: Sequence[Mapping[str, Tensor]],
 ) -> Matched:
-    """Align matching units of two networks of different widths.
+    """Select and align matching units of two networks with different widths.
 
-    Choosing them explains something of any network. Strangers and references are therefore compared with the whole
-    first network, too, by units of their own. The order of units is tested where both have the same number of them.
+    Selecting units explains some share of any network. So scrambled networks and references are also compared with the
+    whole first network, each with a selection of its own units. The order of units is tested for groups in which both
+    networks have the same number of units.
 
     Args:
-        a: The network that is not moved.
-        b: The network that is moved.
+        a: The first network, which stays unchanged.
+        b: The second network, which is aligned to the first.
         symmetry: The symmetry of the first network.
-        common: The part of both that is compared, with the groups that have other numbers of units.
-        references: Networks that are independent of the first one.
+        common: The compared part of both networks, with the groups whose number of units differs.
+        references: Networks that are independent of the first network.
     """
     chosen = choose_units(common, a, b)
     narrow = bind_networks(chosen.params, common.symmetry, "compare single networks, two at a time")

@@ -23,23 +23,26 @@ MOVED_ORDER = "the p-value is of the order as stored, which an element changes: 
 
 @dataclass(frozen=True)
 class Matched:
-    """Two networks as one case of `compare` matched them, with what their comparison needs besides.
+    """Two networks as one case of `compare` matched them, and further data for their comparison.
 
     Attributes:
-        pair: The networks that are compared.
-        element: The element that moves the second network of the pair.
-        chance: Measures what alignment explains of strangers; called only if that decides.
-        tested: The networks whose order of units is tested; None if no tensor of theirs has units in order.
-        stored: The networks as they are stored, if the pair holds other ones that compute the same functions.
-        noise: Measures how far rounding to formats of these precisions takes the networks of the pair apart.
-        is_factorized: Whether the pair holds products of matrices without what they do not read.
-        distances: Fingerprint distances of the second network and of the references from the first network.
-        balanced: The distance where both networks of the pair are balanced, and their norms there.
-        function: Agreement of outputs, losses and barriers on the data of a task.
-        units: The compared units of each group that has other numbers of them in both networks.
-        whole: The symmetry of the networks as they are stored, and what moves the second one under it, if the pair has
-            another symmetry.
-        notes: Sentences about the match.
+        pair: The networks to compare.
+        element: The element that aligns the second network of the pair.
+        chance: A function that measures the share that alignment explains of scrambled networks. This function is
+            called only if the verdict depends on the share.
+        tested: The networks whose order of units is tested. None if no tensor has an order of units.
+        stored: The networks as stored, if the pair contains other networks that compute the same functions.
+        noise: A function that measures how much rounding to formats of given precisions increases the distance of the
+            pair.
+        is_factorized: Whether the matrix products of the pair lack the components that do not affect the products.
+        distances: The distances of fingerprints from that of the first network, for the second network and the
+            references.
+        balanced: The distance between the balanced networks of the pair, and their norms.
+        function: The agreement of outputs, losses and barriers on the data of a task.
+        units: For each group whose number of units differs between the networks, the compared units.
+        whole: If the pair has another symmetry: the symmetry of the networks as stored, and the corresponding element
+            for the second network.
+        notes: Notes on the match.
     """
 
     pair: Pair
@@ -58,7 +61,7 @@ class Matched:
 
     @property
     def reference_p_value(self) -> float | None:
-        """The p-value of the second network's distance among those of the references, by fingerprints."""
+        """The p-value of the second network's fingerprint distance among those of the references."""
         # A Monte Carlo p-value counts the second network itself so that it is never zero (Phipson and Smyth, 2010).
         nearer = sum(other <= self.distances[0] for other in self.distances[1:])
         return (1 + nearer) / len(self.distances) if len(self.distances) > 1 else None
@@ -70,11 +73,11 @@ def weigh(
     """Measure the evidence tensor by tensor, and return the comparison with its verdict.
 
     Args:
-        matched: The networks.
-        common: The compared part of both networks, if it is not all of both.
-        origins: The origins of both networks.
-        draws: The number of random orders in the test of independence.
-        generator: Source of randomness for the orders.
+        matched: The matched networks.
+        common: The compared part of both networks, unless both are compared completely.
+        origins: The origins of both networks, as recorded in their provenance.
+        draws: The number of random permutations in the independence test.
+        generator: The source of randomness for the permutations.
     """
     pair = matched.pair
     symmetry, element = (pair.symmetry, matched.element) if matched.whole is None else matched.whole
@@ -137,7 +140,7 @@ def weigh(
 
 
 def _test(pair: Pair, origins: Origins, draws: int, generator: torch.Generator) -> Independence | None:
-    """Test independence by all compared tensors, with units in the order before known alignments."""
+    """Test independence on all compared tensors, with the order of units before known alignments."""
 
     def load_before(name: str) -> tuple[Tensor, Tensor]:
         (x, y), (first, second) = pair.load(name), origins.undo

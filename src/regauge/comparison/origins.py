@@ -1,4 +1,4 @@
-"""The origin of a network in a file, from its provenance, as far as a comparison depends on it."""
+"""The origin of a network in a file: facts from its provenance that affect a comparison."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -18,9 +18,9 @@ from regauge.core.families import move_tensor
 from regauge.core.symmetry import Symmetry
 
 CHOOSING = ("align", "canonicalize", "apply", "merge")
-"""Commands whose outputs have their units in an order that somebody chose."""
+"""Commands whose outputs have an order of units that somebody chose."""
 NO_PARENTS = ("model", "symmetry", "data", "test", "reference", "matcher", "alignment", "tokenizer", "statistics")
-"""Inputs of commands whose weights are no part of the output."""
+"""Inputs of commands whose weights do not become part of the output."""
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,11 @@ class Origin:
     """The origin of one of two compared networks.
 
     Attributes:
-        label: "A" or "B".
-        command: The command that wrote the network, such as "align"; empty if its provenance names no command.
-        parents: The networks that it was made of, as its provenance names them: path, and SHA-256 of the weights.
-        is_chosen: Whether it, or a network that it was made of, has its units in an order that somebody chose.
-        alignment: The element that moved the network, if the element is stored with it.
+        label: The label of the network, "A" or "B".
+        command: The command that wrote the network, such as "align". Empty if its provenance names no command.
+        parents: The networks from which it was made, according to its provenance: path, and SHA-256 of the weights.
+        is_chosen: Whether somebody chose the order of units in the network, or in a network from which it was made.
+        alignment: The element that was applied to the network, if the element is stored with it.
     """
 
     label: str
@@ -43,7 +43,7 @@ class Origin:
 
     @classmethod
     def of(cls, network: Mapping[str, Tensor] | Checkpoint, label: str) -> "Origin":
-        """Read the origin of a network from its provenance; an empty origin if it is not in a file."""
+        """Read the origin of a network from its provenance. The origin is empty if the network is not in a file."""
         document = read_provenance(network.home) if isinstance(network, Checkpoint) else None
         if document is None:
             return cls(label)
@@ -56,7 +56,7 @@ class Origin:
         return cls(label, command, tuple(_parents(document, command)), is_chosen, alignment)
 
     def knows(self, other: Mapping[str, Tensor] | Checkpoint) -> bool:
-        """Return whether it names another network among those that it was made of, by the hashes of its weights."""
+        """Return whether the provenance names another network as a parent, according to the hashes of the weights."""
         if not self.parents or not isinstance(other, Checkpoint):
             return False
         files = [path for path in Input("", other.home).files if path.name.endswith(weight_suffixes(is_read=True))]
@@ -64,7 +64,7 @@ class Origin:
         return any(own and own == hashes for _, hashes in self.parents)
 
     def undo(self, network: Mapping[str, Tensor] | Checkpoint) -> "Undo | None":
-        """Return a map of tensors to what they were before the alignment; None where the element is not known."""
+        """Return a map of tensors that undoes the alignment; None if the element is unknown."""
         if self.alignment is None or self.alignment.element.rotation:  # Rotations mix units: they have no order.
             return None
         try:
@@ -74,7 +74,7 @@ class Origin:
         return Undo(symmetry, symmetry.inverse(self.alignment.element))
 
     def note(self, *, is_undone: bool) -> str | None:
-        """Return a sentence on the origin of its order of units, and what that means for the p-value."""
+        """Return a sentence on how the order of units arose, and what this means for the p-value."""
         if not self.command:
             return None
         made = f"{self.label} says that `regauge {escape(self.command)}` wrote it"
@@ -92,24 +92,25 @@ class Origin:
 
 @dataclass(frozen=True)
 class Undo:
-    """The inverse action of an element, tensor by tensor."""
+    """The inverse action of an element, applied to single tensors."""
 
     symmetry: Symmetry
     element: Element
 
     def __call__(self, name: str, tensor: Tensor) -> Tensor:
-        """A tensor as it was before it was moved."""
+        """Return a tensor as it was before the element acted."""
         return move_tensor(self.symmetry, self.element, name, tensor) if name in self.symmetry.sites else tensor
 
 
 @dataclass(frozen=True)
 class Origins:
-    """The origins of both networks of a comparison.
+    """The origins of both networks in a comparison.
 
     Attributes:
         of: The origin of each network.
-        undo: For each network a map that undoes its alignment, if the element is known and all of it is compared.
-        parent: A sentence where one of them names the other one among those that it was made of, by its hash.
+        undo: For each network, a map that undoes its alignment, if the element is known and the whole network is
+            compared.
+        parent: A sentence, if one network's provenance names the other as a parent by its hash.
     """
 
     of: tuple[Origin, Origin]
@@ -118,7 +119,7 @@ class Origins:
 
     @classmethod
     def read(cls, a: Mapping[str, Tensor] | Checkpoint, b: Mapping[str, Tensor] | Checkpoint) -> "Origins":
-        """Read the origins of two networks; those of networks that are not in files are empty."""
+        """Read the origins of two networks. The origin of a network that is not in a file is empty."""
         first, second = Origin.of(a, "A"), Origin.of(b, "B")
         parent = ""
         for child, label, other in ((second, "A", a), (first, "B", b)):
@@ -128,23 +129,23 @@ class Origins:
 
     @property
     def cut(self) -> "Origins":
-        """A copy for networks that are compared in part, where nothing can be undone."""
+        """Return a copy for networks that are compared only in part. In this case no alignment can be undone."""
         return replace(self, undo=(None, None))
 
     @property
     def is_order_free(self) -> bool:
-        """Whether nobody is known to have chosen the order of units that is tested."""
+        """Whether nothing indicates that somebody chose the tested order of units."""
         return all(undo is not None or not one.is_chosen for one, undo in zip(self.of, self.undo, strict=True))
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences on the origins of both networks' orders of units."""
+        """Return sentences on how the orders of units in both networks arose."""
         told = (one.note(is_undone=undo is not None) for one, undo in zip(self.of, self.undo, strict=True))
         return tuple(note for note in told if note is not None)
 
 
 def named_parents(checkpoints: Mapping[str, Checkpoint]) -> dict[str, tuple[str, ...]]:
-    """Map checkpoints to the names of others among them that they were made of, where their provenance lists them."""
+    """Map checkpoints to the names of those other checkpoints that their provenance lists as parents."""
     origins = {name: Origin.of(one, name) for name, one in checkpoints.items()}
     told = {}
     for name, origin in origins.items():
@@ -159,7 +160,7 @@ def _word(document: Mapping[str, Any]) -> str:
 
 
 def _parents(document: Mapping[str, Any], command: str) -> Iterator[tuple[str, frozenset[str]]]:
-    """Yield the networks that an output was made of; what only served as a reference is none."""
+    """Yield the networks from which an output was made. Networks that only served as a reference are excluded."""
     for one in document["inputs"]:
         is_reference = one["as"] in NO_PARENTS or (command == "align" and one["as"] == "a")
         of_weights = weight_suffixes(is_read=True)

@@ -1,4 +1,4 @@
-"""Two networks under one symmetry, read tensor by tensor, and the share of each tensor that the other one explains."""
+"""Two networks with one symmetry, read tensor by tensor, and the share of each tensor that the other explains."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,9 +15,9 @@ from regauge.core.params import VALUES, Params, work_dtype
 from regauge.core.symmetry import Symmetry
 
 COMPARED_BYTES = 1 << 26
-"""Bytes of a piece of a tensor that nothing moves along its first axis."""
+"""The number of bytes of a chunk of a tensor, if no group acts on its first axis."""
 FORMATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
-"""Formats in which networks are stored, coarse ones first; files may hold such values in a wider one."""
+"""The formats in which networks are stored, from coarse to fine. Files may contain such numbers in a finer format."""
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class Pair:
     """Two networks that are compared.
 
     Attributes:
-        first: The network that is not moved: parameters by name, or a checkpoint on the disk.
-        second: The network that is moved.
-        symmetry: The symmetry of both networks, with every size known.
+        first: The first network, which stays unchanged: parameters by name, or a checkpoint on disk.
+        second: The second network, to which elements are applied.
+        symmetry: The symmetry of both networks. All its sizes must be known.
     """
 
     first: Mapping[str, Tensor] | Checkpoint
@@ -36,7 +36,7 @@ class Pair:
 
     @cached_property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """The compared tensors and their shapes: values, no buffers, one of several names of one tensor."""
+        """The compared tensors and their shapes. Buffers are excluded, and tied tensors have one name."""
         ignored = {*self.symmetry.buffers, *(name for names in self.symmetry.tied for name in names[1:])}
         meta: Params = self.first.on_meta() if isinstance(self.first, Checkpoint) else dict(self.first)
         return {
@@ -46,14 +46,13 @@ class Pair:
         }
 
     def load(self, name: str, rows: tuple[int, int] | None = None) -> tuple[Tensor, Tensor]:
-        """Return a tensor of both networks, or a range of its first axis, on the CPU in the precision of the
-        comparison."""
+        """Return a tensor of both networks, or a range of its first axis, on the CPU in the comparison's precision."""
         pair = [_read(network, name, rows) for network in (self.first, self.second)]
         dtype = work_dtype(*(tensor.dtype for tensor in pair))
         return pair[0].to("cpu", dtype), pair[1].to("cpu", dtype)
 
     def pieces(self, name: str) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the same tensor of both networks in pieces that an element moves one at a time."""
+        """Yield the same tensor of both networks in chunks to which an element can be applied separately."""
         first = self.first
         shape = first.stored[name].shape if isinstance(first, Checkpoint) else first[name].shape
         for rows in row_ranges(self.symmetry, name, shape, COMPARED_BYTES):
@@ -62,12 +61,12 @@ class Pair:
 
 @dataclass(frozen=True)
 class TensorShare(ExplainedTensor):
-    """One tensor of two networks, and the formats in which it may have been stored.
+    """The comparison of one tensor in two networks, and the formats in which it may have been stored.
 
     Attributes:
-        formats: The formats that hold all values of the first network's tensor, and the formats for the second
+        formats: The formats that represent all entries of the first network's tensor exactly, and those for the second
             network's tensor.
-        equal: The formats in which both tensors are the same.
+        equal: The formats in which both tensors are equal.
     """
 
     formats: tuple[frozenset[torch.dtype], frozenset[torch.dtype]] = field(repr=False)
@@ -75,16 +74,16 @@ class TensorShare(ExplainedTensor):
 
     @property
     def layer(self) -> str:
-        """Return the part of the model that contains the tensor: its name without the last word."""
+        """Return the module that contains the tensor: its name without the last component."""
         return self.name.rpartition(".")[0] or self.name
 
 
 def measure_shares(pair: Pair, element: Element) -> list[TensorShare]:
-    """Compare the tensors of two networks as stored and after an element moved the second network; see `ExplainedSums`.
+    """Compare the tensors of two networks as stored, and after an element was applied to the second network.
 
     Args:
         pair: Both networks.
-        element: The element that moves the second network.
+        element: The element that is applied to the second network.
     """
     result = []
     for name, shape in pair.shapes.items():
@@ -104,13 +103,13 @@ def _read(network: Mapping[str, Tensor] | Checkpoint, name: str, rows: tuple[int
 
 
 class _Formats:
-    """The formats that hold the tensor of each network, and those in which both are the same."""
+    """The formats that represent the tensor of each network exactly, and those in which both are equal."""
 
     def __init__(self) -> None:
         self.own, self.equal = (frozenset(FORMATS), frozenset(FORMATS)), frozenset(FORMATS)
 
     def add(self, x: Tensor, y: Tensor) -> None:
-        """Look at a piece of a tensor of both networks."""
+        """Check a chunk of a tensor of both networks."""
         first, second = (
             frozenset(f for f in known if _holds(f, tensor)) for known, tensor in zip(self.own, (x, y), strict=True)
         )
@@ -121,5 +120,5 @@ class _Formats:
 
 
 def _holds(dtype: torch.dtype, tensor: Tensor) -> bool:
-    """Return whether a format holds all values of a tensor."""
+    """Return whether a format represents all entries of a tensor exactly."""
     return dtype.itemsize >= tensor.itemsize or torch.equal(tensor.to(dtype).to(tensor.dtype), tensor)

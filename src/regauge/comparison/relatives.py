@@ -1,4 +1,4 @@
-"""Networks in files, opened for comparison under the names of one model, with the symmetry of the model."""
+"""Networks in files, opened for comparison with the tensor names and the symmetry of one model."""
 
 from collections.abc import Mapping, Sequence
 from copy import copy
@@ -30,14 +30,14 @@ NO_TRACING: Mapping[str, Any] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Relatives:
-    """Networks in files that can be compared with one another; made by `open_relatives`.
+    """Networks in files that can be compared with one another. `open_relatives` returns this class.
 
     Attributes:
-        networks: The checkpoints, with the model and the symmetry of the first one. Others may have other widths,
-            vocabularies or numbers of layers.
-        limit: The limit on their memory.
-        is_streamed: Whether the networks stay on the disk, because they exceed the limit on memory.
-        note: A sentence that says which tokens are compared if the networks have different ones; else empty.
+        networks: The checkpoints, with the model and the symmetry of the first one. Other checkpoints may have other
+            widths, vocabularies or numbers of layers.
+        limit: The memory limit.
+        is_streamed: Whether the networks stay on disk because they exceed the memory limit.
+        note: If the networks have different tokens, a sentence on which tokens are compared. Otherwise empty.
     """
 
     networks: Networks
@@ -46,10 +46,10 @@ class Relatives:
     note: str = ""
 
     def read_other(self, checkpoint: Checkpoint) -> Checkpoint:
-        """Bring a checkpoint with other shapes than the first one under the names of the symmetry.
+        """Open a checkpoint whose shapes differ from those of the first one, under the tensor names of the symmetry.
 
         Raises:
-            ValueError: It has nothing in common with the first one that can be compared, or lacks single tensors.
+            ValueError: It has no comparable part in common with the first checkpoint, or lacks single tensors.
         """
         symmetry, first = self.networks.symmetry, self.networks.checkpoints[0]
         named = name_by(checkpoint, symmetry)
@@ -58,7 +58,7 @@ class Relatives:
         return named if self.is_streamed else named.with_params({name: named[name] for name in named})
 
     def can_compare(self, a: Checkpoint, b: Checkpoint) -> bool:
-        """Return whether two networks have something in common that the symmetry moves."""
+        """Return whether two networks have a common part on which the symmetry acts."""
         return find_common(a, b, self.networks.symmetry, has_widths=not self.is_streamed) is not None
 
     def compare(
@@ -73,7 +73,7 @@ class Relatives:
         exact: bool = False,
         progress: Progress = no_progress,
     ) -> Comparison:
-        """Compare two of the networks as `rg.compare` does; tensors that are read for that are not kept."""
+        """Compare two of the networks as `rg.compare` does. Tensors that are read for this are not kept."""
         return compare(
             copy(a),
             copy(b),
@@ -103,17 +103,18 @@ def open_relatives(
     If vocabularies differ, only the common tokens are kept.
 
     Args:
-        paths: At least two checkpoints.
-        model: The model of the first network, or its name; found as by `rg.open_networks` by default.
-        symmetry: The symmetry, instead of that of the model.
-        tracing: Further settings of `rg.open_model`, for a model that is named.
-        memory: The limit on memory: bytes, or text such as "2GB"; half of the machine's memory by default.
-        data: Whether data will be run through the model, which needs all networks in memory and of one shape.
+        paths: Two or more checkpoints.
+        model: The model of the first network, or its name. Default: the model is found as in `rg.open_networks`.
+        symmetry: The symmetry. Default: the symmetry of the model.
+        tracing: Further settings of `rg.open_model`, if the model is given by name.
+        memory: The memory limit: a number of bytes, or text such as "2GB". Default: half of the machine's memory.
+        data: Whether the caller will run the model on data. This requires all networks in memory and with the same
+            shapes.
 
     Raises:
         FileNotFoundError: A checkpoint does not exist.
-        ValueError: The symmetry is unknown, a checkpoint is damaged or has nothing in common with the first one, or
-            data cannot be run through all of them.
+        ValueError: The symmetry is unknown, a checkpoint is damaged or has no common part with the first one, or the
+            model cannot be run with all of them.
     """
     limit = MemoryLimit(MemoryLimit.of(memory).nbytes, base=resident())
     job = open_job(paths, len(paths) - 1, memory=limit)

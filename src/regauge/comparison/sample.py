@@ -20,31 +20,34 @@ from regauge.core.symmetry import Symmetry
 from regauge.pruning import cut_symmetry
 
 UNITS = 256
-"""Units of a group that are sampled; twice the largest group of matrices if that is more so that these are fixed."""
+"""The number of sampled units per group.
+
+It is twice the largest matrix group if that is larger, which determines the matrices.
+"""
 LAYERS = 4
-"""Layers of a stack that are sampled."""
+"""The number of sampled layers of a stack."""
 ENTRIES = 2048
-"""Entries of an axis that nothing moves, such as that of tokens, that are sampled."""
+"""The number of sampled entries along an axis on which no group acts, such as the token axis."""
 TOLD = 8
-"""Values of a unit in one tensor from which on their direction says anything."""
+"""If a unit has fewer entries than this in one tensor, their direction contains no information."""
 
 Indices = Mapping[int, Int[Tensor, " entries"]]
-"""The indices of a tensor that are read along some of its axes."""
+"""The indices of a tensor that are read, for some of its axes."""
 Read = Callable[[str, Indices], Tensor]
-"""Function that reads a part of a tensor."""
+"""A function that reads part of a tensor."""
 Units = Mapping[str, Int[Tensor, " units"]]
-"""Units of each sampled group."""
+"""The sampled units of each group."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """The tensors, entries and units that are read of a network.
+    """The tensors, entries and units of a network that are read.
 
     Attributes:
-        symmetry: The symmetry of the network, as it acts on the sampled tensors, with all units of its groups.
-        entries: Indices along axes that nothing moves, where not all are read.
-        units: The sampled units of the first network, ascending, of each group that has more.
-        layers: The number of sampled layers, and of all layers in the same stacks.
+        symmetry: The symmetry of the network as it acts on the sampled tensors, with all units of its groups.
+        entries: The sampled indices along axes on which no group acts, unless all are read.
+        units: The sampled units of the first network, in ascending order, for each group that has more units.
+        layers: The number of sampled layers, and the number of all layers in the same stacks.
     """
 
     symmetry: Symmetry
@@ -58,9 +61,9 @@ class Sample:
         """Sample layers, entries and units for networks of these shapes.
 
         Args:
-            symmetry: The symmetry, with every size known.
+            symmetry: The symmetry. All its sizes must be known.
             shapes: The shapes of all tensors.
-            generator: Source of randomness.
+            generator: The source of randomness.
         """
         kept, layers = _choose_layers(shapes)
         moved = {(place.parameter, place.axis) for group in symmetry.groups for place in group.placements}
@@ -84,16 +87,16 @@ class Sample:
 
     @cached_property
     def narrow(self) -> Symmetry:
-        """The symmetry of networks that have the sampled units alone."""
+        """The symmetry of networks that have only the sampled units."""
         return cut_symmetry(self.symmetry, {name: len(own) for name, own in self.units.items()})
 
     @property
     def values(self) -> int:
-        """Return the number of sampled values of one network."""
+        """Return the number of sampled entries of one network."""
         return sum(map(prod, (self.narrow.shapes.get(name, shape) for name, shape in self.shapes.items())))
 
     def indices(self, name: str, units: Units) -> Indices:
-        """Return the indices of a tensor at which sampled entries and some units are; those come in their order."""
+        """Return the indices of a tensor at which it is read: sampled entries, and the given units in their order."""
         found = dict(self.entries.get(name, {}))
         masks: dict[int, Tensor] = {}
         for site in self.symmetry.sites.get(name, ()):
@@ -108,18 +111,19 @@ class Sample:
         return found | {axis: found[axis][mask] for axis, mask in masks.items()}
 
     def cut(self, read: Read, units: Units) -> Params:
-        """Return the sampled tensors of a network, with the given units of each sampled group, in their order."""
+        """Return the sampled tensors of a network with the given units of each sampled group, in their order."""
         return {name: read(name, self.indices(name, units)) for name in self.shapes}
 
     def match(self, first: Read, second: Read) -> tuple[Units, int]:
-        """Find the units of the second network that resemble those of the first one most, group by group.
+        """Find the units of the second network that are most similar to those of the first, group by group.
 
-        A group is matched by the tensors whose other axes belong to groups that are known already: the first one, such
-        as a residual stream, by those that nothing else moves. Each sampled unit may take any unit of the second
-        network so that of strangers more is explained than by an order of all units.
+        A group is matched by tensors whose other axes belong to groups that are already matched. The first group, such
+        as a residual stream, is matched by tensors on which no other group acts. Each sampled unit may match any unit
+        of the second network. So for unrelated networks, a larger share is explained than by a permutation of all
+        units.
 
         Returns:
-            The units, and the smallest number of values of a unit that any of these matches rests on.
+            The units, and the smallest number of entries of a unit that any of these matches uses.
         """
         found: dict[str, Tensor] = {}
         least, waiting = ENTRIES if self.units else 0, list(self.units)
@@ -133,8 +137,9 @@ class Sample:
         return found, least
 
     def _telling(self, name: str, known: Units) -> list[tuple[str, Site, int]]:
-        """Return the places of a group on tensors on which all else is known, with the values of a unit that are
-        read."""
+        """Return a group's placements on tensors without other unknown groups, and how many entries per unit are
+        read.
+        """
         places, group = [], self.symmetry[name]
         for tensor in dict.fromkeys(place.parameter for place in group.placements):
             sites, shape = self.symmetry.sites[tensor], list(self.symmetry.shapes[tensor])
@@ -153,8 +158,7 @@ class Sample:
     def _nearest(
         self, name: str, places: list[tuple[str, Site, int]], first: Read, second: Read, known: Units
     ) -> Int[Tensor, " units"]:
-        """Return the units of the second network whose directions in some tensors agree best with those of the first
-        one's."""
+        """Return the units of the second network whose directions agree best with those of the first network."""
         own = self.units[name]
         cosines: dict[tuple[int, ...], Float[Tensor, "sampled units"]] = {}
         for tensor, site, _ in places:
@@ -170,11 +174,11 @@ class Sample:
         return torch.from_numpy(assign_rows(score.numpy()))
 
     def _has_free_signs(self, tensor: str, name: str) -> bool:
-        """Return whether other groups give the entries of a unit signs, which are not known when it is matched."""
+        """Return whether other groups multiply the entries of a unit by signs that are not known yet."""
         return any(any(character(s.placement)) for s in self.symmetry.sites[tensor] if s.group.name != name)
 
     def _firsts(self, known: Units) -> Units:
-        """Return the units of the first network of groups of which those of the second are known."""
+        """Return the units of the first network for those groups whose units of the second network are known."""
         return {name: self.units[name] for name in known}
 
 
@@ -186,13 +190,12 @@ def select(tensor: Tensor, indices: Indices) -> Tensor:
 
 
 def layer_of(name: str) -> str | None:
-    """Return the outermost numbered part that a tensor is in, such as "layers.7"; None where there is none."""
+    """Return the outermost numbered part of a tensor's name, such as "layers.7"; None if there is none."""
     return next(iter(numbered_parts(name)), None)
 
 
 def _choose_layers(shapes: Mapping[str, tuple[int, ...]]) -> tuple[list[str], tuple[int, int]]:
-    """Return the tensors of evenly spread layers and of all that is in no layer; and the number of layers, chosen and
-    all."""
+    """Return the tensors of evenly spaced layers and outside layers, and the numbers of chosen and of all layers."""
     stacks: dict[str, dict[str, None]] = {}
     for name in shapes:
         layer = layer_of(name)

@@ -1,6 +1,4 @@
-"""Scrambled networks ("strangers"), the control for alignment: each tensor of a network is moved by a separate random
-element.
-"""
+"""Scrambled networks ("strangers") as a control for alignment: a separate random element acts on each tensor."""
 
 import zlib
 from collections.abc import Callable, Mapping
@@ -22,32 +20,31 @@ from regauge.core.remembered import remembered
 from regauge.core.symmetry import Symmetry
 
 STRANGERS = 4
-"""Strangers that say what alignment explains by chance, of small networks; for large ones, where chance matters less,
-one is enough."""
+"""The number of scrambled networks that measure the share by chance for small networks.
+
+For large networks, where chance matters less, one is enough.
+"""
 SMALL = 1 << 14
-"""Most values of a small network."""
+"""The largest number of entries of a small network."""
 
 
 def estimate_chance(
     b: Mapping[str, Tensor], symmetry: Symmetry, explain: Callable[[Params], float | None]
 ) -> float | None:
-    """Estimate the share of the first network's matrices that alignment explains by chance, with scrambled copies of
-    the second.
-    """
+    """Estimate the share of the first network's matrices that alignment explains by chance, using scrambled copies."""
     values = sum(tensor.numel() for tensor in b.values())
     seeds = range(STRANGERS if values <= SMALL else 1)
     return by_chance([explain(stranger_of(b, symmetry, seed)) for seed in seeds])
 
 
 def explain(pair: Pair) -> float | None:
-    """Return the mean share of the first network's matrices that the second one explains after alignment."""
+    """Return the mean share of the first network's matrices that the second network explains after alignment."""
     found = align(pair.first, pair.second, pair.symmetry, method=WeightMatching())
     return mean_share(measure_shares(pair, found.element))
 
 
 def stranger_of(params: Mapping[str, Tensor], symmetry: Symmetry, seed: int) -> Params:
-    """Return a scrambled copy of a network: in each tensor, units have a different order and different signs and
-    rotations.
+    """Return a scrambled copy of a network. Each tensor gets another permutation, other signs and other rotations.
 
     Scrambling removes the correspondence of units between tensors. Therefore any share that is explained after
     alignment results only from the choice among many elements.
@@ -56,7 +53,7 @@ def stranger_of(params: Mapping[str, Tensor], symmetry: Symmetry, seed: int) -> 
 
 
 def scramble(symmetry: Symmetry, name: str, tensor: Tensor, seed: int) -> Tensor:
-    """Return one tensor with different order, signs and rotations of its units."""
+    """Return one tensor after a random permutation, random signs and random rotations of its units."""
     if name not in symmetry.sites:
         return tensor
     generator = torch.Generator().manual_seed((seed << 32) + zlib.crc32(name.encode()))
@@ -66,12 +63,12 @@ def scramble(symmetry: Symmetry, name: str, tensor: Tensor, seed: int) -> Tensor
 
 @remembered
 def _acting_on(symmetry: Symmetry, name: str) -> Symmetry:
-    """Return the symmetry with only the groups that act on a tensor and the groups within which these are repeated."""
+    """Return the symmetry with only the groups that act on a tensor, and their bases."""
     return restrict(symmetry, {name: symmetry.shapes[name]})
 
 
 def _without_stretching(symmetry: Symmetry, element: Element) -> Element:
-    """Return the element with the nearest rotation to each invertible matrix."""
+    """Return the element in which the nearest rotation replaces each invertible matrix."""
     for name, value in element.items():
         if value.matrix is not None and symmetry[name].matrix == "linear":
             u, _, vh = torch.linalg.svd(value.matrix)

@@ -11,25 +11,25 @@ from scipy.optimize import nnls
 from torch import Tensor
 
 CERTAIN = 0.9
-"""Support from which a branch is certain: no branch with so much was wrong in the families that it was chosen on."""
+"""The support from which a branch is certain: no such branch was wrong in the families used to choose this value."""
 DRAWN = 0.5
-"""Support above which a branch is drawn: two such branches never contradict each other."""
+"""The support above which a branch is drawn. Two such branches never contradict each other."""
 ROUNDS = 6
-"""Rounds of tree and drift at most."""
+"""The maximal number of alternations between fitting the tree and fitting the drift."""
 CURVED = 8
-"""Networks from which the shared drift may be curved."""
+"""The number of networks from which the shared drift may be curved."""
 
 
 @dataclass(frozen=True)
 class Branch:
-    """A branch from an ancestor to a network or another ancestor.
+    """A branch from an ancestor to a network or to another ancestor.
 
     Attributes:
-        parent: The end nearer to the root.
-        child: The other end.
+        parent: The endpoint nearer to the root.
+        child: The other endpoint.
         length: The length, in the unit of the distances.
-        support: The share of fitted tree models that contain the branch. None if norms are not known, and for branches
-            to a single network, which every tree contains.
+        support: The share of fitted tree models that contain the branch. None if norms are not known. Also None for
+            branches to a single network, which every tree contains.
     """
 
     parent: str
@@ -44,17 +44,17 @@ class Branch:
 
 
 def join_neighbors(names: list[str], distances: Float64[Tensor, "n n"]) -> list[Branch]:
-    """Return the tree, found by neighbor joining, whose path lengths between networks approximate the distances.
+    """Return the neighbor-joining tree, whose path lengths between networks approximate the distances.
 
-    If the distances are path lengths of a tree, that tree is returned. Inner nodes are ancestors that are not among the
-    networks, named "ancestor 1" and so on. A network that is itself an ancestor has a branch of length zero. For
-    networks that were trained further from common networks, pass *squared* distances. Steps of different trainings are
-    nearly orthogonal, so squared distances add up along the tree. The tree has no root. It is listed starting from the
-    ancestor that was added last.
+    If the distances are path lengths of a tree, the result is this tree. Inner nodes are ancestors that are not among
+    the networks. These ancestors are named "ancestor 1" and so on. If a network is itself an ancestor, it has a branch
+    of length zero. For networks that were trained further from common networks, pass *squared* distances. The steps of
+    different training runs are nearly orthogonal. So squared distances add up along the tree. The tree has no root. The
+    branches are listed from the ancestor that was added last.
 
     Args:
-        names: The names of at least two networks, without repetition.
-        distances: The distances between all pairs, symmetric.
+        names: The names of two or more networks, without repetition.
+        distances: The distances between all pairs, as a symmetric matrix.
 
     References:
         Saitou and Nei (1987), The neighbor-joining method; Studier and Keppler (1988) for the criterion.
@@ -82,18 +82,18 @@ def join_neighbors(names: list[str], distances: Float64[Tensor, "n n"]) -> list[
 
 
 def grow_tree(names: list[str], squares: Float64[Tensor, "n n"], norms: Float64[Tensor, " n"]) -> list[Branch]:
-    """Return the branches of the consensus of several tree models, with the share of models that contain each branch.
+    """Return the branches of the consensus of several tree models, and the share of models that contain each branch.
 
-    Squared distances add up along a tree if steps are orthogonal. Trainings on one task share a drift: then
-    `d_ij = path_ij + |c(t_i) - c(t_j)|^2` for a curve c in a clock t. Squared norms are a clock, because training
-    lengthens networks; the first principal coordinate is another. A tree that spans the networks and the drift are
-    fitted in turn. Models differ in the clock, in the degree of the curve, in weights, and in whether a parent must be
-    earlier. The branches that more than half of the models contain form a tree. Its root is the network with the
-    smallest norm. Lengths are path lengths without the drift.
+    Squared distances add up along a tree if steps are orthogonal. Training runs on one task share a drift. The
+    distances are then `d_ij = path_ij + |c(t_i) - c(t_j)|^2` for a curve c of a clock t. Squared norms are one clock,
+    because training increases norms. The first principal coordinate is another clock. A spanning tree of the networks
+    and the drift are fitted in turn. The models differ in the clock, in the degree of the curve, in weights, and in
+    whether a parent must be earlier. The branches that more than half of the models contain form a tree. The root of
+    this tree is the network with the smallest norm. Lengths are path lengths without the drift.
 
     Args:
-        names: The names of at least four networks, without repetition.
-        squares: Squared distances between all pairs, symmetric.
+        names: The names of four or more networks, without repetition.
+        squares: The squared distances between all pairs, as a symmetric matrix.
         norms: The norms of the networks, in any unit.
 
     References:
@@ -116,7 +116,7 @@ def grow_tree(names: list[str], squares: Float64[Tensor, "n n"], norms: Float64[
 
 
 def _first_coordinate(squares: np.ndarray, norms: Tensor) -> np.ndarray:
-    """Return the first principal coordinate of networks, from short to long ones."""
+    """Return the first principal coordinate of networks, oriented from small to large norms."""
     center = np.eye(len(squares)) - 1 / len(squares)
     values, vectors = np.linalg.eigh(-center @ squares @ center / 2)
     found: np.ndarray = vectors[:, -1] * np.sqrt(max(float(values[-1]), 0.0))
@@ -124,7 +124,10 @@ def _first_coordinate(squares: np.ndarray, norms: Tensor) -> np.ndarray:
 
 
 def _drifts(clock: np.ndarray, degree: int) -> np.ndarray:
-    """Squared distances on curves of a degree, `[curves, n, n]`; positive sums of them are those on others."""
+    """Return squared distances on curves of a degree, `[curves, n, n]`.
+
+    Positive sums of them belong to other curves.
+    """
     t = (clock - clock.mean()) / (clock.std() or 1.0)
     line: np.ndarray = t[:, None] - t
     if degree == 1:
@@ -144,7 +147,10 @@ def _fit_spanning(
     power: float,
     first: int,
 ) -> set[frozenset[int]]:
-    """Return the divisions by the spanning tree that fits best, each as the side without the first network."""
+    """Return the splits by the best-fitting spanning tree.
+
+    Each split is given by the side without the first network.
+    """
     wanted, rest = squares[pairs], squares.copy()
     weights = np.maximum(wanted, 1e-12 * wanted.max() + 1e-300) ** -power
     best, least, seen = np.zeros((0, len(squares)), bool), np.inf, set[bytes]()
@@ -164,9 +170,9 @@ def _fit_spanning(
 
 
 def _span(squares: np.ndarray, clock: np.ndarray | None) -> np.ndarray:
-    """Return the nearest spanning tree: for each of its branches, which networks are beyond it, `[n - 1, n]`.
+    """Return the nearest spanning tree: for each branch, which networks are beyond it, `[n - 1, n]`.
 
-    With a clock each network but the first is joined to the nearest one before it.
+    If a clock is given, each network except the first is joined to the nearest earlier network.
     """
     count = len(squares)
     order = [0] if clock is None else np.argsort(clock, kind="stable").tolist()
@@ -195,8 +201,7 @@ def _hang(
     sides: dict[frozenset[int], float],
     first: int,
 ) -> list[Branch]:
-    """Return a tree of divisions that do not contradict each other, with the lengths that fit best next to the
-    drift."""
+    """Return the tree of splits that do not contradict each other, with lengths fitted together with the drift."""
     count = len(names)
     nodes = [frozenset(range(count)), *sorted(sides, key=len, reverse=True)]
     called = {node: f"ancestor {len(nodes) - k}" for k, node in enumerate(nodes)}
@@ -213,7 +218,7 @@ def _hang(
 
 
 def tree_lines(branches: list[Branch]) -> list[str]:
-    """Return a tree as text: each network or ancestor below its parent, with the length of its branch.
+    """Return a tree as lines of text: each network or ancestor below its parent, with the length of its branch.
 
     For uncertain branches, the support follows the length.
     """

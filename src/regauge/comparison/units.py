@@ -1,6 +1,4 @@
-"""The compared units of networks of different widths: the units of the wider network that best match those of the
-narrower one.
-"""
+"""The compared units of networks of different widths: units of the wider network that best match the narrower one."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -30,7 +28,7 @@ class CommonUnits:
     Attributes:
         params: Both networks, with the chosen units in stored order. If the translations of both networks are known,
             these are representatives.
-        stored: Both networks as stored, cut to these units; None if they equal `params`.
+        stored: Both networks as stored, cut to these units. None if they equal `params`.
         units: For each group whose number of units differs, the chosen units of the first and of the second network.
     """
 
@@ -40,13 +38,13 @@ class CommonUnits:
 
 
 def choose_units(common: Common, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> CommonUnits:
-    """Choose matching units of two networks of different widths, and cut both networks to these units.
+    """Choose matching units of two networks with different widths, and cut both networks to these units.
 
     Translations are removed first, because biases of other units contain the translations of a removed unit. This
-    requires the families of translations of both networks, which are unknown for networks with more units than the
-    symmetry was found with. Then both networks are balanced, and the narrower network of each group gets additional
-    units with zero values. The second network is aligned to the first, and units of the wider network that are matched
-    to zero units are left out.
+    requires the translation families of both networks. These families are unknown if a network has more units than the
+    network on which the symmetry was found. Then both networks are balanced. For each group, additional units with zero
+    entries are added to the narrower network. The second network is aligned to the first. Units of the wider network
+    that are matched to zero units are removed.
 
     Args:
         common: The common part of both networks, with the widths that differ.
@@ -54,8 +52,8 @@ def choose_units(common: Common, a: Mapping[str, Tensor], b: Mapping[str, Tensor
         b: The second network.
 
     Raises:
-        KeyError: A parameter that the symmetry moves is missing.
-        ValueError: Tensors hold NaN or Inf, or no values.
+        KeyError: A parameter on which the symmetry acts is missing.
+        ValueError: Tensors contain NaN or Inf, or have no entries.
     """
     assert common.widths is not None
     whole = common.extend(common.widths.whole)
@@ -92,14 +90,13 @@ def choose_units(common: Common, a: Mapping[str, Tensor], b: Mapping[str, Tensor
 
 
 def _balanced(params: Mapping[str, Tensor], symmetry: Symmetry) -> Params:
-    """Return a network at the point of smallest norm on its orbit, in the precision in which it is compared."""
+    """Return the balanced network: the network of smallest norm on its orbit, in the precision of the comparison."""
     values = {n: t.detach().to("cpu", work_dtype(t.dtype)) if t.dtype in VALUES else t for n, t in params.items()}
     return symmetry.act(balance(values, symmetry), values) if has_balance(symmetry) else values
 
 
 def _without_stretching(symmetry: Symmetry) -> Symmetry:
-    """Return the symmetry of balanced representatives: without scales, and with rotations in place of invertible
-    matrices."""
+    """Return the symmetry of balanced representatives: no scales, and rotations in place of invertible matrices."""
     groups = (
         replace(
             group,
@@ -113,7 +110,7 @@ def _without_stretching(symmetry: Symmetry) -> Symmetry:
 
 
 def _is_met(symmetry: Symmetry, name: str, marks: Params, counts: Mapping[str, int]) -> Bool[Tensor, "*bases units"]:
-    """Return a mask of the units of a group in one network that meet any values of the other one."""
+    """Return a mask of those units of a group in one network that match a unit with entries in the other network."""
     tensor, site = next((n, s) for n, local in symmetry.sites.items() for s in local if s.group.name == name)
     is_met = unit_values(symmetry, tensor, site, marks[tensor]).ne(0).any(-1)
     bases = (*symmetry[name].within, name)
@@ -121,7 +118,9 @@ def _is_met(symmetry: Symmetry, name: str, marks: Params, counts: Mapping[str, i
 
 
 def _first(is_met: Bool[Tensor, "*bases units"], number: int) -> Units:
-    """Return the numbers of the units that meet values, ascending; of others where too few do, in bases that are left
-    out."""
+    """Return the ascending indices of matched units.
+
+    If there are too few in an excluded base, other units are added.
+    """
     order = is_met.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
     return order[..., :number].sort(-1).values

@@ -1,9 +1,8 @@
-"""Verdicts of comparisons, by thresholds that were fixed on different networks than those on which verdicts are
-evaluated.
+"""Verdicts of comparisons, with thresholds chosen on other networks than those that evaluate the verdicts.
 
 `benchmarks/aligned_strangers.py` contains the hard negatives: independent networks that were trained on the same data
 and then aligned, fully or partly, some with further training. `benchmarks/lineage.py` contains the other networks for
-thresholds, and `benchmarks/lineage_pairs.py` the networks for evaluation.
+choosing thresholds, and `benchmarks/lineage_pairs.py` the networks for evaluation.
 """
 
 from collections.abc import Sequence
@@ -22,41 +21,56 @@ Verdict = Literal[
 ]
 
 ALIGNED: Verdict = "aligned to A, or a distant descendant"
-"""The verdict where the order of units is all that speaks for a relation."""
+"""The verdict if only the order of units indicates a relation."""
 UNKNOWN = "somebody aligned one to the other, or they have an ancestor in common; the order cannot tell which"
-"""The reason where only the order of units corresponds."""
+"""The reason that is given if only the order of units corresponds."""
 
 BOTH = "both seem to descend from a third"
-"""The beginning of the sentence on networks that were trained apart."""
+"""The beginning of the sentence on networks that were trained separately."""
 
 IDENTICAL = 1e-6
-"""Relative distance up to which networks are identical but for rounding, whatever their format."""
+"""The relative distance up to which networks count as identical up to rounding, whatever their format."""
 REGAUGED = 1.0
-"""Relative distance modulo the group of a moved copy, in units of the coarser format's precision; at least `MOVED`."""
+"""The largest relative distance modulo the group of a transformed copy, in units of the coarser format's precision.
+
+It is at least `MOVED`.
+"""
 NOISE = 2.0
-"""Distance modulo the group of a moved copy, in units of what rounding does to representatives."""
+"""The largest distance modulo the group of a transformed copy, in units of rounding's effect on representatives."""
 LEGIBLE = 0.1
-"""Relative distance by rounding from which on it leaves too little of a network to call another one the same."""
+"""If rounding causes at least this relative distance, too little of a network remains to call another one the same."""
 BLURRED = 1.0
-"""Relative distance by rounding from which on nothing is called unrelated: rounding may have hidden a copy."""
+"""The relative rounding distance from which nothing is called unrelated, because rounding may have hidden a copy."""
 MOVED = 1e-5
-"""Least relative distance modulo the group of a moved copy: in fine formats the alignment's own rounding decides."""
+"""The smallest bound for the relative distance modulo the group of a transformed copy.
+
+In fine formats, the alignment's own rounding dominates.
+"""
 CERTAIN = 6.0
-"""Standard deviations of the null above which units correspond in the order in which they are stored."""
+"""The number of standard deviations of the null distribution above which units correspond in their stored order."""
 SURPRISING = 0.001
-"""A p-value up to which networks are not called unrelated."""
+"""The p-value up to which networks are not called unrelated."""
 RELATED = 0.3
-"""Share beyond chance that a descendant explains at least, after alignment, and no aligned stranger does."""
+"""The share beyond chance that a descendant explains at least after alignment.
+
+No aligned unrelated network reaches it.
+"""
 STRANGE = 0.2
-"""Share beyond chance that independent networks may explain, because they learned from the same data."""
+"""The share beyond chance that independent networks may explain, because they were trained on the same data."""
 FAINT_SHARE = 0.02
-"""Share beyond chance up to which the order of units decides nothing: no descendant is so far away."""
+"""The share beyond chance up to which the order of units decides nothing, because no descendant has so low a share."""
 LINE, SIBLINGS = 1.5, 0.25
-"""Sizes of the lean of a pair: one descends from the other from the first on, both from a third up to the second."""
+"""Two values of the lean of a pair.
+
+From the first on, one network descends from the other. Up to the second, both descend from a third network.
+"""
 EVERYTHING = 0.85
-"""A share that strangers explain from which on the explained share is no evidence."""
+"""If scrambled networks explain at least this share, the explained share is no evidence."""
 ENOUGH = 200
-"""Numbers that must be left modulo the group: with fewer, strangers resemble one another too often."""
+"""The minimal dimension that must remain modulo the group.
+
+Below it, unrelated networks resemble one another too often.
+"""
 
 
 @dataclass(frozen=True)
@@ -64,25 +78,25 @@ class Evidence:
     """The measurements that determine a verdict.
 
     Attributes:
-        is_equal: Whether all values are equal, possibly after rounding to the coarser format of both networks.
-        precision: Spacing of the numbers around one in the coarser format in which one of the networks can be written.
+        is_equal: Whether all entries are equal, possibly after rounding to the coarser format of both networks.
+        precision: The spacing of numbers near one, in the coarser of the formats that represent one of the networks.
         stored: The distance as stored, relative to the first network's norm.
-        modulo: The distance modulo the group.
-        free: The number of compared values minus the dimension of the group.
-        share: The mean share of the first network's matrices that the second network explains after alignment; None if
-            there is none to explain.
+        modulo: The distance modulo the group, relative to the same norm.
+        free: The number of compared entries minus the dimension of the group.
+        share: The mean share of the first network's matrices that the second network explains after alignment. None if
+            there are no matrices.
         chance: An upper estimate of the share that scrambled copies explain; see `by_chance`. None if it was not
             measured.
-        p_value: The p-value of independence, by the order of units as stored; None if no group can be tested. It is
-            exact if nobody chose that order.
+        p_value: The p-value of independence, from the stored order of units. None if no group can be tested. The
+            p-value is exact if nobody chose this order.
         z_score: The test statistic of the p-value.
-        noise: The relative distance between representatives that rounding of the stored values causes; zero if not
-            measured.
+        noise: The relative distance between representatives that rounding of the stored entries causes. Zero if it was
+            not measured.
         is_whole: Whether both networks are compared completely.
-        is_factorized: Whether distances modulo the group are distances of products of matrices without full rank. In
-            this case, zero distance does not imply that an element moves one network to the other.
-        lean: The change of the squared norm relative to the squared distance; see `kinship`. None if it is not known.
-        parent: A sentence if one network's provenance names the other network as a parent; else empty.
+        is_factorized: Whether distances modulo the group are distances of matrix products that do not have full rank.
+            In this case, zero distance does not imply that an element maps one network to the other.
+        lean: The change of the squared norm relative to the squared distance; see `kinship`. None if it is unknown.
+        parent: A sentence, if one network's provenance names the other network as a parent. Otherwise empty.
     """
 
     is_equal: bool
@@ -102,7 +116,7 @@ class Evidence:
 
 
 def needs_noise(evidence: Evidence) -> bool:
-    """Return whether the verdict depends on rounding noise of representatives that has not been measured."""
+    """Return whether the verdict depends on the rounding noise of representatives, and the noise was not measured."""
     if evidence.noise:
         return False
     same = replace(evidence, noise=LEGIBLE)
@@ -111,7 +125,7 @@ def needs_noise(evidence: Evidence) -> bool:
 
 
 def needs_chance(evidence: Evidence) -> bool:
-    """Return whether the verdict depends on a share by chance that has not been measured."""
+    """Return whether the verdict depends on the share by chance, and this share was not measured."""
     is_open = evidence.chance is None and evidence.share is not None and evidence.free >= ENOUGH
     return is_open and _judge_weights(evidence)[0] == "undecided"
 
@@ -181,7 +195,7 @@ def _judge_clear(e: Evidence) -> tuple[Verdict, str]:
 
 
 def _judge_same_gauge(e: Evidence) -> tuple[Verdict, str] | None:
-    """Return the verdict if an element moves one network to the other up to rounding; else None."""
+    """Return the verdict if an element maps one network to the other up to rounding. Otherwise return None."""
     tolerance = max(MOVED, REGAUGED * e.precision, NOISE * e.noise if e.noise <= LEGIBLE else 0.0)
     if e.modulo > tolerance or e.modulo > e.stored / 2:
         return None
@@ -198,7 +212,7 @@ def _judge_same_gauge(e: Evidence) -> tuple[Verdict, str] | None:
 
 
 def _order(evidence: Evidence) -> str | None:
-    """Return a clause stating, without a cause, that units correspond as stored, if this is certain."""
+    """Return a clause that units correspond in their stored order, without a cause, if this is certain."""
     if evidence.z_score is None or evidence.z_score < CERTAIN:
         return None
     return (
@@ -212,20 +226,19 @@ def _upper(sentence: str) -> str:
 
 
 def _judge_same(verdict: Verdict, reason: str, evidence: Evidence) -> tuple[Verdict, str]:
-    """Return the verdict for an exact match: the given one, or "descended" where the networks have different shapes."""
+    """Return the verdict for an exact match: the given verdict, or "descended" for networks of different shapes."""
     if evidence.is_whole:
         return verdict, reason
     return "descended", f"in what both have in common {reason}; the rest, which only one of them has, was added or cut"
 
 
 def kinship(lean: float | None) -> str:
-    """Return a sentence that tells, if known, whether one of two related networks descends from the other or both from
-    a third.
+    """Return a sentence on whether one of two related networks descends from the other or both from a third.
 
-    Training increases the norm: the squared norm grows by more than the squared distance. A step that is orthogonal to
-    the weights would make both equal. Two networks that were trained in the same way from a third network have nearly
-    equal norms. Values in between are inconclusive, because they also occur for pruning, for rounding, and for siblings
-    of which one was trained longer.
+    Further training increases the norm: the squared norm grows by more than the squared distance. If the step were
+    orthogonal to the weights, both would be equal. Two networks that were trained in the same way from a third network
+    have nearly equal norms. Values between these cases are inconclusive. Such values also occur for pruning, for
+    rounding, and for siblings of which one was trained longer.
 
     Args:
         lean: The squared norm of the second network minus that of the first, relative to their squared distance, for
@@ -240,7 +253,7 @@ def kinship(lean: float | None) -> str:
 
 
 def lean_of(balanced: tuple[float, float, float] | None) -> float | None:
-    """Return the change of the squared norm relative to the squared distance, from a distance and both norms."""
+    """Return the change of the squared norm relative to the squared distance, given the distance and both norms."""
     if balanced is None or not balanced[0]:
         return None
     distance, first, second = balanced
@@ -248,22 +261,21 @@ def lean_of(balanced: tuple[float, float, float] | None) -> float | None:
 
 
 def by_chance(shares: Sequence[float | None]) -> float | None:
-    """Return an upper estimate of the share by chance: the largest share of a scrambled copy plus the range of all
-    shares, at most one.
+    """Return an upper estimate of the share by chance: the largest share of a scrambled copy plus the range of all.
 
-    The shares of scrambled copies vary much if networks have few units.
+    It is at most one. If networks have few units, the shares of scrambled copies vary much.
     """
     known = [share for share in shares if share is not None]
     return min(1.0, 2 * max(known) - min(known)) if known else None
 
 
 def beyond_chance(share: float | None, chance: float | None) -> float | None:
-    """Return the share beyond chance, (share - chance) / (1 - chance); zero where it is not above chance."""
+    """Return the share beyond chance, (share - chance) / (1 - chance), or zero if it is below chance."""
     if share is None or chance is None:
         return None
     return max(0.0, share - chance) / (1 - chance) if chance < 1 else 0.0
 
 
 def precision_of(formats: tuple[torch.dtype, ...]) -> float:
-    """Return the spacing of numbers around one in the coarsest of some formats."""
+    """Return the spacing of numbers near one in the coarsest of some formats."""
     return max((torch.finfo(one).eps for one in formats), default=torch.finfo(torch.float64).eps)

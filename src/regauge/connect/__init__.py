@@ -1,4 +1,4 @@
-"""Paths between networks and the barriers on them, planes, and repair of interpolated networks."""
+"""Paths between networks and their loss barriers, planes through networks, and repair of interpolated networks."""
 
 from regauge.names import attach
 

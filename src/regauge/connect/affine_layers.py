@@ -1,4 +1,4 @@
-"""Affine layers of a traced model, with the parameters that produce each intermediate value, unit by unit."""
+"""Affine layers of a traced model, and the parameters that determine each intermediate value, unit by unit."""
 
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -18,15 +18,15 @@ OPERATORS = {
     **{f"conv{k}d": (1, 0, -1 - k) for k in (1, 2, 3)},
     **{f"conv_transpose{k}d": (1, 1, -1 - k) for k in (1, 2, 3)},
 }
-"""Affine operators: the position of the weight, its axis of units, and the value's."""
+"""Affine operators, with the argument position of the weight, and the unit axes of the weight and of the value."""
 
 
 @dataclass(frozen=True)
 class AffineLayer:
-    """A linear map or convolution with parameters that no other layer uses, and the value that it computes.
+    """A linear map or convolution whose parameters no other layer uses, and the value that it computes.
 
-    `value = weight x + bias`: multiplying the weight along its axis by c and replacing the bias by c bias + d turns
-    the value of a unit into c value + d.
+    The layer computes `value = weight x + bias`. If the weight is multiplied along its unit axis by c and the bias b
+    becomes c b + d, the value of a unit becomes c value + d.
     """
 
     weight: str  # name of the weight
@@ -40,20 +40,20 @@ class AffineLayer:
 
     @property
     def name(self) -> str:
-        """The weight's name without ".weight"."""
+        """The name of the weight without ".weight"."""
         return self.weight.removesuffix(".weight")
 
     @property
     def is_repaired(self) -> bool:
-        """Whether the weights of the layer determine the mean and variance of the units that later layers read."""
+        """Whether the layer's weights determine the mean and variance of the units that later layers read."""
         return self.is_interior and self.normalized is None
 
 
 def layers_of(program: Program) -> tuple[AffineLayer, ...]:
     """Return the affine layers of a traced model, in the order of the graph.
 
-    Layers whose weight is also used elsewhere are left out, because a change for this layer would be wrong for the
-    other use.
+    If the weight of a layer is also used elsewhere, the layer is excluded, because a change for this layer would be
+    wrong for the other use.
     """
     nodes = list(program.graph.graph.nodes)
     read = _read_by_layers(program, nodes)
@@ -78,7 +78,7 @@ def layers_of(program: Program) -> tuple[AffineLayer, ...]:
 
 
 def _affine(program: Program, node: Node, uses: Counter[str]) -> tuple[Node, AffineLayer] | None:
-    """Return the layer of an operator, without the operators around it, and the node of its value."""
+    """Return the layer to which an operator belongs, without surrounding operators, and the node of its value."""
     operator = operator_name(node)
     if operator not in OPERATORS:
         return None
@@ -109,13 +109,13 @@ def _affine(program: Program, node: Node, uses: Counter[str]) -> tuple[Node, Aff
 
 
 def _sole_user(node: Node, operator: str) -> Node | None:
-    """Return the only reader of a value, if it is this operator."""
+    """Return the only reader of a value if the reader is this operator. Otherwise return None."""
     users = list(node.users)
     return users[0] if len(users) == 1 and operator_name(users[0]) == operator else None
 
 
 def _own(program: Program, source: Any, uses: Counter[str]) -> str | None:
-    """Return the name of a parameter that nothing else uses."""
+    """Return the name of a parameter that no other operator uses."""
     if not isinstance(source, Node) or source.op != "placeholder":
         return None
     name = program.states.get(source.name)
@@ -123,7 +123,7 @@ def _own(program: Program, source: Any, uses: Counter[str]) -> str | None:
 
 
 def _is_flip(node: Node) -> bool:
-    """Return whether a node is the transpose of a matrix and has only one reader."""
+    """Return whether a node transposes a matrix and has only one reader."""
     value = node.meta.get("val")
     if not isinstance(value, Tensor) or value.ndim != 2 or len(node.users) != 1:
         return False
@@ -135,7 +135,7 @@ def _is_flip(node: Node) -> bool:
 
 
 def _read_by_layers(program: Program, nodes: list[Node]) -> set[Node]:
-    """Return the nodes on which matrix products with parameters, convolutions and recurrent layers depend."""
+    """Return the nodes on which matrix products with parameters, convolutions or recurrent layers depend."""
     read: set[Node] = set()
     for node in reversed(nodes):
         is_reader = operator_name(node) in READERS and any(_is_state(program, s) for s in node.all_input_nodes)
@@ -151,7 +151,7 @@ def _is_state(program: Program, node: Node) -> bool:
 
 
 def _argument(node: Node, name: str, default: Any) -> Any:
-    """Return an argument by its name in the operator's schema."""
+    """Return an argument of a node by its name in the operator's schema."""
     if name in node.kwargs:
         return node.kwargs[name]
     target: Any = node.target

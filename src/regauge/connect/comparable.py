@@ -1,4 +1,4 @@
-"""The check that networks can be interpolated, and the height of a loss above the line between its ends."""
+"""The check that networks can be interpolated, and how far a loss exceeds the interpolated loss of the endpoints."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,12 +10,12 @@ from regauge.discovery.structure_buffers import find_structure
 
 
 def require_comparable(networks: Sequence[Mapping[str, Tensor]], judge: object) -> None:
-    """Raise unless networks are finite and have one architecture and, if a task defines it, one structure.
+    """Raise an error unless networks are finite and have the same architecture and (if a task defines it) structure.
 
-    Tensors that are equal in all networks, such as masks, may hold Inf.
+    Tensors that are equal in all networks, such as masks, may contain Inf.
 
     Raises:
-        ValueError: The networks are not comparable; the message names a tensor.
+        ValueError: The networks are not comparable. The message names a tensor.
     """
     first, equal = networks[0], equal_names(networks)
     if isinstance(judge, Task):
@@ -33,7 +33,10 @@ def require_comparable(networks: Sequence[Mapping[str, Tensor]], judge: object) 
 
 
 def excess_of(rows: Sequence[Mapping[str, float]]) -> tuple[float, ...]:
-    """Return `loss(t) - ((1 - t) loss(0) + t loss(1))` for rows with "t" and "loss"; it is zero at both ends."""
+    """Return `loss(t) - ((1 - t) loss(0) + t loss(1))` for rows with "t" and "loss".
+
+    The excess is zero at both endpoints.
+    """
     first, last = rows[0]["loss"], rows[-1]["loss"]
     inner = [row["loss"] - ((1 - row["t"]) * first + row["t"] * last) for row in rows[1:-1]]
     return (0.0, *inner, 0.0)

@@ -1,4 +1,4 @@
-"""A path between two networks, and the barrier on it."""
+"""Evaluation of a path between two networks, and the loss barrier on this path."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -25,12 +25,13 @@ if TYPE_CHECKING:
 class Curve:
     """A loss and other metrics along a path from one network (t = 0) to another (t = 1).
 
-    The excess at t is `loss(t) - ((1 - t) loss(0) + t loss(1))`, zero at both ends.
+    The excess at t is `loss(t) - ((1 - t) loss(0) + t loss(1))`. The excess is zero at both endpoints.
 
     Attributes:
-        table: One row per point: "t" and all metrics there.
-        stored: The metrics of both given ends before `prepare`, if `prepare` changed every network on the path.
-        unaligned: The curve before the second network was aligned, if `line` aligned it.
+        table: One row for each point, with "t" and all metrics at this point.
+        stored: The metrics of both given networks before `prepare` was applied, if `prepare` changed every network on
+            the path.
+        unaligned: The curve before the second network was aligned. None if `line` did not align it.
 
     References:
         Frankle et al. (2020); Ainsworth et al. (2023), definition 2.1; Navon et al. (2024), section 6.
@@ -42,7 +43,7 @@ class Curve:
 
     @property
     def rows(self) -> tuple[dict[str, float], ...]:
-        """The rows of `table`. If there are two curves, further columns hold the metrics before alignment."""
+        """The rows of `table`. If there are two curves, further columns contain the metrics before alignment."""
         if self.unaligned is None:
             return self.table
         return tuple(
@@ -51,13 +52,13 @@ class Curve:
         )
 
     def plot(self, *, title: str = "loss", ends: tuple[str, str] = ("A", "B")) -> "Figure":
-        """Draw the loss along the path with its barrier, and below it the accuracy if the judge measured it.
+        """Plot the loss along the path with its barrier, and below it the accuracy if the judge measured it.
 
-        If `line` aligned the second network, one plot shows both curves: as trained, and aligned.
+        If `line` aligned the second network, one plot shows both curves: before and after alignment.
 
         Args:
-            title: Heading of the loss, for example its name and unit.
-            ends: Names of the two networks.
+            title: The heading of the loss, for example its name and unit.
+            ends: The names of the two networks.
         """
         from regauge.report.line_figures import path_figure
 
@@ -66,32 +67,34 @@ class Curve:
 
     @property
     def excess(self) -> tuple[float, ...]:
-        """The loss minus the interpolated loss of the ends, at every point."""
+        """The loss minus the interpolated loss of the endpoints, at every point."""
         return excess_of(self.table)
 
     @property
     def barrier(self) -> float:
-        """The largest excess over the whole path, including the ends. It is therefore never negative."""
+        """The largest excess over the whole path, including the endpoints. Therefore it is never negative."""
         return max(self.excess)
 
     @property
     def raw_barrier(self) -> float:
-        """The largest excess between the ends. It is negative if the loss is below the interpolated loss at all inner
-        points.
+        """The largest excess over the inner points of the path.
+
+        It is negative if the loss is below the interpolated loss at all inner points.
         """
         return max(self.excess[1:-1])
 
     @property
     def auc(self) -> float:
-        """The area under the excess by the trapezoidal rule, which is its mean. It is negative if the excess is mostly
-        below zero.
+        """The area under the excess by the trapezoidal rule, which equals the mean excess.
+
+        It is negative if the excess is negative on most of the path.
         """
         ts, heights = [row["t"] for row in self.table], self.excess
         return sum((ts[k + 1] - ts[k]) * (heights[k] + heights[k + 1]) / 2 for k in range(len(ts) - 1))
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The measured values of the path as plain numbers, for JSON."""
+        """The measurements on the path as plain numbers for JSON."""
         return {
             "barrier": self.barrier,
             "raw_barrier": self.raw_barrier,
@@ -153,28 +156,31 @@ def line(
     prepare: Callable[[Any], Any] | None = None,
     progress: Progress = no_progress,
 ) -> Curve:
-    """Evaluate networks along a path from the first network to the second, by default on the straight line.
+    """Evaluate networks along a path from the first network to the second. Default: a linear path.
 
     Args:
-        params_a: The network at t = 0. For `WassersteinGeodesic` it is a pair of dictionaries, means and standard
-            deviations. `judge` and `prepare` are then functions of such pairs.
-        params_b: The network at t = 1. Align it first or give `symmetry`, because the barrier of networks that are not
-            aligned tells little.
-        judge: A task, or a function from parameters to metrics, which include "loss".
-        points: Number of equally spaced values of t, including both ends.
-        symmetry: If given, the second network is aligned to the first one by its weights, as by the default of
-            `rg.align`. The curve before alignment is in `unaligned`, and `plot` draws both. For straight lines only.
-        path: `Straight()` by default; `Geodesic`, `WassersteinGeodesic`, `Bezier`, `PolygonalChain`, `Repaired`.
-        prepare: A function that is applied to every network on the path, including the ends; by default the `prepare`
-            of the task. A model with batch normalization needs its statistics recomputed: `lambda p: reset_batchnorm(p,
-            module, batches)`. The curve reports an end whose loss as stored differs.
-        progress: Shows how many of the networks were evaluated.
+        params_a: The network at t = 0. For `WassersteinGeodesic`, a pair of dictionaries: means and standard
+            deviations. In this case, `judge` and `prepare` are functions of such pairs.
+        params_b: The network at t = 1. Align it first, or pass `symmetry`, because the barrier between unaligned
+            networks has little meaning.
+        judge: A task, or a function that maps parameters to metrics. The metrics must include "loss".
+        points: The number of equally spaced points t, including both endpoints.
+        symmetry: If given, the weights of the second network are first aligned to the first network, as by the default
+            of `rg.align`. The result then stores the curve before alignment in `unaligned`, and `plot` shows both
+            curves. This is possible only for linear paths.
+        path: The path: `Straight()` (default), `Geodesic`, `WassersteinGeodesic`, `Bezier`, `PolygonalChain` or
+            `Repaired`.
+        prepare: A function that is applied to every network on the path, including the endpoints. Default: the
+            `prepare` function of the task. If a model has batch normalization, its statistics must be recomputed:
+            `lambda p: reset_batchnorm(p, module, batches)`. If `prepare` changes the loss of an endpoint, the curve
+            also reports the loss as stored.
+        progress: A function that shows how many networks were evaluated.
 
     Raises:
         TypeError: A network is not a dictionary of tensors.
-        ValueError: The networks have different parameters or structure, or hold NaN or Inf. There are fewer than three
-            points, the path does not fit, or a symmetry is given and the path is not straight. The judge returns no
-            loss, or a loss is NaN.
+        ValueError: The networks have different parameters or structure, or contain NaN or Inf. There are fewer than
+            three points, the path does not fit the networks, or a symmetry is given although the path is not linear.
+            The judge returns no loss, or a loss is NaN.
     """
     if points < 3:
         raise ValueError(f"a line needs both ends and at least one point between them, but points={points}")

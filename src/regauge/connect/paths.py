@@ -16,34 +16,37 @@ from regauge.core.interpolation import interpolate as interpolate
 from regauge.core.params import Params, equal_names
 
 Gaussian = tuple[Mapping[str, Tensor], Mapping[str, Tensor]]
-"""Means and standard deviations of independent normal distributions."""
+"""The means and the standard deviations of independent normal distributions."""
 
 
 class Path(Protocol):
-    """A path from one network (t = 0) to another (t = 1), which returns exactly these networks at its ends."""
+    """A path from one network (t = 0) to another (t = 1). At its endpoints, it returns exactly these networks."""
 
     def at(self, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], t: float) -> Params:
-        """Return the network at t, from 0 at the first end to 1 at the second."""
+        """Return the network at t, where t = 0 is the first endpoint and t = 1 the second."""
         ...
 
 
 @runtime_checkable
 class PreparedPath(Path, Protocol):
-    """A path that computes values such as statistics from its two ends; `walk` computes them once."""
+    """A path that computes data, such as statistics, from its two endpoints. `walk` computes these data once."""
 
     def walk(self, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor]) -> Callable[[float], Params]:
-        """Return a function from t to the network at t. The ends must not change while it is used."""
+        """Return a function that maps t to the network at t.
+
+        The endpoints must not change while this function is in use.
+        """
         ...
 
 
 def walk(path: Path, params_a: Any, params_b: Any) -> Callable[[float], Any]:
-    """Return a function from t to the network at t, for any path; see `PreparedPath`."""
+    """Return a function that maps t to the network at t, for any path; see `PreparedPath`."""
     return path.walk(params_a, params_b) if isinstance(path, PreparedPath) else partial(path.at, params_a, params_b)
 
 
 @dataclass(frozen=True)
 class Straight:
-    """The straight line `(1 - t) a + t b`; values that both ends share stay the same bit by bit."""
+    """The linear path `(1 - t) a + t b`. Entries that are equal in both endpoints stay equal bit by bit."""
 
     def at(self, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], t: float) -> Params:
         return interpolate(params_a, params_b, t) | {n: params_a[n] for n in equal_names((params_a, params_b))}
@@ -51,10 +54,10 @@ class Straight:
 
 @dataclass(frozen=True)
 class Geodesic:
-    """The shortest path between canonical networks: great circles on the spheres of units, straight lines elsewhere.
+    """The shortest path between canonical networks: great circles on the spheres of units, and linear paths elsewhere.
 
     Attributes:
-        manifold: The manifold of the canonical networks, from `canonical_manifold`.
+        manifold: The manifold of the canonical networks, which `canonical_manifold` returns.
 
     References:
         Erdogan (2025), section 6.2.
@@ -66,7 +69,7 @@ class Geodesic:
         """See `Path`.
 
         Raises:
-            ValueError: The networks are not canonical, or two units lie opposite each other.
+            ValueError: The networks are not canonical, or two units are antipodal.
         """
         inner = self.manifold.geodesic(params_a, params_b, t)
         return dict(params_a) if t == 0 else dict(params_b) if t == 1 else inner
@@ -74,21 +77,21 @@ class Geodesic:
 
 @dataclass(frozen=True)
 class WassersteinGeodesic:
-    """The 2-Wasserstein geodesic between Gaussian posteriors with diagonal covariances.
+    """The 2-Wasserstein geodesic between Gaussian posteriors that have diagonal covariances.
 
-    `N((1 - t) m0 + t m1, ((1 - t) s0 + t s1)^2)`: means and *standard deviations* are interpolated, not variances.
-    Ends and points are pairs (means, standard deviations) of dictionaries; buffers belong to the means, and the
-    standard deviations may lack them.
+    The path is `N((1 - t) m0 + t m1, ((1 - t) s0 + t s1)^2)`. This path interpolates means and *standard deviations*,
+    not variances. Endpoints and points are pairs (means, standard deviations) of dictionaries. Buffers belong to the
+    means, and the standard deviations may lack them.
 
     References:
         Takatsu (2011), Wasserstein geometry of Gaussian measures; Rossi et al. (2023), section 3.
     """
 
     def at(self, gaussian_a: Gaussian, gaussian_b: Gaussian, t: float) -> tuple[Params, Params]:
-        """Return the Gaussian at t, from 0 at the first end to 1 at the second.
+        """Return the Gaussian at t, where t = 0 is the first endpoint and t = 1 the second.
 
         Raises:
-            ValueError: A standard deviation is negative, or an end is not a pair.
+            ValueError: A standard deviation is negative, or an endpoint is not a pair.
         """
         for label, gaussian in (("first", gaussian_a), ("second", gaussian_b)):
             if not isinstance(gaussian, tuple) or len(gaussian) != 2:
@@ -108,13 +111,12 @@ class WassersteinGeodesic:
 
 @dataclass(frozen=True, eq=False)
 class Repaired:
-    """A wrapper around another path that repairs its inner networks to the statistics of the ends with weights `(1 - t,
-    t)`.
+    """A path whose inner networks are repaired to the statistics of the endpoints, with weights `(1 - t, t)`.
 
     Attributes:
-        module: Runs parameters.
-        batches: Batches, as for `repair`.
-        path: The path whose networks are repaired.
+        module: The module that is called with the parameters.
+        batches: The batches, as for `repair`.
+        path: The path whose inner networks are repaired.
 
     References:
         Jordan et al. (2023), REPAIR.
@@ -129,12 +131,12 @@ class Repaired:
 
         Raises:
             TraceError: The module cannot be traced.
-            ValueError: As for `repair`.
+            ValueError: The cases are those of `repair`.
         """
         return self.walk(params_a, params_b)(t)
 
     def walk(self, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor]) -> Callable[[float], Params]:
-        """See `PreparedPath`; the statistics of the ends are measured once."""
+        """See `PreparedPath`. The statistics of the endpoints are measured once."""
         inner, repairer = walk(self.path, params_a, params_b), Repairer(self.module, (params_a, params_b), self.batches)
 
         def at(t: float) -> Params:
@@ -146,10 +148,10 @@ class Repaired:
 
 @dataclass(frozen=True, eq=False)
 class ControlledPath(ABC):
-    """A path with inner control points, which `train_path` can move while the ends stay fixed.
+    """A path with inner control points. `train_path` optimizes the control points while the endpoints stay fixed.
 
     Attributes:
-        inner: The control points between the ends, in order.
+        inner: The control points between the endpoints, in order.
 
     References:
         Garipov et al. (2018), Loss Surfaces, Mode Connectivity, and Fast Ensembling of DNNs, section 3.
@@ -163,12 +165,18 @@ class ControlledPath(ABC):
 
     @classmethod
     def between(cls, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], *, bends: int = 1) -> Self:
-        """Return the straight line with `bends` equally spaced control points, as an initialization for training."""
+        """Return the linear path with `bends` equally spaced control points.
+
+        This path is an initialization for training.
+        """
         return cls(tuple(interpolate(params_a, params_b, k / (bends + 1)) for k in range(1, bends + 1)))
 
     @abstractmethod
     def weights(self, t: float) -> tuple[float, ...]:
-        """Return the weight of each point, including the ends, in the network at t; the weights sum to one."""
+        """Return the weight that each point, including the endpoints, has in the network at t.
+
+        The weights sum to one.
+        """
 
     def at(self, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], t: float) -> Params:
         if t == 1:
@@ -178,27 +186,27 @@ class ControlledPath(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Bezier(ControlledPath):
-    """A Bezier curve: with one control point c the quadratic `(1 - t)^2 a + 2 t (1 - t) c + t^2 b`.
+    """A Bezier curve. With one control point c, it is the quadratic `(1 - t)^2 a + 2 t (1 - t) c + t^2 b`.
 
     References:
         Garipov et al. (2018), equation 3.
     """
 
     def weights(self, t: float) -> tuple[float, ...]:
-        """Return the Bernstein polynomials."""
+        """Return the Bernstein polynomials at t."""
         degree = len(self.inner) + 1
         return tuple(math.comb(degree, k) * t**k * (1 - t) ** (degree - k) for k in range(degree + 1))
 
 
 @dataclass(frozen=True, eq=False)
 class PolygonalChain(ControlledPath):
-    """Straight segments through the control points; each segment covers an equal interval of t.
+    """Linear segments through the control points. Each segment covers an equal interval of t.
 
     References:
         Garipov et al. (2018), equation 2.
     """
 
     def weights(self, t: float) -> tuple[float, ...]:
-        """Return weights that are nonzero for at most the two ends of one segment."""
+        """Return weights of which at most two are nonzero: those of the endpoints of one segment."""
         position = t * (len(self.inner) + 1)
         return tuple(max(0.0, 1 - abs(position - k)) for k in range(len(self.inner) + 2))

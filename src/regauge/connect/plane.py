@@ -1,4 +1,4 @@
-"""The loss over the plane through three networks."""
+"""The loss over a plane through three networks."""
 
 import math
 from collections.abc import Collection, Iterator, Mapping
@@ -16,22 +16,25 @@ from regauge.core.progress import Advance, Progress, no_progress
 from regauge.core.task import Judge, Task, evaluate
 
 TOGETHER, VALUES = 16, 2**25
-"""Networks that are evaluated in one call at most, and their values: their activations are in memory together."""
+"""The maximal number of networks that are evaluated in one call, and of their entries.
+
+Their activations are in memory together.
+"""
 
 
 @dataclass(frozen=True)
 class Plane:
     """Metrics over the plane through three networks, in isotropic coordinates.
 
-    The first network is the origin, the second lies on the positive x axis, the third has y > 0. Distances in
-    the plane are Euclidean distances of the parameters.
+    The first network is the origin, the second lies on the positive x axis, and the third has y > 0. Distances in the
+    plane equal Euclidean distances of the parameters.
 
     Attributes:
-        points: Coordinates of the three networks, float64 `[3, 2]`.
-        xs: Coordinates of the grid's columns, float64 `[columns]`.
-        ys: Coordinates of the grid's rows, float64 `[rows]`.
-        values: For every metric the grid, float64 `[rows, columns]`.
-        at_points: For every metric the values of the three networks, float64 `[3]`.
+        points: The coordinates of the three networks, float64 `[3, 2]`.
+        xs: The x coordinates of the grid's columns, float64 `[columns]`.
+        ys: The y coordinates of the grid's rows, float64 `[rows]`.
+        values: Each metric on the grid, float64 `[rows, columns]`.
+        at_points: Each metric at the three networks, float64 `[3]`.
 
     References:
         Garipov et al. (2018), appendix A.1, for the coordinates.
@@ -46,10 +49,11 @@ class Plane:
     _buffers: frozenset[str] = field(repr=False)
 
     def at(self, x: float, y: float) -> Params:
-        """Return the network at a point of the plane: an affine combination of the three.
+        """Return the network at a point of the plane, which is an affine combination of the three networks.
 
-        Buffers are combined with the same (barycentric) weights. They are clamped to the range of the three networks,
-        because an extrapolated variance may be negative. Values that all three networks share stay the same bit by bit.
+        Buffers are combined with the same (barycentric) weights. Combined buffers are clamped to the range of the three
+        networks, because an extrapolated variance could be negative. Entries that are equal in all three networks stay
+        equal bit by bit.
         """
         networks = self._networks
         params = combine(networks, barycentric(self.points, torch.tensor([x, y], dtype=torch.float64)).tolist())
@@ -61,7 +65,7 @@ class Plane:
 
     @property
     def basis(self) -> tuple[Params, Params]:
-        """The directions of the axes: orthonormal vectors over the parameters (buffers left out)."""
+        """The directions of the x and y axes: orthonormal vectors over the parameters, without buffers."""
         (a, b, c), points = self._networks, self.points.tolist()
         x_axis, y_axis = {}, {}
         for name in _parameter_names(a, self._buffers):
@@ -83,25 +87,27 @@ def plane(
     buffers: Collection[str] | None = None,
     progress: Progress = no_progress,
 ) -> Plane:
-    """Evaluate networks on a grid over the plane through three of them.
+    """Evaluate networks on a grid in the plane through three networks.
 
-    If a task is given, many networks are evaluated at a time by `torch.func.vmap`. This requires a module without
-    control flow that depends on values. If a function such as `task.evaluate` is given, the networks are evaluated one
-    by one. The `prepare` of a task is applied to every network one by one, including the three given ones.
+    If a task is given, `torch.func.vmap` evaluates many networks at a time. This requires that the control flow of the
+    module does not depend on tensor entries. If a function such as `task.evaluate` is given, the networks are evaluated
+    one by one. The `prepare` function of a task is applied to every network separately, including the three given
+    networks.
 
     Args:
         params_a: The network at the origin.
         params_b: The network on the positive x axis.
-        params_c: A third network, not on the line through the others. Align the second and the third network to the
-            first, or symmetry hides how similar they are.
-        resolution: Points along the longer side of the grid; the shorter side has the same spacing, roughly.
+        params_c: A third network, which must not lie on the line through the others. Align the second and third network
+            to the first. Otherwise, symmetry hides how similar they are.
+        resolution: The number of points along the longer side of the grid. The shorter side has roughly the same
+            spacing.
         margin: The margin of the grid around the three networks, as a share of the longer side of their bounding box.
-        buffers: Names that do not count for distances; by default the buffers of the task's module, or none.
-        progress: Shows how many of the networks were evaluated.
+        buffers: The names of tensors that distances ignore. Default: the buffers of the task's module, or none.
+        progress: A function that shows how many networks were evaluated.
 
     Raises:
         TypeError: A network is not a dictionary of tensors.
-        ValueError: The networks have different parameters or structure, hold NaN or Inf or lie on one line, or the
+        ValueError: The networks have different parameters or structure, contain NaN or Inf, or lie on one line, or the
             grid is too small.
     """
     if resolution < 2 or not 0 <= margin < math.inf:
@@ -134,7 +140,7 @@ def plane(
 
 
 def barycentric(points: Tensor, where: Tensor) -> Tensor:
-    """Return the weights of three points `[3, 2]` whose sum is at `[..., 2]`; they sum to one, `[..., 3]`."""
+    """Return the weights of three points `[3, 2]` that combine to `[..., 2]`. The weights sum to one, `[..., 3]`."""
     (_, _), (width, _), (x, y) = points.tolist()
     third = where[..., 1] / y
     second = (where[..., 0] - third * x) / width
@@ -142,7 +148,7 @@ def barycentric(points: Tensor, where: Tensor) -> Tensor:
 
 
 def _coordinates(networks: tuple[Params, Params, Params], buffers: frozenset[str]) -> Tensor:
-    """Compute coordinates by Gram-Schmidt over the differences from the first network, in float64."""
+    """Return coordinates of networks, computed by Gram-Schmidt on differences from the first network, in float64."""
     a, *others = networks
 
     def differences() -> Iterator[list[Tensor]]:

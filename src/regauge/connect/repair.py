@@ -1,6 +1,6 @@
-"""Variance collapse: its measurement in an interpolated network, and its repair by renormalizing activations.
+"""Variance collapse of interpolated networks: its measurement, and its repair by renormalizing activations.
 
-If batch normalization follows the layers, new running statistics repair the network.
+If batch normalization follows the layers, recomputing the running statistics repairs the network.
 """
 
 import math
@@ -27,22 +27,22 @@ from regauge.core.params import Params, equal_names, require_finite, require_sam
 from regauge.core.task import Task, call
 
 FAR = 0.05
-"""A note is given if the mean of the endpoints is this share of their distance away from the network."""
+"""A note is given if the network is farther from the mean of the endpoints than this share of their distance."""
 CONSTANT_UNIT = 1e-6
-"""A unit whose standard deviation is below this share of its size counts as constant."""
+"""A unit counts as constant if its standard deviation is below this share of its magnitude."""
 
 
 @dataclass(frozen=True)
 class RepairResult:
-    """A repaired network.
+    """The result of `repair`: a repaired network.
 
     Attributes:
-        params: Parameters of the same names, dtypes and devices as the interpolated network.
-        layers: Names of the layers whose weights were rescaled, in the order of the graph.
-        losses: With a task, the losses of the interpolated network and of the repaired one.
-        is_kept: Whether `params` are those of the repaired network, not of the interpolated one.
-        off: The distance of the interpolated network from the mean of the endpoints.
-        spread: The largest distance of an endpoint from the first one.
+        params: The parameters, with the names, dtypes and devices of the interpolated network.
+        layers: The names of the layers whose weights were rescaled, in graph order.
+        losses: If there is a task, the losses of the interpolated network and of the repaired network.
+        is_kept: Whether `params` are those of the repaired network, and not of the interpolated network.
+        off: The distance between the interpolated network and the mean of the endpoints.
+        spread: The largest distance between an endpoint and the first endpoint.
     """
 
     params: Params = field(repr=False)
@@ -54,7 +54,7 @@ class RepairResult:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences about endpoints that do not fit the network, and about a repair that was dropped."""
+        """Return messages about endpoints that do not fit the network, and about a repair that was discarded."""
         notes = []
         if self.off > FAR * self.spread:
             notes.append(
@@ -76,8 +76,8 @@ class LayerVariance:
 
     Attributes:
         variance: The variance of the interpolated network's units over the data.
-        expected: The variance between the endpoints: the squares of interpolated standard deviations.
-        ratio: `variance / expected`: one without collapse, NaN if both are zero.
+        expected: The expected variance: the square of the interpolated standard deviation of the endpoints.
+        ratio: The ratio `variance / expected`. The ratio is one without collapse, and NaN if both variances are zero.
     """
 
     layer: str
@@ -89,10 +89,10 @@ class LayerVariance:
 
 @dataclass(frozen=True)
 class VarianceCollapse:
-    """Variances in an interpolated network, compared with the interpolated variances of its endpoints.
+    """The variances in an interpolated network, compared with the interpolated variances of its endpoints.
 
     Attributes:
-        table: One row per layer, in the order of the graph.
+        table: One row for each layer, in graph order.
     """
 
     table: tuple[LayerVariance, ...]
@@ -121,43 +121,44 @@ def repair(
 ) -> RepairResult:
     """Give every unit of an interpolated network the interpolated mean and standard deviation of the endpoints.
 
-    All linear layers and convolutions that another such layer follows are repaired. The value of each unit before the
-    nonlinearity gets the mean `sum_k w_k mean_k` and the *standard deviation* `sum_k w_k std_k` of the endpoints. For
-    this, the unit's incoming weights are rescaled and its bias is moved. The network keeps its architecture. Layers are
-    repaired in the order of the graph: the statistics of a layer are measured after all layers before it were repaired.
-    All goals are therefore met at the end. Each endpoint takes one pass over the batches. Each layer on the longest
-    path through the model takes one more pass, which runs only up to that layer. Statistics are taken over all examples
-    and positions.
+    A linear layer or convolution is repaired if another such layer follows it. Before the nonlinearity, each unit gets
+    the mean `sum_k w_k mean_k` and the *standard deviation* `sum_k w_k std_k` of the endpoints. To achieve this, the
+    unit's incoming weights are rescaled and its bias is shifted. The architecture of the network stays the same. Layers
+    are repaired in graph order. The statistics of a layer are measured after all layers before it were repaired.
+    Therefore all layers have the desired statistics at the end. Measuring each endpoint takes one pass over the
+    batches. Each layer on the longest path through the model takes one further pass, which runs only up to this layer.
+    Statistics are computed over all examples and positions.
 
-    These stay as they are: the last layer, layers whose weight is used twice, transposed convolutions in groups,
-    embeddings, and the gates of recurrent layers. The mean of a layer without a separate bias also stays, and so does
-    the standard deviation of units that are constant in the interpolated network. Blocks of residual networks are
-    repaired at the layers that write to the stream. Layers before a batch normalization keep their weights; instead,
-    running statistics are recomputed (`reset_batchnorm`). In models that also have other layers to repair, this happens
-    before the repair of each such layer and at the end.
+    The following parts are not changed: the last layer, layers whose weight is used twice, grouped transposed
+    convolutions, embeddings, and the gates of recurrent layers. If a layer has no bias of its own, its mean is not
+    changed. If a unit is constant in the interpolated network, its standard deviation is not changed. Residual blocks
+    are repaired at the layers that write to the residual stream. Layers before a batch normalization keep their
+    weights. Instead, running statistics are recomputed (`reset_batchnorm`). In models that also have other layers to
+    repair, the statistics are recomputed before each of these layers is repaired and at the end.
 
     Args:
-        params: The interpolated network: parameters by name, or the path of a checkpoint. It is not changed.
-        module: The module that runs the parameters; the parameters stored in it are not used.
-        endpoints: The aligned networks between which the first argument lies, in the same form. Without endpoints, only
-            running statistics are recomputed.
-        batches: As in a `Task`, whose targets are not read, or inputs alone: tensors or mappings of keyword inputs. A
-            few thousand examples suffice; they are read many times.
-        weights: The weight of every endpoint: `(1 - t, t)` at t; equal by default.
-        task: The task that decides whether repairing helps. If its loss rises, the network is returned unchanged, with
-            a note.
-        out: Where the repaired network of a checkpoint is written: a path, or an `Output`.
-        memory: The limit on memory for a checkpoint: bytes, or text such as "2GB"; half of the machine's memory by
-            default.
+        params: The interpolated network: parameters by name, or the path of a checkpoint. The given network is not
+            modified.
+        module: The module that is called with the parameters. Parameters stored in the module are not used.
+        endpoints: The aligned networks from which the first argument was interpolated, in the same form. Without
+            endpoints, only running statistics are recomputed.
+        batches: Batches as in a `Task`, or inputs alone: tensors or mappings of keyword inputs. Targets are not used. A
+            few thousand examples are sufficient. The examples are read many times.
+        weights: The weight of every endpoint, which is `(1 - t, t)` at t. Default: equal weights.
+        task: A task that decides whether the repair helps. If its loss rises, the network is returned unchanged, with a
+            note.
+        out: The path or `Output` to which the repaired checkpoint is written.
+        memory: The memory limit for a checkpoint: a number of bytes, or text such as "2GB". Default: half of the
+            machine's memory.
 
     Returns:
-        The repaired network. If all endpoints are the network itself, the result is that network with new running
-        statistics.
+        The repaired network. If all endpoints equal the network itself, the result is this network with recomputed
+        running statistics.
 
     Raises:
         TraceError: The module cannot be traced.
-        ValueError: There are no batches, the networks are of different architectures or not finite, the weights do not
-            fit, or there are neither endpoints nor running statistics.
+        ValueError: There are no batches, the networks have different architectures or are not finite, the weights do
+            not fit, or there are neither endpoints nor running statistics.
 
     References:
         Jordan et al. (2023), REPAIR: Renormalizing Permuted Activations for Interpolation Repair, section 4. There
@@ -202,12 +203,14 @@ def _read(network: Network, module: nn.Module) -> Mapping[str, Tensor]:
 
 
 class Repairer:
-    """A function object that repairs networks between the same endpoints, whose statistics are measured once.
+    """A function object that repairs networks between the same endpoints.
+
+    The statistics of the endpoints are measured once.
 
     Args:
-        module: As for `repair`.
-        endpoints: As for `repair`; they must not change between two networks.
-        batches: Batches, as for `repair`.
+        module: The module, as for `repair`.
+        endpoints: The endpoints, as for `repair`. The endpoints must not change between calls.
+        batches: The batches, as for `repair`.
     """
 
     def __init__(self, module: nn.Module, endpoints: Sequence[Mapping[str, Tensor]], batches: Iterable[Any]) -> None:
@@ -257,21 +260,21 @@ def variance_collapse(
 ) -> VarianceCollapse:
     """Measure the variance of every layer's units in an interpolated network and in its endpoints.
 
-    The variances are those of the outputs of all linear layers and convolutions, including the last layer. They are
-    measured before the nonlinearity and after a batch normalization that follows. Layers that `repair` corrects have
-    ratio one afterwards. For posteriors, build all networks from the same normal sample, and average the variances over
-    several samples.
+    The variances are those of the outputs of all linear layers and convolutions, including the last layer. Variances
+    are measured before the nonlinearity, and after a batch normalization that follows the layer. After a repair, the
+    layers that `repair` corrects have ratio one. For posteriors, build all networks from the same normal sample, and
+    average the variances over several samples.
 
     Args:
         params: The interpolated network.
-        module: The module that runs the parameters; the parameters stored in it are not used.
-        endpoints: The networks between which the interpolated network lies.
-        batches: Batches, as for `repair`.
-        weights: The weight of every endpoint: `(1 - t, t)` at t; equal by default.
+        module: The module that is called with the parameters. Parameters stored in the module are not used.
+        endpoints: The networks from which the network was interpolated.
+        batches: The batches, as for `repair`.
+        weights: The weight of every endpoint, which is `(1 - t, t)` at t. Default: equal weights.
 
     Raises:
         TraceError: The module cannot be traced.
-        ValueError: As for `repair`.
+        ValueError: The cases are those of `repair`.
 
     References:
         Jordan et al. (2023), REPAIR, section 3.1; Rossi et al. (2023), figure 10.
@@ -287,7 +290,7 @@ def variance_collapse(
 def tabulate_variances(
     statistics: LayerStatistics, variances: Mapping[str, Tensor], stds: Mapping[str, Tensor]
 ) -> VarianceCollapse:
-    """Compare the unit variances `[units]` of every layer with expected standard deviations, by names of values."""
+    """Compare the unit variances `[units]` of every layer with expected standard deviations, both by value name."""
     rows = []
     for layer, name in zip(statistics.layers, statistics.places, strict=True):
         variance, expected = float(variances[name].mean()), float(stds[name].square().mean())
@@ -300,22 +303,22 @@ def tabulate_variances(
 def reset_batchnorm(params: Mapping[str, Tensor], module: nn.Module, batches: Iterable[Any]) -> Params:
     """Recompute the running means and variances of every batch normalization layer from data.
 
-    The activations of an average of two networks often have a much smaller variance than the averaged statistics
+    If two networks are averaged, their activations often have a much smaller variance than the averaged statistics
     describe. The new statistics are plain averages, over the batches, of the mean and the unbiased variance of each
-    batch. All layers are measured in the same forward passes. Meanwhile each batch normalization layer normalizes by
-    the current batch, and all other layers are in evaluation mode.
+    batch. All layers are measured in the same forward passes. In these passes, each batch normalization layer
+    normalizes with the current batch, and all other layers are in evaluation mode.
 
     Args:
-        params: Parameters and buffers, unchanged.
-        module: The module that runs the parameters; the parameters stored in it are not used.
-        batches: Batches, as for `repair`.
+        params: The parameters and buffers, which are not modified.
+        module: The module that is called with the parameters. Parameters stored in the module are not used.
+        batches: The batches, as for `repair`.
 
     Returns:
-        The same parameters with new statistics; equal to `params` if the module has no statistics.
+        The same parameters with new statistics. If the module has no running statistics, the result equals `params`.
 
     Raises:
         TypeError: The parameters are not a dictionary, or `batches` is a single batch.
-        ValueError: There are no batches, or they can be read only once.
+        ValueError: There are no batches, or they can be iterated only once.
 
     References:
         Ainsworth et al. (2023); Jordan et al. (2023), REPAIR.
@@ -349,7 +352,7 @@ def reset_batchnorm(params: Mapping[str, Tensor], module: nn.Module, batches: It
 
 
 def goals(ends: Sequence[RunningMoments], shares: Sequence[float]) -> tuple[Tensor, Tensor]:
-    """Return the interpolated means and standard deviations, exact for units that are equal in all endpoints."""
+    """Return the interpolated means and standard deviations. Both are exact if a unit is equal in all endpoints."""
     first = ends[0]
     rest = list(zip(ends, shares, strict=True))[1:]
     mean = first.mean + sum(w * (end.mean - first.mean) for end, w in rest)
@@ -360,7 +363,7 @@ def goals(ends: Sequence[RunningMoments], shares: Sequence[float]) -> tuple[Tens
 def require_endpoints(
     params: Mapping[str, Tensor], endpoints: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | None
 ) -> tuple[Params, list[Params], tuple[float, ...]]:
-    """Return the network, its endpoints and their weights, which sum to one; raise unless they fit and are finite."""
+    """Return the network, its endpoints and their weights, which sum to one. Raise an error unless they are valid."""
     params = as_params(params, "the interpolated network")
     ends = [as_params(end, f"endpoint {k}") for k, end in enumerate(as_networks(endpoints))]
     if not ends:
@@ -379,7 +382,7 @@ def require_endpoints(
 
 
 def _repair_layer(layer: AffineLayer, params: Params, now: RunningMoments, mean: Tensor, std: Tensor) -> Params:
-    """Return the weight and the bias of a layer that bring its units to a mean and a standard deviation."""
+    """Return the weight and bias of a layer that give its units a mean and a standard deviation."""
     # A unit that is constant has no spread to scale; its factor of one leaves the spread at zero and moves the mean.
     is_live = now.std > CONSTANT_UNIT * (now.mean.abs() + std)
     factor = torch.where(is_live, std / torch.where(is_live, now.std, 1.0), 1.0)
@@ -404,11 +407,11 @@ def _layers(module: nn.Module) -> dict[str, _BatchNorm]:
 
 @check_arguments
 def prepare_statistics(task: Task, batches: Iterable[Any] | None = None) -> Task:
-    """Make a task recompute the statistics of batch normalization of every network that it prepares.
+    """Make a task recompute batch normalization statistics for every network that it prepares.
 
     Args:
-        task: The task; it is returned as it is if its model has no such statistics.
-        batches: The batches from which statistics are computed; the batches of the task by default.
+        task: The task. If its model has no such statistics, the task is returned unchanged.
+        batches: The batches from which statistics are computed. Default: the batches of the task.
     """
     if not any(name.endswith("running_mean") for name in task.module.state_dict()):
         return task

@@ -1,4 +1,4 @@
-"""Training for a low loss between two networks, by moving one network (straightening) or the inner points of a path."""
+"""Training for a low loss between two networks, by changing one network (straightening) or inner points of a path."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -23,9 +23,10 @@ from regauge.training.descent import OnStep, cycle
 
 @dataclass(frozen=True, kw_only=True)
 class LineTrainingConfig(DescentConfig):
-    """Settings for training one end of a line until the line is flat.
+    """Settings for training one endpoint of a linear path until the path has no loss barrier.
 
-    A batch is drawn from a batch of the task, with replacement; `batch=None` takes the task's batches whole.
+    Each training batch is sampled with replacement from a batch of the task. With `batch=None`, the task's batches are
+    used whole.
 
     References:
         Paper 003, section 3.4, for loss, optimizer and schedule.
@@ -46,17 +47,17 @@ class LineTrainingConfig(DescentConfig):
 
 @dataclass(frozen=True)
 class FlatLine:
-    """A network that was trained until the loss on the line from another network is small.
+    """A network that was trained until the loss on the linear path from another network is small.
 
-    Unlike an aligned network, it computes a different function than the initial network of the training.
+    Unlike an aligned network, it does not compute the same function as before training.
 
     Attributes:
-        before: The line from the first network to the second one, before training.
-        after: The line from the first network to `params`.
-        moved: Euclidean distance between the second network and `params`.
-        distance: Euclidean distance between the first network and `params`.
-        distance_before: Euclidean distance between the first and the second network.
-        losses: The training loss in every step, `[steps]`.
+        before: The curve from the first network to the second network before training.
+        after: The curve from the first network to `params`.
+        moved: The Euclidean distance between the second network before training and `params`.
+        distance: The Euclidean distance between the first network and `params`.
+        distance_before: The Euclidean distance between the first and the second network before training.
+        losses: The training loss of every step, `[steps]`.
     """
 
     params: Params
@@ -69,7 +70,9 @@ class FlatLine:
 
     @property
     def approach(self) -> float:
-        """The relative decrease of the distance to the first network: 1 is a collapse onto it, and 0 is no change."""
+        """The relative decrease of the distance to the first network: 1 is a collapse onto it, and 0 means no
+        change.
+        """
         return 1 - self.distance / self.distance_before if self.distance_before else 0.0
 
     def __str__(self) -> str:
@@ -84,7 +87,8 @@ class FlatLine:
 class StraightenConfig(LineTrainingConfig):
     """Settings of `straighten`; see `LineTrainingConfig`.
 
-    The default learning rate, 3e-4, suits networks 64 to 512 wide; up to 128, 1e-3 gets further in as many steps.
+    The default learning rate of 3e-4 suits networks with widths from 64 to 512. Up to width 128, 1e-3 gets further in
+    the same number of steps.
     """
 
     steps: int | None = 200
@@ -103,24 +107,25 @@ def straighten(
     progress: Progress = no_progress,
     on_step: OnStep | None = None,
 ) -> FlatLine:
-    """Train the second network until the loss on the line from the first network is small.
+    """Train the second network until the loss on the linear path from the first network is small.
 
-    This is the loss of `hyper_match` without the hypernetwork, which only reparametrizes the result if there is a
-    single pair. Align the second network first so that training needs to move it only a little. Nothing keeps the
-    result close to the initial network, and the first network itself is also a minimum. `FlatLine.approach` measures
-    how far the result collapsed onto the first network.
+    The loss is that of `hyper_match` without its hypernetwork. For a single pair, a hypernetwork only reparametrizes
+    the result. Align the second network first. Training then needs to change it only a little. Nothing keeps the result
+    close to the initial network. The first network itself is also a minimum. `FlatLine.approach` measures how far the
+    result has collapsed onto the first network.
 
-    Parameters are trained, and buffers are kept. Any model and loss can be used.
+    Parameters are trained, and buffers are not changed. Any model and loss can be used.
 
     Args:
-        params_a: The network at the fixed end, unchanged.
-        params_b: The start of training, unchanged.
-        generator: The generator that samples examples and points on the line; one with seed 0 by default.
-        on_step: Called after each step with its number, loss and rate, as a `regauge.training.State`.
+        params_a: The network at the fixed endpoint. This network is not modified.
+        params_b: The network from which training starts. This network is not modified.
+        generator: The generator that samples examples and points on the path. Default: a generator with seed 0.
+        on_step: A function that is called after each step with a `regauge.training.State`: the step number, loss and
+            learning rate.
 
     Raises:
-        ValueError: The networks have different parameters, lack a parameter of the task's module, or hold NaN or Inf.
-            There are no batches, or the loss is not finite.
+        ValueError: The networks have different parameters, lack a parameter of the task's module, or contain NaN or
+            Inf. There are no batches, or the loss is not finite.
 
     References:
         Paper 003, section 3.4, for the method, which is used here without encoder and hypernetwork.
@@ -151,7 +156,7 @@ def train_end(
     progress: Progress,
     on_step: OnStep | None = None,
 ) -> FlatLine:
-    """Train parameters from `start` until the line from `params_a` to the network built by `complete` is flat."""
+    """Train from `start` until the linear path from `params_a` to the network that `complete` builds has no barrier."""
     fixed = {name: tensor.detach() for name, tensor in params_a.items()}
 
     def loss(learned: Params, batch: Batch) -> Tensor:
@@ -181,10 +186,12 @@ def train_end(
 
 
 def first_names(task: Task, params: Mapping[str, Tensor]) -> dict[str, str]:
-    """Map every name of a parameter of the task's module to its first name; tied parameters have several.
+    """Return a map from every parameter name of the task's module to the parameter's first name.
+
+    Tied ones have several.
 
     Raises:
-        ValueError: The network lacks a first name.
+        ValueError: The network lacks the first name of a parameter.
     """
     first: dict[int, str] = {}
     named = task.module.named_parameters(remove_duplicate=False)
@@ -206,12 +213,11 @@ def line_loss(
     segments: int,
     generator: torch.Generator,
 ) -> Tensor:
-    """Return the mean loss at `params` and at one random point in each of `segments` equal parts of the line from
-    `params_a`.
+    """Return the mean loss at `params` and at random points on the linear path from `params_a` to `params`.
 
         (loss(p) + sum_i loss((1 - l_i) a + l_i p)) / (segments + 1)
 
-    with l_i uniform in [i / segments, (i + 1) / segments).
+    Each of `segments` equal parts of the path has one random point l_i, uniform in [i / segments, (i + 1) / segments).
     """
     offsets = torch.rand(segments, generator=generator, dtype=torch.float64)
     total = task.loss(params, batch)
@@ -222,10 +228,10 @@ def line_loss(
 
 
 def minibatches(task: Task, examples: int | None, generator: torch.Generator) -> Iterator[Batch]:
-    """Yield the task's batches forever, each reduced to `examples` random rows with replacement, unless None.
+    """Yield the task's batches forever. Unless `examples` is None, each is reduced to random rows, with replacement.
 
     Raises:
-        ValueError: There are no batches, or tensors of a batch have different numbers of rows.
+        ValueError: There are no batches, or the tensors of a batch have different numbers of rows.
     """
     for batch in cycle(task):
         if examples is None:
@@ -262,31 +268,32 @@ def train_path(
     progress: Progress = no_progress,
     on_step: OnStep | None = None,
 ) -> Trained:
-    """Minimize the expected loss at a uniformly random point of a path, over the inner control points of the path.
+    """Optimize the inner control points of a path to minimize the expected loss at a uniformly random point of it.
 
-    Every step uses one batch and one t. Align the networks first. Otherwise the curve mostly learns a detour around a
-    symmetry, which an alignment removes at no cost.
+    Every step uses one batch and one random t. Align the networks first. Otherwise, the curve mostly learns a detour
+    around a symmetry, which an alignment removes at no cost.
 
-    Only parameters are trained; buffers are combined like weights. For models with batch normalization, give the task a
-    `prepare` that recomputes the statistics. It should use few batches, because it runs in every step. Gradients do not
-    flow through `prepare`.
+    Only parameters are trained. Buffers are combined with the same weights as parameters. If a model has batch
+    normalization, the task needs a `prepare` function that recomputes the statistics. This function should use few
+    batches, because it runs in every step. Gradients do not flow through `prepare`.
 
     Args:
-        params_a: The network at t = 0, unchanged.
-        params_b: The network at t = 1, unchanged.
-        task: Module, batches, loss. Batches are used in their order, again and again.
-        path: The initial path, such as `Bezier.between(a, b)`; it is not changed.
-        generator: The generator that samples t, on the CPU; one with seed 0 by default.
-        optimizer: Adam with a learning rate of 0.01 by default.
-        schedule: The schedule of the learning rate; half a cosine down to zero by default.
-        on_step: Called after each step with its number, loss and rate, as a `regauge.training.State`.
+        params_a: The network at t = 0. This network is not modified.
+        params_b: The network at t = 1. This network is not modified.
+        task: The task, with module, batches and loss. The batches are used in their order, repeatedly.
+        path: The initial path, such as `Bezier.between(a, b)`. The given path is not modified.
+        generator: The generator that samples t, on the CPU. Default: a generator with seed 0.
+        optimizer: The optimizer. Default: Adam with a learning rate of 0.01.
+        schedule: The schedule of the learning rate. Default: half a cosine that decreases to zero.
+        on_step: A function that is called after each step with a `regauge.training.State`: the step number, loss and
+            learning rate.
 
     Returns:
-        A path of the same kind with new inner points, in the dtypes of the old points.
+        A path of the same class with new inner points, in the dtypes of the given points.
 
     Raises:
-        ValueError: The networks or the inner points have different parameters or hold NaN or Inf, there are no
-            batches, there is no step, or the loss is not finite.
+        ValueError: The networks or the inner points have different parameters or contain NaN or Inf, there are no
+            batches, the number of steps is zero, or the loss is not finite.
 
     References:
         Garipov et al. (2018), equation 2; Navon et al. (2024), section 6, for curves after alignment.
@@ -306,7 +313,7 @@ def train_path(
     }
 
     def complete(learned: Params) -> list[Params]:
-        """Put trained parameters into the inner points, under all names of each parameter."""
+        """Return the inner points with trained parameters inserted under all names of each parameter."""
         return [
             {name: learned[_key(k, first[name])] if name in first else tensor for name, tensor in point.items()}
             for k, point in enumerate(path.inner)

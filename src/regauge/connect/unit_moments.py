@@ -1,4 +1,4 @@
-"""Means and standard deviations of the units of a model's layers, measured on data."""
+"""Means and standard deviations of the units in a model's layers, measured on data."""
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ from regauge.discovery.trace import trace
 
 @dataclass
 class RunningMoments:
-    """Running mean and variance of every unit, float64; batches are merged pairwise.
+    """The running mean and variance of every unit, in float64. Batches are merged pairwise.
 
     References:
         Chan, Golub and LeVeque (1983), equations 1.5 and 3.1.
@@ -32,7 +32,7 @@ class RunningMoments:
     squares: Tensor = field(default_factory=lambda: torch.zeros(()))  # sums of squared deviations from it, `[units]`
 
     def update(self, values: Tensor) -> None:
-        """Add one batch, `[units, samples]`."""
+        """Add one batch of values, `[units, samples]`."""
         samples = values.shape[1]
         mean = values.mean(1, dtype=torch.float64)
         squares = (values - mean.to(values.dtype).unsqueeze(1)).square().sum(1, dtype=torch.float64)
@@ -52,14 +52,14 @@ class RunningMoments:
 
 
 class LayerStatistics:
-    """A module with data: measures the layers of networks of its architecture.
+    """A module with data, which measures the layers of networks with the module's architecture.
 
-    Statistics are taken over all examples, positions and tokens. Networks run in evaluation mode, in float32, or in
-    float64 if one of the measured networks is in float64. Batches are read several times.
+    Statistics are computed over all examples, positions and tokens. Networks run in evaluation mode, in float32. If one
+    of the measured networks is in float64, all of them run in float64. Batches are iterated several times.
 
     Raises:
         TraceError: The module cannot be traced.
-        ValueError: There are no batches, they can be read only once, or the module fails on one.
+        ValueError: There are no batches, they can be iterated only once, or the module fails on one.
     """
 
     def __init__(self, module: nn.Module, batches: Iterable[Any], networks: Sequence[Mapping[str, Tensor]]) -> None:
@@ -77,26 +77,28 @@ class LayerStatistics:
 
     @property
     def layers(self) -> tuple[AffineLayer, ...]:
-        """The affine layers, in the order of the graph."""
+        """The affine layers, in graph order."""
         if self._layers is None:
             raise ValueError("there are no batches, and activations are measured on data; give at least one")
         return self._layers
 
     @property
     def places(self) -> dict[str, int]:
-        """The names of the values of the layers, after normalization if there is one, and the axes of their units."""
+        """The names of the layers' values (after normalization if there is one), with the unit axis of each value."""
         return {layer.normalized or layer.value: layer.axis for layer in self.layers}
 
     @property
     def aliases(self) -> Mapping[str, tuple[str, ...]]:
-        """All names of a tensor, by its first name."""
+        """For each tensor, all of its names, by its first name."""
         return next(iter(self._traces.values())).program.aliases
 
     def moments(self, params: Mapping[str, Tensor], places: Mapping[str, int]) -> dict[str, RunningMoments]:
-        """Return the mean and variance of every unit of some values, in one pass; `places` holds the unit axes.
+        """Return the mean and variance of every unit of some values, computed in one pass.
+
+        `places` gives the unit axes.
 
         Raises:
-            ValueError: A value is NaN or Inf.
+            ValueError: A value contains NaN or Inf.
         """
         result = {name: RunningMoments() for name in places}
         for batch in self.activations(params, places):
@@ -105,10 +107,10 @@ class LayerStatistics:
         return result
 
     def activations(self, params: Mapping[str, Tensor], places: Mapping[str, int]) -> Iterator[dict[str, Tensor]]:
-        """Yield the measured values, `[units, samples]`, batch by batch.
+        """Yield the measured values, `[units, samples]`, one batch at a time.
 
         Raises:
-            ValueError: A value is NaN or Inf.
+            ValueError: A value contains NaN or Inf.
         """
         running = self.floats(params)
         for batch in self._batches:

@@ -1,1 +1,1 @@
-"""Parameters, groups, symmetries and their elements: torch and scipy only, no models and no files."""
+"""Parameters, groups, symmetries and their elements: code that needs only torch and scipy, and opens no files."""

@@ -1,8 +1,9 @@
 """The action of an element on parameters: gather, multiply, rotate, shift.
 
-Every index map of an axis is a sum of displacements, one for each placement. So a whole parameter moves by one gather,
-whose index is a broadcast sum. If the axes of a parameter do not depend on one another, the parameter can also move
-axis by axis. This needs no index as large as the tensor.
+The index map along an axis is a sum of displacements, one for each placement. So one gather with a broadcast sum as its
+index moves all entries of a parameter. If the displacements along one axis do not depend on the index along another
+axis, the entries can also be gathered axis by axis. Gathering axis by axis needs no index tensor as large as the
+parameter.
 """
 
 import math
@@ -22,21 +23,24 @@ from regauge.core.groups import Group, Placement
 from regauge.core.params import Params, require_held
 
 FLAT_LIMIT = 1 << 22
-"""Above this many entries a batch of elements moves a parameter axis by axis, without a flat index."""
+"""If a parameter has more entries than this, a batch of elements acts on it axis by axis, without a flat index."""
 LONGEST_SHARED_AXIS = 1 << 24
-"""Indices of an axis on which several groups are compared index by index."""
+"""The longest axis on which several groups are compared index by index."""
 LONG_ROW = 8
-"""Least number of values behind an index for which whole rows are moved instead of single values."""
+"""Rows with at least this many consecutive entries are gathered as a whole.
+
+Shorter rows are gathered entry by entry.
+"""
 
 
 @dataclass(frozen=True)
 class Site:
-    """A placement resolved against the shape of its parameter: the covered axis indices, and the owner of each one.
+    """A placement resolved against the shape of its parameter: the covered axis indices, and the unit that owns each.
 
-    The field `bases` has one entry for each base of the group: the axis from which the index of the base is read, and
-    this index. The axis is None if it is the axis of the placement. The index has shape `[m]` on the same axis, or
-    `[length of the other axis]`. The field `added` is the number that the model adds to the parameter before using it.
-    Factors act on the sum.
+    The field `bases` has one pair for each base of the group: the axis from which the base index is read, and the base
+    index. The axis is None if the base index is read from the axis of the placement. The base index has shape `[m]` if
+    it is read from this axis, and otherwise `[length of the other axis]`. The field `added` is the constant that the
+    model adds to the parameter before it uses the parameter. Factors multiply the sum of parameter and constant.
     """
 
     group: Group
@@ -48,25 +52,28 @@ class Site:
 
     @cached_property
     def is_sorted(self) -> bool:
-        """Whether the positions ascend; if there is one for each index, they are then the whole axis in order."""
+        """Whether the positions ascend.
+
+        If the positions also cover every index of the axis, they are the whole axis in order.
+        """
         return bool((self.positions[1:] > self.positions[:-1]).all())
 
     @cached_property
     def is_plain(self) -> bool:
-        """Whether unit i owns index i and nothing else."""
+        """Whether unit i owns index i and no other index."""
         place = self.placement
         is_dense = place.start == 0 and place.stride == 1 and not place.repeats
         return is_dense and self.positions.numel() == self.group.size  # Within one block, a unit may own several.
 
     @cached_property
     def by_copies(self) -> Int[Tensor, "copies n"]:
-        """The positions on the axis of the units of each copy of the group."""
+        """The positions on the axis that the units of each copy of the group own."""
         order = self.units.argsort(stable=True)
         return self.positions[order].reshape(self.group.size, -1).T
 
     @cached_property
     def axes(self) -> tuple[int, ...]:
-        """The axes that determine the copy and the unit that own an entry; the axis of the placement comes last."""
+        """The axes that determine which copy and which unit own an entry. The axis of the placement comes last."""
         return (*sorted({axis for axis, _ in self.bases if axis is not None}), self.placement.axis)
 
     @cached_property
@@ -80,7 +87,7 @@ class Site:
 
 
 def resolve(groups: tuple[Group, ...], parameter: str, shape: tuple[int, ...], added: float = 0.0) -> list[Site]:
-    """Resolve all placements of all groups on one parameter; a ValueError names a placement that does not fit."""
+    """Resolve all placements of all groups on one parameter. Raise a ValueError if a placement does not fit."""
     by_name = {group.name: group for group in groups}
     sites = []
     for group in groups:
@@ -94,7 +101,7 @@ def resolve(groups: tuple[Group, ...], parameter: str, shape: tuple[int, ...], a
 
 
 def covered(group: Group, placement: Placement, shape: tuple[int, ...]) -> tuple[Int[Tensor, " m"], Int[Tensor, " m"]]:
-    """Return the axis indices that a placement covers, and the unit that owns each index."""
+    """Return the axis indices that a placement covers, and for each index the unit that owns it."""
     if placement.axis >= len(shape):
         raise ValueError(
             f"group {group.name!r} acts on axis {placement.axis} of {placement.parameter!r}, "
@@ -128,9 +135,9 @@ def span(group: Group, place: Placement) -> tuple[int, int]:
 def overlapping(
     groups: Sequence[Group], shapes: Mapping[str, tuple[int, ...]]
 ) -> Iterator[tuple[Group, Group, Placement]]:
-    """Yield pairs of groups that do not move the same axis independently, and the placement of the first group.
+    """Yield pairs of groups that act on the same axis and interfere, and the placement of the first group.
 
-    The first group of a pair changes which values belong to the units of the second group.
+    An element of the first group changes which entries of the axis belong to which unit of the second group.
     """
     moving: dict[tuple[str, int], list[tuple[Group, Placement]]] = {}
     for group in groups:
@@ -157,10 +164,11 @@ def overlapping(
 
 @dataclass(frozen=True)
 class Moves:
-    """The changes of one parameter by an element, stored by the axes that the changes depend on.
+    """The change that an element makes to one parameter, stored as tables over the axes that the change depends on.
 
-    A change acts along the last of its axes. A displacement gives the source of each value along this axis, relative to
-    the destination. Values are first multiplied by factors, then shifts are added. Matrices mix the values of an axis.
+    Each table acts along the last of its axes. A displacement is the source index of each entry along this axis, minus
+    its destination index. Entries are first multiplied by factors. Then shifts are added. Matrices form linear
+    combinations of the entries along an axis.
     """
 
     displacements: dict[tuple[int, ...], Int[Tensor, "..."]]
@@ -170,10 +178,10 @@ class Moves:
 
 
 class ReadValues:
-    """Factors, displacements and inverse matrices of an element, shared by all tensors for which they are the same.
+    """Factors, displacements and inverse matrices of an element, computed once and shared by all tensors.
 
     Args:
-        element: The element, which must not change while this object is in use.
+        element: The element. The caller must not change it while this object is in use.
     """
 
     def __init__(self, element: Element) -> None:
@@ -182,11 +190,11 @@ class ReadValues:
 
     @cached_property
     def single(self) -> "ReadValues":
-        """The factors, displacements and inverse matrices of the only element of a batch of one."""
+        """The factors, displacements and inverse matrices of the single element in a batch of size one."""
         return ReadValues(self.element.item(0))
 
     def replaced(self, name: str, value: Value) -> "ReadValues":
-        """Return a copy with another value of one group; results computed from the other groups are kept."""
+        """Return a copy in which one group has another value. Results computed from the other groups are kept."""
         result = ReadValues(self.element.replace(name, value))
         result._known = {group: known for group, known in self._known.items() if group != name}
         if "single" in self.__dict__:
@@ -208,7 +216,7 @@ class ReadValues:
         return self._once(site, ("factor", place.scale, place.sign, place.parity), _factor)
 
     def displacement(self, site: Site) -> Int[Tensor, "..."] | None:
-        """Return the source of each value relative to its destination, or None if nothing moves."""
+        """Return the source index of each entry minus its destination index, or None if no entry moves."""
         return self._once(site, "displacement", self._displacement)
 
     def _displacement(self, site: Site, value: Value) -> Tensor | None:
@@ -218,11 +226,14 @@ class ReadValues:
         return found if self.element.batch or bool(found.any()) else None
 
     def order(self, site: Site) -> Int[Tensor, " size"] | None:
-        """Return the order of the units of a plain site under an element without a batch, or None if nothing moves."""
+        """Return the permutation of the units at a plain site, or None if it is the identity.
+
+        The element has no batch.
+        """
         return self._once(site, "order", _order)
 
     def dual(self, group: Group) -> Float[Tensor, "..."]:
-        """Return the inverse transpose of a group's matrix: `<A^-T v, A w> = <v, w>`."""
+        """Return the inverse transpose of a group's matrix A, for which `<A^-T v, A w> = <v, w>`."""
         matrix = self.element[group.name].matrix
         assert matrix is not None
         known = self._known.setdefault(group.name, {})
@@ -237,7 +248,7 @@ def _order(site: Site, value: Value) -> Tensor | None:
 
 
 def moves_of(sites: list[Site], read: ReadValues, shape: tuple[int, ...], dtype: torch.dtype) -> Moves:
-    """Return the changes of one parameter by an element, with factors and shifts in the given dtype."""
+    """Return the change that an element makes to one parameter, with factors and shifts in the given dtype."""
     moves = Moves({}, {}, {}, [])
     for site in sites:
         value, displacement, factor = read.element[site.group.name], read.displacement(site), read.factor(site)
@@ -266,9 +277,9 @@ def act(
     ndims: Mapping[str, int],
     read: ReadValues | None = None,
 ) -> Params:
-    """Move parameters by `element`; see `Symmetry.act`.
+    """Apply `element` to parameters; see `Symmetry.act`.
 
-    `read` keeps the results computed from the element for further calls.
+    `read` caches the results computed from the element, and later calls can use them.
     """
     moved, read = dict(params), read or ReadValues(element)
     if element.batch == (1,) and all(params[name].ndim == 1 + ndims[name] for name in sites):
@@ -315,7 +326,10 @@ def _act_one(sites: list[Site], read: ReadValues, tensor: Tensor, ndim: int) -> 
 
 
 def _are_apart(sites: list[Site], shape: tuple[int, ...]) -> bool:
-    """Return whether each site is plain, on a whole axis of its own, with nothing added; most parameters are such."""
+    """Return whether each site is plain, covers an axis alone, and has no added constant.
+
+    This holds for most parameters.
+    """
     return len({site.placement.axis for site in sites}) == len(sites) and all(
         site.is_plain
         and site.group.size == shape[site.placement.axis]
@@ -325,7 +339,10 @@ def _are_apart(sites: list[Site], shape: tuple[int, ...]) -> bool:
 
 
 def _act_by_axes(sites: list[Site], read: ReadValues, tensor: Tensor, lead: int) -> Tensor:
-    """Move a tensor axis by axis under an element without a batch: `_act_one` in a few operations for each axis."""
+    """Apply an element without a batch to a tensor, axis by axis.
+
+    Compared with `_act_one`, each axis needs few operations.
+    """
     given, dtype = tensor, tensor.dtype
     work = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
     factors = [(site, factor) for site in sites if (factor := read.factor(site)) is not None]
@@ -350,9 +367,9 @@ def _act_by_axes(sites: list[Site], read: ReadValues, tensor: Tensor, lead: int)
 def _base_index(
     base: Group, parameter: str, placement: Placement, positions: Tensor, shape: tuple[int, ...]
 ) -> tuple[int | None, Tensor]:
-    """Return the axis from which the index of a base is read, and the index.
+    """Return the axis from which the index of a base is read, and the base index.
 
-    The axis is None if it is the axis of the placement.
+    The axis is None if the base index is read from the axis of the placement.
     """
     found: dict[int, Tensor] = {}
     for other in base.placements:
@@ -408,7 +425,10 @@ def _factor(site: Site, value: Value) -> Float[Tensor, "..."] | None:
 def _merge(
     into: dict[tuple[int, ...], Tensor], site: Site, values: Tensor, shape: tuple[int, ...], *, is_product: bool = False
 ) -> None:
-    """Add values to the total of the axes of a site, or multiply the total by the values."""
+    """Add the values of a site to the total over the same axes.
+
+    If `is_product`, multiply the total by the values instead.
+    """
     axes = site.axes
     if site.is_plain and values.shape[-1] == shape[axes[-1]]:  # the whole axis in its order
         known = into.get(axes)
@@ -426,7 +446,7 @@ def _merge(
 
 
 def broadcastable(values: Tensor, axes: tuple[int, ...], batch: int, lead: int, ndim: int) -> Tensor:
-    """Reshape `[*batch, *axes]` to `[*lead, *parameter axes]`, with ones for axes that the values do not depend on."""
+    """Reshape `[*batch, *axes]` to `[*lead, *parameter axes]`. Axes that the values do not depend on get length one."""
     if len(axes) > 1:
         order = sorted(range(len(axes)), key=lambda k: axes[k])
         values = values.permute(*range(batch), *(batch + k for k in order))
@@ -443,7 +463,7 @@ def _gather(
     shape: tuple[int, ...],
     batch: int,
 ) -> Shaped[Tensor, "*shape"]:
-    """Move entries; a displacement acts along the last of its axes."""
+    """Gather entries from their sources. Each displacement acts along the last of its axes."""
     depends = {axes[-1]: set(axes[:-1]) for axes in displacements if len(axes) > 1}
     # Axis by axis moves outer axes before nested ones, but does not order nested axes that depend on one another.
     is_chained = any(depends.get(other) for others in depends.values() for other in others)
@@ -476,7 +496,7 @@ def _gather(
 
 
 def flat_index(displacements: Mapping[tuple[int, ...], Tensor], shape: tuple[int, ...], batch: int) -> Tensor:
-    """Return the flat index of the source of each value, `[*batch, *shape]`."""
+    """Return the flat index of the source of each entry, `[*batch, *shape]`."""
     index = torch.arange(math.prod(shape)).reshape(shape)
     for axes, displacement in displacements.items():
         stride = math.prod(shape[axes[-1] + 1 :])
@@ -485,9 +505,9 @@ def flat_index(displacements: Mapping[tuple[int, ...], Tensor], shape: tuple[int
 
 
 def take(tensor: Shaped[Tensor, "*shape"], axis: int, index: Int[Tensor, " length"]) -> Shaped[Tensor, "*taken"]:
-    """Return `tensor.index_select(axis, index)`, computed along the middle one of three axes.
+    """Return `tensor.index_select(axis, index)`, computed on the tensor reshaped to three axes.
 
-    Along that axis torch is up to ten times as fast.
+    Torch selects along the middle one of three axes up to ten times as fast.
     """
     outer, inner = math.prod(tensor.shape[:axis]), math.prod(tensor.shape[axis + 1 :])
     if outer == 1 or not tensor.is_contiguous():
@@ -497,14 +517,17 @@ def take(tensor: Shaped[Tensor, "*shape"], axis: int, index: Int[Tensor, " lengt
 
 
 def _is_long(shape: tuple[int, ...], axis: int) -> bool:
-    """Return whether each index of an axis has many consecutive values in memory."""
+    """Return whether the entries at one index of an axis form long consecutive rows in memory."""
     return math.prod(shape[axis + 1 :]) >= LONG_ROW
 
 
 def _gather_rows(
     tensor: Shaped[Tensor, "models *shape"], axis: int, index: Int[Tensor, "models length"]
 ) -> Shaped[Tensor, "models *shape"]:
-    """Return `tensor[model, ..., index[model], ...]`, gathered row by row: many times faster than entry by entry."""
+    """Return `tensor[model, ..., index[model], ...]`, gathered row by row.
+
+    This is many times faster than entry by entry.
+    """
     models, length = len(tensor), tensor.shape[1 + axis]
     outer = math.prod(tensor.shape[1 : 1 + axis])
     first = torch.arange(models * outer, device=index.device).reshape(models, outer, 1) * length
@@ -514,7 +537,7 @@ def _gather_rows(
 
 
 def _mix(site: Site, value: Value, read: ReadValues, tensor: Tensor, batch: int, lead: int) -> Tensor:
-    """Multiply the values of the units in each copy of a group by the matrix of this copy."""
+    """Multiply the units in each copy of a group by the matrix of this copy."""
     assert value.matrix is not None
     axis, n, work = lead + site.placement.axis, site.group.size, tensor.dtype
     if site.group.matrix == "linear" and tensor.device.type != "mps":  # That has no float64.

@@ -1,4 +1,4 @@
-"""Checks of the arguments of public functions, by the names of the arguments, before anything runs."""
+"""Checks of the arguments of public functions. The checks depend on argument names and run before the function."""
 
 import functools
 import inspect
@@ -15,18 +15,19 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 RENAMED = {"inputs": "example_inputs", "kwargs": "example_kwargs"}
-"""Arguments of earlier versions, which are still taken, and their names now."""
+"""The old names of arguments, which are still accepted, and their present names."""
 FIND = "symmetry = regauge.discover(module, example_inputs)"
 TASK = "regauge.Task(module, [(inputs, targets), ...])"
 JUDGE = f"{TASK}, or a function of parameters that returns {{'loss': ...}}"
 
 
 def check_arguments(function: Callable[P, R]) -> Callable[P, R]:
-    """Check the arguments of a public function before each call, and refuse typical mistakes with one sentence each.
+    """Check the arguments of a public function before each call. A typical mistake raises an error with one sentence.
 
-    Arguments with plain annotations are checked: numbers, text, flags, paths, lists. Arguments named in `CHECKS` are
-    checked for their class. If the function takes a sequence of such arguments, each item is checked. Arguments named
-    in `NEEDED` must be given. Networks must come first: several networks as one list, and a module after them.
+    Arguments with plain annotations (numbers, strings, booleans, paths, lists) are checked against the annotation.
+    Arguments named in `CHECKS` are checked for their class. If the function takes a sequence of such arguments, each
+    item is checked. Arguments named in `NEEDED` must be given. If a function takes networks, the networks must come
+    first. Several networks are one list, and a module comes after them.
 
     Raises:
         TypeError: An argument is missing, is an object of another class, or stands in the position of another argument.
@@ -109,7 +110,7 @@ def require_task(task: object) -> None:
 
 
 def require_judge(judge: object) -> None:
-    """Raise a TypeError unless the argument is a task or a function of parameters, which can judge networks."""
+    """Raise a TypeError unless the argument can evaluate networks: a task, or a function of parameters."""
     if isinstance(judge, nn.Module) or not (isinstance(judge, Task) or callable(judge)):
         raise TypeError(f"the judge is {describe(judge)}, but a task or a function is expected: write {JUDGE}")
 
@@ -127,4 +128,4 @@ NEEDED = {
     "task": TASK,
     "judge": JUDGE,
 }
-"""The expression to write for an argument that is missing."""
+"""For each required argument, an expression that error messages suggest if the argument is missing."""

@@ -1,4 +1,4 @@
-"""Exact linear assignment: one source for each target, with the largest sum of profits."""
+"""Exact linear assignment: it assigns one source to each target and maximizes the sum of profits."""
 
 import importlib
 import math
@@ -17,26 +17,30 @@ Floats = NDArray[np.float64]
 Solver = Callable[[Floats], NDArray[np.int64]]
 
 WARM_SIZE = 48
-"""Below this size a cold solution is cheaper than reductions and potentials."""
+"""Problems smaller than this are solved without reductions and potentials, because that is faster."""
 POTENTIAL_ROUNDS = 2
-"""Rounds in which potentials are recovered from an optimal assignment; more do not shorten the next search."""
+"""The number of rounds that recover potentials from an optimal assignment.
+
+More rounds do not shorten the next search.
+"""
 
 
 def assign(profit: Floats) -> NDArray[np.int64]:
     """Return the permutation c that maximizes `sum_i profit[i, c[i]]`, exactly.
 
-    First, row and column minima are subtracted from the cost `-profit`. The cost is then nonnegative and has many
-    zeros. This changes the value of every permutation by the same constant, so the optimum stays the same. On the
-    heavy-tailed profits of trained networks, the remaining search is several times shorter.
+    First, row and column minima are subtracted from the cost `-profit`. The result is nonnegative and has many zeros.
+    The subtraction changes the cost of every permutation by the same constant. So the optimal permutation stays the
+    same. The profits of trained networks are heavy-tailed. For such profits, the subtraction makes the search several
+    times shorter.
 
     Args:
         profit: Square matrix, `[n, n]`.
 
     Returns:
-        The column assigned to each row, `[n]`. If several solutions are optimal, every run returns the same solution.
+        The column assigned to each row, `[n]`. If several permutations are optimal, every call returns the same one.
 
     Raises:
-        ValueError: The matrix is not square, or holds NaN or Inf.
+        ValueError: The matrix is not square, or contains NaN or Inf.
 
     References:
         Jonker and Volgenant (1987); Crouse (2016), the algorithm in scipy.
@@ -53,13 +57,13 @@ def assign(profit: Floats) -> NDArray[np.int64]:
 
 
 def assign_rows(profit: NDArray[np.floating]) -> NDArray[np.int64]:
-    """Return distinct columns, one for each of a few rows, that exactly maximize the sum of profits: `[rows]`."""
+    """Return distinct columns `[rows]`, one for each of a few rows, that exactly maximize the sum of profits."""
     return _scipy(-np.asarray(profit, dtype=np.float64))
 
 
 @dataclass(frozen=True)
 class Assignments:
-    """The solutions of many problems: the column of each row, and column potentials to start similar problems with."""
+    """The solutions of many assignment problems: the column of each row, and column potentials for similar problems."""
 
     columns: Int[Tensor, "problem target"]
     potentials: Float[Tensor, "problem source"] | None
@@ -73,19 +77,19 @@ def assign_many(
     slack: Float[Tensor, " problem"] | None = None,
     is_repeated: bool = True,
 ) -> Assignments:
-    """Solve many assignment problems of one size at once, in the precision of the profits; see `assign`.
+    """Solve many assignment problems of one size at once, in the dtype of the profits; see `assign`.
 
-    Reductions, potentials and the test for optimality are computed for all problems together, on the device of the
-    profits. Only the remaining search runs problem by problem, on the CPU. Potentials of similar problems shorten this
-    search. By weak duality, no other permutation gains more over the current columns than the sum of their reduced
-    costs. If this sum is at most `slack`, the current columns are kept.
+    Reductions, potentials and the optimality test are computed for all problems together, on the device of the profits.
+    Only the remaining search runs on the CPU, one problem after the other. Potentials of similar problems shorten this
+    search. No other permutation exceeds the current columns by more than the sum of their reduced costs (weak duality).
+    If this sum is at most `slack`, the current columns are kept.
 
     Args:
-        profits: float32 or float64.
-        potentials: Potentials returned for similar problems.
-        current: Columns to keep if they are optimal; the identity by default.
-        slack: The gain up to which current columns are kept; zero by default.
-        is_repeated: Whether similar problems will follow and can use the potentials.
+        profits: The profits, in float32 or float64.
+        potentials: The potentials that a previous call returned for similar problems.
+        current: The columns to keep if they are optimal. Default: the identity.
+        slack: Current columns are kept if no other permutation gains more than this. Default: 0.
+        is_repeated: Whether the caller will solve similar problems later and needs the potentials.
 
     Raises:
         ValueError: A profit is NaN or Inf.
@@ -126,7 +130,7 @@ def assign_many(
 
 
 def assign_in_place(profits: Float[Tensor, "target source"], *, slack: float = 0.0) -> Int[Tensor, " target"]:
-    """Solve one assignment problem in the memory of its profits, which are overwritten; see `assign_many`.
+    """Solve one assignment problem and overwrite the profits to save memory; see `assign_many`.
 
     Raises:
         ValueError: A profit is NaN or Inf.
@@ -144,12 +148,12 @@ def assign_in_place(profits: Float[Tensor, "target source"], *, slack: float = 0
 
 
 def assigning_bytes(itemsize: int) -> int:
-    """Return the bytes that the solver needs for each cost in addition to the `itemsize` bytes of the cost."""
+    """Return the additional bytes per cost that the solver needs, if a cost takes `itemsize` bytes."""
     return 8 if _solver() is _scipy and itemsize < 8 else 0
 
 
 def _potentials(profits: Tensor, columns: Tensor, start: Tensor, buffer: Tensor) -> Tensor:
-    """Return column potentials that (nearly) certify the optimum, from a few rounds of shortest paths from `start`."""
+    """Return column potentials that certify the optimum, at least nearly, after a few shortest paths from `start`."""
     chosen = profits.gather(2, columns.unsqueeze(2)).squeeze(2)
     v = start
     # For costs -profit: u_i = cost(i, c_i) - v_(c_i) makes the chosen entries tight, v_j = min_i cost(i, j) - u_i keeps
@@ -171,7 +175,7 @@ def _require_finite(profits: Tensor, which: str) -> None:
 
 @cache
 def _solver() -> Solver:
-    """Return the Jonker-Volgenant variant of `lapx`, or scipy's solver if the package `lap` replaced `lapx`."""
+    """Return the Jonker-Volgenant solver of `lapx`. If the package `lap` has replaced `lapx`, return scipy's solver."""
     try:
         lap = importlib.import_module("lap")
     except ImportError:
@@ -190,10 +194,10 @@ def _solver() -> Solver:
 
 
 def _search(reduced: Float[Tensor, "problem target source"]) -> Int[Tensor, "problem target"]:
-    """Return the solutions of the remaining searches, computed on the CPU.
+    """Return the solutions that a search on the CPU finds for the reduced problems.
 
-    If `lapx` can, it solves all problems in one call. Otherwise each problem takes one call, in parallel in torch's
-    threads.
+    If this version of `lapx` supports it, one call solves all problems. Otherwise each problem takes one call, and
+    torch's threads make these calls in parallel.
     """
     costs, solve = reduced.cpu().numpy(), _solver()
     batched = None

@@ -1,4 +1,4 @@
-"""Products of matrices with the values along an axis of a tensor: one matrix per copy of a group, or small factors."""
+"""Products along an axis of a tensor with one matrix per copy of a group, or with a Kronecker product of factors."""
 
 import math
 from collections.abc import Sequence
@@ -10,19 +10,22 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 MULTIPLIED_AT_ONCE = 1 << 18
-"""Values that are multiplied at once, which a cache holds with what becomes of them."""
+"""The number of entries that are multiplied at once. A cache holds these entries and their products."""
 LONG_ROW = 8
-"""Least number of values behind an axis that is multiplied in place; with fewer it becomes the last axis first."""
+"""If at least this many entries follow each index of an axis, the axis stays in place.
+
+Otherwise the axis becomes the last axis.
+"""
 
 
 @dataclass(frozen=True, eq=False)
 class Kronecker:
-    """The rotation `(F_1 ⊗ F_2 ⊗ ...) diag(signs)`.
+    """The rotation `(F_1 ⊗ F_2 ⊗ ...) diag(signs)`, stored as its factors and signs.
 
-    Multiplying a vector of n entries by this rotation takes n times the sum of the sizes of the factors, not n times n.
+    A product with a vector of n entries takes n times the sum of the factor sizes, instead of n times n operations.
 
     Attributes:
-        factors: Orthogonal matrices; the product of their sizes is n.
+        factors: Orthogonal matrices whose sizes multiply to n.
         signs: Plus or minus one for each column.
     """
 
@@ -31,12 +34,12 @@ class Kronecker:
 
     @cached_property
     def matrix(self) -> Float64[Tensor, "n n"]:
-        """The dense matrix: the Kronecker product of the factors, with each column multiplied by its sign."""
+        """The dense matrix: the Kronecker product of the factors, whose columns are multiplied by the signs."""
         product: Tensor = reduce(torch.kron, self.factors)
         return product * self.signs
 
     def times(self, tensor: Float[Tensor, "*shape"], axis: int) -> Float[Tensor, "*shape"]:
-        """Return the product of the matrix with every vector along an axis, in the precision of the tensor."""
+        """Return the product of the matrix with every vector along an axis, in the dtype of the tensor."""
         n, outer, inner = len(self.signs), math.prod(tensor.shape[:axis]), math.prod(tensor.shape[axis + 1 :])
         factors, signs = [one.to(tensor) for one in self.factors], self.signs.to(tensor).unsqueeze(-1)
         result = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
@@ -51,7 +54,7 @@ class Kronecker:
 
 
 def _multiplied(values: Float[Tensor, "outer n inner"], factors: list[Tensor]) -> Float[Tensor, "outer n inner"]:
-    """Multiply the values along the middle axis by one factor after the other."""
+    """Multiply the vectors along the middle axis by all factors, one after the other."""
     shape, (outer, n, inner) = values.shape, values.shape
     inner *= n
     for factor in factors:
@@ -74,11 +77,11 @@ def multiply_copies(
 
     Args:
         blocks: `[*batch, *other axes, copies or 1, n, n]`, or `[*batch, n, n]` if all copies share one matrix.
-        values: `[*lead, *axes]`. Along the axis, the units of one copy are consecutive.
-        axis: The axis of the units, counted after the leading axes.
-        others: Further axes that select the matrix, ascending; None if there is only one matrix.
-        batch: Number of leading axes that the matrices have.
-        lead: Number of leading axes that the values have.
+        values: The tensor, `[*lead, *axes]`. The units of one copy must be consecutive along the axis.
+        axis: The axis of the units. Index 0 is the first axis after the leading axes.
+        others: The other axes whose indices select the matrix, in ascending order. None if all copies share one matrix.
+        batch: The number of leading axes of the matrices.
+        lead: The number of leading axes of the tensor.
     """
     n, shape, ones, axis = blocks.shape[-1], values.shape, [1] * (lead - batch), lead + axis
     own, inner = blocks.shape[:batch], math.prod(shape[axis + 1 :])

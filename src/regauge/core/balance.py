@@ -1,4 +1,4 @@
-"""Balanced networks: points of smallest norm on orbits under positive scales and invertible matrices."""
+"""Balanced networks: the networks of smallest norm on an orbit under positive scales and invertible matrices."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,50 +22,53 @@ from regauge.core.squared_norm import Array, Limits, SquaredNorm, Steps
 from regauge.core.symmetry import Symmetry
 
 EXACT = 1e-12, (1e-13, 1e-11)
-"""The precision of logarithms of factors, and limits of eigenvalues, for parameters in double precision."""
+"""The tolerance of the logarithms of factors, and the eigenvalue limits, for parameters in double precision."""
 ROUNDED = 1e-7, (1e-11, 1e-6)
-"""The same for all others."""
+"""The tolerance and the eigenvalue limits for parameters in lower precision."""
 LARGEST_LOGARITHM = 30.0
-"""The largest logarithm of a factor; beyond it the sum of squares is taken to have no minimum."""
+"""The largest logarithm of a factor. If a logarithm exceeds it, the sum of squares counts as having no minimum."""
 JOINED = 1 << 20
-"""Up to this many values networks are balanced together, as fast as one alone."""
+"""Networks with up to this many entries in total are balanced together, which is as fast as balancing one."""
 
 Exponents = tuple[tuple[int, int], ...]
-"""The action of scales on some values of a tensor: numbers of families and exponents."""
+"""The action of scales on some entries of a tensor: pairs of a family index and an exponent."""
 Terms = tuple[tuple[str, Exponents], ...]
 
 LENGTH_COST = 1e-4
-"""The cost of the length of a way, relative to the gain of a row that shrinks."""
+"""The penalty on the length of a direction, relative to the gain from each row that shrinks."""
 Buffers = Literal["move", "keep"]
-"""Whether balancing may move running statistics."""
+"""Whether balancing may change running statistics."""
 NEWTON_STEPS = 60
-"""Most steps of Newton's method; where the norm has no smallest value they would go on for ever."""
+"""The maximal number of Newton steps. If the norm has no minimum, the iteration would not end without this limit."""
 PRODUCTS = 500
-"""Most products with the Hessian in a step."""
+"""The maximal number of products with the Hessian in one step."""
 ALL_PRODUCTS = 1500
-"""Most of them in all steps. Chains of 256 layers take 1,150; values that nobody initialized would take any number."""
+"""The maximal number of products with the Hessian in all steps together.
+
+Chains of 256 layers take 1,150 products. Uninitialized parameters could take any number.
+"""
 LONGEST_STEP = 2.0
 """The largest change of a logarithm in one step."""
 FAR = 0.1
-"""A longer step begins with exact steps of singular matrices."""
+"""A step longer than this begins with exact steps of singular matrices."""
 LARGEST_SHARE, SMALLEST_SHARE = 0.25, 1e-5
-"""Shares of the slopes that a step leaves at most and at least."""
+"""The largest and the smallest share of the slopes that may remain after a step."""
 FLOOR = 1e-14
-"""Changes of logarithms that are lost in rounding."""
+"""Changes of logarithms below this are lost in rounding."""
 FLAT = 1e-9
-"""Curvature, as a share of the preconditioner's, at which a direction is flat."""
+"""A direction counts as flat if its curvature is below this share of the preconditioner's curvature."""
 HALVINGS = 30
-"""Most halvings of a step that makes the norm larger."""
+"""The maximal number of times that a step is halved if it increases the norm."""
 
 
 @dataclass(frozen=True)
 class Balance:
-    """Scales and matrices that balance a network, or each network of a population.
+    """The scales and matrices that balance one network, or each network of a population.
 
     Attributes:
-        element: Scales and symmetric matrices; all other values are the identity.
-        rigid: For each group of matrices, a flag for each network. The flag is true if the matrix was left at the
-            identity because it is singular within rounding.
+        element: The scales and symmetric matrices. All other values are the identity.
+        rigid: For each group of matrices, one boolean for each network. The boolean is true if the matrix stayed the
+            identity because its Gram matrix is singular within rounding.
     """
 
     element: Element
@@ -78,34 +81,36 @@ def has_balance(symmetry: Symmetry) -> bool:
 
 
 def balance(params: Mapping[str, Tensor], symmetry: Symmetry, *, buffers: Buffers = "move") -> Element:
-    """Return the scales and matrices that move a network to the point of smallest norm on its orbit.
+    """Return the scales and matrices that map a network to the network of smallest norm on its orbit.
 
-    `act(balance(p), p)` minimizes the sum of squares of all parameters over the positive factors of every unit and the
-    invertible matrices of every linear group. The logarithm of that sum is convex along geodesics of these groups, so
-    that all copies of a network under scales are balanced to the same point, and under matrices to the same up to
-    rotations; the matrices here are symmetric. For a unit of a plain ReLU network it makes the norm of what comes in,
-    bias included, equal to the norm of what goes out; for the queries and keys of a head it makes their Gram matrices
-    equal.
+    `act(balance(p), p)` minimizes the sum of squares of all parameters. The minimum is over the positive factors of
+    every unit and the invertible matrices of every linear group. The logarithm of the sum of squares is convex along
+    geodesics of these groups. So all scaled copies of a network are balanced to the same network. Copies that differ by
+    invertible matrices are balanced to networks that agree up to rotations. The matrices returned here are symmetric.
+    In a plain ReLU network, balancing makes the norms of each unit's incoming weights (including the bias) and outgoing
+    weights equal. For an attention head, balancing makes the Gram matrices of queries and keys equal.
 
-    Newton's method moves all scales and matrices at once (`minimize`).
+    Newton's method optimizes all scales and matrices at once (`minimize`).
 
-    A unit that has nothing but zeros on one of its two sides has no finite minimum. A linear term in the
-    logarithm of its factor then makes the minimum finite: the sum of squares of what it has, each weighted by
-    its exponent, becomes one. A unit that has only zeros keeps its factors. For what one side of a linear group has
-    and the other annihilates, the Gram matrix becomes the identity. Groups whose Gram matrices are singular within
-    rounding so that their rank is in doubt, keep their matrices; see `balance_alike`.
+    If all incoming or all outgoing weights of a unit are zero, the norm has no minimum at finite scales. A linear term
+    in the logarithm of the unit's factor then makes the minimum finite. At this minimum, the sum of the unit's squared
+    weights, each weighted by its exponent, is one. If all weights of a unit are zero, its factors stay one. On a
+    subspace where only one of the two Gram matrices of a linear group is nonzero, that Gram matrix becomes the
+    identity. If rounding leaves the rank of a group's Gram matrices in doubt, the matrices of the group stay the
+    identity; see `balance_alike`.
 
     Args:
         symmetry: The symmetry of the architecture.
         params: One network, or a population with a leading model axis.
-        buffers: They do not count, but for gains of frozen normalization (`count_frozen_gains`). Batch normalization
-            in evaluation mode lets a filter and its gain scale oppositely while the running mean moves along. With
-            "move" such filters have norm one in the end: where networks are compared they keep the weight that they
-            have in training, which does not depend on that norm. "keep" uses only those combinations of families that
-            leave every buffer as it is, because a part of such a move is undone when the statistics are computed anew.
+        buffers: How buffers, such as running statistics, are treated. Buffers do not contribute to the norm, except
+            gains of frozen normalization (`count_frozen_gains`). For batch normalization in evaluation mode, a filter
+            and its gain can scale oppositely if the running mean scales with the filter. If "move", balancing includes
+            such scalings, and these filters get norm one. In comparisons, the filters then have the same weight as in
+            training, where their norm has no effect. If "keep", balancing uses only combinations of families that leave
+            every buffer unchanged. Changes of statistics would be lost when statistics are recomputed.
 
     Raises:
-        KeyError: A parameter that the symmetry moves is missing.
+        KeyError: A parameter on which the symmetry acts is missing.
         ValueError: Shapes do not match, or the norm of the parameters is not finite.
 
     References:
@@ -118,9 +123,10 @@ def balance(params: Mapping[str, Tensor], symmetry: Symmetry, *, buffers: Buffer
 def balance_alike(
     networks: Sequence[Mapping[str, Tensor]], symmetry: Symmetry, *, buffers: Buffers = "move"
 ) -> list[Balance]:
-    """Balance networks for a comparison. If one network keeps the matrices of a group, all networks keep them.
+    """Balance several networks that are to be compared.
 
-    The networks may be populations. Their members are then compared one by one.
+    If the matrices of a group stay the identity in one network, they stay the identity in all networks. The arguments
+    may also be populations. Members with the same index are then balanced for a comparison with one another.
     """
     symmetry = count_frozen_gains(symmetry.bind(networks[0]), buffers)
     joined = _join(networks, symmetry)
@@ -137,7 +143,7 @@ def balance_alike(
 
 
 def _join(networks: Sequence[Mapping[str, Tensor]], symmetry: Symmetry) -> Params | None:
-    """Return small networks, or populations, as one population; None if joining gains nothing or is impossible.
+    """Return small networks, or populations, as one population; None if that gains nothing or is impossible.
 
     Tensors can be joined if they have the same shapes, dtypes and devices.
     """
@@ -152,11 +158,12 @@ def _join(networks: Sequence[Mapping[str, Tensor]], symmetry: Symmetry) -> Param
 
 
 def agree(count: int, balance: Callable[[int, Mapping[str, Tensor]], Balance]) -> list[Balance]:
-    """Return the balances of networks, repeated until all networks keep the same matrices.
+    """Balance networks repeatedly until the same matrices stay the identity in all networks, and return the balances.
 
     Args:
         count: The number of networks.
-        balance: A function that balances one network, without the matrices that are to be kept; see `Balance.rigid`.
+        balance: A function that balances one network, given the matrices that must stay the identity; see
+            `Balance.rigid`.
     """
     rigid: dict[str, Tensor] = {}
     while True:
@@ -170,7 +177,7 @@ def agree(count: int, balance: Callable[[int, Mapping[str, Tensor]], Balance]) -
 def balance_but(
     params: Mapping[str, Tensor], symmetry: Symmetry, buffers: Buffers, rigid: Mapping[str, Tensor]
 ) -> Balance:
-    """Balance a network or a population by a symmetry with every size known; some matrices stay the identity."""
+    """Balance a network or a population. Some matrices stay the identity, and all sizes of the symmetry are known."""
     leads = (tuple(t.shape[: t.ndim - len(symmetry.shapes[n])]) for n, t in params.items() if n in symmetry.sites)
     lead: tuple[int, ...] = next(leads, ())
     element = symmetry.identity(lead)
@@ -221,10 +228,10 @@ def balance_but(
 
 
 def balanced_parts(symmetry: Symmetry, *, buffers: Buffers = "move") -> list[frozenset[str]]:
-    """Return the parameters that `balance` needs, in independent parts; all sizes must be known.
+    """Return the parameters that `balance` needs, as independent sets. All sizes of the symmetry must be known.
 
-    Balancing one part alone gives the same factors as balancing everything. With kept buffers, each part needs all
-    buffers.
+    Balancing one set alone gives the same factors as balancing all sets together. If buffers are kept, each set also
+    needs all buffers.
     """
     symmetry = count_frozen_gains(symmetry, buffers)
     scaled = (frozenset(place.name for place in direction.places) for direction in directions(symmetry, buffers))
@@ -233,13 +240,14 @@ def balanced_parts(symmetry: Symmetry, *, buffers: Buffers = "move") -> list[fro
 
 @remembered
 def count_frozen_gains(symmetry: Symmetry, buffers: Buffers) -> Symmetry:
-    """Return the symmetry in which gains of frozen normalization count as parameters.
+    """Return the symmetry in which gains of frozen normalization are treated as parameters.
 
-    If gains are buffers, as in a normalization that is not trained, the filters around a gain could shrink without
-    limit while the gain grows. So the buffers that move in such a direction must count in the norm. The exponents of
-    the scales determine these buffers; the values do not matter. The direction is a vector t of logarithms, one for
-    each family, along which no parameter grows, `E t <= 0`, and some parameters shrink. Running statistics of trained
-    normalization lie on no such direction. If buffers are kept, no buffer needs to count.
+    A normalization that is not trained stores its gains as buffers. The filters around such a gain could shrink without
+    limit while the gain grows. So buffers that scale in such a direction must contribute to the norm. The exponents of
+    the scales determine which buffers these are. The entries of the buffers do not matter. Such a direction is a vector
+    t of logarithms, one for each family. Along t no parameter grows, `E t <= 0`, and some parameters shrink. Running
+    statistics of trained normalization do not scale along such a direction. If balancing keeps buffers, no buffer needs
+    to contribute.
     """
     families = [(group.name, k) for group in symmetry.groups for k in range(group.scales)]
     number = {family: k for k, family in enumerate(families)}
@@ -262,18 +270,19 @@ def count_frozen_gains(symmetry: Symmetry, buffers: Buffers) -> Symmetry:
 def minimize(
     norm: SquaredNorm, rigid: Mapping[str, Bool[np.ndarray, " batch"]], tolerance: float, limits: Limits
 ) -> None:
-    """Move scales and matrices to the smallest norm.
+    """Change scales and matrices until the norm is smallest.
 
-    First, one exact step moves each group alone. This step also detects singular matrices. Newton's steps follow until
-    the square of the last step is below the tolerance. The square estimates the error that the step leaves.
+    First, each group alone takes one exact step. This step also detects singular matrices. Newton steps follow until
+    the squared length of the last step is below the tolerance. The squared length estimates the error that remains
+    after the step.
 
     Args:
-        norm: The norm.
-        rigid: For each group of matrices, the networks in which the group keeps the identity. Networks are added if the
-            matrix may be singular, or if the norm has no smallest value.
-        tolerance: The approximate error of the logarithms of factors.
-        limits: The shares of the largest eigenvalue of a Gram matrix below which eigenvalues are zero, and above which
-            they are not zero.
+        norm: The norm to minimize.
+        rigid: For each group of matrices, the networks in which the matrix stays the identity. The function adds a
+            network if its matrix may be singular, or if its norm has no minimum.
+        tolerance: The approximate error to allow in the logarithms of factors.
+        limits: Two shares of the largest eigenvalue of a Gram matrix. Eigenvalues below the first share count as zero,
+            and eigenvalues above the second count as nonzero.
 
     References:
         Cohen, Madry, Tsipras and Vladu (2017), Matrix scaling and balancing via box constrained Newton's method;
@@ -335,9 +344,9 @@ def _exponents_of(terms: Sequence[tuple[str, Exponents]], count: int) -> NDArray
 
 
 def _shrinking_way(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return a short direction along which as many rows as possible shrink, each by at least one, and no row grows.
+    """Return a short direction along which as many rows as possible shrink by at least one, and no row grows.
 
-    If there is no such direction, the result is zero.
+    If there is no such direction, return zero.
     """
     terms, count = rows.shape
     # Maximize sum s over 0 <= s <= 1 with rows (up - down) + s <= 0: at the optimum every s is zero or one.
@@ -353,8 +362,8 @@ def _shrinking_way(rows: NDArray[np.float64]) -> NDArray[np.float64]:
 def _solve(norm: SquaredNorm, right: Steps, diagonal: Steps) -> tuple[Steps, int]:
     """Return the x with `H x = right` by conjugate gradients, preconditioned by the diagonal of the Hessian.
 
-    The second result is the number of products with H. Singular matrices may give a direction almost no curvature, or
-    negative curvature. The iteration then stops and returns the current x.
+    The second result is the number of products with H. If matrices are singular, a direction may have almost no
+    curvature, or negative curvature. The iteration then stops and returns the current x.
     """
     inverse = np.divide(1.0, diagonal, out=np.zeros_like(diagonal), where=diagonal > 0)
     x, residual, scaled = np.zeros_like(right), right, inverse * right

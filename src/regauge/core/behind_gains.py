@@ -1,10 +1,11 @@
-"""The group that acts on representatives, whose gains are one, and its embedding into the whole group.
+"""The symmetry of representatives, whose gains are one, and its embedding into the whole symmetry.
 
-Scales and signs of gains do not act on representatives. Groups with a value in `behind_gains` may be rotated instead,
-because only the gains told their units apart.
+The scales and signs that change gains do not act on representatives. Groups with a value in `behind_gains` may act on
+representatives by rotations, because only the gains distinguished their units.
 
-Some models write a gain as `1 + weight`. A scale s then moves the parameter by `w -> s (w + 1) - 1`. What reads or sets
-gains does so on the sums, on which the action is linear as on any other parameter.
+Some models store a gain as `weight` and multiply by `1 + weight`. A scale s then changes the weight by
+`w -> s (w + 1) - 1`. Functions that read or set gains use the sums `1 + weight`, because the action on the sums is
+linear.
 """
 
 from collections.abc import Collection, Mapping
@@ -24,23 +25,23 @@ from regauge.core.unit_gains import Scaled, gain_scales, without_gains
 
 
 class Gained(Scaled, Protocol):
-    """A protocol: a symmetry with gains and translations."""
+    """A protocol for symmetries with gains and translations."""
 
     @property
     def gains(self) -> tuple[str, ...]:
-        """Gains that may be brought to one."""
+        """The gains that an element may bring to one."""
 
     @property
     def translations(self) -> tuple[TranslationFamily, ...]:
-        """Families of translations."""
+        """The families of translations."""
 
     @property
     def added(self) -> Mapping[str, float]:
-        """Numbers that the model adds to parameters."""
+        """The constants that the model adds to parameters before use."""
 
     @property
     def ones(self) -> tuple[str, ...]:
-        """Gains that must be one."""
+        """The gains that must be one for the symmetry to hold."""
 
     def _act_on(self, element: Element, params: Mapping[str, Tensor]) -> Params: ...
 
@@ -50,19 +51,19 @@ Owner = TypeVar("Owner", bound=Gained)
 
 @dataclass(frozen=True)
 class _Kept:
-    """The combinations of the families of scales and signs of a group that leave its gains unchanged."""
+    """The combinations of a group's scale and sign families that leave its gains unchanged."""
 
     scales: tuple[tuple[int, ...], ...]
     signs: tuple[tuple[int, ...], ...]
 
     def place(self, place: Placement) -> Placement:
-        """Return a placement with an exponent for each combination."""
+        """Return a placement with one exponent for each combination."""
         scale = tuple(sum(x * y for x, y in zip(row, place.scale, strict=True)) for row in self.scales)
         sign = tuple(sum(x * y for x, y in zip(row, place.sign, strict=True)) % 2 for row in self.signs)
         return replace(place, scale=scale, sign=sign)
 
     def lift(self, value: Value, blank: Value) -> Value:
-        """Return the value of the whole group that corresponds to a value of the combinations."""
+        """Return the value of the whole group that corresponds to a value for the combinations."""
         scale, sign = blank.scale, blank.sign
         if scale is not None and value.scale is not None:
             rows = torch.tensor(self.scales, dtype=value.scale.dtype)
@@ -75,7 +76,10 @@ class _Kept:
         return replace(value, scale=scale, sign=sign)
 
     def lower(self, value: Value) -> Value:
-        """Return the value of the combinations that corresponds to a value that leaves gains unchanged."""
+        """Return the value for the combinations that corresponds to a value of the whole group.
+
+        That value keeps gains.
+        """
         scale = sign = None
         if self.scales and value.scale is not None:
             rows = torch.tensor(self.scales, dtype=value.scale.dtype)
@@ -88,7 +92,7 @@ class _Kept:
 
 @remembered
 def _kept(symmetry: Gained) -> dict[str, _Kept]:
-    """Return the combinations that keep gains, for each group that has gains."""
+    """Return, for each group with gains, the combinations of families that leave the gains unchanged."""
     found = {}
     for one in gain_scales(symmetry, symmetry.gains):
         places = [site.placement for site in one.sites.values()]
@@ -100,7 +104,7 @@ def _kept(symmetry: Gained) -> dict[str, _Kept]:
 
 @remembered
 def rotatable(symmetry: Gained) -> tuple[str, ...]:
-    """Return the groups that may act by rotations on representatives; a group that acts on structure may not."""
+    """Return the groups that may rotate representatives. Groups that act on structure are excluded."""
     known = {one.group.name for one in gain_scales(symmetry, symmetry.gains)}
     several = (g for g in symmetry.groups if g.behind_gains != "none" and g.name in known)
     return tuple(group.name for group in several if not group.classes)
@@ -108,7 +112,7 @@ def rotatable(symmetry: Gained) -> tuple[str, ...]:
 
 @remembered
 def on_representatives(symmetry: Owner, rotated: tuple[str, ...] = ()) -> Owner:
-    """Return the symmetry of representatives, with rotations for some groups; see `Symmetry.on_representatives`."""
+    """Return the symmetry of representatives, in which some groups rotate; see `Symmetry.on_representatives`."""
     gains = [name for one in gain_scales(symmetry, symmetry.gains) for name in one.sites]
     # Every representative has the same statistics there: nothing moves them so that they hold no scale in its place.
     constant = {family.entries.parameter for family in symmetry.translations if family.is_stored_only}
@@ -128,7 +132,7 @@ def on_representatives(symmetry: Owner, rotated: tuple[str, ...] = ()) -> Owner:
 
 
 def rotated_group(symmetry: Gained, name: str) -> Group:
-    """Return the group of rotations that replaces a group on representatives."""
+    """Return the group of rotations that replaces a permutation group in the symmetry of representatives."""
     group, gains = symmetry[name], gains_of(symmetry, name)
     places = tuple(
         Placement(place.parameter, place.axis, place.start, place.stride, place.repeats)
@@ -146,9 +150,9 @@ def gains_of(symmetry: Gained, name: str) -> tuple[str, ...]:
 
 
 def lift(symmetry: Gained, element: Element, rotated: Collection[str] = ()) -> Element:
-    """Return the element of the whole group that acts on representatives like the given element.
+    """Return the element of the whole symmetry that acts on representatives like the given element.
 
-    The given element is an element of `on_representatives`.
+    The given element belongs to the symmetry that `on_representatives` returns.
     """
     blank, values, kept = symmetry.identity(element.batch), {}, _kept(symmetry)
     for name in blank:
@@ -160,12 +164,12 @@ def lift(symmetry: Gained, element: Element, rotated: Collection[str] = ()) -> E
 
 
 def matrices(element: Element, names: Collection[str]) -> dict[str, Tensor]:
-    """Return the matrices of some groups."""
+    """Return the rotation matrices of the named groups."""
     return {name: matrix for name in names if (matrix := element[name].matrix) is not None}
 
 
 def lower(symmetry: Gained, element: Element, rotated: Collection[str] = ()) -> Element:
-    """Return the element of `on_representatives` that acts on representatives like the given element."""
+    """Return the element of `on_representatives` that acts on representatives like an element of the whole symmetry."""
     linear, kept, values = without_gains(symmetry, element, symmetry.gains), _kept(symmetry), {}
     for name in linear:
         if name in rotated:
@@ -178,7 +182,7 @@ def lower(symmetry: Gained, element: Element, rotated: Collection[str] = ()) -> 
 
 
 def carry_rows(symmetry: Gained, linear: Element, name: str, matrix: Tensor) -> Tensor:
-    """Reorder rows `[*batch, size, n]` and multiply them by signs, as an element does with units of representatives."""
+    """Permute rows `[*batch, size, n]` and flip their signs, as an element does with the units of representatives."""
     value = linear[name]
     if value.perm is not None:
         matrix = matrix.take_along_dim(value.perm.unsqueeze(-1), -2)
@@ -191,15 +195,15 @@ def carry_rows(symmetry: Gained, linear: Element, name: str, matrix: Tensor) -> 
 
 
 def carry_rotation(symmetry: Gained, element: Element, name: str, matrix: Tensor) -> Tensor:
-    """Return a rotation `[*batch, size, size]` of a group after an element without rotations has moved the units."""
+    """Return the rotation `[*batch, size, size]` of a group in unit coordinates after an element without rotations."""
     linear = without_gains(symmetry, element, symmetry.gains)
     return carry_rows(symmetry, linear, name, carry_rows(symmetry, linear, name, matrix).mT).mT
 
 
 def zero_gains(symmetry: Gained, params: Mapping[str, Tensor], names: Collection[str]) -> dict[str, Tensor]:
-    """Return for each gain of some groups whether a channel is zero, bool `[*lead]`.
+    """Return, for each gain of the named groups, whether a channel of the gain is zero: bool `[*lead]`.
 
-    The axes of a group with a zero gain are not rotated.
+    A group with a zero gain does not rotate its axes.
     """
     gains = [gain for name in names for gain in gains_of(symmetry, name)]
     found = sums(symmetry.added, {gain: params[gain] for gain in gains})
@@ -209,7 +213,7 @@ def zero_gains(symmetry: Gained, params: Mapping[str, Tensor], names: Collection
 def rotate(
     symmetry: Gained, rotation: Mapping[str, Tensor], representative: Mapping[str, Tensor], batch: tuple[int, ...]
 ) -> Params:
-    """Rotate representatives `[*batch, ...]`, except representatives with a gain of zero on the rotated axes."""
+    """Rotate representatives `[*batch, ...]`. A representative with a zero gain on the rotated axes is not rotated."""
     behind = on_representatives(symmetry, tuple(rotation))
     names = {place.parameter for name in rotation for place in behind[name].placements}
     element = turn(symmetry, behind, rotation, representative, batch)
@@ -226,13 +230,13 @@ def turn(
     representative: Mapping[str, Tensor],
     batch: tuple[int, ...] = (),
 ) -> Element:
-    """Return the element with these rotations, and with the identity for representatives with a zero gain on the axes.
+    """Return the element with these rotations. Representatives with a zero gain on the rotated axes get the identity.
 
     Args:
         symmetry: The whole symmetry.
-        behind: The symmetry of representatives, in which these groups act by rotations.
-        rotation: The matrices of the groups.
-        representative: The gains, `[*batch, n]`.
+        behind: The symmetry of representatives, in which the groups act by rotations.
+        rotation: The rotation matrices of the groups.
+        representative: The representatives, whose gains `[*batch, n]` are read.
         batch: The batch shape.
     """
     element = behind.identity(batch)
@@ -246,16 +250,16 @@ def turn(
 
 
 def sums(added: Mapping[str, float], params: Mapping[str, Tensor]) -> Params:
-    """Return parameters plus the numbers that the model adds to them, computed in at least 32 bits."""
+    """Return parameters plus the constants that the model adds to them, computed in at least 32 bits."""
     there = {name: (params[name], number) for name, number in added.items() if name in params}
     wide = {name: t.to(torch.promote_types(t.dtype, torch.float32)) + number for name, (t, number) in there.items()}
     return {**params, **wide}
 
 
 def from_sums(added: Mapping[str, float], summed: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Params:
-    """Return the parameters that belong to sums.
+    """Return the parameters, given the sums of parameters and constants.
 
-    If a given parameter has the same sum, the given parameter itself is returned, and no bit is lost.
+    If a parameter in `given` has the same sum, that parameter is returned unchanged, without rounding.
     """
     found = dict(summed)
     for name in added:

@@ -1,9 +1,10 @@
-"""The chart in which translations add up: networks as pairs of a representative and coordinates.
+"""The chart in which translations are additive: it describes a network as a representative and coordinates.
 
-First, gains are brought to one. Then the vector of each family is removed in turn, weights before biases. No step
-undoes the effect of an earlier step. Coordinates are one vector for each family, and vectors may be added to them in
-any order. If images were instead computed at the given network, two families that read each other's parameters would
-not commute. An example is a family that writes into a LayerNorm, and the output bias that absorbs a bias of values.
+First, the gains are brought to one. Then the vector of each translation family is subtracted in turn, first from
+weights and then from biases. No step undoes an earlier step. The coordinates are one vector for each family. Adding
+vectors to the coordinates gives the same network in any order. In the network itself, two families that read each
+other's parameters would not commute. An example is a family that adds to a LayerNorm, and an output bias that absorbs
+the bias of attention values.
 """
 
 import math
@@ -32,31 +33,31 @@ from regauge.core.translations import TranslationFamily
 from regauge.core.unit_gains import gain_scales, unit_element, without_gains
 
 ROUNDED = 8 * torch.finfo(torch.float64).eps
-"""Relative difference of coordinates up to which they are the same."""
+"""Coordinates count as equal up to this relative difference."""
 Coordinates = Mapping[str, Tensor]
 """The coordinate of each family, by name, and each gain, by the name of its parameter."""
 
 
 class Charted(Gained, Protocol):
-    """A protocol: a symmetry with gains, translations and tied names."""
+    """A protocol for symmetries with gains, translations and tied names."""
 
     @property
     def translations(self) -> tuple[TranslationFamily, ...]:
-        """The families of translations, in the order in which their vectors are removed."""
+        """The translation families, in the order in which their vectors are subtracted."""
 
     @property
     def tied(self) -> tuple[tuple[str, ...], ...]:
         """Groups of names that share one tensor."""
 
     def translation(self, name: str) -> TranslationFamily:
-        """Return the family with this name."""
+        """Return the translation family with this name."""
 
     def compose(self, left: Element, right: Element) -> Element:
         """Return the product of two elements."""
 
     @property
     def on_sums(self) -> "Charted":
-        """The symmetry as it acts on parameters plus the numbers that the model adds."""
+        """The symmetry that acts on parameters plus the constants that the model adds."""
 
 
 def split(symmetry: Charted, params: Params, lead: int) -> tuple[Params, dict[str, Tensor]]:
@@ -109,11 +110,11 @@ def _without_variances(symmetry: Charted, params: Params, lead: int) -> tuple[Pa
 
 
 class Carrier:
-    """The action of an element on coordinates of families `[*batch, *shape]`, derived from its action on their homes.
+    """The action of an element on the coordinates of translation families, `[*batch, *shape]`.
 
-    To carry a coordinate, a home that holds only this coordinate is moved, and the coordinate of the result is read.
-    The effect of scales and signs on gains is left out, because gains are one in a representative. Half periods that
-    are added to biases are left out as well.
+    The coordinate is stored in an otherwise empty home parameter, the element acts on this parameter, and the
+    coordinate is read from the result. Gains are one in a representative. Therefore scales and signs do not act on
+    gains here. Half periods are not added to biases either.
     """
 
     def __init__(self, symmetry: Charted, element: Element) -> None:
@@ -121,7 +122,7 @@ class Carrier:
         self._read = ReadValues(without_gains(symmetry, element, symmetry.gains))
 
     def carry(self, name: str, coordinate: Tensor) -> Tensor:
-        """Return the coordinate of a family after the move."""
+        """Return the coordinate of a family after the element has acted."""
         family = self._symmetry.translation(name)
         home = family.entries.parameter
         if home not in self._symmetry.sites:
@@ -140,9 +141,9 @@ class Carrier:
 
 @remembered
 def _sites_of(symmetry: Charted, name: str) -> list[Site]:
-    """Return the sites of groups on the home of a family.
+    """Return the sites where groups act on the home parameter of a family.
 
-    If the family has a gain, factors on the axis of the gain are left out, because the gain compensates for them.
+    If the family has a gain, the sites have no factors on the gain's axis, because the gain compensates for them.
     """
     family = symmetry.translation(name)
     sites = symmetry.sites[family.entries.parameter]
@@ -164,14 +165,14 @@ def chart_gains(symmetry: Charted) -> tuple[str, ...]:
 
 @remembered
 def scaled_by_gains(symmetry: Charted) -> tuple[str, ...]:
-    """Return the parameters that scale with gains."""
+    """Return the parameters that are multiplied or divided when gains are brought to one."""
     places = [place for one in gain_scales(symmetry, symmetry.gains) for place in one.group.placements]
     return tuple(dict.fromkeys(place.parameter for place in places if any(place.scale) or any(place.sign)))
 
 
 @remembered
 def charted(symmetry: Charted) -> frozenset[str]:
-    """Return the parameters that may differ between a network and its representative, by all names of tied tensors."""
+    """Return the parameters that may differ between a network and its representative, including all tied names."""
     families = {name for family in symmetry.translations for name in family.parameters}
     found = frozenset(scaled_by_gains(symmetry)) | families
     return found | {name for names in symmetry.tied if found & {*names} for name in names}
@@ -184,21 +185,24 @@ def _needed(symmetry: Charted) -> frozenset[str]:
 
 
 def _widen(symmetry: Charted, params: Mapping[str, Tensor]) -> Params:
-    """Return networks with the needed parameters in the next wider dtype; results are then rounded only once."""
+    """Return networks with the needed parameters converted to the next wider dtype.
+
+    Results are then rounded only once.
+    """
     needed = _needed(symmetry)
     return {name: widen(tensor) if name in needed else tensor for name, tensor in params.items()}
 
 
 def widen(tensor: Tensor) -> Tensor:
-    """Return a tensor in the next wider dtype."""
+    """Return a tensor converted to the next wider dtype."""
     wider = {torch.float32: torch.float64, torch.float16: torch.float32, torch.bfloat16: torch.float32}
     return tensor.to(wider.get(tensor.dtype, tensor.dtype))
 
 
 def _scale(symmetry: Charted, params: Params, gains: Mapping[str, Tensor], lead: int) -> Params:
-    """Return the parameters that scale with gains, scaled as if the given gains became one.
+    """Return the parameters that compensate for gains, scaled as they would be if the given gains were brought to one.
 
-    The parameters and gains include the numbers that the model adds.
+    The parameters and gains must include the constants that the model adds.
     """
     element = unit_element(symmetry, gains, symmetry.gains, lead)
     scaled = scaled_by_gains(symmetry)
@@ -206,7 +210,7 @@ def _scale(symmetry: Charted, params: Params, gains: Mapping[str, Tensor], lead:
 
 
 def _tie(symmetry: Charted, params: Params) -> Params:
-    """Give one tensor to all names that share it."""
+    """Assign one tensor to all names that share it."""
     for names in symmetry.tied if charted(symmetry) else ():
         there = [name for name in names if name in params]
         params |= dict.fromkeys(there, params[there[0]]) if there else {}
@@ -214,7 +218,7 @@ def _tie(symmetry: Charted, params: Params) -> Params:
 
 
 def compose_rotations(symmetry: Charted, left: Element, right: Element, batch: tuple[int, ...]) -> dict[str, Tensor]:
-    """Return the rotations of a product: the right element's rotations, carried by the left one, then the left's."""
+    """Return the rotations of a product: the right element's, transformed by the left one, followed by the left's."""
     wide = left if left.batch == batch else left.expand(*batch)
     composed = dict(wide.rotation)
     for name, matrix in right.rotation.items():
@@ -224,13 +228,13 @@ def compose_rotations(symmetry: Charted, left: Element, right: Element, batch: t
 
 
 def random_rotation(symmetry: Charted, generator: torch.Generator, batch: tuple[int, ...]) -> dict[str, Tensor]:
-    """Return uniformly random rotations, including reflections, of the groups that may rotate representatives."""
+    """Return uniformly random rotations, including reflections, for the groups that may rotate representatives."""
     groups = tuple(rotated_group(symmetry, name) for name in rotatable(symmetry))
     return matrices(random(groups, generator, ("linear",), batch), rotatable(symmetry))
 
 
 def compose_translations(symmetry: Charted, left: Element, right: Element, batch: tuple[int, ...]) -> dict[str, Tensor]:
-    """Return the translations of a product: the left element's vectors plus the right's, carried by the left one."""
+    """Return the translations of a product: the left vectors plus the right vectors transformed by the left element."""
     wide = left if left.batch == batch else left.expand(*batch)
     carried, carrier = {}, Carrier(symmetry, wide)
     for name, vector in right.translation.items():
@@ -243,7 +247,7 @@ def compose_translations(symmetry: Charted, left: Element, right: Element, batch
 
 
 def onto_representative(symmetry: Charted, element: Element, params: Mapping[str, Tensor]) -> Element:
-    """Return the element that maps networks to the images of their representatives under the given element.
+    """Return the element that maps each network to the image of its representative under the given element.
 
     The coordinates of the images are zero.
     """
@@ -259,14 +263,15 @@ def onto_representative(symmetry: Charted, element: Element, params: Mapping[str
 def into_coordinates(
     symmetry: Charted, element: Element, own: Coordinates, wanted: Coordinates, kept: Mapping[str, Tensor]
 ) -> Element:
-    """Return the element that moves representatives as a given element does, and gives its networks wanted coordinates.
+    """Return an element that acts on representatives like the given one, and maps networks to given coordinates.
 
     Args:
         symmetry: The whole symmetry.
         element: An element that leaves gains unchanged and does not translate.
-        own: The coordinates of the networks before the move, `[*batch, ...]`.
-        wanted: The coordinates of the networks after the move.
-        kept: Flags for channels of gains. If a flag is true, a network keeps its gain and the bias next to the gain.
+        own: The coordinates of the networks before the element acts, `[*batch, ...]`.
+        wanted: The coordinates of the networks after the element acts.
+        kept: A boolean for each channel of a gain. If it is true, a network keeps its gain and the bias that is added
+            after the gain.
     """
     gains = chart_gains(symmetry)
     moved = symmetry.on_sums._act_on(element, {name: own[name] for name in gains})
@@ -290,7 +295,7 @@ def into_coordinates(
 
 @remembered
 def _is_beside(symmetry: Charted, family: TranslationFamily, gain: str) -> bool:
-    """Return whether a family adds to the bias next to a gain, entry by entry; bias and gain then scale together."""
+    """Return whether a family adds to the bias of a gain, entry by entry. Bias and gain then scale together."""
     home = family.entries.parameter
     scales = [
         {(site.group.name, site.placement.scale) for site in symmetry.sites.get(name, ())} for name in (home, gain)
@@ -301,9 +306,9 @@ def _is_beside(symmetry: Charted, family: TranslationFamily, gain: str) -> bool:
 def random_translation(
     symmetry: Charted, generator: torch.Generator, batch: tuple[int, ...], *, is_stored: bool = False
 ) -> dict[str, Tensor]:
-    """Return vectors of the size of typical weights, one for each family that keeps the function with any statistics.
+    """Return random vectors of typical weight size, one for each family that holds with any running statistics.
 
-    If `is_stored`, families that keep the function only with statistics as stored are included.
+    If `is_stored`, families that hold only with the stored statistics are included.
     """
     found = {}
     for family in symmetry.translations:
@@ -353,9 +358,9 @@ def require_coordinates(symmetry: Charted, coordinates: Coordinates) -> None:
 
 
 def translate(symmetry: Charted, element: Element, params: Params, skip: Collection[str] = ()) -> Params:
-    """Apply the rotations and translations of an element to a network that its linear part has already moved.
+    """Apply the rotations and translations of an element to a network on which its linear part has already acted.
 
-    The rotations act on the representative, and the vectors of translations are added to the coordinates.
+    The rotations act on the representative. The vectors of translations are added to the coordinates.
     """
     batch = element.batch
     require_parameters(symmetry, params)
@@ -382,7 +387,7 @@ def translate(symmetry: Charted, element: Element, params: Params, skip: Collect
 
 
 def changed_by(symmetry: Charted, element: Element) -> set[str]:
-    """Return the parameters that the translations and rotations of an element change, by all names of tied tensors."""
+    """Return the parameters that the translations and rotations of an element change, including all tied names."""
     changed = {name for family in element.translation for name in symmetry.translation(family).parameters}
     for name in element.rotation:
         changed |= {place.parameter for place in rotated_group(symmetry, name).placements} | charted(symmetry)
@@ -409,5 +414,5 @@ def _require_shapes(symmetry: Charted, element: Element) -> None:
 
 
 def round_alike_given(wide: Params, given: Mapping[str, Tensor], changed: Collection[str]) -> Params:
-    """Return networks in the dtypes of the given networks; tensors that did not change are the given tensors."""
+    """Convert networks to the dtypes of the given networks. Unchanged tensors are the given tensors themselves."""
     return {**given, **{name: round_to(wide[name], given[name].dtype, name) for name in changed if name in given}}

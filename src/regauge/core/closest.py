@@ -1,4 +1,4 @@
-"""The closest element of a group, exactly and for every kind: `closest(group, C) = argmax over g of <g, C>`."""
+"""The closest element of a group, computed exactly for every kind: `closest(group, C) = argmax over g of <g, C>`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -15,21 +15,25 @@ from regauge.core.groups import Group, Placement, forbid_between_classes
 from regauge.core.rotations import keeping_ones, without_reflection, zero_sum_basis
 
 ENUMERATED_AT_ONCE = 1 << 22
-"""Most entries of a cost, times patterns of signs and parities, that are enumerated at once."""
+"""The maximal number of cost entries times sign and parity patterns that are enumerated at once."""
 PULL = 1e-9
-"""The pull of rotations to the identity, as a share of the cost's norm; it costs no more than its square."""
+"""The weight of a term that favors the identity among rotations, as a share of the cost's norm.
+
+The objective loses at most the square of this share.
+"""
 
 Character = tuple[int, ...]
-"""The action of a sign pattern at a place: exponents (0 or 1) of the sign families, then of the shifts' parities."""
+"""The action of signs and shifts at a placement: an exponent (0 or 1) for each sign family and each shift parity."""
 
 
 @dataclass(frozen=True)
 class ShiftCost:
-    """The objective of a site at which the shifts of a group add a constant c per step (the bias of a periodic unit).
+    """The objective at a site where each step of a shift adds a constant c, as to the bias of a periodic unit.
 
-    Suppose that a unit has m values b at this site, which are compared with the values a. The objective of k steps is
-    `-|a - (chi b + k c)|^2 / 2`. Up to terms without k, this is `k c (sum a - chi sum b) - m (k c)^2 / 2`. The field
-    `amounts` holds c for each family. The fields `target` and `source` hold the sums of a and b, `[..., n]`.
+    Suppose that a unit has m entries b at this site, and that they are compared with entries a. For k steps, the
+    objective is `-|a - (chi b + k c)|^2 / 2`. Without the terms that do not depend on k, it is
+    `k c (sum a - chi sum b) - m (k c)^2 / 2`. The field `amounts` holds c for each family. The fields `target` and
+    `source` hold the sums of a and b, `[..., n]`.
     """
 
     character: Character
@@ -41,11 +45,11 @@ class ShiftCost:
 
 @dataclass(frozen=True)
 class Cost:
-    """A linear objective over a group: the profit of giving target i the values of source j.
+    """A linear objective over a group: the profit of assigning source unit j to target unit i.
 
-    For every character at its sites, `matrices` holds the inner products `[..., target, source]`. If the units of the
-    group cannot be reordered, it holds only the inner products of each unit with itself, `[..., target, 1]`. Shifts add
-    a quadratic part.
+    For every character at the sites of the group, `matrices` holds the inner products `[..., target, source]`. If the
+    group does not permute units, `matrices` holds only the inner product of each unit with itself, `[..., target, 1]`.
+    Shifts add a quadratic term.
     """
 
     matrices: Mapping[Character, Float[Tensor, "*lead target source"]]
@@ -63,7 +67,7 @@ class Cost:
         return torch.stack([diagonal(m).sum(-1, dtype=torch.float64) for m in self.matrices.values()]).sum(0).cpu()
 
     def at(self, value: Value) -> Float64[Tensor, "*lead"]:
-        """Return the objective of any value without positive factors."""
+        """Return the objective at any group value without positive factors."""
         if value.matrix is not None:
             matrices = torch.stack([m.double() for m in self.matrices.values()]).sum(0)
             return (matrices * value.matrix.to(matrices)).sum((-1, -2)).cpu()
@@ -88,7 +92,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Closest:
-    """The best value for a group, its objective `<g, C>`, and potentials from which a similar assignment can start."""
+    """The best value of a group, its objective `<g, C>`, and potentials that speed up a later, similar assignment."""
 
     value: Value
     objective: Float64[Tensor, "*lead"]
@@ -96,7 +100,7 @@ class Closest:
 
 
 def character(placement: Placement) -> Character:
-    """Return the character of a group's signs and parities at a placement."""
+    """Return the character of a placement: the exponents of the group's signs and parities there."""
     return (*(e % 2 for e in placement.sign), *placement.parity)
 
 
@@ -121,15 +125,16 @@ def closest(
     | centered | the same among the vectors whose sum is zero; the ones stay |
     | linear | the same: the best *orthogonal* matrix, since the objective is unbounded over all invertible ones |
 
-    If a group has several families of signs, the characters are split into independent parts (`SignCode`). Each part is
-    enumerated if that is feasible. In `align`, nested groups are solved for every pair of blocks.
+    If a group has several families of signs, the characters are split into independent components (`SignCode`). Each
+    component is enumerated if that is feasible. If groups are nested, `align` solves the inner groups for every pair of
+    outer blocks.
 
     Args:
-        group: Any group; each group within which it is repeated is a leading axis of the cost.
+        group: The group. If it is repeated within other groups, each of them is a leading axis of the cost.
         cost: The objective, or a single matrix `[..., n, n]` if all placements share one character.
-        potentials: The potentials of similar problems that were solved before.
-        current: Permutations to keep if they are optimal within `slack`.
-        slack: The gain up to which current permutations are kept; zero by default.
+        potentials: The potentials that a previous call returned for similar problems.
+        current: The permutations to keep if they are optimal within `slack`.
+        slack: Current permutations are kept if no other gains more than this. Default: 0.
         is_repeated: Whether potentials should be returned.
 
     Raises:
@@ -197,7 +202,7 @@ def _nearest_rotation(c: Float64[Tensor, "*lead n n"], *, is_proper: bool = Fals
 
 
 def profits(group: Group, cost: Cost) -> Float[Tensor, "*lead target source"]:
-    """Return the largest profit of every pair of units over sign patterns and shifts; a large loss between classes."""
+    """Return the best profit of each pair of units over signs and shifts; a large loss for pairs across classes."""
     if group.shifts:
         found = _best_profits(group, cost)
     elif group.signs:
@@ -210,7 +215,7 @@ def profits(group: Group, cost: Cost) -> Float[Tensor, "*lead target source"]:
 
 
 def _signs_and_shifts(group: Group, cost: Cost) -> tuple[Value, Float64[Tensor, "*lead"]]:
-    """Return the best signs and shifts for given pairs, from a cost of shape `[..., n, 1]`."""
+    """Return the best signs and shifts for paired units, from a cost of shape `[..., n, 1]`."""
     cost = replace(cost, matrices={key: matrix.double() for key, matrix in cost.matrices.items()})
     if group.shifts:
         best, bits, steps = _enumerate(group, cost)
@@ -233,7 +238,7 @@ def _best_profits(group: Group, cost: Cost) -> Tensor:
 
 
 def _enumerate(group: Group, cost: Cost) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the best profit of each pair over all sign patterns and shifts, with its bits and its shifts.
+    """Return the best profit of each pair over all sign patterns and shifts, with its sign bits and its shifts.
 
     The bits and the shifts have shape `[families, ..., n, m]`.
     """
@@ -257,10 +262,10 @@ def _best_of(group: Group, cost: Cost, patterns: Tensor) -> tuple[Tensor, Tensor
 
 
 def _by_shift(group: Group, cost: Cost, patterns: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Return the profit of each pattern with its best shifts, `[pattern, ...]`, and these shifts for each family.
+    """Return the profit of each pattern with its best shifts, `[pattern, ...]`, and the best shifts of each family.
 
-    For a given pattern, the best shift of each parity is a rounded number. This is exact unless two families add to the
-    same values. In that case, the families are improved in turns.
+    For a given pattern, the best shift is the nearest integer of the required parity. This is exact unless two families
+    add to the same entries. In that case, each family is optimized in turn while the others are fixed.
     """
     total = _by_pattern(cost.matrices, patterns)
     parity = patterns[:, group.signs :].T.to(total)  # [families, pattern]
@@ -292,7 +297,7 @@ def _by_shift(group: Group, cost: Cost, patterns: Tensor) -> tuple[Tensor, list[
 
 
 def _by_pattern(terms: Mapping[Character, Tensor], patterns: Tensor) -> Tensor:
-    """Return the sum of terms with the signs of their characters, for every pattern of signs and parities."""
+    """Return, for every pattern of signs and parities, the sum of the terms times the signs of their characters."""
     tensors = torch.stack(list(terms.values())).flatten(1)
     characters = torch.tensor(list(terms), dtype=tensors.dtype, device=tensors.device)
     odd = (patterns.to(tensors) @ characters.T) % 2  # small whole numbers, whose products CUDA has for floats alone
@@ -302,18 +307,18 @@ def _by_pattern(terms: Mapping[Character, Tensor], patterns: Tensor) -> Tensor:
 
 @cache
 def _patterns(bits: int) -> Int64[Tensor, "pattern bit"]:
-    """Return all rows of zeros and ones."""
+    """Return all binary rows of the given length."""
     return torch.tensor(list(product((0, 1), repeat=bits)), dtype=torch.int64).reshape(-1, bits)
 
 
 def _picked(cost: Cost, perm: Int64[Tensor, "*lead target"]) -> Cost:
-    """Return the cost of the pairs `(i, perm[i])` alone, `[..., n, 1]`."""
+    """Return the cost restricted to the pairs `(i, perm[i])`, `[..., n, 1]`."""
     matrices = {key: matrix.gather(-1, perm.unsqueeze(-1).to(matrix.device)) for key, matrix in cost.matrices.items()}
     return Cost(matrices, tuple(replace(s, source=s.source.gather(-1, perm.to(s.source.device))) for s in cost.shifts))
 
 
 def unit_signs(key: Character, value: Value) -> Tensor | None:
-    """Return the factor of a character for each unit, `[..., n]`; None if all factors are one."""
+    """Return the sign of a character for each unit, `[..., n]`; None if all signs are one."""
     signs = 0 if value.sign is None else value.sign.shape[-2]
     factor: Tensor | None = None
     for k, exponent in enumerate(key):
@@ -330,5 +335,5 @@ def unit_signs(key: Character, value: Value) -> Tensor | None:
 
 
 def diagonal(matrix: Float[Tensor, "*lead n column"]) -> Float[Tensor, "*lead n"]:
-    """Return the profits of pairing each unit with itself."""
+    """Return the profit of pairing each unit with itself."""
     return matrix.squeeze(-1) if matrix.shape[-1] == 1 else matrix.diagonal(dim1=-2, dim2=-1)

@@ -1,4 +1,4 @@
-"""Elements without matrices, compiled to one gather, for moving many small networks many times."""
+"""Elements without matrices, compiled to one gather. This is fast if many small networks are transformed many times."""
 
 import math
 from collections.abc import Mapping
@@ -16,9 +16,9 @@ from regauge.core.params import VALUES, Params
 class CompiledElement:
     """An element of permutations, signs, scales and shifts, stored as one index and one factor for all parameters.
 
-    `compiled(params)` equals `symmetry.act(element, params)`. All tensors that the element moves are laid end to end, N
-    values for each network. These values are gathered once by `index`, multiplied by `factor`, and shifted. Index,
-    factor and shift have shape `[*batch, N]`.
+    `compiled(params)` equals `symmetry.act(element, params)`. All tensors on which the element acts are concatenated,
+    which gives N entries for each network. The entries are gathered once by `index`, multiplied by `factor`, and
+    shifted. The index, the factor and the shift have shape `[*batch, N]`.
     """
 
     names: tuple[str, ...]
@@ -28,9 +28,9 @@ class CompiledElement:
     shift: Tensor | None
 
     def __call__(self, params: Mapping[str, Tensor]) -> Params:
-        """Return the moved parameters.
+        """Return the parameters after the element has acted.
 
-        Each element of a batch moves its own network of the leading model axis. A single element moves all networks.
+        Each element of a batch acts on one network along the leading model axis. A single element acts on all networks.
         """
         tensors = [params[name] for name in self.names]
         if len({(t.dtype, t.device) for t in tensors}) > 1:
@@ -63,7 +63,7 @@ class CompiledElement:
 def compile_element(
     sites: Mapping[str, list[Site]], element: Element, shapes: Mapping[str, tuple[int, ...]]
 ) -> CompiledElement:
-    """Compile an element without matrices for the parameters to which the sites belong."""
+    """Compile an element without matrices, given the sites on the parameters."""
     sizes = [math.prod(shapes[name]) for name in sites]
     lead = (*element.batch, sum(sizes))
     index, factor, shift = torch.empty(lead, dtype=torch.int64), torch.ones(lead, dtype=torch.float64), None

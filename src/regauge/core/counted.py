@@ -1,4 +1,4 @@
-"""Text helpers for sentences: numbers with their nouns, and lists of names."""
+"""Text helpers for messages: numbers followed by nouns, and lists of names."""
 
 import json
 from collections.abc import Mapping, Sequence, Sized
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def count(items: Sized, word: str, plural: str | None = None) -> str:
-    """Return the number of items and their noun, in the singular or plural.
+    """Return the number of items, followed by the noun in the singular or plural.
 
     >>> count("ab", "group"), count("a", "batch", "batches")
     ('2 groups', '1 batch')
@@ -15,9 +15,9 @@ def count(items: Sized, word: str, plural: str | None = None) -> str:
 
 
 def brief(value: Any) -> str:
-    """Return a value of plain JSON on one line, without null fields.
+    """Return plain JSON data on one line, without null fields.
 
-    Objects with a kind are written like calls in Python.
+    Objects that have a "kind" are written like Python calls.
 
     >>> print(brief({"kind": "Adam", "lr": {"kind": "Choice", "values": [0.1, 0.2]}, "clip": None}))
     Adam(lr=Choice(values=[0.1, 0.2]))
@@ -29,6 +29,6 @@ def brief(value: Any) -> str:
 
 
 def shorten(names: Sequence[str], limit: int = 4) -> str:
-    """Return a list of names for a sentence, cut to at most `limit` names."""
+    """Return names as a list for a message, shortened to at most `limit` names."""
     listed = ", ".join(repr(name) for name in names[:limit])
     return listed if len(names) <= limit else f"{listed} and {len(names) - limit} more"

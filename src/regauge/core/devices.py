@@ -1,4 +1,4 @@
-"""Devices by name, and functions that move values to a device."""
+"""Devices by name, and functions that copy values to a device."""
 
 import re
 from collections.abc import Mapping
@@ -9,15 +9,14 @@ from torch import Tensor, nn
 
 
 def find_device(name: str, *, is_here: bool = True) -> torch.device:
-    """Return the device with the given name, to train on.
+    """Return the device with the given name, and refuse devices on which nothing can be trained.
 
     Args:
-        name: The name, as `torch.device` takes it.
-        is_here: Whether this machine must have the device.
+        name: The name, in the form that `torch.device` accepts.
+        is_here: Whether the device must exist on this machine.
 
     Raises:
-        ValueError: No such device exists, this machine must have the device but does not, or the device holds no values
-            (meta).
+        ValueError: The device does not exist, is not on this machine although it must be, or stores no values (meta).
     """
     try:
         device = torch.device(name)
@@ -32,7 +31,7 @@ def find_device(name: str, *, is_here: bool = True) -> torch.device:
 
 
 def to_device(values: Any, device: torch.device | str) -> Any:
-    """Return tensors and modules, or tuples and mappings of them, on a device; modules are moved in place."""
+    """Return tensors and modules, or tuples and mappings that contain them, on a device. Modules are moved in place."""
     if isinstance(values, Mapping):
         return {name: to_device(value, device) for name, value in values.items()}
     if isinstance(values, tuple | list):

@@ -1,11 +1,11 @@
-"""Elements of a symmetry, with one value per group, and the products of elements.
+"""Elements of a symmetry, which have one value per group, and their products.
 
-All values are stored in target coordinates. For bases b and unit i, `act(g, x)` is
+All values are indexed by target units. For bases b and unit i, `act(g, x)` is
 
     x'[b', i'] = factor[b', i'] * x[perm_base[b'], perm[b', i']]
 
-Therefore the product of two elements gathers the right element by the indices of the left one and combines both entry
-by entry.
+Therefore the product of two elements gathers the right element by the indices of the left one, and then combines the
+two entry by entry.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,28 +24,28 @@ from regauge.core.groups import Group, within_classes
 from regauge.core.rotations import keeping_ones, without_reflection
 
 FIELD_OF_PART = {"permutation": "perm", "sign": "sign", "scale": "scale", "shift": "shift", "linear": "matrix"}
-"""The field of a value that holds each part of an element."""
+"""The name of the field of `Value` that stores each part of an element."""
 
 PARTS = tuple(FIELD_OF_PART)
-"""The parts that act on axes, each held by a field."""
+"""The parts of an element that are fields of `Value` and act on axes."""
 TRANSLATION, ROTATION = "translation", "rotation"
-"""The part that is added to coordinates, and the part that rotates representatives."""
+"""The part that adds vectors to coordinates, and the part that rotates representatives."""
 ALL_PARTS = (*PARTS, TRANSLATION, ROTATION)
-"""The parts of an element of the whole group."""
+"""All parts that an element of the whole symmetry can have."""
 
 
 @dataclass(frozen=True)
 class Value:
-    """The value of an element for one group. Batch axes come first, followed by one axis per base of the group.
+    """The value of an element for one group. Batch axes come first. One axis per base of the group follows.
 
     Attributes:
-        perm: For each position, the unit from which it takes its values, int64.
-        scale: Positive factors of each family, float64.
-        sign: Plus or minus one for each family, int8.
-        shift: Half periods of each family, int64.
-        matrix: Rotation or invertible matrix, float64, for orthogonal and linear groups.
-        product: The matrix as a product of factors, if the value was made by `of_product`. The factors act in fewer
-            operations than the matrix. `map`, `zip` and `replace` return values without this field.
+        perm: For each unit, the source unit from which it takes its entries, int64.
+        scale: Positive factors for each family of scales, float64.
+        sign: Plus or minus one for each family of signs, int8.
+        shift: The number of half periods for each family of shifts, int64.
+        matrix: The rotation or invertible matrix of orthogonal and linear groups, float64.
+        product: The matrix as a product of factors, if `of_product` made the value. Multiplying by the factors takes
+            fewer operations than multiplying by the matrix. `map`, `zip` and `replace` drop this field.
     """
 
     perm: Int[Tensor, "*lead size"] | None = None
@@ -57,7 +57,7 @@ class Value:
 
     @classmethod
     def of_product(cls, product: Kronecker) -> "Value":
-        """Return the value whose matrix is this product of factors."""
+        """Return a value whose matrix is this product of factors."""
         value = cls(matrix=product.matrix)
         object.__setattr__(value, "product", product)
         return value
@@ -71,12 +71,15 @@ class Value:
         return Value(**{name: function(tensor) for name, tensor in self.items()})
 
     def zip(self, other: "Value", function: Callable[[Tensor, Tensor], Tensor]) -> "Value":
-        """Apply a function to every pair of tensors. Fields that are missing in either value are left out."""
+        """Apply a function to every pair of tensors in the same field.
+
+        If one of the two values lacks a field, the result lacks it as well.
+        """
         theirs = dict(other.items())
         return Value(**{name: function(tensor, theirs[name]) for name, tensor in self.items() if name in theirs})
 
     def where(self, mask: Tensor, other: "Value") -> "Value":
-        """Return this value where the mask over the leading axes is true, and the other value elsewhere."""
+        """Return this value where the mask is true, and the other value elsewhere. The mask covers the leading axes."""
         return self.zip(other, lambda yes, no: _select(mask, yes, no))
 
     def fill(self, blank: "Value") -> "Value":
@@ -89,14 +92,14 @@ FIELDS = tuple(field.name for field in fields(Value))
 
 
 class Element(Mapping[str, Value]):
-    """One element of a symmetry, or a batch of them. Immutable.
+    """One element of a symmetry, or a batch of elements. Elements are immutable.
 
     Attributes:
         batch: The batch shape.
-        translation: The vectors that are added to coordinates, by family name: `[*batch, *shape]`, float64. Families
-            that are left out add nothing.
-        rotation: The matrices that rotate representatives, by the names of groups with `behind_gains`: `[*batch, size,
-            size]`, float64. They act after the values. Groups without an entry are not rotated.
+        translation: For each family of translations, the vector that is added to the coordinate: `[*batch, *shape]`,
+            float64. A family without an entry adds nothing.
+        rotation: For each group with `behind_gains`, the matrix that rotates representatives: `[*batch, size, size]`,
+            float64. The rotations act after the values of the groups. A group without an entry does not rotate.
     """
 
     def __init__(
@@ -126,12 +129,11 @@ class Element(Mapping[str, Value]):
         return f"Element({count(self, 'group')}{added}, batch={self.batch})"
 
     def order(self, group: str) -> Int[Tensor, "*lead size"]:
-        """Return the permutation of a group as a vector: unit i of the moved network is unit `order[i]` of the given
-        one.
+        """Return the permutation of a group: unit i of the transformed network is unit `order[i]` of the original.
 
         Raises:
             KeyError: The element has no such group.
-            ValueError: The group does not reorder its units.
+            ValueError: The group does not permute its units.
         """
         if group not in self:
             raise KeyError(f"there is no group {group!r}; the groups are {list(self)[:20]}; name one of them")
@@ -141,31 +143,32 @@ class Element(Mapping[str, Value]):
         return perm
 
     def order_matrix(self, group: str) -> Float[Tensor, "*lead size size"]:
-        """Return the permutation of a group as a float64 matrix P: `P @ x` is `x[order]`. Raises the same errors as
-        `order`.
+        """Return the permutation of a group as a float64 matrix P for which `P @ x` is `x[order]`.
+
+        Raises the same errors as `order`.
         """
         return torch.nn.functional.one_hot(self.order(group), self.order(group).shape[-1]).double()
 
     def replace(self, name: str, value: Value) -> "Element":
-        """Return a copy of the element with another value for one group."""
+        """Return a copy of the element in which one group has another value."""
         return Element({**self._values, name: value}, self.batch, self.translation, self.rotation)
 
     def translated(self, translation: Mapping[str, Tensor]) -> "Element":
-        """Return a copy of the element whose translations are exactly these vectors."""
+        """Return a copy of the element with these translations in place of its own."""
         return Element(self._values, self.batch, translation, self.rotation)
 
     def rotated(self, rotation: Mapping[str, Tensor]) -> "Element":
-        """Return a copy of the element whose rotations of representatives are exactly these matrices."""
+        """Return a copy of the element with these rotations of representatives in place of its own."""
         return Element(self._values, self.batch, self.translation, rotation)
 
     def item(self, *index: int) -> "Element":
-        """Return one element of a batch."""
+        """Return the element at one batch index."""
         if len(index) != len(self.batch):
             raise ValueError(f"element has batch shape {self.batch}; give one index per axis, not {index}")
         return self.map(lambda tensor: tensor[index], ())
 
     def first(self, index: int) -> "Element":
-        """Select one index along the first batch axis; the other batch axes remain."""
+        """Select one index along the first batch axis, and keep the other batch axes."""
         return self.map(lambda tensor: tensor[index], self.batch[1:])
 
     def rows(self, rows: Tensor | slice) -> "Element":
@@ -174,25 +177,31 @@ class Element(Mapping[str, Value]):
         return self.map(lambda tensor: tensor[rows], (count, *self.batch[1:]))
 
     def expand(self, *batch: int) -> "Element":
-        """Repeat the element along new leading axes, without copying."""
+        """Repeat the element along new leading axes without copying memory."""
         return self.map(lambda tensor: tensor.expand(*batch, *tensor.shape), (*batch, *self.batch))
 
     def map(self, function: Callable[[Tensor], Tensor], batch: tuple[int, ...] | None = None) -> "Element":
-        """Apply a function to every tensor; `batch` is the new batch shape, the current one by default."""
+        """Apply a function to every tensor.
+
+        `batch` is the batch shape of the result. Default: the batch shape of this element.
+        """
         values = {name: value.map(function) for name, value in self.items()}
         translation = {name: function(vector) for name, vector in self.translation.items()}
         rotation = {name: function(matrix) for name, matrix in self.rotation.items()}
         return Element(values, self.batch if batch is None else batch, translation, rotation)
 
     def zip(self, other: "Element", function: Callable[[Tensor, Tensor], Tensor]) -> "Element":
-        """Apply a function to every pair of tensors of two elements of the same groups and batch."""
+        """Apply a function to every pair of tensors of two elements that have the same groups and batch shape."""
         values = {name: value.zip(other[name], function) for name, value in self.items()}
         mine, theirs = _in_full([self, other])
         added = [{name: function(mine[part][name], theirs[part][name]) for name in mine[part]} for part in mine]
         return Element(values, self.batch, *added)
 
     def where(self, mask: Tensor, other: "Element") -> "Element":
-        """Return this element where the mask over the leading axes is true, and the other element elsewhere."""
+        """Return this element where the mask is true, and the other element elsewhere.
+
+        The mask covers the leading axes.
+        """
         return self.zip(other, lambda yes, no: _select(mask, yes, no))
 
     def fill(self, blank: "Element") -> "Element":
@@ -236,7 +245,7 @@ def random(
     parts: tuple[str, ...] = PARTS,
     batch: tuple[int, ...] = (),
 ) -> Element:
-    """Return a random element: uniformly random permutations and signs, scales in [1/2, 2], shifts in {-1, 0, 1}.
+    """Return a random element: uniformly random permutations and signs, scales from [1/2, 2], shifts from {-1, 0, 1}.
 
     Orthogonal matrices and rotations are uniformly random (Haar measure). Invertible matrices have singular values in
     [1/2, 2].
@@ -276,14 +285,14 @@ def require_elements(*elements: object) -> None:
 
 
 def require_parts(parts: tuple[str, ...]) -> None:
-    """Raise a ValueError unless all names are parts of an element."""
+    """Raise a ValueError unless all given names are parts of an element."""
     unknown = [part for part in parts if part not in ALL_PARTS]
     if unknown:
         raise ValueError(f"parts {unknown} are unknown; choose among {[*ALL_PARTS]}")
 
 
 def compose(groups: tuple[Group, ...], left: Element, right: Element) -> Element:
-    """Return the element that acts as `right` followed by `left`."""
+    """Return the product of two elements, which applies `right` first and then `left`."""
     batch = np.broadcast_shapes(left.batch, right.batch)
     left, right = _broadcast(left, batch), _broadcast(right, batch)
     values = {}
@@ -330,7 +339,7 @@ def inverse(groups: tuple[Group, ...], element: Element) -> Element:
 
 
 def select_parts(element: Element, groups: tuple[Group, ...], parts: tuple[str, ...]) -> Element:
-    """Return the element with everything outside `parts` set to the identity."""
+    """Return the element in which every part outside `parts` is set to the identity."""
     blank = identity(groups, element.batch)
     kept = {FIELD_OF_PART[part] for part in parts if part in PARTS}
     values = {
@@ -342,7 +351,7 @@ def select_parts(element: Element, groups: tuple[Group, ...], parts: tuple[str, 
 
 
 def _parts_by_name(element: Element) -> dict[str, dict[str, Tensor]]:
-    """Return the translations and rotations of an element by part; only some families and groups have them."""
+    """Return the translations and rotations of an element, by part and name. Other families and groups are omitted."""
     return {TRANSLATION: element.translation, ROTATION: element.rotation}
 
 
@@ -364,8 +373,9 @@ def _join(elements: Sequence[Element], join: Callable[[list[Tensor]], Tensor], b
 
 
 def _in_full(elements: Sequence[Element]) -> list[dict[str, dict[str, Tensor]]]:
-    """Return the translations and rotations of elements, by part and name. If only another element has a name, zeros or
-    the identity are filled in.
+    """Return the translations and rotations of several elements, by part and name.
+
+    If an element lacks a name that another element has, zeros or the identity are filled in.
     """
     whole: list[dict[str, dict[str, Tensor]]] = [{} for _ in elements]
     for part in (TRANSLATION, ROTATION):
@@ -388,7 +398,7 @@ def _neutral(part: str, like: Tensor) -> Tensor:
 
 
 class _Pull:
-    """A gather of the value of one element for a group by the index maps of another element."""
+    """A gather: the index maps of one element select from the value of another element for the same group."""
 
     def __init__(self, groups: tuple[Group, ...], element: Element, group: Group) -> None:
         by_name = {g.name: g for g in groups}
@@ -411,13 +421,13 @@ class _Pull:
         return values if self.is_trivial else values[tuple(self.sources)]
 
     def units(self, values: Shaped[Tensor, "*lead size"]) -> Shaped[Tensor, "*lead size"]:
-        """Gather values along the bases and the units."""
+        """Gather values `[*lead, size]` along the bases and the units."""
         if self.own is None:
             return self.blocks(values)
         return values[(*(source.unsqueeze(-1) for source in self.sources), self.own)]
 
     def families(self, values: Shaped[Tensor, "*lead families size"]) -> Shaped[Tensor, "*lead families size"]:
-        """Gather values along the bases and the units."""
+        """Gather values `[*lead, families, size]` along the bases and the units."""
         if self.own is None:
             return self.blocks(values)
         grid = [source.unsqueeze(-1).unsqueeze(-1) for source in self.sources]
@@ -447,7 +457,7 @@ def _broadcast(element: Element, batch: tuple[int, ...]) -> Element:
 
 
 def _shift_sign(group: Group, value: Value) -> Tensor:
-    """Return, for each family of shifts, the sign that multiplies the values to which the shifts are added."""
+    """Return, for each family of shifts, the sign of the entries to which the shifts are added."""
     assert value.shift is not None
     rows = []
     for family in range(group.shifts):
@@ -485,9 +495,9 @@ Make = Callable[[tuple[Group, ...]], Element]
 
 
 class DeferredElement(Element):
-    """An element that is computed later, as a function of the groups.
+    """An element that is computed once the groups are known, as a function of the groups.
 
-    The groups are known after parameters have determined the sizes and classes of units.
+    The groups are known when parameters have determined the sizes and classes of units.
     """
 
     def __init__(
@@ -527,7 +537,7 @@ class DeferredElement(Element):
 
 
 def materialize(element: Element, groups: tuple[Group, ...]) -> Element:
-    """Return the element that a deferred element computes from the groups; return any other element unchanged."""
+    """Return the element that a deferred element computes from the groups. Any other element is returned unchanged."""
     if not isinstance(element, DeferredElement):
         return element
     return element.make(groups).translated(element.translation).rotated(element.rotation)

@@ -1,4 +1,4 @@
-"""Text from files, escaped so that nothing in it can move a cursor, begin a line, become markup, or leave a table."""
+"""Text from files, escaped so that it cannot move a cursor, start a line, become markup, or leave a table cell."""
 
 import json
 import re
@@ -8,9 +8,9 @@ UNSEEN = re.compile(
     "[\x00-\x1f\x7f-\x9f\u00ad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\ud800-\udfff\U000e0000-\U000e007f]"
 )
-"""Control characters, line ends, halves of characters, and what is not seen or turns the direction of a text."""
+"""Control characters, line breaks, surrogates, and characters that are invisible or change the text direction."""
 MARKDOWN = re.compile(r"([\\*\[\]])")
-"""Characters that are markup within a line of Markdown."""
+"""Characters that have a meaning as markup within a line of Markdown."""
 
 
 def escape(text: str) -> str:
@@ -37,12 +37,12 @@ def _in_json(found: re.Match[str]) -> str:
 
 
 def escape_html(text: str) -> str:
-    """Return a text for pages and Markdown, with tags and entities escaped."""
+    """Return a text for HTML pages and Markdown, in which tags and entities are escaped."""
     return escape(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def escape_markdown(text: str) -> str:
-    r"""Return a text as one line of Markdown that is shown literally, without links, pictures and tags.
+    r"""Return a text as one line of Markdown that displays it literally, without links, images and tags.
 
     >>> print(escape_markdown("![x](y) <b> `code`"))
     !\[x\](y) &lt;b&gt; &#96;code&#96;
@@ -51,12 +51,12 @@ def escape_markdown(text: str) -> str:
 
 
 def escape_code(text: str) -> str:
-    """Return a text as code on one line of Markdown, with backquotes replaced by quotation marks."""
+    """Return a text as inline code for one line of Markdown. Backquotes become quotation marks."""
     return "`" + escape_html(text).replace("`", "'") + "`"
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a table for a terminal; cells of the last column are not padded.
+    """Return the lines of a table for a terminal. Cells in the last column are not padded.
 
     >>> print("\n".join(text_table(["group", "acts on"], [["a", "x"], ["longer", "y"]])))
     group   acts on
@@ -71,7 +71,7 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, is_numeric: bool = False) -> list[str]:
-    r"""Return the lines of a Markdown table with escaped cells; if numeric, all columns but the first align right.
+    r"""Return the lines of a Markdown table with escaped cells. If numeric, all columns but the first align right.
 
     >>> print("\n".join(markdown_table(["", "loss"], [["a|b", "0.1"]], is_numeric=True)))
     |  | loss |

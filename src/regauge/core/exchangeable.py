@@ -1,4 +1,7 @@
-"""Classes of exchangeable units: exchanging two units of a class leaves every structure tensor identical bit by bit."""
+"""Classes of exchangeable units.
+
+Exchanging two units of one class leaves every structure tensor unchanged bit by bit.
+"""
 
 from collections.abc import Hashable, Mapping, Sequence
 
@@ -13,16 +16,17 @@ from regauge.core.groups import Group
 def classes_of(
     group: Group, sites: Mapping[str, Sequence[Site]], structure: Mapping[str, Tensor], ndims: Mapping[str, int]
 ) -> tuple[int, ...]:
-    """Return the class of each unit; exchanging two units of a class leaves every structure tensor bitwise identical.
+    """Return the class of each unit.
 
-    This relation of units is an equivalence. Exchanges of several groups together keep the structure, because each
-    exchange alone keeps it.
+    Exchanging two units of one class leaves every structure tensor unchanged bit by bit. Exchangeability is an
+    equivalence relation on the units. Exchanges in several groups can be combined, because each exchange alone leaves
+    the structure unchanged.
 
     Args:
-        group: A group that reorders units.
-        sites: The sites of groups on the structure tensors.
-        structure: The structure tensors, with any number of leading model axes. Two units are in one class only if they
-            are exchangeable in all networks.
+        group: A group that permutes units.
+        sites: The sites where groups act on the structure tensors.
+        structure: The structure tensors, with any number of leading model axes. If there are several networks, two
+            units share a class only if they are exchangeable in every network.
         ndims: The number of axes of each structure tensor, without the model axes.
     """
     labels: list[Hashable] = [0] * group.size
@@ -36,7 +40,7 @@ def classes_of(
 
 
 def _labels(group: Group, sites: Sequence[Site], tensor: Tensor, lead: int) -> list[Hashable]:
-    """Return labels of the units for one tensor: two units have equal labels if they can be exchanged."""
+    """Return a label for each unit. Units with equal labels can be exchanged in one tensor."""
     axes: dict[int, list[Tensor]] = {}
     for site in sites:
         axes.setdefault(site.placement.axis, []).extend(site.by_copies)
@@ -51,7 +55,7 @@ def _labels(group: Group, sites: Sequence[Site], tensor: Tensor, lead: int) -> l
 
 
 def _labels_along_axes(places: Mapping[int, Tensor], tensor: Tensor) -> list[Hashable]:
-    """Return labels for a group that acts along several axes, where an exchange moves rows and columns at once."""
+    """Return labels for a group that acts on several axes, where one exchange swaps rows and columns at once."""
     size = len(next(iter(places.values())))
     labels: list[Hashable] = []
     first: list[int] = []
@@ -68,9 +72,9 @@ def _labels_along_axes(places: Mapping[int, Tensor], tensor: Tensor) -> list[Has
 
 
 def _invariants(places: Mapping[int, Tensor], tensor: Tensor) -> list[Hashable]:
-    """Return an invariant under exchanges for each unit: its entries on the diagonal of all axes, as bytes.
+    """Return, for each unit, an invariant under exchanges: the unit's entries on the diagonal of all axes, as bytes.
 
-    Units with different invariants cannot be exchanged, so `_is_kept` need not compare most pairs.
+    Units with different invariants cannot be exchanged. So `_is_kept` need not compare most pairs.
     """
     diagonal = tensor
     for axis, positions in places.items():

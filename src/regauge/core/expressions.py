@@ -1,7 +1,7 @@
-"""Regular expressions from files, matched in a time that depends only on the lengths of the pattern and the name.
+"""Regular expressions from files. Matching time depends only on the lengths of the pattern and the name.
 
-Python's `re` backtracks: `(a|aa)+x` takes ages for a name of 60 letters. This module follows all possible matches at
-once.
+Python's `re` backtracks: matching `(a|aa)+x` against a name of 60 letters takes impractically long. This module tracks
+all possible matches at once.
 
 References:
     Thompson (1968), Regular expression search algorithm.
@@ -11,26 +11,26 @@ import re
 from typing import Literal
 
 LONGEST_PATTERN = 2_000
-"""Characters of a pattern at most."""
+"""The maximal number of characters of a pattern."""
 MOST_STATES = 5_000
-"""States of a pattern at most: repetitions that are counted are written out."""
+"""The maximal number of states of a pattern. A counted repetition such as `a{3}` is expanded into separate states."""
 KEPT = 10_000
-"""Steps that are kept."""
+"""The maximal number of steps that are cached."""
 PLAIN = re.compile(r"(?:[\w.-]|\\\.)*")
-"""Patterns that `re` matches without backtracking."""
+"""Patterns that `re` can match without backtracking."""
 Step = re.Pattern[str] | Literal["", "^", "$"]
-"""A step from one state to another: a character, nothing, or the beginning or the end of the name."""
+"""The condition of a transition between two states: a character, nothing, or the beginning or end of the name."""
 States = frozenset[int]
 
 
 class Expression:
-    """A regular expression of characters, classes, groups, alternatives and repetitions.
+    """A regular expression with characters, classes, groups, alternatives and repetitions.
 
     Args:
         text: The pattern in the syntax of `re`, without backreferences, lookahead and lookbehind.
 
     Raises:
-        ValueError: The text is no regular expression, or is too long.
+        ValueError: The text is not a regular expression, or is too long.
     """
 
     def __init__(self, text: str) -> None:
@@ -54,7 +54,7 @@ class Expression:
             raise self._refuse()
 
     def fullmatch(self, name: str) -> bool:
-        """Return whether the expression matches a whole name."""
+        """Return whether the expression matches the whole name."""
         if self._plain is not None:
             return self._plain.fullmatch(name) is not None
         states = self._close({self._first}, is_first=True, is_last=not name)
@@ -72,7 +72,7 @@ class Expression:
         return self._last in states
 
     def match(self, name: str) -> bool:
-        """Return whether the expression matches the beginning of a name."""
+        """Return whether the expression matches the beginning of the name."""
         return any(self.fullmatch(name[:end]) for end in range(len(name) + 1))
 
     def _close(self, states: set[int], *, is_first: bool = False, is_last: bool = False) -> States:

@@ -1,4 +1,4 @@
-"""Algebra of a symmetry on tensors: families of groups, tensors read in pieces or unfolded, averages over groups."""
+"""Algebra of a symmetry on tensors: families of groups, reading tensors in chunks, unfolding, averages over groups."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -22,15 +22,16 @@ from regauge.core.symmetry import Symmetry
 Sites = Mapping[str, Sequence[Site]]
 Tensors = Mapping[str, Tensor]
 CHUNK = 1 << 25
-"""Bytes, as float32, of the pieces in which tensors are read that need not be there as a whole."""
+"""The size of a chunk in bytes, as float32, if a tensor need not be in memory as a whole."""
 
 
 @dataclass(frozen=True)
 class Family:
     """A group that is not repeated within another group, and all groups that are repeated within it.
 
-    A family is one block of coordinate ascent. Its members may also be repeated within groups outside the family. These
-    groups stay fixed during the step. `fixed` holds them as groups without any choice.
+    Coordinate ascent optimizes one family at a time. The groups of a family may also be repeated within groups outside
+    the family. The groups outside the family stay fixed during its step. `fixed` holds these outside groups in a form
+    without degrees of freedom.
     """
 
     root: Group
@@ -40,7 +41,7 @@ class Family:
 
     @cached_property
     def own_sites(self) -> dict[str, list[Site]]:
-        """The sites of the groups of the family, without the sites of fixed groups."""
+        """The sites of the groups in the family, without the sites of fixed groups."""
         names = {group.name for group in self.members}
         return {name: [s for s in local if s.group.name in names] for name, local in self.sites.items()}
 
@@ -51,7 +52,7 @@ class Family:
 
 
 def families(groups: Iterable[Group], sites: Sites) -> list[Family]:
-    """Return the families that have a choice and act somewhere in `sites`."""
+    """Return the families that have a degree of freedom and act at some of these `sites`."""
     groups = tuple(groups)
     by_name = {group.name: group for group in groups}
     result = []
@@ -75,13 +76,13 @@ def families(groups: Iterable[Group], sites: Sites) -> list[Family]:
 
 
 def complete(family: Family, values: Mapping[str, Value], batch: Sequence[int]) -> Element:
-    """Return an element of the groups of a family, with the identity for groups that `values` lacks."""
+    """Return an element for the groups of a family. Groups that `values` lacks get the identity."""
     blank = _element.identity((*family.members, *family.fixed), tuple(batch))
     return Element(values, blank.batch).fill(blank)
 
 
 def coupled_tensors(family: Family) -> frozenset[str]:
-    """Return tensors on which the root acts along two axes; the objective is then quadratic in the root."""
+    """Return the tensors in which the root acts on two axes. The objective is then quadratic in the root."""
     return frozenset(
         name
         for name, local in family.sites.items()
@@ -90,7 +91,7 @@ def coupled_tensors(family: Family) -> frozenset[str]:
 
 
 def connected(sets: Iterable[Collection[str]]) -> list[frozenset[str]]:
-    """Return the connected components of sets, where two sets are connected if they share a member."""
+    """Return the connected components of a list of sets. Two sets are connected if they share a member."""
     parts: list[frozenset[str]] = []
     for one in sets:
         whole = frozenset(one)
@@ -102,12 +103,12 @@ def connected(sets: Iterable[Collection[str]]) -> list[frozenset[str]]:
 
 
 def has_choice(group: Group) -> bool:
-    """Return whether matching has a choice in a group; positive factors do not count, because they stay at one."""
+    """Return whether matching optimizes a group. Positive factors alone do not count, because they stay at one."""
     return group.has_order or bool(group.signs or group.shifts) or group.matrix != "none"
 
 
 def compared(networks: Sequence[Tensors], symmetry: Symmetry) -> list[dict[str, Tensor]]:
-    """Return the parameters of each network that are moved and compared, in float32 or float64 on one device."""
+    """Return the parameters of each network that a symmetry acts on and matching compares, as floats on one device."""
     result: list[dict[str, Tensor]] = [{} for _ in networks]
     for name in symmetry.sites:
         tensors = [params[name] for params in networks]
@@ -133,9 +134,9 @@ def balanced_matrices(symmetry: Symmetry) -> dict[str, frozenset[str]]:
 def row_ranges(
     symmetry: Symmetry, name: str, shape: Sequence[int] | None = None, chunk: int = CHUNK
 ) -> list[tuple[int, int] | None]:
-    """Return ranges of axis 0 in which a tensor may be read and moved, or `[None]` if only the whole tensor can.
+    """Return ranges of axis 0 that can be read and transformed separately, or `[None]` if only the whole tensor can.
 
-    A range has about `chunk` bytes as float32. The shape is needed if the symmetry does not move the tensor.
+    Each range has about `chunk` bytes as float32. The shape is needed only if the symmetry does not act on the tensor.
     """
     shape = symmetry.shapes[name] if shape is None else shape
     sites = symmetry.sites.get(name, [])
@@ -147,7 +148,7 @@ def row_ranges(
 
 
 def move_tensor(symmetry: Symmetry, element: Element, name: str, tensor: Tensor) -> Tensor:
-    """Return a tensor, or a piece of it, moved by an element."""
+    """Return a tensor, or a chunk of a tensor, after an element has acted on it."""
     if name not in symmetry.sites:
         return tensor
     sites = {name: symmetry.sites[name]}
@@ -155,7 +156,7 @@ def move_tensor(symmetry: Symmetry, element: Element, name: str, tensor: Tensor)
 
 
 def unfold(tensor: Num[Tensor, "..."], site: Site, lead: int = 0) -> Num[Tensor, "*lead units values"]:
-    """Return the values that each unit of a site owns."""
+    """Return the entries that each unit of a site owns."""
     axis = lead + site.placement.axis
     if not (site.is_sorted and site.positions.numel() == tensor.shape[axis]):
         tensor = take(tensor, axis, site.positions.to(tensor.device))
@@ -166,9 +167,9 @@ def unfold(tensor: Num[Tensor, "..."], site: Site, lead: int = 0) -> Num[Tensor,
 def inner_products(
     group: Group, a: Num[Tensor, "*lead n values"], b: Num[Tensor, "*lead n values"]
 ) -> Num[Tensor, "*lead n m"]:
-    """Return the inner products of unfolded values for all pairs of units.
+    """Return the inner products of unfolded entries for all pairs of units.
 
-    If the group does not reorder units, only the products of each unit with itself are returned.
+    If the group does not permute units, only the inner product of each unit with itself is returned.
     """
     if group.is_permuted or group.matrix != "none":
         return matmul(a, b.mT)
@@ -176,7 +177,7 @@ def inner_products(
 
 
 def shift_cost(site: Site, a: Tensor, b: Tensor) -> ShiftCost | None:
-    """Return the quadratic part of the objective at a site, from unfolded values; None if no shift adds anything."""
+    """Return the quadratic term of the objective at a site, from unfolded entries; None if no shift adds anything."""
     amounts = site.placement.shift
     if not any(amounts):
         return None
@@ -184,7 +185,7 @@ def shift_cost(site: Site, a: Tensor, b: Tensor) -> ShiftCost | None:
 
 
 def group_cost(group: Group, sites: Sites, a: Tensors, b: Tensors, lead: int = 0) -> Cost:
-    """Return the cost of a group within which nothing is repeated, with all other groups fixed."""
+    """Return the cost of a group while all other groups are fixed. No other group may be repeated within this group."""
     matrices: dict[Character, Tensor] = {}
     shifts: list[ShiftCost] = []
     for name, local in sites.items():
@@ -197,7 +198,7 @@ def group_cost(group: Group, sites: Sites, a: Tensors, b: Tensors, lead: int = 0
 def add_term(
     matrices: dict[Character, Tensor], shifts: list[ShiftCost], site: Site, a: Tensor, b: Tensor, lead: int = 0
 ) -> None:
-    """Add the contribution of the tensor at one site to the cost of its group, in float64."""
+    """Add the contribution of one site's tensor to the cost of its group, in float64."""
     left, right = unfold(a, site, lead), unfold(b, site, lead)
     key, term = character(site.placement), inner_products(site.group, left, right).double()
     matrices[key] = matrices[key] + term if key in matrices else term
@@ -207,13 +208,13 @@ def add_term(
 
 
 def barycenter(tensor: Tensor, sites: Iterable[Site], lead: int = 0) -> Tensor | None:
-    """Return the part of a tensor that the groups of `sites` cannot change: its average over their elements.
+    """Return the average of a tensor over all elements of the groups of `sites`: the part that they cannot change.
 
-    The average over permutations gives all units the same values. The average over signs or rotations is zero. The
-    inner product of two averaged tensors is their expected inner product under a uniformly random element. So it is the
-    part of an objective that is known before these groups are known. An axis that is averaged as a whole keeps one
-    entry for each class of units. This entry is scaled such that inner products stay correct. The result is None if the
-    average is zero.
+    The average over permutations gives all units the same entries. The average over signs or rotations is zero. The
+    inner product of two averaged tensors is their expected inner product under a uniformly random element. So this
+    inner product is the part of an objective that is known before these groups are known. If the average covers a whole
+    axis, one entry for each class of units is kept. This entry is scaled to keep inner products correct. Return None if
+    the average is zero.
     """
     for site in sites:
         axis, n, length = lead + site.placement.axis, site.group.size, site.positions.numel()
@@ -232,7 +233,7 @@ def barycenter(tensor: Tensor, sites: Iterable[Site], lead: int = 0) -> Tensor |
 
 
 def average(tensor: Num[Tensor, "*shape"], site: Site, lead: int = 0) -> Num[Tensor, "*shape"]:
-    """Return the mean of a tensor over all elements of the group of one site."""
+    """Return the mean of a tensor over all elements of the group at one site."""
     axis, positions = lead + site.placement.axis, site.positions.to(tensor.device)
     if _averages_to_zero(site):
         return tensor.index_fill(axis, positions, 0.0)
@@ -245,7 +246,7 @@ def average(tensor: Num[Tensor, "*shape"], site: Site, lead: int = 0) -> Num[Ten
 
 
 def _averages_to_zero(site: Site) -> bool:
-    """Return whether a rotation or a sign acts at a site."""
+    """Return whether the average over the site's group is zero, because rotations or signs act there."""
     placement = site.placement
     return site.group.matrix != "none" or any(e % 2 for e in placement.sign) or any(placement.parity)
 
@@ -257,16 +258,16 @@ def _held(site: Site, fixed: Mapping[str, Group]) -> Site:
 
 
 def dot(x: Tensor, y: Tensor) -> float:
-    """Return the inner product of two tensors: rows in the precision of the tensors, the sum over rows in float64."""
+    """Return the inner product of two tensors: rows in the precision of the tensors, and their sum in float64."""
     if x.ndim < 2:
         return float(torch.dot(x.flatten(), y.flatten()))
     return float(torch.linalg.vecdot(x.flatten(1), y.flatten(1)).sum(dtype=torch.float64))
 
 
 def unit_index(symmetry: Symmetry, name: str, site: Site) -> Int[Tensor, "units values"]:
-    """Return flat indices into a parameter for the values of each unit, in every copy of the group of a site.
+    """Return the flat indices, in a parameter, of the entries of each unit in every copy of a site's group.
 
-    Units are counted copy by copy. The first axis can therefore be reshaped to `[*bases, size]`.
+    Units are ordered copy by copy. So the first axis can be reshaped to `[*bases, size]`.
     """
     shape, axis, group = symmetry.shapes[name], site.placement.axis, site.group
     flat = torch.arange(torch.Size(shape).numel()).reshape(shape)
@@ -286,7 +287,7 @@ def unit_index(symmetry: Symmetry, name: str, site: Site) -> Int[Tensor, "units 
 def unit_values(
     symmetry: Symmetry, name: str, site: Site, tensor: Num[Tensor, "..."], lead: int = 0
 ) -> Num[Tensor, "*lead size values"]:
-    """Return the values that each unit of each copy of a group owns at a site: `[*lead, *bases, size, values]`."""
+    """Return the entries of each unit of each copy of a group at a site: `[*lead, *bases, size, values]`."""
     if not site.bases:
         return unfold(tensor, site, lead)
     group, before = site.group, tensor.shape[:lead]
@@ -305,7 +306,7 @@ def unit_values(
 def gather(
     tensor: Num[Tensor, "..."], index: Int[Tensor, "units values"], ndim: int
 ) -> Num[Tensor, "*lead units values"]:
-    """Gather the values of each unit; `ndim` is the number of axes of the parameter without leading model axes."""
+    """Gather the entries of each unit. `ndim` is the number of axes of the parameter without leading model axes."""
     return tensor.flatten(tensor.ndim - ndim)[..., index.to(tensor.device)]
 
 
@@ -315,7 +316,7 @@ def scatter(
     values: Num[Tensor, "*lead units values"],
     ndim: int,
 ) -> Num[Tensor, "*shape"]:
-    """Return a tensor with the given values in the places from which `gather` takes values."""
+    """Return a tensor with the given entries written to the positions that `gather` reads."""
     flat = tensor.flatten(tensor.ndim - ndim).clone()
     flat[..., index.to(tensor.device)] = values
     return flat.reshape(tensor.shape)

@@ -1,4 +1,4 @@
-"""Checks of arguments of public functions: networks, settings, example inputs, batches, plain types of annotations."""
+"""Checks of arguments of public functions: networks, settings, example inputs, batches and plain annotations."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from numbers import Integral, Real
@@ -23,13 +23,13 @@ WORDS: dict[Any, str] = {
     NoneType: "None",
     **dict.fromkeys(LISTS, "a list"),
 }
-"""Plain types in a sentence."""
+"""The words for plain types in error messages."""
 
 
 def as_params(network: Any, what: str = "the network") -> Params:
-    """Return the network that a caller gave, detached from gradients; its tensors are shared with the argument.
+    """Return the network that a caller gave, without gradients. The tensors share memory with the argument.
 
-    Errors are raised as by `require_tensors`.
+    Raises the same errors as `require_tensors`.
     """
     require_tensors(network, what)
     return {name: tensor.detach() if tensor.requires_grad else tensor for name, tensor in network.items()}
@@ -61,13 +61,13 @@ def as_networks(networks: object) -> list[Any]:
 
 
 def require_instance(value: object, kind: type, what: str, named: Mapping[str, str]) -> None:
-    """Raise a TypeError unless a setting is an object of the required class.
+    """Raise a TypeError unless an argument is an object of the required class.
 
     Args:
-        value: The argument of the caller.
+        value: The caller's argument.
         kind: The required class.
         what: The name of the argument.
-        named: The names by which the command line knows objects, and a Python expression for each object.
+        named: For each object, its name on the command line and a Python expression that makes it.
     """
     if isinstance(value, kind):
         return
@@ -92,7 +92,7 @@ def require_module(module: object) -> None:
 
 
 def require_generator(generator: object) -> None:
-    """Raise a TypeError unless the source of random numbers is a generator of torch."""
+    """Raise a TypeError unless the source of random numbers is a `torch.Generator`."""
     if isinstance(generator, torch.Generator):
         return
     seed = generator if isinstance(generator, int) and not isinstance(generator, bool) else 0
@@ -107,7 +107,7 @@ def example_arguments(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the example inputs as positional and keyword arguments.
 
-    Example inputs are a tuple or list, one tensor, or a mapping from keywords to inputs.
+    The caller may give example inputs as a tuple, a list, one tensor, or a mapping from keywords to inputs.
 
     Raises:
         TypeError: The example inputs have another type.
@@ -126,7 +126,7 @@ def example_arguments(
 
 
 def as_pair(batch: Any) -> tuple[Any, Any]:
-    """Return a batch as inputs and targets.
+    """Return a batch as a pair of inputs and targets.
 
     Raises:
         TypeError: The batch is not a pair.
@@ -140,7 +140,7 @@ def as_pair(batch: Any) -> tuple[Any, Any]:
 
 
 def inputs_of(batch: Any) -> Any:
-    """Return the inputs of a batch whose targets are not needed: a pair as `Task` reads it, or inputs alone.
+    """Return the inputs of a batch whose targets are not needed. A batch is a pair as in `Task`, or only inputs.
 
     Raises:
         TypeError: The batch is a tuple, but not a pair.
@@ -156,11 +156,11 @@ def inputs_of(batch: Any) -> Any:
 
 
 def require_batches(batches: object) -> None:
-    """Raise an error unless the batches are a collection that can be read several times.
+    """Raise an error unless the batches are a collection that can be iterated several times.
 
     Raises:
         TypeError: The argument is a single batch.
-        ValueError: The batches can be read only once.
+        ValueError: The batches can be iterated only once.
     """
     if isinstance(batches, Tensor | Mapping):
         raise TypeError(f"the batches are {describe(batches)}; give a list of batches, or a data loader")
@@ -176,7 +176,7 @@ def _holds_tensors(value: object) -> bool:
 
 
 def _way_to_params(value: object) -> str:
-    """Return the expression to write instead of an object that holds parameters; empty for other objects."""
+    """Return the expression that converts an object to parameters, for an error message; empty for other objects."""
     if isinstance(value, type):
         return ""
     if callable(getattr(value, "state_dict", None)):
@@ -185,7 +185,7 @@ def _way_to_params(value: object) -> str:
 
 
 def describe(value: object) -> str:
-    """Return a description of a value for a sentence: its class, the text of a string, or the shapes of tensors."""
+    """Return a description of a value for an error message: its class, the text of a string, or shapes of tensors."""
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     if isinstance(value, str):
@@ -205,12 +205,12 @@ def is_plain(annotation: Any) -> bool:
 
 
 def require_plain(name: str, value: object, annotation: Any) -> None:
-    """Raise a TypeError unless a value is of one of the plain types that an annotation allows.
+    """Raise a TypeError unless a value has one of the plain types that an annotation allows.
 
     Args:
         name: The name of the argument.
-        value: What the caller gave for it.
-        annotation: An annotation for which `is_plain` holds.
+        value: The value that the caller passed.
+        annotation: An annotation for which `is_plain` is true.
     """
     kinds = _kinds(annotation)
     is_network = any(get_args(kind) == (str, Tensor) for kind in kinds)
@@ -231,7 +231,7 @@ def require_plain(name: str, value: object, annotation: Any) -> None:
 
 
 def given_or_seed(generator: torch.Generator | None) -> torch.Generator:
-    """Return the given generator, or one with seed 0 if none is given so that a call always has the same result."""
+    """Return the given generator. If None, return a new generator with seed 0, which makes results reproducible."""
     return torch.Generator().manual_seed(0) if generator is None else generator
 
 

@@ -1,4 +1,4 @@
-"""Groups, the factors of a symmetry, placements, the axes of parameters that a group moves, and classes of units."""
+"""Groups (the factors of a symmetry), placements (where groups act on axes of parameters), and classes of units."""
 
 import math
 import re
@@ -20,25 +20,26 @@ Matrix = Literal["none", "orthogonal", "linear"]
 class Placement:
     """The action of a group on one axis of one parameter.
 
-    Unit `u` of the group owns the axis indices `start + u * stride + sum(k_j * stride_j)` for all `0 <= k_j < size_j`,
-    with one pair `(size_j, stride_j)` per entry of `repeats`. An ordinary axis has stride 1 and no repeats. A flattened
-    convolution output of C x (H W) has stride H W and the repeat (H W, 1). A head axis of H x d has stride d and the
-    repeat (d, 1).
+    Unit `u` of the group owns the axis indices `start + u * stride + sum(k_j * stride_j)` for all `0 <= k_j < size_j`.
+    Each entry of `repeats` is one pair `(size_j, stride_j)`. An ordinary axis has stride 1 and no repeats. The
+    flattened output axis of a convolution, C x (H W), has stride H W and the repeat (H W, 1). A head axis of length H x
+    d has stride d and the repeat (d, 1).
 
-    The values at the unit's indices are multiplied by the product of `scale ** exponent`, `sign ** exponent` and `(-1)
-    ** (parity * shift)` over all families of the group. Then `shift * amount` is added.
+    The entries at the unit's indices are multiplied by the product of `scale ** exponent`, `sign ** exponent` and
+    `(-1) ** (parity * shift)` over all families of the group. Then `shift * amount` is added.
 
     Attributes:
-        parameter: Name of the parameter or buffer.
-        axis: Axis of the parameter, not counting a leading model axis.
-        start: First axis index.
-        stride: Distance between two units.
-        repeats: Sizes and strides of the other factors of the unit's block of indices.
-        is_inverse: Whether the inverse transpose of the matrix acts on the axis, for orthogonal and linear groups.
-        scale: Exponent for each family of positive scales.
-        sign: Exponent (0 or 1) for each family of signs.
-        parity: For each family of shifts, whether an odd shift flips the sign of the values on this axis.
-        shift: For each family of shifts, the amount that one step adds to the values on this axis.
+        parameter: The name of the parameter or buffer.
+        axis: The axis of the parameter. A leading model axis does not count.
+        start: The first axis index.
+        stride: The distance between the first indices of consecutive units.
+        repeats: The sizes and strides of the other factors of a unit's block of indices.
+        is_inverse: Whether the inverse transpose of the matrix acts on the axis. This applies to orthogonal and linear
+            groups.
+        scale: The exponent of each family of positive scales.
+        sign: The exponent (0 or 1) of each family of signs.
+        parity: For each family of shifts, whether an odd shift flips the sign of the entries on this axis.
+        shift: For each family of shifts, the amount that one step adds to the entries on this axis.
     """
 
     parameter: str
@@ -55,28 +56,30 @@ class Placement:
 
 @dataclass(frozen=True, repr=False)
 class Group:
-    """One factor of the symmetry, which acts on a set of axes that move together.
+    """One factor of the symmetry, which acts on several axes in the same way.
 
     Attributes:
-        name: Unique within a symmetry.
-        size: Number of units; 0 if the symmetry was written by hand and has not been given parameters yet.
-        placements: The axes that the group acts on.
-        is_permuted: Whether the units can be reordered.
-        scales: Number of independent families of positive factors per unit.
-        signs: Number of independent families of signs per unit.
-        shifts: Number of independent families of half-period shifts per unit (periodic activations).
-        matrix: Whether a rotation or an invertible matrix over all units acts instead of permutations, scales and
-            signs.
-        keeps_ones: Whether only rotations that fix the vector of all ones are allowed, as LayerNorm requires.
-        is_proper: Whether only proper rotations are allowed, without reflections. For two units these are the rotations
-            by an angle, which commute with the rotary position embeddings of attention.
-        within: Names of the groups within which this group is repeated, with one independent copy per index of these
-            groups.
+        name: The name, unique within a symmetry.
+        size: The number of units. The size is 0 if a user wrote the symmetry by hand and no parameters have been given
+            yet.
+        placements: The axes on which the group acts.
+        is_permuted: Whether the group permutes units.
+        scales: The number of independent families of positive factors for each unit.
+        signs: The number of independent families of signs for each unit.
+        shifts: The number of independent families of half-period shifts for each unit (periodic activations).
+        matrix: The kind of matrix over all units that acts instead of permutations, scales and signs: a rotation or an
+            invertible matrix.
+        keeps_ones: Whether the rotations must fix the vector of all ones, as LayerNorm requires.
+        is_proper: Whether the rotations must be proper, that is, without reflections. With two units, proper rotations
+            are rotations by an angle. These commute with the rotary position embeddings of attention.
+        within: The names of the groups within which this group is repeated. There is one independent copy for each
+            index of these groups.
         is_base: Whether another group is repeated within this one.
         behind_gains: The kind of rotations, "orthogonal" or "centered", that act on representatives but not on other
-            networks. Gains other than one forbid such rotations, and representatives have gains of one.
-        classes: The class of each unit, the same in every copy. Only units of the same class are exchanged. Empty if
-            all units belong to one class, or if the classes depend on structure whose values are not known yet.
+            networks. Such rotations require gains of one, which representatives have.
+        classes: The class of each unit, which is the same in every copy. Only units of the same class are exchanged.
+            Empty if all units belong to one class, or if the classes depend on structure tensors that are not known
+            yet.
     """
 
     name: str
@@ -136,7 +139,7 @@ class Group:
 
     @property
     def kind(self) -> Kind:
-        """Return the kind of the group as a short word, for tables and filters."""
+        """Return the kind of the group as a short word for tables and filters."""
         if self.matrix == "orthogonal":
             return "centered" if self.keeps_ones else "rotation" if self.is_proper else "orthogonal"
         if self.matrix == "linear":
@@ -152,8 +155,9 @@ class Group:
         return "permutation"
 
     def without(self, *exponents: Literal["scale", "sign", "parity", "shift"]) -> "Group":
-        """Return the group without some exponents of its placements. Its families stay, so its elements
-        remain valid.
+        """Return the group with some exponents of its placements set to zero.
+
+        The group keeps its families, and its elements remain valid.
         """
         counts = {"scale": self.scales, "sign": self.signs, "parity": self.shifts, "shift": self.shifts}
         zeros: dict[str, Any] = {name: (0,) * counts[name] for name in exponents}
@@ -166,7 +170,7 @@ class Group:
 
     @property
     def class_sizes(self) -> tuple[int, ...]:
-        """Return the number of units of each class, within which units can be exchanged."""
+        """Return the number of units of each class. Units can be exchanged within a class."""
         if not self.is_permuted and self.matrix == "none":
             return (1,) * self.size
         return tuple(Counter(self.classes).values()) if self.classes else (self.size,)
@@ -178,9 +182,7 @@ class Group:
 
     @property
     def has_many_values(self) -> bool:
-        """Return whether two random permutations, and two random choices of signs, agree with probability below one in
-        a million.
-        """
+        """Return whether the permutations and signs of two random elements agree with probability below 1e-6."""
         orders = [sum(math.lgamma(size + 1) for size in self.class_sizes) / math.log(10)] if self.has_order else []
         choices = [self.size * math.log10(2)] if self.signs or self.shifts else []
         return all(order >= 6 for order in [*orders, *choices]) and (self.matrix == "none" or self.size > 1)
@@ -196,7 +198,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Frozen:
-    """An axis that no group moves, with the reason."""
+    """An axis on which no group acts, and the reason."""
 
     parameter: str
     axis: int
@@ -207,7 +209,7 @@ class Frozen:
 def groups_from_axes(
     axes: Mapping[str, Sequence[str | None]], kinds: Mapping[str, Kind], omegas: Mapping[str, float]
 ) -> tuple[Group, ...]:
-    """Return the groups that a dictionary of axes describes, without sizes; see `Symmetry.from_axes`."""
+    """Return the groups that a dictionary of axes describes, with unknown sizes; see `Symmetry.from_axes`."""
     found: dict[str, list[Placement]] = {}
     for parameter, row in axes.items():
         for axis, text in enumerate(row):
@@ -238,9 +240,7 @@ def groups_from_axes(
 
 
 def readers_from_axes(axes: Mapping[str, Sequence[str | None]]) -> tuple[tuple[str, int], ...]:
-    """Return the axes (parameter, axis) along which layers sum over units: the axes of the dictionary that carry the
-    inverse.
-    """
+    """Return the axes (parameter, axis) along which layers sum over units: the axes on which the inverse acts."""
     return tuple(
         (parameter, axis)
         for parameter, row in axes.items()
@@ -250,7 +250,7 @@ def readers_from_axes(axes: Mapping[str, Sequence[str | None]]) -> tuple[tuple[s
 
 
 def _read_axis(parameter: str, axis: int, text: str) -> tuple[str, int, bool]:
-    """Return the group of an axis, the number of entries per unit, and whether the axis carries the inverse."""
+    """Return the group of an axis, the number of entries per unit, and whether the inverse acts on the axis."""
     match = re.fullmatch(r"(.+?)(?:\*(\d+))?(\^[+-]1)?", text)
     if match is None:
         raise ValueError(f"axis {axis} of {parameter!r} is {text!r}; write 'name', 'name*4' or 'name^-1'")
@@ -258,7 +258,7 @@ def _read_axis(parameter: str, axis: int, text: str) -> tuple[str, int, bool]:
 
 
 def set_sizes(group: Group, shapes: Mapping[str, tuple[int, ...]]) -> Group:
-    """Return the group with its size, read from the shapes of the parameters that it acts on."""
+    """Return the group with its size, read from the shapes of the parameters on which it acts."""
     if group.size:
         return group
     sizes = {}
@@ -282,14 +282,14 @@ def set_sizes(group: Group, shapes: Mapping[str, tuple[int, ...]]) -> Group:
 
 
 def class_labels(group: Group) -> Int[Tensor, " size"]:
-    """Return the class of each unit; classes are numbered from zero in the order of their first units."""
+    """Return the class index of each unit. Classes are numbered from zero in the order of their first units."""
     return _labels(group.classes or (0,) * group.size)
 
 
 def within_classes(group: Group, orders: Int[Tensor, "*lead size"]) -> Int[Tensor, "*lead size"]:
-    """Turn orders of all units into orders that exchange units only within classes.
+    """Convert permutations of all units to permutations that exchange units only within classes.
 
-    Uniformly random orders stay uniformly random.
+    Uniformly random permutations stay uniformly random.
     """
     if not group.classes:
         return orders
@@ -302,7 +302,7 @@ def within_classes(group: Group, orders: Int[Tensor, "*lead size"]) -> Int[Tenso
 def forbid_between_classes(
     group: Group, profits: Float[Tensor, "*lead target source"]
 ) -> Float[Tensor, "*lead target source"]:
-    """Lower the profits of pairs of different classes, until one such pair costs more than all other pairs can gain."""
+    """Lower the profits of pairs across classes. One such pair then costs more than all other pairs can gain."""
     if not group.classes:
         return profits
     labels = class_labels(group).to(profits.device)
@@ -313,9 +313,9 @@ def forbid_between_classes(
 
 
 def class_sums(group: Group, tensor: Num[Tensor, "..."], axis: int, units: Int[Tensor, " units"]) -> Num[Tensor, "..."]:
-    """Return the sum over the units of each class, divided by the square root of the number of these units.
+    """Return, for each class, the sum over its units divided by the square root of their number.
 
-    `units` gives the unit that owns each index of the axis.
+    `units` gives, for each index of the axis, the unit that owns the index.
     """
     labels, sizes = class_labels(group), torch.tensor(group.class_sizes)
     shape = list(tensor.shape)
@@ -326,7 +326,7 @@ def class_sums(group: Group, tensor: Num[Tensor, "..."], axis: int, units: Int[T
 
 
 def class_means(group: Group, values: Num[Tensor, "*lead units values"]) -> Num[Tensor, "*lead units values"]:
-    """Replace the values of every unit by their mean over its class."""
+    """Replace the entries of every unit by their mean over the class of the unit."""
     axis, labels = values.ndim - 2, class_labels(group).to(values.device)
     sizes = torch.tensor(group.class_sizes).to(values).unsqueeze(-1)
     sums = values.new_zeros(*values.shape[:-2], len(sizes), values.shape[-1]).index_add(axis, labels, values)
@@ -344,7 +344,7 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "rotation": {**_ROTATED, "is_proper": True},
     "linear": {**_ROTATED, "matrix": "linear"},
 }
-"""The freedom of groups of each kind that axes can name."""
+"""The fields of a group for each kind that a dictionary of axes can name."""
 
 
 @lru_cache(maxsize=256)

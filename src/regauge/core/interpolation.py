@@ -1,7 +1,7 @@
-"""Interpolation, means and distances of networks, and shares of one network that another network explains.
+"""Interpolation, means and distances of networks, and how much of one network another network explains.
 
-Half precision is computed in float32 and rounded once. Tensors without floating-point values (positions, masks) must be
-equal in all networks. Counters are taken from the first network.
+Networks in half precision are computed in float32 and rounded once. Integer and boolean tensors (positions, masks) must
+be equal in all networks. Counters are copied from the first network.
 """
 
 import math
@@ -16,22 +16,23 @@ from regauge.core.params import VALUES, Params, require_same_names, require_shar
 from regauge.core.symmetry import Symmetry
 
 CONSTANT_TENSOR = 1e-10
-"""Below this share of its squares nothing in a tensor tells units apart."""
+"""A tensor counts as constant if the squares that distinguish its units are below this share of all its squares."""
 
 
 def interpolate(params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], t: float | Tensor = 0.5) -> Params:
-    """Return `(1 - t) a + t b`, with exactly a and b at the ends.
+    """Return `(1 - t) a + t b`, with exactly a at t = 0 and exactly b at t = 1.
 
-    At t = 1, integer buffers are taken from the second network. For populations, t may be a tensor `[models]`.
+    At t = 1, integer buffers are copied from the second network. For populations, t may be a tensor of shape
+    `[models]`.
     """
     return combine((params_a, params_b), (1 - t, t))
 
 
 def combine(networks: Sequence[Mapping[str, Tensor]], weights: Sequence[float | Tensor]) -> Params:
-    """Return `sum_k weights[k] networks[k]`, with exactly network k if its weight is one and all other weights are
-    zero.
+    """Return `sum_k weights[k] networks[k]`.
 
-    A ValueError names parameters that only one network has, or a tensor without floating-point values that differs.
+    If one weight is one and the others are zero, the result is exactly that network. Raises a ValueError that names a
+    parameter that only one network has, or an integer tensor that differs.
     """
     used = [(network, w) for network, w in zip(networks, weights, strict=True) if isinstance(w, Tensor) or w != 0]
     if len(used) == 1 and not isinstance(used[0][1], Tensor) and used[0][1] == 1:
@@ -56,17 +57,15 @@ def combine(networks: Sequence[Mapping[str, Tensor]], weights: Sequence[float | 
 
 
 def mean(networks: Sequence[Mapping[str, Tensor]], shares: Sequence[float] | None = None) -> Params:
-    """Return the mean of networks with these shares, which are equal by default. The mean shares no memory with the
-    networks.
-    """
+    """Return the weighted mean of networks. Default: equal weights. The mean shares no memory with the networks."""
     result = combine(networks, shares_of(None, len(networks)) if shares is None else shares)
     return {name: t.clone() if any(t is n[name] for n in networks) else t for name, t in result.items()}
 
 
 def shares_of(weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
-    """Return the weights of `count` networks as shares that sum to one; equal by default.
+    """Return the weights of `count` networks, scaled to sum to one. Default: equal weights.
 
-    A ValueError is raised if the number of weights is wrong, or if weights are negative, not finite, or all zero.
+    Raises a ValueError if the number of weights is wrong, or if weights are negative, not finite, or all zero.
     """
     given = [1.0] * count if weights is None else [float(w) for w in weights]
     if len(given) != count or any(not 0 <= w < math.inf for w in given) or sum(given) <= 0:
@@ -80,10 +79,10 @@ def distance(params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], buf
     """Return the Euclidean distance of two networks, computed in float64.
 
     Args:
-        params_a: The first network; its floating-point tensors are compared.
+        params_a: The first network. Its floating-point tensors are compared.
         params_b: The second network.
-        buffers: Names of tensors that are left out. `regauge align`, `regauge merge` and model cards leave out
-            `symmetry.buffers`, because the values of running statistics would hide the distance of the weights.
+        buffers: The names of tensors to leave out. `regauge align`, `regauge merge` and model cards leave out
+            `symmetry.buffers`. Otherwise, running statistics would dominate the distance.
     """
     squares = 0.0
     for name, tensor in params_a.items():
@@ -96,17 +95,17 @@ def distance(params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], buf
 
 @dataclass(frozen=True)
 class ExplainedTensor:
-    """One tensor of two networks.
+    """The similarity of one tensor in two networks, before and after alignment.
 
     Attributes:
         name: The name of the tensor.
         shape: The shape of the tensor.
-        before: The share of the first network's tensor that the second network's tensor explains as stored. It is the
-            squared correlation, or zero if the correlation is negative. None if units cannot be told apart in one of
-            the tensors.
-        after: The same share after the second network was moved.
-        weight: The squared norm of the first network's tensor minus the part that no element changes.
-        squares: Squared distances as stored and moved, and the squared norm of the first network's tensor.
+        before: The share of the first network's tensor that the second network's tensor explains before alignment. The
+            share is the squared correlation, or zero if the correlation is negative. None if one of the tensors is the
+            same for all units.
+        after: The same share after an element was applied to the second network.
+        weight: The squared norm of the first network's tensor, without the part that no element changes.
+        squares: The squared distances before and after alignment, and the squared norm of the first network's tensor.
     """
 
     name: str
@@ -118,11 +117,11 @@ class ExplainedTensor:
 
 
 class ExplainedSums:
-    """Sums of squares and products of a tensor of two networks, with and without the part that every element keeps.
+    """Sums of squares and products for one tensor of two networks, with and without the part that no element changes.
 
-    The second network counts twice, as stored and as moved. The part that every element keeps, such as the mean over
-    units, carries no information about units. Networks for one purpose share this part, for example gains around one,
-    or the frequency of a symbol. So correlations are computed after this part is subtracted.
+    The sums use the second network twice: before and after alignment. The part that no element changes, such as the
+    mean over units, contains no information about units. Networks trained for the same purpose share this part.
+    Examples are gains around one, or token frequencies. So correlations are computed after this part is subtracted.
     """
 
     def __init__(self) -> None:
@@ -130,7 +129,7 @@ class ExplainedSums:
         self._gaps, self._second, self._others, self._products = ([0.0, 0.0] for _ in range(4))
 
     def add(self, symmetry: Symmetry, name: str, x: Tensor, y: Tensor, moved: Tensor) -> None:
-        """Add a piece of a tensor of both networks, and the same piece of the moved second network."""
+        """Add a chunk of the tensor from both networks, and the same chunk of the transformed second network."""
         centered = x - _kept(symmetry, name, x)
         self._first += dot(x, x)
         self._own += dot(centered, centered)
@@ -142,7 +141,7 @@ class ExplainedSums:
             self._products[k] += dot(centered, other)
 
     def tensor(self, name: str, shape: Sequence[int]) -> ExplainedTensor:
-        """Return the shares and squared distances of a tensor from the sums over its pieces."""
+        """Return the shares and squared distances of a tensor, computed from the sums over its chunks."""
         is_constant = self._own <= CONSTANT_TENSOR * self._first or self._others[0] <= CONSTANT_TENSOR * self._second[0]
         before, after = (None if is_constant else self._squared_correlation(k) for k in range(2))
         return ExplainedTensor(name, tuple(shape), before, after, self._own, (*self._gaps, self._first))  # type: ignore[arg-type]
@@ -153,9 +152,9 @@ class ExplainedSums:
 
 
 def mean_share(shares: Sequence[ExplainedTensor], *, is_after: bool = True) -> float | None:
-    """Return the mean share over matrices, each counted once.
+    """Return the unweighted mean of the shares of all matrices.
 
-    If there is no matrix, the mean is over vectors. If there are no vectors either, the result is None.
+    If there are no matrices, return the mean over vectors. If there are no vectors either, return None.
     """
     known = [share for share in shares if share.after is not None and share.before is not None]
     counted = [share for share in known if len(share.shape) > 1] or known
@@ -164,7 +163,7 @@ def mean_share(shares: Sequence[ExplainedTensor], *, is_after: bool = True) -> f
 
 
 def _kept(symmetry: Symmetry, name: str, tensor: Tensor) -> Tensor:
-    """Return the part of a tensor that no element changes: its average over all elements."""
+    """Return the part of a tensor that no element changes, which is its average over all elements."""
     sites = symmetry.sites.get(name, ())
     if not sites:
         return tensor.new_zeros(())

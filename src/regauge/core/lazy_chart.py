@@ -1,7 +1,7 @@
-"""The chart of a network whose tensors are read one at a time: its representative, and its image under an element.
+"""The chart of a network whose tensors are read one at a time: the representative, and the image under an element.
 
-Only the coordinates and the vectors that families add are held in memory. Tensors from which images are computed are
-read a second time.
+Memory holds only the coordinates and the vectors that families add. Tensors that images are computed from are read
+twice.
 """
 
 import math
@@ -17,18 +17,18 @@ from regauge.core.translations import Addition
 from regauge.core.unit_gains import unit_element
 
 Rows = tuple[int, int] | None
-"""A range of the first axis of a tensor; None for all of it."""
+"""A range of the first axis of a tensor, or None for the whole axis."""
 Read = Callable[[str, Rows], Tensor]
-"""Function that reads a tensor, or a range of its first axis."""
+"""A function that reads a tensor, or a range of its first axis."""
 
 
 class LazyTensors(Mapping[str, Tensor]):
-    """Tensors of a network that a chart changes; each tensor is computed on request, in a wider dtype.
+    """The tensors of a network that a chart changes. Each tensor is computed on request, in a wider dtype.
 
-    The numbers that the model adds to gains are included. `parameter` returns tensors without these numbers.
+    The tensors include the constants that the model adds to gains. `parameter` returns tensors without these constants.
 
     Args:
-        symmetry: The symmetry, with every size known.
+        symmetry: The symmetry. All its sizes must be known.
     """
 
     def __init__(self, symmetry: Charted) -> None:
@@ -46,7 +46,7 @@ class LazyTensors(Mapping[str, Tensor]):
         return self._make(name, rows)
 
     def parameter(self, name: str, rows: Rows = None) -> Tensor:
-        """Return a tensor as a network stores it, or a range of its first axis if no group acts on this axis."""
+        """Return a tensor as the network stores it, or a range of its first axis if no group acts on this axis."""
         return self.rows(name, rows) - self.symmetry.added.get(name, 0.0)
 
     def __getitem__(self, name: str) -> Tensor:
@@ -62,7 +62,7 @@ class LazyTensors(Mapping[str, Tensor]):
         raise NotImplementedError
 
     def _scale(self, name: str, tensor: Tensor) -> Tensor:
-        """Return a tensor as it is after the gains have changed."""
+        """Return a tensor after the gains have been changed."""
         if self._scaling is None:
             return tensor
         if name in self._gains:
@@ -72,7 +72,7 @@ class LazyTensors(Mapping[str, Tensor]):
         return tensor
 
     def _scale_by(self, gains: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
-        """Scale all tensors returned from now on as if gains became one, then give nonzero gains the wanted values."""
+        """Scale later results as if gains were brought to one and nonzero gains were then set to `wanted`."""
         self._scaling = unit_element(self.symmetry, gains, self.symmetry.gains)
         self._gains = dict(wanted)
 
@@ -83,7 +83,7 @@ def _note(known: dict[str, list[Addition]], several: Iterable[Addition]) -> None
 
 
 def _add(several: Mapping[str, list[Addition]], name: str, tensor: Tensor, rows: Rows) -> Tensor:
-    """Return a tensor, or a range of its first axis, with all additions applied."""
+    """Return a tensor, or a range of its first axis, after all vectors have been added to it."""
     for one in several.get(name, ()):
         part = one if rows is None else one.rows(rows, math.prod(tensor.shape[1:]))
         assert part is not None
@@ -95,7 +95,7 @@ class LazyRepresentative(LazyTensors):
     """The tensors of a representative that differ from those of the network, in the next wider dtype.
 
     Args:
-        symmetry: The symmetry, with every size known.
+        symmetry: The symmetry. All its sizes must be known.
         read: A function that reads a tensor of the network.
 
     Attributes:
@@ -124,9 +124,9 @@ class LazyNetwork(LazyTensors):
     """The tensors of a network that differ from those of its representative, in float64.
 
     Args:
-        symmetry: The symmetry, with every size known.
-        read: A function that reads a tensor of the representative, including the numbers that the model adds.
-        coordinates: The coordinates, as `Symmetry.join` takes them.
+        symmetry: The symmetry. All its sizes must be known.
+        read: A function that reads a tensor of the representative, including the constants that the model adds.
+        coordinates: The coordinates, in the form that `Symmetry.join` takes.
     """
 
     def __init__(self, symmetry: Charted, read: Read, coordinates: Coordinates) -> None:
@@ -146,12 +146,13 @@ class LazyNetwork(LazyTensors):
 
 
 def move_lazily(symmetry: Charted, element: Element, read: Read) -> LazyNetwork:
-    """Return the tensors of a network moved by an element with translations or rotations; see `translate`.
+    """Return the tensors of a network after translations or rotations of an element have acted; see `translate`.
 
     Args:
-        symmetry: The symmetry, with every size known.
-        element: A single element.
-        read: A function that reads a tensor of the network, already moved by the linear part of the element.
+        symmetry: The symmetry. All its sizes must be known.
+        element: A single element, without a batch.
+        read: A function that reads a tensor of the network. The linear part of the element has already acted on the
+            tensor.
     """
     behind = LazyRepresentative(symmetry, read)
     coordinates = dict(behind.coordinates)

@@ -1,4 +1,4 @@
-"""Balanced invertible matrices, whose products get equal Gram matrices on both sides, and exact integer null spaces."""
+"""Balancing by invertible matrices, which makes the two Gram matrices equal, and exact integer null spaces."""
 
 from collections.abc import Sequence
 from fractions import Fraction
@@ -9,23 +9,23 @@ from jaxtyping import Bool, Float64
 from torch import Tensor
 
 FAINT_ENTRY = 1e-100
-"""Entries of a Gram matrix below this share of the largest one are zero."""
+"""Entries of a Gram matrix count as zero below this share of the largest entry."""
 
 Gram = Float64[Tensor, "*lead n n"]
 
 
 def balancing(forward: Gram, inverse: Gram, zero: float, certain: float) -> tuple[Gram, Bool[Tensor, "*lead"]]:
-    """Return the matrix A that makes `A F A'` and `A^-T G A^-1` equal and diagonal, and where A is beyond doubt.
+    """Return the matrix A that makes `A F A'` and `A^-T G A^-1` equal and diagonal, and whether A is beyond doubt.
 
-    A is in doubt where rounding hides the rank of F or G.
+    A is in doubt if rounding hides the rank of F or G.
 
-    F is the Gram matrix of the values that A multiplies. G is the Gram matrix of the values that the inverse transpose
-    of A multiplies. With `F = L L'` and `L' G L = V D^2 V'` the matrix is `sqrt(D) V' L^-1`. It minimizes `tr A F A' +
-    tr A^-T G A^-1`.
+    F is the Gram matrix of the entries that A multiplies. G is the Gram matrix of the entries that the inverse
+    transpose of A multiplies. With `F = L L'` and `L' G L = V D^2 V'`, the matrix is `sqrt(D) V' L^-1`. This matrix
+    minimizes `tr A F A' + tr A^-T G A^-1`.
 
-    If F or G is singular, no such matrix exists. A subspace that one side has and the other side annihilates then gets
-    the identity as its Gram matrix, and is orthogonal to the rest. The rest is balanced. A is then unique up to a
-    rotation.
+    If F or G is singular, no such matrix exists. Then consider a subspace that one Gram matrix annihilates and the
+    other does not. On it, the nonzero Gram matrix becomes the identity, and it becomes orthogonal to the remaining
+    subspace. The remaining subspace is balanced. In this case, A is unique up to a rotation.
     """
     n = forward.shape[-1]
     forward, inverse = _flushed(forward), _flushed(inverse)
@@ -77,15 +77,15 @@ def _singular(forward: Gram, inverse: Gram, zero: float, certain: float) -> Gram
 
 
 def _flushed(gram: Gram) -> Gram:
-    """Set entries of a Gram matrix to zero if they are so small that LAPACK's eigenvalues do not converge.
+    """Set entries of a Gram matrix to zero if they are so small that LAPACK's eigenvalue solver would not converge.
 
-    Such entries arise from null spaces, whose entries shrink with every step.
+    Such entries arise in null spaces, where entries shrink with every step.
     """
     return torch.where(gram.abs() > FAINT_ENTRY * gram.abs().amax((-1, -2), keepdim=True), gram, 0.0)
 
 
 def _root(gram: Gram, zero: float, certain: float) -> Gram | None:
-    """Return the L with `gram = L L'` and as many columns as the rank, or None if the rank is in doubt."""
+    """Return L with `gram = L L'`, whose number of columns is the rank. Return None if the rank is in doubt."""
     values, vectors = torch.linalg.eigh(gram)
     share = values / values[-1].clamp_min(torch.finfo(values.dtype).tiny)
     if bool(((share > zero) & (share <= certain)).any()):
@@ -95,7 +95,7 @@ def _root(gram: Gram, zero: float, certain: float) -> Gram | None:
 
 
 def _ratio(values: Float64[Tensor, "*lead n"]) -> Float64[Tensor, "*lead"]:
-    """Return the ratio of the smallest to the largest eigenvalue; zero for a zero matrix."""
+    """Return the ratio of the smallest to the largest eigenvalue, or zero for a zero matrix."""
     return values[..., 0] / values[..., -1].clamp_min(torch.finfo(values.dtype).tiny)
 
 
@@ -107,9 +107,9 @@ def root_of(product: Gram, power: float = 0.5) -> Gram:
 
 
 def null_space(rows: Sequence[Sequence[int]], count: int, *, modulus: int | None = None) -> list[tuple[int, ...]]:
-    """Return integer vectors that span the null space of the rows, modulo a prime if `modulus` is given.
+    """Return integer vectors that span the null space of the rows. If `modulus` is given, compute modulo this prime.
 
-    Each vector has an entry that is zero in all other vectors.
+    Each vector has a nonzero entry at a position where all other vectors are zero.
     """
 
     # Rational arithmetic: a rounded null vector would move what it should keep.

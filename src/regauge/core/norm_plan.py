@@ -1,4 +1,4 @@
-"""A plan for the squared norm of networks: compared parameters, sorted by the scales and matrices that act on them."""
+"""A plan for the squared norm of networks: compared parameters, sorted by scales and matrices that act on them."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,13 +21,13 @@ Index = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Table:
-    """Tensors whose summed squares are matrices of one shape, with a scale for each row and a scale for each column.
+    """Tensors whose sums of squares form matrices of one shape, with one scale per row and one scale per column.
 
     Attributes:
-        axes: For each tensor, the axes of rows and the axes of columns.
-        shape: The numbers of rows and columns.
-        sides: The rows of `NormPlan.incidence` for the rows of all matrices, one matrix after the other, and for the
-            columns of all matrices.
+        axes: For each tensor, the axes that index the rows and the axes that index the columns.
+        shape: The number of rows and the number of columns.
+        sides: Indices of rows in `NormPlan.incidence`: those for the rows of all matrices, matrix by matrix, and those
+            for the columns.
     """
 
     axes: Mapping[str, tuple[Axes, Axes]]
@@ -37,13 +37,13 @@ class Table:
 
 @dataclass(frozen=True)
 class Pool:
-    """Values `[batch, copies, n, columns]` that a group of matrices multiplies, and scales multiply column by column.
+    """Entries `[batch, copies, n, columns]` that matrices of one group multiply. Scales multiply their columns.
 
     Attributes:
         group: The name of the group.
         sign: One, or minus one if the inverse matrix acts.
-        sites: The tensors and sites whose values are joined, in this order.
-        rows: The rows of `NormPlan.incidence` for the columns, copy by copy.
+        sites: The tensors and sites whose entries are concatenated, in this order.
+        rows: The rows of `NormPlan.incidence` that belong to the columns, copy by copy.
     """
 
     group: str
@@ -54,12 +54,12 @@ class Pool:
 
 @dataclass(frozen=True)
 class Loose:
-    """A tensor with matrices on several axes, or with scales and matrices on only a part of an axis: `[batch, values]`.
+    """A tensor with matrices on several axes, or with scales and matrices on only part of an axis: `[batch, values]`.
 
     Attributes:
         name: The name of the tensor.
-        slots: For each site, the group, the sign, and the indices of the values, `[copies, n, columns]`.
-        rows: The rows of `NormPlan.incidence` for the values.
+        slots: For each site: the group, the sign, and the indices of the entries, `[copies, n, columns]`.
+        rows: The rows of `NormPlan.incidence` that belong to the entries.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Loose:
 
 
 class Incidence:
-    """Exponents `[row, unit]`: by how much a step of each unit changes the logarithm of the squares of each row.
+    """Exponents `[row, unit]`: the change in the logarithm of each row's squares if the unit takes a step of one.
 
     Attributes:
         rows: The exponents.
@@ -76,7 +76,7 @@ class Incidence:
         rising: The positive exponents, transposed.
         falling: The absolute values of the negative exponents, transposed.
         steepest: For each unit, the largest rising and the largest falling exponent over all rows. Each exponent is
-            first multiplied by the number of units that move the squares of its row.
+            first multiplied by the number of units that scale the squares of its row.
     """
 
     def __init__(self, rows: csr_array, tables: Sequence[Table]) -> None:
@@ -94,7 +94,7 @@ class Incidence:
 
 @dataclass(frozen=True)
 class Filters:
-    """A normalizer: the change of all rows by its steps, and the change of the rows that no other scale moves."""
+    """A normalizer: how its steps change all rows, and how they change the rows that no other scale affects."""
 
     direction: Direction
     moves: Incidence
@@ -106,16 +106,16 @@ class NormPlan:
     """The compared parameters, sorted by the scales and matrices that act on them.
 
     Attributes:
-        directions: The families of scales; the units of all families are counted consecutively.
-        incidence: The changes of rows by a step of each unit of the directions.
-        entries: For each tensor whose sums of squares are rows, the axes over which squares are not summed. These rows
-            come first.
-        tables: Tensors that two scales multiply.
-        pools: Values that the matrices of one group multiply, and scales as well.
-        loose: Tensors that fit neither tables nor pools, because matrices act on several axes or on a part of an axis.
-        grams: Values on which one group of matrices acts and no scale.
-        coupled: The groups of matrices whose best values depend on other groups or on scales.
-        filters: The normalizers; empty unless buffers may be moved.
+        directions: The families of scales. The units of all families are numbered consecutively.
+        incidence: The change of every row for a step of each unit of the directions.
+        entries: For each tensor whose sums of squares are rows, the axes that the sums keep. These rows come first.
+        tables: The tensors that two scales multiply.
+        pools: The entries that both scales and the matrices of one group multiply.
+        loose: The tensors that fit neither tables nor pools, because matrices act on several axes or on part of an
+            axis.
+        grams: The entries on which one group of matrices acts, and no scale.
+        coupled: The groups of matrices whose optimum depends on other groups or on scales.
+        filters: The normalizers. Empty unless balancing may change buffers.
     """
 
     directions: tuple[Direction, ...]
@@ -131,7 +131,7 @@ class NormPlan:
 
 @remembered
 def plan_of(symmetry: Symmetry, buffers: Literal["move", "keep"]) -> NormPlan:
-    """Return the plan of a symmetry with every size known."""
+    """Return the plan for a symmetry. All its sizes must be known."""
     shapes, linear, scaled = symmetry.shapes, balanced_matrices(symmetry), directions(symmetry, buffers)
     rows = _Rows(symmetry)
     placed: dict[str, list[ScaleSite]] = {}
@@ -186,21 +186,21 @@ def _sign(site: Site) -> int:
 
 
 def _index(symmetry: Symmetry, name: str, site: Site) -> Index:
-    """Return the flat indices of the values of a site, `[copies, n, columns]`."""
+    """Return the flat indices of the entries of a site, `[copies, n, columns]`."""
     index = unit_index(symmetry, name, site)
     found: Index = index.reshape(-1, site.group.size, index.shape[1]).numpy()
     return found
 
 
 class _Rows:
-    """A growing list of rows, which are entries of tensors with coordinates along some axes."""
+    """A growing list of rows. Each row is an entry of a tensor and has coordinates along some axes."""
 
     def __init__(self, symmetry: Symmetry) -> None:
         self._symmetry, self._count = symmetry, 0
         self._parts: list[tuple[str, Mapping[int, Index], Index]] = []
 
     def add_all(self, sums: Iterable[tuple[str, Axes]]) -> slice:
-        """Add rows: the entries of tensors summed over all axes but the given axes."""
+        """Add the entries of tensors as rows, after tensors are summed over all axes except the given axes."""
         first = self._count
         for name, axes in sums:
             lengths = [self._symmetry.shapes[name][axis] for axis in axes]
@@ -211,7 +211,7 @@ class _Rows:
         return slice(first, self._count)
 
     def add_columns(self, sites: Sequence[tuple[str, Site]]) -> slice:
-        """Add rows: the columns of the values of sites, copy by copy, and within each copy tensor by tensor."""
+        """Add the columns of the entries of sites as rows, copy by copy, and tensor by tensor within each copy."""
         first = self._count
         columns = [_index(self._symmetry, name, site)[:, 0] for name, site in sites]
         self._count += sum(each.size for each in columns)
@@ -225,7 +225,7 @@ class _Rows:
     def exponents(self, directions: Sequence[Direction]) -> csr_array:
         """Return the exponents of all rows.
 
-        A scale moves the rows that have coordinates along all axes on which the scale depends.
+        A scale affects the rows that have coordinates along all axes on which the scale depends.
         """
         placed: dict[str, list[tuple[int, ScaleSite]]] = {}
         ends = np.cumsum([0, *(direction.count for direction in directions)])

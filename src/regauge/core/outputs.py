@@ -1,4 +1,4 @@
-"""A model in the state in which it is compared: in evaluation mode, with only the selected outputs."""
+"""A model in the state for comparisons: in evaluation mode, and with only the selected outputs."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,18 +10,18 @@ Outputs = Callable[[Any], Any] | str | Sequence[str] | None
 
 
 class OutputsError(ValueError):
-    """Error if selected outputs are missing in a model's output; `discover` must not take it for a failed trace."""
+    """Error if a model's output lacks a selected output. `discover` must not mistake this error for a failed trace."""
 
 
 def output_tensors(output: Any, outputs: Outputs = None) -> list[Tensor]:
     """Return the selected tensors of a model's output, in a fixed order.
 
     With `outputs=None`, all tensors in nested tuples, lists and mappings are selected. Objects of other classes, such
-    as key-value caches, are internal state and are not selected. A name or several names select fields. A function may
-    select any tensors.
+    as key-value caches, are internal state and are not selected. One or several names select fields of the output. A
+    function may select any tensors.
 
     Raises:
-        OutputsError: A name is not in the output, or no tensor is selected.
+        OutputsError: The output has no field with a given name, or no tensor is selected.
     """
     return [tensor for tensors in named_outputs(output, outputs).values() for tensor in tensors]
 
@@ -65,7 +65,7 @@ class SelectedOutputs(nn.Module):
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Put a module into evaluation mode; afterwards, restore the mode of every submodule."""
+    """Put a module into evaluation mode. Afterwards, restore the mode of every submodule."""
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:

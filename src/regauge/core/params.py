@@ -1,4 +1,4 @@
-"""Parameters by name, exactly a module's `state_dict()`, and checks of names, shapes, dtypes and values."""
+"""Parameters by name, as in a module's `state_dict()`, and checks of names, shapes, dtypes and entries."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -12,25 +12,28 @@ from regauge.core.groups import Group
 Params = dict[str, Tensor]
 """Parameters and buffers by name. A population has one leading model axis on every tensor."""
 VALUES = frozenset((torch.float64, torch.float32, torch.float16, torch.bfloat16))
-"""Dtypes whose numbers are the values of a network. Float8 is a code: its scales lie in other tensors."""
+"""Dtypes whose numbers are the weights of a network.
+
+Float8 dtypes are missing because they store codes, and other tensors store the scales.
+"""
 INTEGERS = frozenset((torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64))
-"""Dtypes of masks, indices and counters, which may be quantized weights, too."""
+"""Dtypes of masks, indices and counters. Quantized weights may also have these dtypes."""
 
 
 def work_dtype(*dtypes: torch.dtype) -> torch.dtype:
-    """Return the dtype for sums and comparisons: float32, or the widest given floating-point dtype if that is wider."""
+    """Return the dtype for sums and comparisons: float32, or the widest given dtype if it is wider."""
     return reduce(torch.promote_types, dtypes, torch.float32)
 
 
 def to_work(params: Mapping[str, Tensor]) -> Params:
-    """Convert the floating-point tensors of a network to at least float32; tensors in 8 bits stay unchanged."""
+    """Convert floating-point tensors of a network to at least float32. Tensors with 8 bits per entry stay unchanged."""
     return {
         name: t.to(work_dtype(t.dtype)) if t.is_floating_point() and t.itemsize > 1 else t for name, t in params.items()
     }
 
 
 def select(params: Mapping[str, Tensor], index: int | slice | Tensor) -> Params:
-    """Return some networks of a population; an integer selects one network, without a model axis."""
+    """Return some networks of a population. If the index is an integer, return one network without a model axis."""
     if isinstance(index, Tensor):
         return {name: tensor[index.to(tensor.device)] for name, tensor in params.items()}
     return {name: tensor[index] for name, tensor in params.items()}
@@ -42,12 +45,15 @@ def are_copies(population: Mapping[str, Tensor]) -> bool:
 
 
 def below(prefix: str, params: Mapping[str, Tensor]) -> Params:
-    """Return the tensors whose names begin with a prefix, under their names without this prefix."""
+    """Return the tensors whose names begin with a prefix, and remove the prefix from the names."""
     return {name.removeprefix(prefix): tensor for name, tensor in params.items() if name.startswith(prefix)}
 
 
 def count_models(params: Mapping[str, Tensor]) -> int:
-    """Return the number of networks of a population; a ValueError if its tensors disagree or there is no network."""
+    """Return the number of networks of a population.
+
+    Raise a ValueError if tensors disagree or the population is empty.
+    """
     if not params:
         raise ValueError("a population without tensors has no networks; give at least one tensor")
     (first, count), *others = ((name, len(tensor) if tensor.ndim else 0) for name, tensor in params.items())
@@ -61,7 +67,7 @@ def count_models(params: Mapping[str, Tensor]) -> int:
 
 
 def count_not_finite(tensor: Tensor, *, is_structure: bool = False) -> int:
-    """Return the number of values of a tensor that are NaN or Inf, or only NaN in structure."""
+    """Return the number of entries that are NaN or Inf. In structure tensors, count only NaN."""
     tensor = tensor.detach()
     if tensor.is_floating_point() and tensor.itemsize == 1:
         tensor = tensor.float()  # float8 has no sums
@@ -72,7 +78,7 @@ def count_not_finite(tensor: Tensor, *, is_structure: bool = False) -> int:
 
 
 def require_finite(params: Mapping[str, Tensor], label: str, structure: Collection[str] = ()) -> None:
-    """Raise a ValueError if a floating-point tensor of a network holds NaN or Inf; structure (masks) may hold Inf."""
+    """Raise a ValueError if a floating-point tensor contains NaN or Inf. Structure tensors (masks) may contain Inf."""
     for name, tensor in params.items():
         if tensor.is_meta:
             raise ValueError(
@@ -111,7 +117,10 @@ def require_same_shapes(params_a: Mapping[str, Tensor], params_b: Mapping[str, T
 
 
 def say_prefix(params_a: Collection[str], params_b: Collection[str]) -> str:
-    """Return a hint for an error message if the names of two networks differ only by one prefix; otherwise no text."""
+    """Return a hint for an error message if two networks' names differ only by a prefix.
+
+    Otherwise return an empty string.
+    """
     for which, longer, shorter in (("second", params_b, params_a), ("first", params_a, params_b)):
         ends = {name for name in shorter if any(one.endswith(name) for one in longer)}
         for lead in {one.removesuffix(name) for name in sorted(ends)[:1] for one in longer if one.endswith(name)}:
@@ -124,7 +133,7 @@ def say_prefix(params_a: Collection[str], params_b: Collection[str]) -> str:
 
 
 def require_alike(*networks: Mapping[str, Tensor], structure: Collection[str] = ()) -> None:
-    """Raise a ValueError unless networks have one architecture and finite values; structure may hold Inf."""
+    """Raise a ValueError unless networks have one architecture and finite entries. Structure may contain Inf."""
     for k, params in enumerate(networks):
         require_same_shapes(networks[0], params)
         require_finite(params, label(k), structure)
@@ -146,7 +155,7 @@ def label(k: int, what: str = "network") -> str:
 
 
 def round_to(tensor: Tensor, dtype: torch.dtype, name: str) -> Tensor:
-    """Return a tensor in another dtype; errors are raised as by `require_held`."""
+    """Convert a tensor to another dtype. Raises the same errors as `require_held`."""
     if tensor.dtype == dtype:
         return tensor
     rounded = tensor.to(dtype)
@@ -156,9 +165,9 @@ def round_to(tensor: Tensor, dtype: torch.dtype, name: str) -> Tensor:
 
 
 def round_alike(made: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Params:
-    """Return a network that was computed from a given network in the dtypes of the given network.
+    """Convert a network that was computed from a given network to the dtypes of the given network.
 
-    Errors are raised as by `require_held`.
+    Raises the same errors as `require_held`.
     """
     rounded = {name: tensor.to(given[name].dtype) for name, tensor in made.items()}
     for name, tensor in rounded.items():
@@ -168,14 +177,14 @@ def round_alike(made: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Para
 
 
 def require_held(name: str, made: Tensor, given: Iterable[Tensor]) -> None:
-    """Raise an error if a computed tensor has more nonfinite values than the tensors from which it was computed.
+    """Raise an error if a computed tensor has more nonfinite entries than the tensors from which it was computed.
 
-    Values that were Inf or NaN before may stay so, for example in an attention mask that is moved. Other nonfinite
-    values are beyond the range of the dtype. The given tensors are read only if the computed tensor has nonfinite
-    values.
+    Entries that were Inf or NaN before may stay nonfinite, for example in a permuted attention mask. All other
+    nonfinite entries exceed the range of the dtype. The given tensors are read only if the computed tensor has
+    nonfinite entries.
 
     Raises:
-        ValueError: The dtype of the tensor cannot hold its values.
+        ValueError: The dtype cannot represent the computed entries.
     """
     if not made.is_floating_point() or made.is_meta or _is_finite(made):
         return
@@ -193,12 +202,12 @@ def require_held(name: str, made: Tensor, given: Iterable[Tensor]) -> None:
 
 
 def require_movable(groups: Iterable[Group], params: Mapping[str, Tensor], buffers: Collection[str]) -> None:
-    """Refuse tensors without values on which a symmetry acts, such as quantized weights.
+    """Refuse tensors on which a symmetry acts but which hold no floating-point weights, such as quantized weights.
 
-    A symmetry may only reorder the entries of integer buffers, such as masks and indices.
+    A symmetry may only permute the entries of integer buffers, such as masks and indices.
 
     Raises:
-        ValueError: A group acts on a tensor that holds no values.
+        ValueError: A group acts on a tensor that holds no floating-point weights.
     """
     for group in groups:
         for place in group.placements:
@@ -215,9 +224,9 @@ def require_movable(groups: Iterable[Group], params: Mapping[str, Tensor], buffe
 
 
 def require_shared(name: str, tensors: Sequence[Tensor], *, lead: int = 0) -> None:
-    """Refuse tensors that hold no values and differ between networks, because such tensors have no mean.
+    """Refuse integer or boolean tensors that differ between networks, because such tensors have no mean.
 
-    Counters, which hold one integer in each network, may differ.
+    Counters may differ. A counter is one integer in each network.
 
     Args:
         name: The name of the tensor.
@@ -239,15 +248,15 @@ def require_shared(name: str, tensors: Sequence[Tensor], *, lead: int = 0) -> No
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    """Return whether all values are finite.
+    """Return whether all entries are finite.
 
-    A finite sum implies finite terms, and needs only one pass over the tensor.
+    If the sum is finite, all entries are finite. The sum needs only one pass over the tensor.
     """
     return math.isfinite(tensor.detach().sum(dtype=torch.float32 if tensor.itemsize < 4 else None))
 
 
 def _count(tensor: Tensor) -> int:
-    """Return the number of nonfinite values."""
+    """Return the number of nonfinite entries."""
     return int((~tensor.detach().isfinite()).sum())
 
 

@@ -1,4 +1,4 @@
-"""Exact evaluation of a model as a function of its parameters, away from initialization; results of verifications."""
+"""Exact evaluation of a model as a function of its parameters, and results of numerical verifications."""
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
@@ -16,23 +16,26 @@ from regauge.core.outputs import Outputs, SelectedOutputs
 from regauge.core.params import Params
 
 PROBE_TOLERANCE = 1e-9
-"""Largest relative error of a model that computes in float64."""
+"""The largest relative error that is allowed if a model computes in float64."""
 TOLERANCE_SINGLE = 1e-5
-"""Largest relative error of a model that rounds to float32 inside, whatever its parameters' dtype."""
+"""The largest relative error that is allowed if a model rounds to float32 internally, in any parameter dtype."""
 TOLERANCE_FLOAT32 = 1e-4
-"""Largest relative error of a model that cannot run in float64 at all."""
+"""The largest relative error that is allowed if a model cannot run in float64 at all."""
 ROUNDED = 4
-"""Rounding errors by which parameters are off, when the effect of such errors on the outputs is tried."""
+"""The size of the parameter errors, in rounding errors, whose effect on the outputs is tested."""
 STEADY = 1e-2
-"""The change of the outputs that such errors may cause, as a share of the tolerance."""
+"""The change of the outputs that such parameter errors may cause, as a share of the tolerance."""
 
 
 NOISE = 65_537
-"""Numbers that are drawn to perturb a tensor. Over a larger one they repeat: a prime, so that no two rows are alike."""
+"""The number of random numbers that are sampled to perturb a tensor.
+
+A larger tensor repeats them. The number is prime, and therefore no two rows of a tensor get the same noise.
+"""
 
 
 class Trial(NamedTuple):
-    """A point at which a function is compared with itself: parameters, outputs, and whether the outputs are finite."""
+    """A test of a function at one point: the parameters, the outputs, and whether the outputs are finite."""
 
     params: Params
     reference: list[Tensor]
@@ -47,11 +50,11 @@ def away(
     run: Callable[[Params], list[Tensor]],
     tolerance: float,
 ) -> Trial:
-    """Return parameters away from initialization at which the model is finite and keeps rounding errors small.
+    """Return parameters away from initialization where the outputs are finite and insensitive to rounding errors.
 
-    A chain of sines with high frequencies multiplies rounding errors in every layer if its weights are as large as
-    those of other networks. Such a model is compared at smaller weights. If no weights keep rounding errors small, the
-    weights with the smallest errors are used. Parameters with a fixed value always have this value.
+    In a chain of sines with high frequencies, every layer amplifies rounding errors if the weights are as large as in
+    other networks. Such a model is evaluated at smaller weights. If the amplification is too strong at all tried
+    weights, the weights with the smallest errors are returned. Parameters with a fixed value always have this value.
     """
     best: tuple[float, Trial] | None = None
     infinite: Trial | None = None
@@ -74,7 +77,7 @@ def away(
 def exact_probe(
     module: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], outputs: Outputs = None
 ) -> tuple["Probe", float]:
-    """Return a probe that computes as exactly as the model can, and the relative error to allow for its rounding."""
+    """Return a probe that is as exact as the model allows, and the relative error to allow for its rounding."""
     single = partial(Probe, module, inputs, kwargs, outputs, dtype=torch.float32)
     try:
         probe = Probe(module, inputs, kwargs, outputs)
@@ -96,10 +99,10 @@ def first_trial(
     fixed: Mapping[str, float],
     generator: torch.Generator,
 ) -> tuple["Probe", float, Trial] | None:
-    """Return a probe in float64, the relative error to allow for its rounding, and a point, with a single evaluation.
+    """Return a float64 probe, the relative error to allow for its rounding, and a point, after a single evaluation.
 
-    These results mostly equal those of `exact_probe` and `away`. However, it is not known whether the point keeps
-    rounding errors small. The result is None if the model cannot run in float64 or is not finite.
+    In most cases the results equal those of `exact_probe` and `away`. However, the sensitivity to rounding errors at
+    this point is unknown. Return None if the model cannot run in float64 or if the outputs are not finite.
     """
     try:
         probe = Probe(module, inputs, kwargs, outputs)
@@ -111,7 +114,7 @@ def first_trial(
 
 
 class Probe:
-    """A copy of a module in float64 and evaluation mode, run as a function of its parameters and buffers."""
+    """A copy of a module in float64 and evaluation mode, called as a function of its parameters and buffers."""
 
     def __init__(
         self,
@@ -133,9 +136,9 @@ class Probe:
         self.buffers = [name.removeprefix("module.") for name, _ in self.module.named_buffers()]
 
     def examine(self, params: Params) -> tuple[list[Tensor], float]:
-        """Return the outputs and the allowed error.
+        """Return the outputs and the error to allow.
 
-        The allowed error is larger if the model rounds values that depend on parameters to a lower precision.
+        More error is allowed if the model rounds intermediate results that depend on parameters to a lower precision.
         """
         self.evaluations += 1
         named = self._name_all(params)
@@ -151,7 +154,7 @@ class Probe:
 
     @contextmanager
     def _same_draws(self) -> Iterator[None]:
-        """Make the random numbers of a model's forward pass the same in every evaluation."""
+        """Make every forward pass of the model use the same random numbers."""
         devices = {tensor.get_device() for tensor in self.params.values() if tensor.is_cuda}
         with torch.random.fork_rng(devices=sorted(devices)):
             torch.manual_seed(0)
@@ -166,7 +169,7 @@ class Probe:
         return [t.detach() for t in pytree.tree_leaves(result)]
 
     def _name_all(self, params: Mapping[str, Tensor]) -> Params:
-        """Return all tensors by their full names; buffers are copied because a forward pass may write into them."""
+        """Return all tensors by their full names. Buffers are copied because a forward pass may overwrite them."""
         named = {f"module.{name}": tensor.detach() for name, tensor in params.items()}
         for name, tensor in self.module.named_buffers(remove_duplicate=False):
             named[name] = named.get(name, tensor).clone()
@@ -174,9 +177,9 @@ class Probe:
 
 
 def _copy(module: nn.Module) -> nn.Module:
-    """Return a copy of a module in which tensors with a graph are replaced by their values.
+    """Return a copy of a module in which tensors with an autograd graph are detached.
 
-    Torch cannot copy a tensor that an earlier forward pass left in the module together with its graph.
+    A module may keep a tensor from an earlier forward pass. Torch cannot copy such a tensor together with its graph.
     """
     held = [one for part in module.modules() for one in pytree.tree_leaves(dict(vars(part)))]
     memo = {id(one): one.detach().clone() for one in held if isinstance(one, Tensor) and not one.is_leaf}
@@ -192,11 +195,11 @@ def perturb(
     is_raised: bool = True,
     fixed: Mapping[str, float] | None = None,
 ) -> Params:
-    """Return parameters away from initialization: no zero biases, no gains of one, no vanishing weights.
+    """Return parameters away from initialization, without zero biases, gains of one, or vanishing weights.
 
-    Buffers without negative values, such as running variances, keep their signs. Tied names stay tied. The noise is
-    relative to the values. If `is_raised`, small weights are enlarged until the outputs of a layer are about as large
-    as its inputs. Parameters with a fixed value get this value.
+    Buffers without negative entries, such as running variances, keep their signs. Tied names stay tied. The noise is
+    relative to the entries. If `is_raised`, small weights are enlarged until each layer's outputs are about as large as
+    its inputs. Parameters with a fixed value get this value.
     """
     seen: dict[tuple[int, torch.Size, tuple[int, ...]], Tensor] = {}
     result = {}
@@ -216,9 +219,9 @@ def _is_finite(outputs: list[Tensor]) -> bool:
 
 
 def relative_change(before: list[Tensor], after: list[Tensor]) -> float:
-    """Return the largest absolute difference of two lists of outputs, relative to the largest entry of each output.
+    """Return the largest absolute difference between two lists of outputs, relative to each output's largest entry.
 
-    If the shapes of an output differ, for example because its length depends on parameters, the change is infinite.
+    If the shapes of an output differ, the change is infinite. For example, an output length may depend on parameters.
     """
     worst = 0.0
     for a, b in zip(before, after, strict=True):
@@ -259,7 +262,7 @@ def _perturb_one(
 
 
 def _by_pieces(tensor: Tensor, factor: Tensor, added: Tensor) -> Tensor:
-    """Return `tensor * factor + added`, with factors and summands repeated until they cover the tensor."""
+    """Return `tensor * factor + added`. Factors and summands are repeated until they cover the tensor."""
     flat = tensor.detach().flatten()
     whole = flat.numel() // factor.numel() * factor.numel()
     result = torch.empty_like(flat)
@@ -269,7 +272,7 @@ def _by_pieces(tensor: Tensor, factor: Tensor, added: Tensor) -> Tensor:
 
 
 def _round_off(params: Params, generator: torch.Generator) -> Params:
-    """Return parameters with random rounding errors."""
+    """Return parameters to which random rounding errors were added."""
     result = dict(params)
     for name, tensor in params.items():
         if tensor.is_floating_point() and tensor.numel():
@@ -296,9 +299,9 @@ class _Precision(TorchFunctionMode):
 
 
 class InDouble(TorchFunctionMode):
-    """A context that keeps values of a float64 model in float64 where the model converts them to float32.
+    """A context that keeps intermediate results of a float64 model in float64 where the model converts them to float32.
 
-    Many norms convert values to float32.
+    Many normalization layers convert their inputs to float32.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -310,18 +313,19 @@ class InDouble(TorchFunctionMode):
 
 @dataclass(frozen=True)
 class Check:
-    """The outcome of a verification: the largest relative change of an output, in total and by each group.
+    """The result of a verification: the largest relative change of an output, by all groups and by each group.
 
-    The accepted change is 1e-9. It is 1e-5 if the model itself rounds to float32, and 1e-4 if the model cannot run in
-    float64.
+    The accepted change is 1e-9. The accepted change is 1e-5 if the model itself rounds to float32, and 1e-4 if the
+    model cannot run in float64.
 
     Attributes:
-        max_error: The largest change, by an element of all groups together or of one group alone.
-        per_group: The change by each group and each family of translations. If one of them was not tried alone, this is
-            the change by all of them together. Empty if only all groups together were tried, as requested.
+        max_error: The largest change, whether caused by all groups together or by one group alone.
+        per_group: The change caused by each group and each translation family. For a group or family that was not
+            tested alone, this is the change caused by all of them together. Empty if the caller asked to test only all
+            groups together.
         tolerance: The largest accepted change.
-        alone: The groups and families that were tried alone.
-        evaluations: The number of runs of the model.
+        alone: The groups and families that were tested alone.
+        evaluations: The number of evaluations of the model.
     """
 
     max_error: float
@@ -332,7 +336,7 @@ class Check:
 
     @property
     def ok(self) -> bool:
-        """Whether every error is within the tolerance."""
+        """Whether no change exceeds the tolerance."""
         return self.max_error <= self.tolerance
 
     @property

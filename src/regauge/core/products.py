@@ -1,15 +1,16 @@
-"""Products of matrices, computed by one of the two libraries that torch contains.
+"""Matrix products, computed by one of the two libraries that torch contains.
 
-In single precision, torch multiplies matrices by its BLAS, which is MKL on x86 processors. With `"onednn"`, large
-matrices are multiplied by oneDNN, the library that torch uses for convolutions. The two libraries round differently,
-and differences of rounding grow in a long training. So no measurement chooses the library. The default depends only on
-the processor. `REGAUGE_PRODUCTS` or `set_library` override the default. Outputs that are written over several runs
-record the library. Trained convolutional networks follow the same choice (`training/chains/image_chain.py`).
+In single precision, torch multiplies matrices with its BLAS, which is MKL on x86 processors. With the setting
+`"onednn"`, oneDNN multiplies large matrices. Torch uses oneDNN for convolutions. The two libraries round differently,
+and rounding differences grow during long training. So the library is not chosen by measuring speed. The default depends
+only on the processor. `REGAUGE_PRODUCTS` or `set_library` override the default. Outputs that are computed in several
+runs record the library. The training of convolutional networks uses the same setting
+(`training/chains/image_chain.py`).
 
-MKL does not use AVX-512 on processors that Intel did not make. On an AMD EPYC, MKL reached 98 GFLOP/s with 1,024 x
-1,024 matrices, and oneDNN 209 (`benchmarks/README.md`). On an Intel Xeon with AVX-512, oneDNN is slower. It reached
-0.91 of MKL's throughput with such matrices, and 0.48 to 1.01 in other shapes. On Intel processors the default is
-therefore the BLAS.
+MKL does not use AVX-512 on processors of other makers than Intel. On an AMD EPYC, MKL reached 98 GFLOP/s with 1,024 x
+1,024 matrices, and oneDNN 209 (`benchmarks/README.md`). On an Intel Xeon with AVX-512, oneDNN is slower. There it
+reached 0.91 of MKL's throughput with such matrices, and 0.48 to 1.01 with other shapes. Therefore the default on Intel
+processors is the BLAS.
 """
 
 from collections.abc import Iterator
@@ -26,19 +27,19 @@ Library = Literal["blas", "onednn"]
 VARIABLE = "REGAUGE_PRODUCTS"
 """The environment variable that names a library."""
 LARGE_PRODUCT = 2**21
-"""Multiplications of one product from which on oneDNN's overhead of some microseconds pays."""
+"""The number of multiplications in one product from which on oneDNN pays despite its overhead of some microseconds."""
 
 _chosen: Library | None = None
 _used: ContextVar[Library | None] = ContextVar("used library", default=None)
 
 
 def library() -> Library:
-    """Return the library that multiplies: the chosen library, or the default of this processor."""
+    """Return the library that is used for products: the chosen library, or the default of this processor."""
     return chosen_library() or default_library()
 
 
 def chosen_library() -> Library | None:
-    """Return the library named by `use_library`, `set_library` or the environment; None without a choice."""
+    """Return the library chosen by `use_library`, `set_library` or the environment; None if no library was chosen."""
     known = _used.get() or _chosen
     if known is not None:
         return known
@@ -47,14 +48,14 @@ def chosen_library() -> Library | None:
 
 
 def set_library(name: Library | None) -> None:
-    """Multiply by this library from now on, in this process; None restores the library of environment or processor."""
+    """Use this library in this process from now on. None restores the choice of the environment or the default."""
     global _chosen
     _chosen = None if name is None else require_library(name, "the library of matrix products")
 
 
 @contextmanager
 def use_library(name: Library | None) -> Iterator[None]:
-    """Multiply by this library for the duration of a context, in this thread; None changes nothing."""
+    """Use this library within a context, in this thread. None changes nothing."""
     found = _used.get() if name is None else require_library(name, "the library of matrix products")
     token = _used.set(found)
     try:
@@ -73,7 +74,10 @@ def default_library() -> Library:
 
 
 def require_library(name: str, what: str) -> Library:
-    """Return the library with the given name; a ValueError if the name is unknown or this torch lacks the library."""
+    """Return the library with the given name.
+
+    Raise a ValueError if the name is unknown or this torch lacks the library.
+    """
     for known in get_args(Library):
         if known == name and (known == "blas" or has_onednn()):
             return cast(Library, known)
@@ -89,10 +93,10 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 
 
 def scaled_matmul(a: Tensor, b: Tensor, *, buffer: Tensor, shift: Tensor | None = None, factor: float = 1.0) -> Tensor:
-    """Return `factor * (a @ b + shift)` for two matrices or two stacks of matrices, if possible without new memory.
+    """Return `factor * (a @ b + shift)` for two matrices or two stacks of matrices, without new memory if possible.
 
-    The result is in `buffer`, or in memory that oneDNN allocated. `buffer` must not share memory with the other
-    arguments. A shift has as many axes as the product, or one value for each column.
+    The result is stored in `buffer`, or in memory that oneDNN allocated. `buffer` must not share memory with the other
+    arguments. `shift` must have as many axes as the product, or one entry for each column.
     """
     if not _is_for_onednn(a, b):
         multiply = torch.addmm if a.ndim == 2 else torch.baddbmm
@@ -121,7 +125,7 @@ def add_matmul(total: Tensor, a: Tensor, b: Tensor, *, factor: float = 1.0) -> N
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return `x @ weight.T + bias`, with gradients, like `torch.nn.functional.linear`.
+    """Return `x @ weight.T + bias`, with gradients, as `torch.nn.functional.linear` does.
 
     Args:
         x: `[..., inputs]`.
@@ -137,7 +141,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 class _Linear(torch.autograd.Function):
-    """A linear map of rows whose gradients are computed by the same library and can be differentiated again."""
+    """A linear map of rows. The same library computes its gradients, which can be differentiated again."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -172,12 +176,12 @@ class _Linear(torch.autograd.Function):
 
 
 def _is_rewritten() -> bool:
-    """Return whether torch compiles the operators or chooses their precision itself."""
+    """Return whether torch is compiling the operators or choosing their precision (autocast)."""
     return torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu")
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Return whether a tensor holds values in memory that oneDNN can multiply, and no function transform tracks it."""
+    """Return whether a tensor holds entries in memory that oneDNN can multiply, and no function transform tracks it."""
     return (
         type(tensor) in (Tensor, torch.nn.Parameter)
         and tensor.dtype == torch.float32

@@ -1,4 +1,4 @@
-"""Progress of long work, shown by the command line as bars with an estimate of the time left; crews of processes."""
+"""Progress of long work, which the command line shows as bars with the estimated time left; crews of processes."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -11,19 +11,19 @@ Made = TypeVar("Made")
 
 
 class Advance(Protocol):
-    """A function that advances one piece of work; any thread may call it."""
+    """A function that reports progress on one piece of work. Any thread may call it."""
 
     def __call__(self, amount: float = 1, /, *, loss: float | None = None) -> object:
-        """Count an amount of the total as done; training also passes the loss of the step."""
+        """Count an amount of the total as done. A training loop also passes the loss of the step."""
 
 
 class Progress(Protocol):
-    """A function that shows the progress of long pieces of work."""
+    """A function that starts to show the progress of a long piece of work."""
 
     def __call__(self, label: str, total: float, /) -> Advance:
-        """Begin a piece of work with a total amount.
+        """Begin a piece of work that has a total amount.
 
-        The label names the activity ("training") or the counted items ("shards").
+        The label names the activity ("training") or the items ("shards").
         """
 
 
@@ -37,12 +37,13 @@ def no_progress(label: str, total: float, /) -> Advance:
 
 
 class Unit:
-    """A `Progress` of one unit of a piece of work; it advances the piece as the parts of the unit advance.
+    """A `Progress` for one unit of a piece of work.
 
-    The last hundredth of the unit is counted when the unit is finished, not when the last of its parts is done.
+    As the parts of the unit progress, it reports progress on the piece. The last hundredth of the unit counts as done
+    only when the caller finishes the unit.
 
     Args:
-        advance: The function that shows the progress of the piece.
+        advance: The function that reports progress on the piece of work.
     """
 
     def __init__(self, advance: Advance) -> None:
@@ -58,12 +59,12 @@ class Unit:
         return advance
 
     def finish(self) -> None:
-        """Count the rest of the unit as done."""
+        """Count the remainder of the unit as done."""
         self._advance(1 - self._done)
 
 
 class Crew:
-    """The processes that make an output together; this class stands for a single process."""
+    """The processes that compute an output together. This base class represents a single process."""
 
     rank, size = 0, 1
 
@@ -76,9 +77,9 @@ class Crew:
         return [make(one) for one in items]
 
     def sum(self, tensors: "Mapping[Any, Tensor]") -> "dict[Any, Tensor]":
-        """Sum tensors with the same key over all processes; a tensor that a process lacks counts as zero."""
+        """Sum tensors that have the same key over all processes. If a process lacks a tensor, it contributes zero."""
         return dict(tensors)
 
 
 ALONE = Crew()
-"""One process."""
+"""A crew of one process."""

@@ -1,4 +1,4 @@
-"""A cache for results that depend only on a symmetry, kept as long as the symmetry exists."""
+"""A cache for results that depend only on a symmetry. The results are kept as long as the symmetry exists."""
 
 from collections.abc import Callable, Hashable
 from functools import wraps
@@ -6,11 +6,11 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 
 class Remembering(Protocol):
-    """A protocol: a symmetry with a memory for computed results."""
+    """A protocol for symmetries that store computed results."""
 
     @property
     def memory(self) -> dict[Hashable, Any]:
-        """The results computed from the symmetry, by function and arguments."""
+        """The results computed from the symmetry, with function and arguments as keys."""
 
 
 Owner = TypeVar("Owner", bound=Remembering)
@@ -19,10 +19,10 @@ Given = ParamSpec("Given")
 
 
 def remembered(compute: Callable[Concatenate[Owner, Given], Result]) -> Callable[Concatenate[Owner, Given], Result]:
-    """Keep the results of a function of a symmetry and hashable arguments as long as the symmetry exists.
+    """Cache the results of a function of a symmetry and hashable arguments, as long as the symmetry exists.
 
-    Finding the places where groups act can take longer than aligning small networks. Results are shared by all callers,
-    so callers must not change them.
+    Resolving the sites where groups act can take longer than aligning small networks. All callers share the results, so
+    callers must not modify them.
     """
     name = f"{compute.__module__}.{compute.__qualname__}"
 

@@ -1,9 +1,9 @@
-"""Parts of O(n): rotations that keep the vector of all ones, and rotations without reflections.
+"""Subgroups of O(n): rotations that keep the vector of all ones, and rotations without reflections.
 
 Rotations that keep the vector of all ones commute with taking a mean. Every such rotation is `1 1^T / n + H^T R H`. The
 n - 1 rows of H are an orthonormal basis of the vectors whose sum is zero, and R is any rotation of these vectors.
-LayerNorm without gain commutes with all of these rotations, because they change neither the mean of a vector nor the
-norm of its deviation from the mean.
+LayerNorm without gains commutes with all of these rotations. These rotations change neither the mean of a vector nor
+the norm of its deviation from the mean.
 """
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def zero_sum_basis(n: int) -> Float[Tensor, "{n}-1 {n}"]:
-    """Return an orthonormal basis, as rows in float64, of the vectors of n entries whose sum is zero (Helmert)."""
+    """Return an orthonormal basis of the zero-sum vectors with n entries, as rows in float64 (Helmert)."""
     k = torch.arange(1, n, dtype=torch.float64).unsqueeze(-1)
     columns = torch.arange(n)
     rows = torch.where(columns < k, 1.0, torch.where(columns == k, -k, 0.0))
@@ -21,9 +21,9 @@ def zero_sum_basis(n: int) -> Float[Tensor, "{n}-1 {n}"]:
 
 
 def keeping_ones(rotation: Float[Tensor, "*lead m m"]) -> Float[Tensor, "*lead m+1 m+1"]:
-    """Return the rotation that keeps the vector of ones and acts on zero-sum vectors as the given rotation.
+    """Return the rotation that keeps the vector of ones and acts on zero-sum vectors like the given rotation.
 
-    The given rotation is in the coordinates of `zero_sum_basis`.
+    The given rotation uses the coordinates of `zero_sum_basis`.
     """
     n = rotation.shape[-1] + 1
     basis = zero_sum_basis(n).to(rotation)
@@ -31,11 +31,11 @@ def keeping_ones(rotation: Float[Tensor, "*lead m m"]) -> Float[Tensor, "*lead m
 
 
 def without_reflection(matrix: Float[Tensor, "*lead n n"]) -> Float[Tensor, "*lead n n"]:
-    """Return an orthogonal matrix whose last column is negated if its determinant is minus one.
+    """Return an orthogonal matrix in which the last column is negated if the determinant is minus one.
 
-    With `C = U S V^T` and falling singular values, `without_reflection(U) without_reflection(V)^T` is the rotation with
-    the largest `<R, C>` among rotations without reflection. It negates the direction of the smallest singular value if
-    that is needed.
+    Let `C = U S V^T` with descending singular values. Then `without_reflection(U) without_reflection(V)^T` is the
+    rotation R without reflection that maximizes `<R, C>`. If a sign must change, this rotation negates the direction of
+    the smallest singular value.
 
     References:
         Kabsch (1976), A solution for the best rotation to relate two sets of vectors; Umeyama (1991), lemma.

@@ -1,4 +1,4 @@
-"""Directions of positive scales: combinations of families that are balanced as one, and the sites where they act."""
+"""Directions of positive scales: combinations of families that balancing treats as one, and their sites."""
 
 import itertools
 from collections.abc import Sequence
@@ -18,11 +18,11 @@ from regauge.core.symmetry import Symmetry
 
 @dataclass(frozen=True)
 class ScaleSite:
-    """One site of a direction: a step t multiplies the squares of a tensor at this site by `exp(exponent * t)`.
+    """One site of a direction. A step t multiplies the squares of a tensor at this site by `exp(exponent * t)`.
 
-    The direction acts on `shared` axes of the tensor. The unit of an entry depends on `axes`, counted without the batch
-    axis; the last of these axes is the axis of the site. `index` gives the entry of a step for each position on the
-    axis of the site.
+    The direction acts on the tensor along `shared` axes. The unit that owns an entry depends on the indices along
+    `axes`, where the batch axis does not count. The last of these axes is the axis of the site. `index` maps each
+    position on the axis of the site to an entry of the step.
     """
 
     name: str
@@ -35,9 +35,9 @@ class ScaleSite:
 
 @dataclass(frozen=True)
 class Direction:
-    """A combination of the families of one group that is balanced as one: the weight of each family, and the sites.
+    """A combination of one group's families that balancing treats as one: the weight of each family, and the sites.
 
-    For a normalizer, `own` holds the sites whose values no other scale moves.
+    For a normalizer, `own` holds the sites whose entries no other scale affects.
     """
 
     group: str
@@ -49,7 +49,7 @@ class Direction:
 
 @remembered
 def directions(symmetry: Symmetry, buffers: Literal["move", "keep"]) -> tuple[Direction, ...]:
-    """Return the families of every group; to keep the buffers, return the combinations that do not move buffers."""
+    """Return the scale families of every group. To keep buffers, return the combinations that do not change buffers."""
     result = []
     for group in symmetry.groups:
         kept = kept_scales(symmetry, group) if buffers == "keep" else null_space([], group.scales)
@@ -61,15 +61,18 @@ def directions(symmetry: Symmetry, buffers: Literal["move", "keep"]) -> tuple[Di
 
 
 def kept_scales(symmetry: Symmetry, group: Group) -> list[tuple[int, ...]]:
-    """Return combinations of the scale families of a group that keep every buffer; they span all such combinations."""
+    """Return combinations of a group's scale families that keep every buffer.
+
+    The returned combinations span all combinations that keep every buffer.
+    """
     return null_space(_moving(symmetry, group), group.scales)
 
 
 @remembered
 def normalizers(symmetry: Symmetry) -> tuple[Direction, ...]:
-    """Return the combinations of families that move buffers, and for each one the values that no other scale moves.
+    """Return combinations of families that change buffers, and for each one the entries that no other scale affects.
 
-    These values are the filters before batch normalization, one set for each layer. See `SquaredNorm.normalize`.
+    These entries are the filters before batch normalization, one set for each layer. See `SquaredNorm.normalize`.
     """
     result = []
     for group in symmetry.groups:
@@ -85,12 +88,12 @@ def normalizers(symmetry: Symmetry) -> tuple[Direction, ...]:
 
 
 def _moving(symmetry: Symmetry, group: Group) -> list[tuple[int, ...]]:
-    """Return the distinct exponents with which the scale families of a group act on buffers."""
+    """Return the distinct exponents that the scale families of a group have on buffers."""
     return sorted({p.scale for p in group.placements if p.parameter in symmetry.buffers})
 
 
 def _sites_moved(symmetry: Symmetry, group: Group, weights: Sequence[int] | None = None) -> list[tuple[str, Site]]:
-    """Return the sites of a group on compared parameters that a combination of families moves; all sites by default."""
+    """Return the sites of a group on compared parameters that a combination of families affects. Default: all sites."""
     every = ((name, site) for name, local in symmetry.sites.items() if name not in symmetry.buffers for site in local)
     own = ((name, site) for name, site in every if site.group.name == group.name)
     return [(name, site) for name, site in own if weights is None or _exponent(site, weights)]
@@ -117,11 +120,11 @@ def _place(symmetry: Symmetry, name: str, site: Site, exponent: int, shared: int
 
 
 def _shorten(symmetry: Symmetry, group: Group, basis: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Reduce a basis of combinations of families by sums and differences, until no sum or difference moves fewer sites.
+    """Add and subtract the combinations in a basis until no sum or difference affects fewer sites.
 
-    A tensor that is scaled alone, such as a filter before a normalization, has no best norm. A linear term gives it a
-    best norm. For this, one combination must scale only this tensor. If each combination scaled other tensors too, the
-    steps could go on without end.
+    If a scale multiplies only one tensor, such as a filter before a normalization, the norm has no minimum. A linear
+    term gives the norm a minimum. To add this term, one combination must scale only this tensor. If each combination
+    also scaled other tensors, the iteration might never end.
     """
     if len(basis) < 2:
         return basis
@@ -141,7 +144,7 @@ def _shorten(symmetry: Symmetry, group: Group, basis: list[tuple[int, ...]]) -> 
 
 
 def _duals(rows: Sequence[Sequence[int]], kept: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
-    """Return integer vectors orthogonal to `kept`, one for each row of a largest independent set of the rows.
+    """Return integer vectors orthogonal to `kept`, one for each row of a maximal independent set of rows.
 
     Each vector is also orthogonal to all other rows of this set.
     """

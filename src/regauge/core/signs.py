@@ -1,9 +1,10 @@
-"""The best pattern of signs for each pair of units, if a group has several families of signs.
+"""The best pattern of signs for each pair of units of a group with several families of signs.
 
-A family k has a sign s_k for each unit. At each place, the units are multiplied by the product of s_k over a subset of
-families. This product is the *character* of the subset. Different places have different characters. For one pair of
-units the objective is `sum_chi chi(s) c_chi`, to be maximized over the signs s. Characters that are independent of all
-others over GF(2) contribute `|c_chi|`. The other characters fall into independent components.
+Each family k has a sign s_k for each unit. At each placement, the units are multiplied by the product of s_k over a
+subset of the families. This product is the *character* of the subset. Different placements can have different
+characters. For one pair of units, the objective is `sum_chi chi(s) c_chi`, which is maximized over the signs s. A
+character that is independent of all others over GF(2) contributes `|c_chi|`. The remaining characters split into
+independent components.
 """
 
 from collections.abc import Sequence
@@ -15,12 +16,12 @@ import torch
 from torch import Tensor
 
 ENUMERATED = 8
-"""Components with more free signs than this are solved by coordinate ascent instead of enumeration."""
+"""If a component has more free signs than this, coordinate ascent solves it instead of enumeration."""
 
 
 @dataclass(frozen=True)
 class _Component:
-    """Characters that depend on one another: their indices in the list, and each one as a mask over the free signs."""
+    """Characters that depend on one another: their indices in the list, and each character as a mask of free signs."""
 
     members: tuple[int, ...]
     masks: tuple[int, ...]
@@ -28,16 +29,16 @@ class _Component:
 
 
 class SignCode:
-    """The characters of a group, split into independent components; `of` caches the codes.
+    """The characters of a group, split into independent components. `of` caches codes.
 
     Args:
-        characters: The exponents of the families for each character; no two characters are equal.
+        characters: For each character, the exponents of the families. No two characters are equal.
     """
 
     @classmethod
     @cache
     def of(cls, *characters: tuple[int, ...]) -> "SignCode":
-        """Return the code of the given characters."""
+        """Return the code for the given characters."""
         return cls(characters)
 
     def __init__(self, characters: Sequence[Sequence[int]]) -> None:
@@ -45,16 +46,16 @@ class SignCode:
 
     @property
     def is_independent(self) -> bool:
-        """Whether each character is a component of its own."""
+        """Whether every component consists of one character."""
         return all(len(component.members) == 1 for component in self._components)
 
     def best(self, costs: Sequence[Tensor]) -> Tensor:
-        """Return `max over s of sum_chi chi(s) c_chi`, entry by entry, for costs of one shape."""
+        """Return `max over s of sum_chi chi(s) c_chi`, entry by entry. All costs have one shape."""
         values = [self._solve(component, costs)[0] for component in self._components]
         return reduce(torch.add, values)
 
     def signs(self, costs: Sequence[Tensor], families: int) -> Tensor:
-        """Return the signs that attain the maximum, int8 `[families, ...]`; signs without an effect are plus one."""
+        """Return the signs that attain the maximum, int8 `[families, ...]`. Signs without an effect are plus one."""
         chosen: dict[int, Tensor] = {}
         for component in self._components:
             bits = self._solve(component, costs)[1]
@@ -69,9 +70,9 @@ class SignCode:
 
     @cached_property
     def _reduce(self) -> tuple[dict[int, tuple[int, frozenset[int]]], list[frozenset[int]]]:
-        """The Gauss-Jordan reduction over GF(2): rows by pivot, and each word in terms of the basis characters.
+        """The Gauss-Jordan reduction over GF(2): rows by pivot, and characters as combinations of basis characters.
 
-        Each row comes with the basis characters that it combines.
+        Each row includes the basis characters that it combines.
         """
         rows: dict[int, tuple[int, frozenset[int]]] = {}
         expressed: list[frozenset[int]] = []
@@ -109,7 +110,7 @@ class SignCode:
         return result
 
     def _solve(self, component: _Component, costs: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """Return the best value, and the bit (1 for minus) of each basis character."""
+        """Return the best objective, and the bit (1 for minus) of each basis character."""
         own = [costs[m] for m in component.members]
         size = len(component.basis)
         if size == 0:
@@ -135,7 +136,7 @@ class SignCode:
 
 
 def _coordinate_ascent(component: _Component, own: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """Flip one sign at a time as long as a flip helps in any entry; the first signs are best for the basis alone."""
+    """Flip one sign at a time until no flip helps at any entry. The initial signs are optimal for the basis alone."""
     place = dict(zip(component.members, own, strict=True))
     bits = [(place[b] < 0).long() for b in component.basis]
     signed = list(own)

@@ -1,8 +1,8 @@
-"""The unit sphere: distances, the exponential and the logarithm, geodesics and means, exact in float32.
+"""The unit sphere: distances, the exponential and logarithm maps, geodesics and means, exact in float32.
 
-Points and tangent vectors lie along the last axis; leading axes are batch axes. Angles are in radians. No function here
-clamps an arc cosine. So angles far below the square root of the precision are correct, and all gradients are finite if
-points coincide.
+Points and tangent vectors lie along the last axis; leading axes are batch axes. Angles are in radians. No function in
+this module clamps an arc cosine. So angles far below the square root of the precision are correct, and all gradients
+are finite even if points coincide.
 """
 
 import math
@@ -12,14 +12,14 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 Points = Float[Tensor, "*#lead dim"]
-"""Points or tangent vectors whose leading axes broadcast."""
+"""Points or tangent vectors. The leading axes of points and vectors broadcast."""
 
 MAX_STEPS = 100
-"""Most steps of the iteration for a mean."""
+"""The maximal number of iterations for a mean."""
 
 
 def normalize(x: Float[Tensor, "*lead dim"]) -> Float[Tensor, "*lead dim"]:
-    """Return the nearest point of the sphere; zero has no nearest point and gives NaN."""
+    """Return the nearest point on the sphere. Zero has no nearest point and returns NaN."""
     norms: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return x / norms
 
@@ -40,7 +40,7 @@ def distance(x: Points, y: Points) -> Float[Tensor, "*lead"]:
 
 
 def exp(x: Points, v: Points) -> Points:
-    """Return the point that the geodesic with velocity v, tangent at x, reaches from x after unit time.
+    """Return the point that a geodesic reaches after unit time if it starts at x with the tangent velocity v.
 
     `exp(x, v) = cos |v| x + sin |v| v / |v|`.
     """
@@ -51,8 +51,8 @@ def exp(x: Points, v: Points) -> Points:
 def log(x: Points, y: Points) -> Points:
     """Return the velocity at x of the shortest geodesic that reaches y after unit time: `exp(x, log(x, y)) == y`.
 
-    The length of the velocity is `distance(x, y)`. Between antipodal points no geodesic is the shortest, and the result
-    is meaningless; see `is_antipodal`.
+    The length of the velocity is `distance(x, y)`. No unique shortest geodesic connects antipodal points, and the
+    result is then meaningless; see `is_antipodal`.
     """
     angle = distance(x, y).unsqueeze(-1)
     # The tangent part of y - x is that of y, without the cancellation of nearly equal points; its length is sin(angle).
@@ -60,11 +60,11 @@ def log(x: Points, y: Points) -> Points:
 
 
 def geodesic(x: Points, y: Points, t: Tensor | float) -> Points:
-    """Return the point at a share t of the shortest geodesic from x to y; exactly x at 0 and y at 1.
+    """Return the point at fraction t of the shortest geodesic from x to y: exactly x at 0 and y at 1.
 
     Args:
-        x: Start points.
-        y: End points, not antipodal to the start points; see `log`.
+        x: The start points.
+        y: The end points. No end point may be antipodal to its start point; see `log`.
         t: A number, or one number for each leading index.
     """
     share = torch.as_tensor(t, dtype=x.dtype, device=x.device).unsqueeze(-1)
@@ -79,18 +79,18 @@ def mean(
     *,
     tolerance: float | None = None,
 ) -> Float[Tensor, "*lead dim"]:
-    """Return the Karcher mean: the point whose weighted squared distances to the points have the smallest sum.
+    """Return the Karcher mean: the point that minimizes the weighted sum of squared distances to the points.
 
     The mean is unique if all points lie within an open half sphere. At the mean, `sum_k w_k log(mean, point_k) = 0`.
 
     Args:
-        points: Points along the axis before the last.
-        weights: Nonnegative weights, shared by all means or given for each mean; equal by default.
-        tolerance: The iteration ends if no mean moves by more than this angle; by default four times the precision of
+        points: The points, along the axis before the last.
+        weights: Nonnegative weights, either one set for all means or one set for each mean. Default: equal weights.
+        tolerance: The iteration ends when no mean moves by more than this angle. Default: four times the precision of
             the dtype.
 
     Raises:
-        ValueError: The weights are negative or sum to zero, or the weighted points cancel and no mean is defined.
+        ValueError: Weights are negative or sum to zero, or the weighted points cancel and no mean is defined.
 
     References:
         Karcher (1977), Riemannian center of mass and mollifier smoothing, definition 1.3.
@@ -117,6 +117,6 @@ def mean(
 
 
 def is_antipodal(x: Points, y: Points) -> Bool[Tensor, "*lead"]:
-    """Return whether points are opposite up to rounding; no geodesic between such points is the shortest."""
+    """Return whether points are antipodal up to rounding. Antipodal points have no unique shortest geodesic."""
     together: Tensor = torch.linalg.vector_norm(x + y, dim=-1)
     return together <= 16 * torch.finfo(x.dtype).eps

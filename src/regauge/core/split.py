@@ -1,4 +1,4 @@
-"""Batches split in two parts: examples to choose by, and examples to judge the choice by."""
+"""Batches split into two parts: examples for making a choice, and examples for evaluating the choice."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -14,18 +14,19 @@ Batches = list[tuple[Any, Any]]
 
 
 def split_batches(batches: Iterable[Any], share: float, generator: torch.Generator) -> tuple[Batches, Batches]:
-    """Split the examples of batches at random; each part keeps the order and has at most as many batches.
+    """Split the examples of batches at random. Each part keeps the order and has at most as many batches.
 
-    Examples lie along the first axis of every tensor of a batch. If the tensors of a batch have first axes of different
-    lengths, or if a batch holds text, whole batches are assigned at random.
+    Examples lie along the first axis of every tensor of a batch. If the first axes of a batch's tensors differ in
+    length, or if a batch contains text, whole batches are assigned at random.
 
     Args:
         batches: Pairs (inputs, targets).
-        share: The share of the examples in the first part, between 0 and 1. Each part has at least one example.
+        share: The share of the examples that go to the first part, between 0 and 1. Each part gets at least one
+            example.
         generator: The generator that assigns the examples to the parts.
 
     Raises:
-        ValueError: The share is not between 0 and 1, or there is nothing to split.
+        ValueError: The share is not between 0 and 1, or there are too few examples to split.
     """
     if not 0 < share < 1:
         raise ValueError(

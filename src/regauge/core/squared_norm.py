@@ -1,4 +1,4 @@
-"""The squared norm of networks as a function of scales and matrices: its slopes, and products with its Hessian."""
+"""The squared norm of networks as a function of scales and matrices, its gradient, and products with its Hessian."""
 
 from collections.abc import Iterator, Mapping
 from typing import Literal
@@ -17,32 +17,35 @@ from regauge.core.symmetry import Symmetry
 
 Array = NDArray[np.float64]
 Steps = Float64[np.ndarray, "batch unknown"]
-"""Changes of the logarithms of all scales, then the entries of a symmetric matrix for each copy of a group."""
+"""The changes of the logarithms of all scales, followed by the entries of one symmetric matrix per group copy."""
 COLUMNS = 1 << 12
-"""Columns of values that are multiplied at once."""
+"""The number of columns that are multiplied at once."""
 NOTHING = 1e-13
-"""Share of the largest diagonal entry of Gram matrices below which both sides have nothing."""
+"""A direction counts as zero on both sides below this share of the largest diagonal entry of the Gram matrices."""
 Limits = tuple[float, float]
-"""Shares of the largest eigenvalue of a Gram matrix: those below the first are zero, those above the second are not."""
+"""Two shares of the largest eigenvalue of a Gram matrix.
+
+Eigenvalues below the first are zero, and above the second nonzero.
+"""
 Gram = Float64[np.ndarray, "batch copies n n"]
 
 
 class SquaredNorm:
-    """The squared norm of networks after the scales and matrices of all steps so far.
+    """The squared norm of networks after all scale and matrix steps so far.
 
-    Scales and symmetric matrices move a tensor T to `exp(L) T`. L is symmetric, and linear in the matrices and in the
-    logarithms of the scales. Along `exp(t L) T` the squared norm has the slope `2 <T, L T>` and the curvature `4 |L
-    T|^2`. So the squared norm is convex.
+    Scales and symmetric matrices map a tensor T to `exp(L) T`. L is symmetric. L is linear in the matrices and in the
+    logarithms of the scales. Along `exp(t L) T` the squared norm has the slope `2 <T, L T>` and the curvature
+    `4 |L T|^2`. Therefore the squared norm is convex.
 
     Args:
-        symmetry: The symmetry, with every size known.
-        buffers: Whether scales may move running statistics.
+        symmetry: The symmetry. All its sizes must be known.
+        buffers: Whether scales may change running statistics.
         params: The compared parameters, `[batch, *shape]`.
 
     Attributes:
-        logs: The logarithms of all scales, direction by direction, `[batch, unit]`.
-        found: The matrix of each copy of each group.
-        norm: The squared norm of all values that scales or matrices move.
+        logs: The logarithms of all scales, ordered by direction, `[batch, unit]`.
+        found: The matrix found so far for each copy of each group.
+        norm: The squared norm of all entries that scales or matrices affect.
     """
 
     def __init__(self, symmetry: Symmetry, buffers: Literal["move", "keep"], params: Mapping[str, Tensor]) -> None:
@@ -85,19 +88,20 @@ class SquaredNorm:
         return pooled
 
     def _values(self, params: Mapping[str, Tensor], name: str, site: Site) -> Array:
-        """Return the values of a site, `[batch, copies, n, columns]`."""
+        """Return the entries of a site, `[batch, copies, n, columns]`."""
         found: Array = self._units(params, name, site).cpu().numpy()
         return found
 
     def _units(self, params: Mapping[str, Tensor], name: str, site: Site) -> Tensor:
-        """Return the values of a site, `[batch, copies, n, columns]`, on the device of the parameters."""
+        """Return the entries of a site, `[batch, copies, n, columns]`, on the device of the parameters."""
         values = unit_values(self._symmetry, name, site, params[name].detach(), 1)
         return values.reshape(self._batch, -1, *values.shape[-2:]).double()
 
     def _sum_grams(self, params: Mapping[str, Tensor], group: str) -> Array:
-        """Return Gram matrices of the values on which only this group acts, `[2, batch, copies, n, n]`.
+        """Return the Gram matrices of the entries on which only this group acts, `[2, batch, copies, n, n]`.
 
-        The first entry is for the matrix of the group, the second for its inverse.
+        The first Gram matrix is for the entries that the group's matrix multiplies, the second for those of its
+        inverse.
         """
         n, copies = self._symmetry[group].size, self._symmetry.count_copies(group)
         sums = np.zeros((2, self._batch, copies, n, n))
@@ -111,16 +115,16 @@ class SquaredNorm:
         return sums
 
     def _side(self, rows: Array, table: Table, side: int) -> Array:
-        """Return numbers of all rows as numbers of one side of the matrices of a table: `[tensor, batch, length]`."""
+        """Return per-row numbers, arranged by the rows or columns of a table's matrices: `[tensor, batch, length]`."""
         parts = rows[table.sides[side]].reshape(len(table.axes), table.shape[side], self._batch)
         return np.ascontiguousarray(parts.swapaxes(1, 2))
 
     def _columns(self, rows: Array, pool: slice, copies: int) -> Array:
-        """Return numbers of all rows as numbers of the columns of values: `[batch, copies, 1, columns]`."""
+        """Return per-row numbers, arranged by the columns of a pool: `[batch, copies, 1, columns]`."""
         return rows[pool].T.reshape(self._batch, copies, 1, -1)
 
     def _measure(self) -> None:
-        """Sum the squares of all rows at the current scales and matrices."""
+        """Compute the sums of squares of all rows at the current scales and matrices."""
         self._factors = np.exp(self._fields)
         self._rows = np.empty_like(self._fields)
         self._rows[: len(self._entries)] = self._entries * self._factors[: len(self._entries)]
@@ -141,18 +145,22 @@ class SquaredNorm:
             self.norm = self.norm + np.trace(gram, axis1=-2, axis2=-1).sum((0, 2))
 
     def objective(self) -> Float64[np.ndarray, " batch"]:
-        """Return the squared norm plus the linear terms, which units and singular matrices with only one side have."""
+        """Return the squared norm plus linear terms.
+
+        Units and singular matrices that have only one side have such terms.
+        """
         found: Array = self.norm - (self._linear * self.logs).sum(1) - 2 * self._volumes
         return found
 
     def _meet(self, incidence: Incidence) -> Array:
-        """Return the step to the minimum of an upper bound of the norm, which is a sum of one function for each unit.
+        """Return the step to the minimum of an upper bound of the norm.
 
-        With weights W and exponents e, the slope of `sum W exp(e t)` vanishes where the logarithms of its rising part
-        and of its falling part meet. The difference of these logarithms changes at most at the rate of the largest
-        rising plus the largest falling exponent. So a division by this rate never goes too far. A value that k units
-        move is bounded by the mean of k values with k times the exponent. A unit with only one side moves to the slope
-        of its linear term.
+        The bound is a sum of one function for each unit. Given weights W and exponents e, consider the slope of
+        `sum W exp(e t)`. It vanishes where its rising part and its falling part have equal logarithms. The difference
+        of these logarithms changes at most at the rate of the largest rising plus the largest falling exponent. So
+        dividing the difference by this rate never overshoots. An entry that k units affect is bounded by the mean of k
+        terms, each with k times the exponent. A unit with only one side moves until its slope equals that of its linear
+        term.
         """
         up, down = ((part @ self._rows).T for part in (incidence.rising, incidence.falling))
         is_one, is_other = up > 0, down > 0
@@ -162,16 +170,16 @@ class SquaredNorm:
         return step
 
     def sweep(self) -> None:
-        """Move all scales at once to the minimum of an upper bound of the norm."""
+        """Change all scales at once to the minimum of an upper bound of the norm."""
         step = self._meet(self.plan.incidence)
         self._shift(self.plan.incidence, step)
         self.logs += step
         self._measure()
 
     def normalize(self) -> list[Array]:
-        """Return the steps that scale the values of each normalizer to norm one, up to a constant.
+        """Return the steps that scale each normalizer's own entries to norm one, up to a constant.
 
-        These are the values that no other scale moves.
+        A normalizer's own entries are those that no other scale affects.
         """
         steps, moved = [], set[str]()
         for filters in self.plan.filters:
@@ -184,14 +192,14 @@ class SquaredNorm:
         return steps
 
     def grams(self, group: str) -> tuple[Gram, Gram]:
-        """Return the Gram matrices of all values that a group multiplies, and of all that its inverse multiplies."""
+        """Return the Gram matrices of all entries that a group multiplies, and of those that its inverse multiplies."""
         sums = self._alone[group].copy()
         for sign, values in self._acted_on(group):
             sums[int(sign < 0)] += values @ values.swapaxes(-1, -2)
         return sums[0], sums[1]
 
     def _acted_on(self, group: str) -> Iterator[tuple[int, Array]]:
-        """Yield the values on which a group acts together with scales or other groups, with their signs."""
+        """Yield the entries on which a group acts together with scales or other groups, and the sign of the action."""
         for pool, values in zip(self.plan.pools, self._pools, strict=True):
             if pool.group == group:
                 yield pool.sign, values
@@ -199,7 +207,10 @@ class SquaredNorm:
             yield from ((sign, values[:, index]) for name, sign, index in loose.slots if name == group)
 
     def multiply(self, group: str, matrix: Gram) -> None:
-        """Multiply all values of a group by a matrix, or by its inverse transpose if the inverse acts on them."""
+        """Multiply all entries of a group by a matrix.
+
+        If the inverse acts on entries, multiply by the inverse transpose.
+        """
         both = {1: matrix, -1: np.linalg.inv(matrix).swapaxes(-1, -2)}
         for k, copy, bases in self._single.get(group, []):
             for side, each in enumerate(both.values()):
@@ -217,7 +228,7 @@ class SquaredNorm:
                     values[:, index] = both[sign] @ values[:, index]
 
     def _shift(self, incidence: Incidence, step: Array) -> None:
-        """Multiply values by the exponentials of a step of scales."""
+        """Multiply entries by the exponentials of a step of scales."""
         fields = incidence.rows @ step.T
         self._fields += fields
         roots = np.exp(fields / 2)
@@ -229,12 +240,13 @@ class SquaredNorm:
     def balance(
         self, group: str, is_rigid: Bool[np.ndarray, " batch"], is_chosen: Bool[np.ndarray, " batch"], limits: Limits
     ) -> None:
-        """Take the best step of the matrices of one group alone, in chosen networks in which the group is not rigid.
+        """Take the best step of one group's matrices alone.
 
-        If the group acts on d axes of one tensor, the step assumes that only one axis moves. The d-th root of the step
-        does not go too far when all axes move. A subspace on one side of a singular copy may be annihilated by the
-        other side. The logarithm of its volume gets a linear term. Networks in which the rank of a copy is in doubt
-        become rigid.
+        Networks that are not chosen, or in which the group is rigid, do not change. If the group acts on d axes of one
+        tensor, the step is computed as if it acted on only one of them. Then the d-th root of the step does not
+        overshoot when the group acts on all axes. In a singular copy, one side may annihilate a subspace of the other
+        side. The logarithm of the volume of this subspace then gets a linear term. If the rank of a copy is in doubt,
+        the group becomes rigid in this network.
         """
         forward, inverse = self.grams(group)
         found, is_good = balancing(torch.from_numpy(forward), torch.from_numpy(inverse), *limits)
@@ -258,13 +270,13 @@ class SquaredNorm:
         return [group for group, copies in self._single.items() if copies]
 
     def matrices(self, step: Steps) -> dict[str, Array]:
-        """Return the symmetric matrices of a step, as views that can be written to."""
+        """Return the symmetric matrices of a step as writable views."""
         return {name: step[:, part].reshape(self.found[name].shape) for name, part in self._places.items()}
 
     def slopes(self) -> tuple[Steps, Steps]:
         """Return the gradient and the diagonal of the Hessian.
 
-        The diagonal is that in the coordinates in which Gram matrices are diagonal.
+        The diagonal is computed in the coordinates in which Gram matrices are diagonal.
         """
         gradient, diagonal = np.zeros((2, self._batch, self.size))
         # Products with the Hessian need no more digits.
@@ -284,7 +296,7 @@ class SquaredNorm:
         return gradient * self._free, diagonal * self._free
 
     def _projectors(self, group: str) -> tuple[Array, Array]:
-        """Return the projectors on the subspaces that only one side of singular copies has.
+        """Return the projectors onto the subspaces that only one side of singular copies has.
 
         The first projector is for the side of the group, the second for the side of its inverse.
         """
@@ -347,7 +359,7 @@ def _add_both(total: Array, factor: float, product: Array) -> None:
 
 
 def _parts(values: NDArray[np.floating]) -> list[NDArray[np.floating]]:
-    """Return views of blocks of columns."""
+    """Return views of consecutive blocks of columns."""
     return [values[..., first : first + COLUMNS] for first in range(0, values.shape[-1], COLUMNS)]
 
 
@@ -357,7 +369,7 @@ def _times(matrices: Array, vectors: Array) -> Array:
 
 
 def _squares(tensor: Float[Tensor, "batch *shape"], axes: Axes) -> NDArray[np.floating]:
-    """Return the squares of a tensor summed over all axes but the given ones, with the given axes in their order."""
+    """Return the squares of a tensor summed over all axes except the given axes, which keep their given order."""
     work = torch.promote_types(tensor.dtype, torch.float32)
     squares = tensor.detach().to(work).square()
     free = tuple(1 + axis for axis in range(squares.ndim - 1) if axis not in axes)
@@ -368,7 +380,7 @@ def _squares(tensor: Float[Tensor, "batch *shape"], axes: Axes) -> NDArray[np.fl
 
 
 def _beyond(gram: Array, other: Array, zero: float) -> Array:
-    """Return an orthonormal basis of the subspace that one Gram matrix has and the other annihilates."""
+    """Return an orthonormal basis of the subspace on which the first Gram matrix is nonzero and the other is zero."""
     values, vectors = np.linalg.eigh(other)
     null = vectors[:, values <= zero * values[-1]]
     values, vectors = np.linalg.eigh(null.T @ gram @ null)

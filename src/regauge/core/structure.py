@@ -1,7 +1,7 @@
-"""Structure: tensors that a network does not learn (masks, permutations, tables), which its symmetry keeps bit by bit.
+"""Structure: tensors that a network does not learn (masks, permutations, tables). A symmetry keeps them bit by bit.
 
-Units with equal entries in all structure tensors can be exchanged: see `regauge.core.exchangeable`. If two networks
-differ in structure, only elements that carry one structure into the other may align the networks: see `carry`.
+Units can be exchanged if their entries are equal in all structure tensors: see `regauge.core.exchangeable`. If two
+networks differ in structure, alignment allows only elements that map one structure to the other: see `carry`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,14 +20,14 @@ from regauge.core.params import VALUES
 from regauge.core.symmetry import Symmetry
 
 ATTEMPTS = 512
-"""Refinements that the search for a carrying element may take."""
+"""The maximal number of color refinements in the search for an element that maps one structure to another."""
 
 Codes = NDArray[np.uint64]
 Colors = dict[str, Codes]
 
 
 def is_same(first: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors hold the same values bit by bit, after conversion to the coarser of the two dtypes."""
+    """Return whether two tensors have the same bits after both are converted to the coarser of the two dtypes."""
     if first.shape != other.shape:
         return False
     if first.dtype != other.dtype and {first.dtype, other.dtype} <= VALUES:
@@ -39,16 +39,17 @@ def is_same(first: Tensor, other: Tensor) -> bool:
 
 
 def require_same(name: str, tensors: Sequence[Tensor]) -> None:
-    """Raise a ValueError unless all networks have the same structure tensor under one name."""
+    """Raise a ValueError unless all networks have the same structure tensor with this name."""
     if not all(is_same(tensors[0], other) for other in tensors):
         raise ValueError(_difference(name))
 
 
 def carry(symmetry: Symmetry, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Element | None:
-    """Return the element that makes the structure of network `b` equal to that of `a`; None if it is equal already.
+    """Return an element that maps the structure of network `b` to that of `a`. Return None if they are already equal.
 
-    The search refines colors of units until units with different structure have different colors (the one-dimensional
-    Weisfeiler-Leman test). It then chooses among units of equal color. The element that is found is checked bit by bit.
+    The search refines colors of units until units with different structure have different colors (one-dimensional
+    Weisfeiler-Leman test). If several units share a color, the search tries pairs of them. The resulting element is
+    checked bit by bit.
 
     Raises:
         ValueError: No element was found; the message names a buffer that differs.
@@ -65,7 +66,10 @@ def carry(symmetry: Symmetry, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) 
 
 
 def without_structure(symmetry: Symmetry) -> Symmetry:
-    """Return the symmetry without its placements on structure tensors, for networks without these tensors."""
+    """Return the symmetry without its placements on structure tensors.
+
+    The result suits networks without structure tensors.
+    """
     held = frozenset(symmetry.structure)
     groups = tuple(
         replace(g, placements=tuple(p for p in g.placements if p.parameter not in held)) for g in symmetry.groups
@@ -83,7 +87,10 @@ def _difference(name: str) -> str:
 
 
 def carry_pairs(symmetry: Symmetry, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Element | None:
-    """Return `carry` for every pair of networks of two populations, as a batch; None if all structures are the same."""
+    """Return `carry` for every pair of networks of two populations, as a batch.
+
+    Return None if all structures are equal.
+    """
     names = [name for name in symmetry.structure if name in a and name in b]
     if all(is_same(a[name], b[name]) for name in names):
         return None
@@ -95,7 +102,7 @@ def carry_pairs(symmetry: Symmetry, a: Mapping[str, Tensor], b: Mapping[str, Ten
 
 
 class _Search:
-    """A search for the permutations that carry the structure of one network into that of another."""
+    """A search for permutations that map the structure of one network to that of another."""
 
     def __init__(
         self, symmetry: Symmetry, names: Sequence[str], a: Mapping[str, Tensor], b: Mapping[str, Tensor]
@@ -115,7 +122,7 @@ class _Search:
         return self._descend(start, start)
 
     def _descend(self, first: Colors, other: Colors) -> Element | None:
-        """Refine the colors of both networks; if several units share a color, try one pair of units after the other."""
+        """Refine the colors of both networks. If several units share a color, try pairs of them one after the other."""
         self._left -= 1
         first, other = self._refine(first, 0), self._refine(other, 1)
         if self._left < 0 or any((np.sort(first[name]) != np.sort(other[name])).any() for name in first):
@@ -141,7 +148,7 @@ class _Search:
         return {name: self._a[name].ndim for name in self._names}
 
     def _element(self, first: Colors, other: Colors) -> Element:
-        """Return the element that takes units of each color from the units of the same color, in their order."""
+        """Return the element that matches the units of each color in their order."""
         element = identity(self._symmetry.groups)
         for group in self._groups:
             perm = np.empty(group.size, np.int64)
@@ -151,7 +158,7 @@ class _Search:
         return element
 
     def _refine(self, colors: Colors, network: int) -> Colors:
-        """Separate units by their values with units of each color, until no color is divided any more."""
+        """Separate units whose entries with units of a color differ, until no color can be divided further."""
         while True:
             signatures = {name: [color] for name, color in colors.items()}
             for name in self._names:
@@ -176,7 +183,7 @@ class _Search:
 
 
 def _codes(network: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, Codes]:
-    """Return the bits of each value as one number, combined with the index of its tensor."""
+    """Return one integer for each entry: its bits, combined with the index of its tensor."""
     result = {}
     for k, name in enumerate(names):
         tensor = network[name].detach().cpu().contiguous()
@@ -189,7 +196,7 @@ def _codes(network: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, Cod
 
 
 def _axis_colors(colors: Colors, places: Sequence[Site], axis: int, length: int) -> Codes:
-    """Return the color of each index of an axis: the color of its unit, or a color of its own if it has no unit."""
+    """Return a color for each index of an axis: the color of its unit. An index without a unit gets a unique color."""
     found = _mix(np.arange(length, dtype=np.uint64), np.uint64(1))
     for k, site in enumerate(site for site in places if site.placement.axis == axis):
         for copy, positions in enumerate(site.by_copies.numpy()):
@@ -198,7 +205,7 @@ def _axis_colors(colors: Colors, places: Sequence[Site], axis: int, length: int)
 
 
 def _smallest_tie(colors: Colors) -> tuple[str, int] | None:
-    """Return a unit of the smallest color that several units share."""
+    """Return a unit of the smallest color that more than one unit has."""
     best: tuple[int, str, int] | None = None
     for name, color in colors.items():
         _, firsts, counts = np.unique(color, return_index=True, return_counts=True)
@@ -222,7 +229,7 @@ def _chain(parts: Sequence[Codes]) -> Codes:
 
 
 def _mix(first: Codes, other: Any) -> Codes:
-    """Return a hash of each pair of numbers (splitmix64); sums of hashes represent multisets of numbers."""
+    """Return a hash of each pair of integers (splitmix64). Sums of such hashes represent multisets."""
     with np.errstate(over="ignore"):
         mixed = (first * np.uint64(0x9E3779B97F4A7C15)) ^ (np.uint64(0xD1B54A32D192ED03) + other)
         mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

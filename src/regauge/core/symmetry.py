@@ -34,42 +34,43 @@ if TYPE_CHECKING:
     from regauge.core.compiled import CompiledElement
 
 BEHIND = " behind gains"
-"""Ending of the name under which a check tells of the rotations of a group."""
+"""The suffix that a check appends to a group's name to report the rotations of the group."""
 SHOWN = 6
-"""Groups that a symmetry names where it is shown on one line."""
+"""The number of groups that the one-line form of a symmetry names."""
 
 
 @dataclass(frozen=True, repr=False)
 class Symmetry:
-    """The groups of a model and the axes that they act on.
+    """The groups of a model and the axes on which they act.
 
-    A symmetry obeys these laws for elements g and h and parameters p: `act(identity(), p) == p`, `act(g, act(h, p)) ==
-    act(compose(g, h), p)`, `act(inverse(g), act(g, p)) == p`, and the network computes the same function before and
-    after.
+    Let g and h be elements and p parameters. Then `act(identity(), p) == p`,
+    `act(g, act(h, p)) == act(compose(g, h), p)`, and `act(inverse(g), act(g, p)) == p`. The networks p and `act(g, p)`
+    compute the same function.
 
     Attributes:
         groups: The groups, which are the factors of the symmetry.
-        shapes: Shapes of the parameters and buffers of the network that the symmetry was found on. Sizes that are
-            unknown in a symmetry written by hand are 0.
-        frozen: Axes that no group moves, each with the reason.
-        unknown: Operators for which discovery has no rule. The axes that these operators touch are frozen.
-        unused: Parameters that do not influence the compared outputs.
-        notes: Remarks that are printed below the table of the symmetry.
-        buffers: Names of buffers that move with the network (running statistics). Matching does not compare buffers.
+        shapes: The shapes of the parameters and buffers of the network on which the symmetry was found. In a symmetry
+            written by hand, unknown sizes are 0.
+        frozen: The axes on which no group acts, each with the reason.
+        unknown: The operators for which discovery has no rule. The axes that these operators use are frozen.
+        unused: The parameters that do not influence the compared outputs.
+        notes: Notes that are printed below the table of the symmetry.
+        buffers: The names of buffers on which groups act (running statistics). Matching does not compare these buffers.
         structure: Buffers that training does not change (masks, permutations, tables), and parameters that the user
-            declared to be structure. A group exchanges two units only if their entries in these tensors are equal.
-            `Group.classes` lists the units that can be exchanged.
-        tied: Groups of names that share one tensor in the model. Checkpoints may store the tensor under only one of its
-            names.
-        ones: Gains that must be exactly one for the symmetry to hold (`rg.discovery.fold` sets them to one). No group
-            acts on these gains. Some groups of the symmetry exist only because these gains are one.
-        readers: Axes (parameter, axis) on which groups act and along which a layer sums over units, because the layer
-            multiplies its input by the parameter along this axis. Empty if unknown.
-        gains: Parameters that multiply activations unit by unit, in the order of the graph.
-        translations: The families of vectors that may be added to parameters, in the order in which `split` removes
+            declared as structure. A group exchanges two units only if their entries in these tensors are equal.
+            `Group.classes` gives the classes of exchangeable units.
+        tied: For each tensor with several names in the model, the tuple of these names. A checkpoint may store the
+            tensor under only one of them.
+        ones: The gains that must be exactly one for the symmetry to hold (`rg.discovery.fold` sets gains to one). No
+            group acts on these gains. Some groups of the symmetry exist only because these gains are one.
+        readers: The axes (parameter, axis) on which groups act and along which a layer sums over units. There, the
+            layer multiplies its input by the parameter. Empty if unknown.
+        gains: The parameters that multiply activations unit by unit, in graph order.
+        translations: The families of vectors that can be added to parameters, in the order in which `split` subtracts
             them.
-        added: Numbers that the model adds to parameters with one axis before it multiplies by these parameters. The
-            number is 1 for gains that are written as `1 + weight`. Scales and signs act on the sums.
+        added: Constants that the model adds to parameters with one axis before it multiplies by them. The constant is 1
+            for gains that are stored as `weight` and used as `1 + weight`. Scales and signs act on the sums of
+            parameter and constant.
     """
 
     groups: tuple[Group, ...]
@@ -128,9 +129,9 @@ class Symmetry:
         return render(self.groups, self.frozen, self.unknown, self.unused, self.structure, notes, self.translations)
 
     def plot(self) -> "Figure":
-        """Plot the symmetry: layers as rows, groups as colored lines through the rows, frozen axes in gray.
+        """Plot the symmetry: layers as rows, groups as colored lines across the rows, and frozen axes in gray.
 
-        `regauge discover MODEL --page PAGE` writes the same plot as a page, with sizes and with the reason for each
+        `regauge discover MODEL --page PAGE` writes the same plot as a page, together with sizes and the reason for each
         frozen axis.
 
         Raises:
@@ -147,9 +148,7 @@ class Symmetry:
 
     @property
     def log10_order(self) -> float:
-        """Return log10 of the number of discrete elements: permutations, signs and half-period shifts of all copies of
-        groups.
-        """
+        """Return log10 of the number of discrete elements: permutations, signs and half-period shifts of all copies."""
         return sum(group.log10_order * self.count_copies(group.name) for group in self.groups)
 
     def count_copies(self, group: str) -> int:
@@ -158,17 +157,13 @@ class Symmetry:
 
     @property
     def moves_statistics(self) -> bool:
-        """Return whether scales move running statistics of a normalization so that these fit only one network's
-        activations.
-        """
+        """Return whether scales change running statistics, which then fit the activations of only one network."""
         places = [place for group in self.groups for place in group.placements if any(place.scale)]
         return any(place.parameter in self.buffers for place in places)
 
     @property
     def dimension(self) -> int:
-        """Return the number of continuous parameters: scales, rotations and matrices of all copies, and
-        translations.
-        """
+        """Return the number of continuous degrees of freedom: scales, rotations and matrices, and translations."""
         total = sum(family.size for family in self.translations if not family.is_stored_only)
         for group in self.groups:
             n = group.size - group.keeps_ones
@@ -186,22 +181,23 @@ class Symmetry:
     def random(
         self, generator: torch.Generator, parts: Sequence[str] | None = None, batch: Sequence[int] = ()
     ) -> Element:
-        """Return a random element of the whole group. Every part of it keeps the function, whatever the running
-        statistics are.
+        """Return a random element of the whole symmetry.
 
-        Permutations, signs and rotations are uniformly random. Scales and singular values lie in [1/2, 2]. The vectors
-        that translations add are sampled from a normal distribution with the scale of typical weights.
+        Every part of the element keeps the function, whatever the running statistics are. Permutations, signs and
+        rotations are uniformly random. Scales and singular values lie in [1/2, 2]. The vectors that translations add
+        are sampled from a normal distribution with the scale of typical weights.
 
         Args:
-            generator: Source of randomness.
-            parts: Restricts the element to some of "permutation", "sign", "scale", "shift", "linear", "translation" and
-                "rotation"; all by default. Translations and rotations make 16-bit networks less precise, and neither
-                `compile` nor moves of single tensors support these two parts.
-            batch: Leading batch shape of the element.
+            generator: The source of randomness.
+            parts: The parts that may differ from the identity: some of "permutation", "sign", "scale", "shift",
+                "linear", "translation" and "rotation". Default: all parts. Translations and rotations make 16-bit
+                networks less precise. Neither `compile` nor the transformation of single tensors supports these two
+                parts.
+            batch: The leading batch shape of the element.
 
         Raises:
-            TypeError: `generator` is no `torch.Generator`.
-            ValueError: A part is unknown.
+            TypeError: `generator` is not a `torch.Generator`.
+            ValueError: A part name is unknown.
         """
         require_generator(generator)
         require_plain("parts", parts, Sequence | None)
@@ -254,42 +250,44 @@ class Symmetry:
 
     @property
     def is_sized(self) -> bool:
-        """Return whether all sizes are known. A symmetry written by hand takes sizes from the first parameters that it
-        is given.
+        """Return whether all sizes are known.
+
+        If a user wrote the symmetry by hand, its sizes are taken from the first parameters that it is given.
         """
         return all(group.size for group in self.groups)
 
     @cached_property
     def _unmet(self) -> bool:
-        """Return whether a group has to keep structure whose values are not known yet."""
+        """Return whether a group must keep structure tensors whose entries are not known yet."""
         return any(not group.classes for group in self._keeping)
 
     @cached_property
     def _keeping(self) -> tuple[Group, ...]:
-        """Return the groups that reorder units of structure tensors."""
+        """Return the groups that permute the units of structure tensors."""
         held = frozenset(self.structure)
         return tuple(
             g for g in self.groups if g.is_permuted and g.size > 1 and any(p.parameter in held for p in g.placements)
         )
 
     def act(self, element: Element, params: Mapping[str, Tensor], *, skip: Collection[str] = ()) -> Params:
-        """Move a network along its orbit: the result computes the same function.
+        """Apply an element to a network. The resulting network lies on the same orbit and computes the same function.
 
-        This is a left action. A batched element moves each network of a population (one leading model axis on every
-        tensor) by a separate element. A single element moves all networks of a population in the same way.
+        This is a left action. If the element has a batch shape, each element acts on one network of a population (one
+        leading model axis on every tensor). A single element acts on all networks of a population.
 
         Args:
-            element: One value per group.
-            params: Parameters and buffers, which are not modified. Tensors that no group moves are returned as given.
-            skip: Names of tensors that are not moved, because the caller has the moved tensors already.
+            element: The element, with one value per group.
+            params: Parameters and buffers, which are not modified. Tensors on which no group acts are returned
+                unchanged.
+            skip: Names of tensors to leave out, because the caller already has the transformed tensors.
 
         Returns:
-            New parameters with the same names, shapes, dtypes and devices. Tensors that no group moves share memory
+            New parameters with the same names, shapes, dtypes and devices. Tensors on which no group acts share memory
             with `params`.
 
         Raises:
-            KeyError: A group has no value in `element`, or a parameter that a group moves is missing.
-            ValueError: A parameter does not have the shape that the symmetry expects, or holds no values.
+            KeyError: `element` lacks the value of a group, or a parameter on which a group acts is missing.
+            ValueError: A parameter has another shape than the symmetry expects, or holds no floating-point weights.
         """
         _element.require_elements(element)
         bound = self._fit(params)
@@ -307,21 +305,21 @@ class Symmetry:
     def split(self, params: Mapping[str, Tensor]) -> tuple[Params, dict[str, Tensor]]:
         """Split a network into its representative and its coordinates.
 
-        The representative computes the same function as the network. In the representative, each family of
-        `translations` is zero or centered, and a gain is one if all later layers are linear in it. Networks that differ
-        only by translations and gains have the same representative. The coordinates distinguish these networks.
+        The representative computes the same function as the network. In the representative, the entries of each
+        translation family are zero or centered. A gain is one if all later layers are linear in it. Networks that
+        differ only by translations and gains have the same representative. The coordinates of such networks differ.
 
         Args:
-            params: One network, or a population (one leading model axis on every tensor), unchanged.
+            params: One network, or a population (one leading model axis on every tensor). The tensors are not modified.
 
         Returns:
-            The representative and the coordinates. The representative has the dtypes of the network, but float32 in
-            place of 16-bit dtypes, because rounding it to 16 bits would change its function. The coordinates map names
-            to tensors: the vector that was removed for each family and the values of each gain, in the next wider
-            dtype.
+            The representative and the coordinates. The representative has the dtypes of the network. However, 16-bit
+            dtypes become float32, because rounding the representative to 16 bits would change its function. The
+            coordinates map names to tensors in the next wider dtype. These tensors are the vector that was subtracted
+            for each family, and the original entries of each gain.
 
         Raises:
-            KeyError: A parameter that the symmetry moves is missing.
+            KeyError: A parameter on which the symmetry acts is missing.
             ValueError: The network has another architecture.
         """
         bound = self._fit(params)
@@ -332,10 +330,11 @@ class Symmetry:
         return {name: rounded[name] if name in chart.charted(bound) else t for name, t in params.items()}, coordinates
 
     def join(self, representative: Mapping[str, Tensor], coordinates: Mapping[str, Tensor]) -> Params:
-        """Return the network that has this representative and these coordinates; the inverse of `split`.
+        """Return the network that has this representative and these coordinates. This is the inverse of `split`.
 
-        The network is an affine function of the representative. Therefore a line between two representatives becomes a
-        line between two networks with equal coordinates. The network has the dtypes of the representative.
+        The network is an affine function of the representative. If the coordinates are equal, a linear path between two
+        representatives therefore becomes a linear path between the networks. The network has the dtypes of the
+        representative.
 
         Raises:
             KeyError: A coordinate or a parameter is missing.
@@ -348,20 +347,20 @@ class Symmetry:
         return chart.round_alike_given(wide, representative, chart.charted(bound))
 
     def on_representatives(self, *, rotate: bool = False) -> "Symmetry":
-        """Return the symmetry of the representatives that `split` returns: gains are one, and there are no
-        translations.
+        """Return the symmetry of the representatives that `split` returns.
+
+        They have gains of one, and no translations act.
 
         Args:
             rotate: Whether groups with a value in `behind_gains` act by rotations instead of permutations. Rotations
-                are not valid for networks with a gain of zero.
+                are not valid for networks in which a gain is zero.
         """
         return on_representatives(self, self.rotatable if rotate else ())
 
     def stored_in(self, names: Collection[str]) -> "Symmetry":
-        """Return this symmetry without the families of translations that change or read parameters missing from
-        `names`.
+        """Return this symmetry without translation families whose parameters are not all in `names`.
 
-        Models compute some tensors anew that checkpoints do not store, for example tables of sines.
+        Models recompute some tensors that checkpoints do not store, for example tables of sines.
         """
         kept = tuple(
             family
@@ -372,11 +371,14 @@ class Symmetry:
 
     @property
     def rotatable(self) -> tuple[str, ...]:
-        """Return the groups that act by rotations if gains are one, except groups that act on structure tensors."""
+        """Return the groups that act by rotations if gains are one.
+
+        Groups that act on structure tensors are excluded.
+        """
         return rotatable(self) if any(group.behind_gains != "none" for group in self.groups) else ()
 
     def translation(self, name: str) -> TranslationFamily:
-        """Return the family of translations with this name.
+        """Return the translation family with this name.
 
         Raises:
             KeyError: There is no such family.
@@ -387,7 +389,10 @@ class Symmetry:
         raise KeyError(f"there is no translation {name!r}; they are {[one.name for one in self.translations][:20]}")
 
     def act_(self, element: Element, params: Params) -> None:
-        """Act in place, one tensor at a time, for models that barely fit in memory. Raises the same errors as `act`."""
+        """Apply an element in place, one tensor at a time. This suits models that barely fit in memory.
+
+        Raises the same errors as `act`.
+        """
         bound = self._fit(params)
         if isinstance(element, DeferredElement):
             element = materialize(element, bound.given(params).groups)
@@ -399,10 +404,11 @@ class Symmetry:
                     params[name].copy_(tensor)
 
     def compile(self, element: Element) -> "CompiledElement":
-        """Compile an element without matrices into one gather over all parameters, to apply the element many times.
+        """Compile an element without matrices into one gather over all parameters, for repeated use.
 
         Raises:
-            ValueError: The element rotates: orthogonal and linear groups mix values instead of moving them.
+            ValueError: The element has matrices. Matrices of orthogonal and linear groups mix entries, and a gather
+                cannot do this.
         """
         if element.translation or element.rotation:
             raise ValueError(
@@ -425,7 +431,7 @@ class Symmetry:
 
     @cached_property
     def memory(self) -> dict[Hashable, Any]:
-        """Return the cache of results that depend on this symmetry alone; see `regauge.core.remembered`."""
+        """Return the cache of results that depend only on this symmetry; see `regauge.core.remembered`."""
         return {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -433,7 +439,7 @@ class Symmetry:
 
     @cached_property
     def sites(self) -> dict[str, list[_act.Site]]:
-        """Return every placement, resolved to axis indices, by parameter."""
+        """Return, for each parameter, its placements resolved to axis indices."""
         if not self.is_sized:
             raise ValueError(
                 "the sizes of this hand-written symmetry are not known yet; call `symmetry.bind(params)` first "
@@ -444,46 +450,49 @@ class Symmetry:
 
     @cached_property
     def on_sums(self) -> "Symmetry":
-        """Return this symmetry as it acts, linearly, on `sums(params)` and on changes of parameters."""
+        """Return this symmetry in its linear form, which acts on `sums(params)` and on changes of parameters."""
         return replace(self, added={}) if self.added else self
 
     @cached_property
     def on_data(self) -> "Symmetry":
-        """Return this symmetry without the translations that keep the function only with running statistics as stored.
+        """Return this symmetry without the translations that keep the function only with the stored running statistics.
 
-        A network moved by the returned symmetry computes the same function even if the statistics are computed anew.
+        If an element of the returned symmetry acts on a network, the function stays the same even if statistics are
+        recomputed.
         """
         kept = tuple(family for family in self.translations if not family.is_stored_only)
         return self if len(kept) == len(self.translations) else replace(self, translations=kept)
 
     def sums(self, params: Mapping[str, Tensor]) -> Params:
-        """Return parameters plus the numbers that the model adds to them; see `added`."""
+        """Return parameters plus the constants that the model adds to them; see `added`."""
         return sums(self.added, params) if self.added else dict(params)
 
     def from_sums(self, summed: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Params:
-        """Return parameters from sums. If a given tensor has the same sum, the given tensor is returned unchanged."""
+        """Return the parameters, given the sums of parameters and constants.
+
+        If a parameter in `given` has the same sum, that parameter is returned unchanged.
+        """
         return from_sums(self.added, summed, given) if self.added else dict(summed)
 
     @property
     def unit_gains(self) -> dict[str, float]:
-        """Return the required values of the parameters in `ones`: one, or zero if the model adds one to the
-        parameter.
-        """
+        """Return the required value of each parameter in `ones`: one, or zero if the model adds one to it."""
         return {name: 1 - self.added.get(name, 0.0) for name in self.ones}
 
     def bind(self, params: Mapping[str, Tensor]) -> "Symmetry":
-        """Return this symmetry with all sizes and classes of units filled in and checked against parameters.
+        """Return this symmetry with sizes and unit classes filled in from parameters, after checking the parameters.
 
         Raises:
-            KeyError: A parameter that a group moves is missing.
-            ValueError: Shapes do not match, or a tensor that a group moves holds no floating-point values, for example
+            KeyError: A parameter on which a group acts is missing.
+            ValueError: Shapes do not match, or a group acts on a tensor without floating-point weights, for example
                 quantized weights.
         """
         return self._fit(params).given(params)
 
     def _fit(self, params: Mapping[str, Tensor]) -> "Symmetry":
-        """Return this symmetry with all sizes filled in and checked against parameters. Raises the same errors as
-        `bind`.
+        """Return this symmetry with sizes filled in from parameters, after checking the parameters.
+
+        Raises the same errors as `bind`.
         """
         if not isinstance(params, Mapping):
             require_tensors(params)  # tells what it is
@@ -522,10 +531,9 @@ class Symmetry:
         return self._with_shapes(tuple((name, tuple(shape)) for name, shape in shapes.items()))
 
     def given(self, params: Mapping[str, Tensor]) -> "Symmetry":
-        """Return this symmetry with the classes of units that the structure of a network, or of a whole population,
-        allows.
+        """Return this symmetry with the unit classes that follow from the structure of a network or of a population.
 
-        Tensors on the meta device have no values, so the classes stay as they are.
+        Tensors on the meta device have no entries, so the classes stay unchanged.
         """
         held = [name for name in self.structure if name in self.sites and name in params] if self._keeping else []
         if any(params[name].is_meta for name in held):
@@ -535,7 +543,7 @@ class Symmetry:
 
     @remembered
     def _with_classes(self, items: tuple[tuple[str, tuple[int, ...]], ...]) -> "Symmetry":
-        """Return this symmetry with the given classes of units."""
+        """Return this symmetry with the given unit classes."""
         classes = {group.name: group.classes for group in self.groups} | dict(items)
         if all(group.classes == classes[group.name] for group in self.groups):
             return self
@@ -543,7 +551,7 @@ class Symmetry:
 
     @remembered
     def _without(self, spared: frozenset[str]) -> "Symmetry":
-        """Return this symmetry for checkpoints that leave out tied names."""
+        """Return this symmetry for checkpoints that omit tied names."""
         kept = [tuple(p for p in group.placements if p.parameter not in spared) for group in self.groups]
         groups = (replace(group, placements=p) for group, p in zip(self.groups, kept, strict=True))
         names = {name: next(n for n in every if n not in spared) for every in self.tied for name in every}
@@ -553,7 +561,7 @@ class Symmetry:
 
     @remembered
     def _with_shapes(self, items: tuple[tuple[str, tuple[int, ...]], ...]) -> "Symmetry":
-        """This symmetry with every size known."""
+        """Return this symmetry with the given shapes, from which all sizes follow."""
         shapes = dict(items)
         return replace(self, groups=tuple(set_sizes(group, shapes) for group in self.groups), shapes=shapes)
 
@@ -583,25 +591,24 @@ class Symmetry:
     ) -> Check:
         """Check the symmetry numerically: a random element must leave the module's outputs unchanged.
 
-        The check runs in float64 on a copy of the module in evaluation mode. Parameters and buffers are first moved
-        away from their initial values, because zero biases and unit gains make many tests vacuous.
+        The check runs in float64 on a copy of the module in evaluation mode. First, parameters and buffers are
+        perturbed away from their initial values, because zero biases and unit gains make many tests vacuous.
 
-        First all groups act together, with independent random values. A correct group keeps the outputs, so a wrong
-        group still changes the outputs if it acts together with correct groups. Two wrong groups can cancel each other
-        only if their random values match. Therefore every group with few possible values is also tested alone. If the
+        Then all groups act together, with independent random values. A correct group keeps the outputs. So a wrong
+        group changes the outputs even if it acts together with correct groups. Two wrong groups can cancel only if
+        their random values match. Therefore every group that has few possible values is also tested alone. If the
         outputs change, every group is tested alone.
 
         Args:
-            module: The model, on a real device.
-            example_inputs: Example inputs, as for `discover`; floating-point tensors are converted to float64.
-            example_kwargs: Example keyword inputs.
-            generator: Source of the elements and of the perturbation.
-            outputs: Outputs that are compared; pass the same value as to `discover`.
-            each_group: Whether groups are also tested alone; without these tests the check evaluates the module only
-                twice.
+            module: The model. The model must not be on the meta device.
+            example_inputs: Example inputs, as for `discover`. Floating-point tensors are converted to float64.
+            example_kwargs: Example keyword arguments.
+            generator: The source of randomness for the elements and the perturbation.
+            outputs: The outputs to compare. Pass the same value as to `discover`.
+            each_group: Whether groups are also tested alone. If not, the check evaluates the module only twice.
 
         Returns:
-            The largest relative change of the outputs, in total, per group and per family of translations.
+            The largest relative change of the outputs: in total, for each group, and for each translation family.
         """
         require_module(module)
         require_generator(generator)
@@ -648,8 +655,9 @@ class Symmetry:
         return replace(last, evaluations=last.evaluations + (0 if check is None else check.evaluations))
 
     def to_json(self) -> str:
-        """Return the symmetry as JSON text in a stable format. Fields with default values are left out so that the
-        text is easy to edit.
+        """Return the symmetry as JSON text in a stable format.
+
+        Fields with default values are omitted, which makes the text easy to edit.
         """
         values = {field.name: getattr(self, field.name) for field in fields(self)[1:]}
         late = ("ones", "readers", "structure", "gains", "translations", "added")
@@ -663,7 +671,7 @@ class Symmetry:
         """Read a symmetry from the text that `to_json` returned.
 
         Raises:
-            ValueError: The text is not a symmetry, or has a newer version.
+            ValueError: The text does not describe a symmetry, or has a newer version.
         """
         require_plain("the text", text, str)
         groups, rest = symmetry_text.read(text)
@@ -690,22 +698,23 @@ class Symmetry:
         omegas: Mapping[str, float] | None = None,
         buffers: Sequence[str] = (),
     ) -> "Symmetry":
-        """Return a symmetry written by hand: for each parameter, the group of each of its axes or None.
+        """Return a symmetry from a dictionary that gives, for each axis of each parameter, a group's name or None.
 
-        Axis 0 of a parameter carries the element and every other axis carries its inverse, as in torch's
-        (out, in, ...) weights. The suffixes in `"h^-1"` and `"h^+1"` override this rule (an embedding's feature axis is
-        `"h^+1"`). A flattened axis that repeats each unit k times in a row is `"h*k"`. Sizes are taken from the first
-        parameters that the symmetry is given.
+        The element acts on axis 0 of a parameter, and its inverse acts on every other axis, as in torch's (out, in,
+        ...) weights. The suffixes in `"h^-1"` and `"h^+1"` override this rule. For example, the feature axis of an
+        embedding is `"h^+1"`. If a flattened axis repeats each unit k times in a row, write `"h*k"`. Sizes are taken
+        from the first parameters that the symmetry is given.
 
         Args:
-            axes: `{"fc1.weight": ("h1", None), "fc1.bias": ("h1",), "fc2.weight": (None, "h1")}`.
-            kinds: Kind of each group; "permutation" by default. For attention heads and other nested groups, build
-                `Group` and `Placement` objects.
-            omegas: Frequency of the sine for groups of kind "dihedral" (default 1).
-            buffers: Names of buffers that the symmetry moves, such as "bn.running_mean".
+            axes: The groups of the axes, for example
+                `{"fc1.weight": ("h1", None), "fc1.bias": ("h1",), "fc2.weight": (None, "h1")}`.
+            kinds: The kind of each group. Default: "permutation". For attention heads and other nested groups, build
+                `Group` and `Placement` objects instead.
+            omegas: The frequency of the sine for each group of kind "dihedral". Default: 1.
+            buffers: The names of buffers on which the symmetry acts, such as "bn.running_mean".
 
         Raises:
-            ValueError: A kind or a name is unknown, or an axis cannot be read.
+            ValueError: A kind or name is unknown, or the text of an axis is malformed.
         """
         require_plain("axes", axes, Mapping)
         for name, row in axes.items():

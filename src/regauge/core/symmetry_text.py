@@ -1,4 +1,4 @@
-"""Symmetries as text: the printed table, and JSON."""
+"""Symmetries as text: a table to print, and JSON."""
 
 import json
 import math
@@ -25,9 +25,9 @@ def render(
     notes: Sequence[str],
     translations: Sequence[TranslationFamily],
 ) -> str:
-    """Return a readable table of groups and translations; names are escaped.
+    """Return a readable table of groups and translations. Names are escaped.
 
-    The table gives sizes, the axes where groups act, frozen axes with reasons, and structure.
+    The table lists sizes, the axes on which groups act, frozen axes with reasons, and structure.
     """
     sizes = {group.name: group.size for group in groups}
     rows = []
@@ -61,7 +61,7 @@ def render(
 
 
 def name_families(group: Group) -> str:
-    """Return the parts of the symmetry of a group in words: order, scale, sign, rotation."""
+    """Return words for the parts of a group's symmetry: order, scale, sign, rotation."""
     if group.keeps_ones:
         return "rotation, ones kept"
     if group.is_proper:
@@ -89,11 +89,11 @@ def _shorten(items: list[str], limit: int = 4) -> str:
 FORMAT = "regauge.symmetry"
 VERSION = 1
 LARGEST_EXPONENT = 1_000_000
-"""An exponent at most."""
+"""The largest exponent that is accepted."""
 
 
 def write(groups: Sequence[Group], fields: Mapping[str, Any]) -> str:
-    """Return groups and further fields as JSON text, without values that equal their defaults."""
+    """Return groups and further fields as JSON text. Fields that equal their defaults are omitted."""
     rows = [_compact(asdict(group), Group(name="", size=0, placements=())) for group in groups]
     for row in rows:
         row["placements"] = [_compact(p, Placement("", 0)) for p in row["placements"]]
@@ -104,7 +104,7 @@ def write(groups: Sequence[Group], fields: Mapping[str, Any]) -> str:
 
 
 def read(text: str) -> tuple[tuple[Group, ...], dict[str, Any]]:
-    """Read the text that `write` wrote: return the groups, and all fields with tuples instead of lists."""
+    """Read the text that `write` wrote. Return the groups, and all fields with tuples instead of lists."""
     try:
         document = _tuples(read_versioned(text, FORMAT, VERSION))
     except RecursionError as error:
@@ -133,7 +133,7 @@ def read(text: str) -> tuple[tuple[Group, ...], dict[str, Any]]:
 
 
 def _require_place(group: Group, place: Placement, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise a ValueError unless a placement is on an axis of a parameter with a known shape."""
+    """Raise a ValueError unless a placement refers to an existing axis of a parameter with a known shape."""
     if place.parameter not in shapes:
         raise ValueError(f"group {group.name!r} acts on {place.parameter!r}, of which 'shapes' has no shape")
     if not 0 <= place.axis < len(shapes[place.parameter]):
@@ -162,7 +162,7 @@ def _require_nested(groups: Sequence[Group]) -> None:
 
 
 def _require_apart(groups: Sequence[Group], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise a ValueError unless groups that move the same axis do so independently."""
+    """Raise a ValueError unless groups on the same axis act independently of each other."""
     for one, other, place in overlapping(groups, shapes):
         raise ValueError(
             f"groups {one.name!r} and {other.name!r} both move axis {place.axis} of {place.parameter!r}, and not "

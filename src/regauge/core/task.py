@@ -1,4 +1,4 @@
-"""Tasks: the data and the loss with which methods evaluate networks of one architecture."""
+"""Tasks: the data and the loss that are used to evaluate networks of one architecture."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
@@ -17,15 +17,17 @@ from regauge.core.params import Params
 from regauge.core.split import split_batches
 
 Batch = tuple[Any, Any]
-"""Inputs (a tensor, a tuple of positional or a mapping of keyword arguments) and targets."""
+"""A pair of inputs and targets.
+
+Inputs are a tensor, a tuple of positional arguments, or a mapping of keyword arguments.
+"""
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean cross entropy, in nats, of logits `[..., classes]` and classes `[...]`; targets of -100 are
-    ignored.
+    """Return the mean cross entropy in nats. Logits are `[..., classes]`, class labels `[...]`; label -100 is ignored.
 
     Raises:
-        ValueError: The targets are not class indices of these logits.
+        ValueError: The targets are not valid class labels for these logits.
     """
     if not isinstance(targets, Tensor):
         raise ValueError(
@@ -47,22 +49,22 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 @dataclass(frozen=True, repr=False)
 class Task:
-    """The module, the batches and the criterion with which networks of one architecture are evaluated.
+    """The module, the batches and the criterion that evaluate networks of one architecture.
 
     Attributes:
-        module: The module that is called with the parameters of each network, always in evaluation mode. The parameters
-            stored in the module are not used.
-        batches: Pairs (inputs, targets); inputs are a tensor, a tuple of positional or a mapping of keyword
-            arguments. Batches are read several times, so pass a list, a data loader, or another collection.
-        criterion: A differentiable function that returns the mean loss of a batch from the output and the targets.
+        module: The module that is called with the parameters of each network. The module is always in evaluation mode.
+            The parameters stored in the module are not used.
+        batches: Pairs (inputs, targets). Inputs are a tensor, a tuple of positional arguments, or a mapping of keyword
+            arguments. Batches are iterated several times. So pass a list, a data loader, or another collection.
+        criterion: A differentiable function of output and targets that returns the mean loss of a batch.
         outputs: The output that is compared with the targets: a field name of the module's result, or a function of the
-            result. By default it is the first tensor of the result.
-        prepare: A function that prepares an average of networks before it is evaluated, such as `reset_batchnorm`. The
-            function also prepares the networks that the average is compared with: the ends of a line, or the merged
-            networks. By default no network is prepared.
+            result. Default: the first tensor of the result.
+        prepare: A function that prepares an average of networks before evaluation, such as `reset_batchnorm`. The
+            function also prepares the networks that the average is compared with: the endpoints of a path, or the
+            merged networks. Default: no preparation.
         name: The name of the data in model cards and reports.
-        has_targets: Whether the batches have targets. Without targets, the task only compares outputs of networks, and
-            no loss is reported.
+        has_targets: Whether the batches have targets. Without targets, the task only compares the outputs of networks,
+            and reports no loss.
 
     Raises:
         TypeError: `module` is not a module, or `batches` is not a collection of pairs.
@@ -88,15 +90,16 @@ class Task:
         return f"Task({type(self.module).__name__}, {size})"
 
     def split(self, share: float = 0.5, *, generator: torch.Generator | None = None) -> "tuple[Task, Task]":
-        """Split the examples at random into a task for choosing and a task for evaluating the choice.
+        """Split the examples at random into one task for making a choice and one task for evaluating the choice.
 
-        Both tasks keep the `prepare` function of this task, which computes statistics from the data that it holds. If
-        the tensors of a batch differ in the length of their first axis, single examples cannot be separated, and whole
-        batches are sampled.
+        Both tasks keep the `prepare` function of this task. That function computes statistics from its own data, not
+        from the split. If the first axes of a batch's tensors differ in length, examples cannot be separated. Then
+        whole batches are assigned at random.
 
         Args:
-            share: The share of the examples in the first task, between 0 and 1. Each task gets at least one example.
-            generator: Source of randomness for sampling the examples; a generator with seed 0 by default.
+            share: The share of the examples that go to the first task, between 0 and 1. Each task gets at least one
+                example.
+            generator: The source of randomness. Default: a generator with seed 0.
 
         Raises:
             ValueError: The share is not between 0 and 1, or there is only one example.
@@ -110,8 +113,9 @@ class Task:
         )
 
     def run(self, params: Mapping[str, Tensor], inputs: Any) -> Tensor:
-        """Return the output of the network with these parameters. The call is differentiable and works under
-        `torch.func.vmap`.
+        """Return the output of the network with these parameters.
+
+        The call is differentiable and works under `torch.func.vmap`.
         """
         with evaluating(self.module):
             result = call(self.module, params, inputs)
@@ -127,17 +131,17 @@ class Task:
         return self.evaluate_average(interpolate(params_a, params_b))["loss"]
 
     def prepare_average(self, average: Params) -> Params:
-        """Prepare an average of networks with `prepare`, if it is given."""
+        """Prepare an average of networks with `prepare`. Without `prepare`, return the average unchanged."""
         return average if self.prepare is None else self.prepare(average)
 
     def evaluate_average(self, average: Params) -> dict[str, float]:
-        """Prepare an average of networks with `prepare` and evaluate it."""
+        """Prepare an average of networks with `prepare`, and evaluate it."""
         return self.evaluate(self.prepare_average(average))
 
     def evaluate(self, params: Mapping[str, Tensor]) -> dict[str, float]:
         """Return the mean "loss" over all batches, each weighted by its number of targets, for `rg.line`.
 
-        If targets are classes and the output has one more axis than the targets, "accuracy" is also returned.
+        If targets are class labels and the output has one more axis than the targets, "accuracy" is also returned.
 
         Raises:
             TypeError: `params` is not a dictionary of tensors.
@@ -149,10 +153,10 @@ class Task:
         return {name: float(value) for name, value in metrics.items()}
 
     def evaluate_each(self, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Evaluate all networks of a population in the same calls and return metrics as float64 `[models]`.
+        """Evaluate all networks of a population in the same calls, and return each metric as float64 `[models]`.
 
         Args:
-            params: Parameters with a leading model axis on every tensor.
+            params: The parameters, with a leading model axis on every tensor.
 
         Raises:
             ValueError: There are no batches.
@@ -166,7 +170,7 @@ class Task:
         return self.criterion(output, targets), output
 
     def _average(self, judge: Callable[[Any, Any], tuple[Tensor, Tensor]], lead: int) -> dict[str, Tensor]:
-        """Return the metrics, over all batches, of one network or of many networks on a leading axis."""
+        """Return the metrics over all batches, for one network or for all networks along a leading axis."""
         loss, correct = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
         count = classified = 0
         for inputs, targets in map(as_pair, self.batches):
@@ -185,7 +189,10 @@ class Task:
 
 @dataclass(frozen=True)
 class _BetweenEnds:
-    """Batches whose targets lie between the outputs of two networks. The targets are computed when a batch is read."""
+    """Batches whose targets interpolate between the outputs of two networks.
+
+    The targets are computed when a batch is read.
+    """
 
     task: Task
     a: Mapping[str, Tensor]
@@ -200,35 +207,39 @@ class _BetweenEnds:
 
 
 def between_ends(task: Task, a: Mapping[str, Tensor], b: Mapping[str, Tensor], t: float) -> Task:
-    """Return a task without labels whose targets interpolate the outputs of two networks: `(1 - t) f(a) + t f(b)`."""
+    """Return a task without labels.
+
+    The targets of the task interpolate the outputs of two networks: `(1 - t) f(a) + t f(b)`.
+    """
     batches = _BetweenEnds(task, a, b, t)
     return replace(task, batches=batches, criterion=functional.mse_loss, has_targets=True)
 
 
 Judge = Task | Callable[[Params], Mapping[str, float]]
-"""A judge of networks: a task, or a function from parameters to metrics, such as {"loss": 0.1}."""
+"""A task, or a function that maps parameters to metrics such as {"loss": 0.1}."""
 
 
 def choose_and_judge(
     task: Task, test: Task | None = None, *, generator: torch.Generator | None = None
 ) -> tuple[Task, Task]:
-    """Return the task for choosing and the task for evaluating: both as given, or two halves of the given task.
+    """Return the tasks for choosing and for evaluating: both given tasks, or two halves of one given task.
 
     Args:
-        task: The task for choosing: methods match, compute or train on its data.
-        test: The task that evaluates the choice. By default half of the examples of `task` are used for this and are
-            not used for choosing.
-        generator: Source of randomness for sampling the halves; a generator with seed 0 by default.
+        task: The task for choosing. Methods match, compute or train on its data.
+        test: The task that evaluates the choice. If None, half of the examples of `task` evaluate the choice and are
+            not used to make it.
+        generator: The source of randomness that samples the halves. Default: a generator with seed 0.
 
     Raises:
-        ValueError: `test` is not given, and the task cannot be split.
+        ValueError: `test` is None, and `task` cannot be split.
     """
     return task.split(generator=generator) if test is None else (task, test)
 
 
 def choose_and_try_to_judge(task: Task, test: Task | None = None) -> tuple[Task, Task | None]:
-    """Call `choose_and_judge`. If the examples cannot be split, use all of them for choosing, and return no task for
-    evaluating.
+    """Return the tasks of `choose_and_judge`.
+
+    If the examples cannot be split, all of them are used for choosing, and the second result is None.
     """
     try:
         return choose_and_judge(task, test)
@@ -237,7 +248,7 @@ def choose_and_try_to_judge(task: Task, test: Task | None = None) -> tuple[Task,
 
 
 def evaluate(params: Any, judge: Task | Callable[[Any], Mapping[str, float]]) -> dict[str, float]:
-    """Return the metrics of a network, computed by a task or a function.
+    """Return the metrics of a network, computed by a task or by a function of its parameters.
 
     Raises:
         TypeError: The function does not return a mapping.
@@ -256,7 +267,10 @@ def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def call(module: nn.Module, params: Mapping[str, Tensor], inputs: Any) -> Any:
-    """Run a module with parameters on the inputs of a batch. Tied tensors may be given under all their names."""
+    """Call a module with these parameters on the inputs of a batch.
+
+    The parameters may contain tied tensors under all their names.
+    """
     args, kwargs = arguments(inputs)
     # Torch refuses several names of a tied tensor, unless tying is turned off.
     is_partial = not module.state_dict(keep_vars=True).keys() <= params.keys()
@@ -283,9 +297,7 @@ def _list_dtypes(dtypes: set[torch.dtype]) -> str:
 
 
 def _count_targets(targets: Any) -> int:
-    """Return the number of targets over which the loss of a batch is a mean; negative targets (-100) are not
-    counted.
-    """
+    """Return the number of targets in the mean loss of a batch. Negative targets (-100) do not count."""
     if isinstance(targets, Tensor) and not targets.is_floating_point():
         return int((targets >= 0).sum())
     return len(targets)

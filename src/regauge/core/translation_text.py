@@ -1,4 +1,4 @@
-"""Translations as text: the printed table, and JSON."""
+"""Translations as text: lines of a table to print, and JSON."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from regauge.core.typed_json import require_fields
 
 
 def render_translations(families: Sequence[TranslationFamily]) -> list[str]:
-    """Return lines of text on families: the parameters that each one adds to, and the condition of a representative."""
+    """Return lines that describe families: the parameters to which each adds, and the condition on a representative."""
     if not families:
         return []
     rows = []
@@ -25,7 +25,7 @@ def render_translations(families: Sequence[TranslationFamily]) -> list[str]:
 
 
 def write_translations(families: Sequence[TranslationFamily]) -> list[dict[str, Any]]:
-    """Return families as JSON, without values that equal their defaults."""
+    """Return families as JSON data. Fields that equal their defaults are omitted."""
 
     def compact(value: Any) -> Any:
         if isinstance(value, Entries):
@@ -40,10 +40,10 @@ def write_translations(families: Sequence[TranslationFamily]) -> list[dict[str, 
 
 
 def read_translations(rows: Any, shapes: Mapping[str, tuple[int, ...]]) -> tuple[TranslationFamily, ...]:
-    """Read the JSON that `write_translations` wrote, with tuples instead of lists.
+    """Return the families that `write_translations` wrote as JSON data.
 
     Raises:
-        ValueError: A family is malformed, or has entries that do not exist in its parameter.
+        ValueError: A family is malformed, or refers to entries that its parameter does not have.
     """
     try:
         families = tuple(_translation(row) for row in rows)
@@ -69,7 +69,7 @@ def _translation(row: Mapping[str, Any]) -> TranslationFamily:
 
 
 def require_translation(family: TranslationFamily, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise a ValueError unless all entries of a family exist in their parameters and its steps fit one another."""
+    """Raise a ValueError unless all entries of a family exist in their parameters and the sizes of its steps match."""
     what = f"translation {family.name!r}"
     require_fields(_without(vars(family), "entries", "gain"), TranslationFamily, what)
     steps = [step for image in family.images for step in image.steps]

@@ -1,9 +1,9 @@
-"""Translations: vectors that may be added to parameters without changing the function.
+"""Translations: vectors that can be added to parameters without changing the function.
 
-A family of translations adds a vector t to some entries of one parameter, the home of the family. To keep the function,
-it also adds images of t to other parameters. For example, it adds minus the next layer's weights times t to the bias of
-this layer. The steps that compute an image from t are stored as data. So a symmetry can be saved, and can act on
-networks without their module.
+A translation family adds a vector t to some entries of one parameter, the home of the family. To keep the function, the
+family also adds images of t to other parameters. For example, it adds to the next layer's bias minus the next layer's
+weights times t. The steps that compute an image from t are stored as data. Therefore a symmetry can be saved, and can
+act on networks without their module.
 """
 
 import math
@@ -24,9 +24,10 @@ class Entries:
     """Entries of a parameter as an array: entry `(i, j, ...)` has index `start + i * stride_0 + j * stride_1 + ...`.
 
     Attributes:
-        parameter: The parameter; the index counts its values in the order of its axes. Empty for a vector of a step.
+        parameter: The parameter. The entries of the parameter are indexed in row-major order. Empty if the entries
+            belong to the vector of a step.
         sizes: The shape of the array.
-        strides: One stride for each axis of the array; zero repeats entries.
+        strides: One stride for each axis of the array. A stride of zero repeats entries.
         start: The index of the first entry.
     """
 
@@ -37,16 +38,16 @@ class Entries:
 
     @classmethod
     def whole(cls, parameter: str, shape: Sequence[int]) -> "Entries":
-        """Return all entries of a parameter, in the shape of the parameter."""
+        """Return an array of all entries of a parameter, in the shape of the parameter."""
         return cls(parameter, tuple(shape), _contiguous(shape))
 
     @property
     def last(self) -> int:
-        """The largest index of an entry."""
+        """The largest index in the array."""
         return self.start + sum((n - 1) * stride for n, stride in zip(self.sizes, self.strides, strict=True))
 
     def family_name(self, constant: Sequence[int], shape: Sequence[int]) -> str:
-        """Return the name of a family that adds to these entries of a parameter with the given shape."""
+        """Return a name for a family that adds to these entries. `shape` is the shape of the parameter."""
         piece = "" if self.sizes == tuple(shape) else f"[{self.start}:{self.last + 1}]"
         return self.parameter + piece + (f".mean({constant[0]})" if constant else "")
 
@@ -74,18 +75,18 @@ class Entries:
 
 @dataclass(frozen=True)
 class ImageStep:
-    """A linear map from one vector to another, with parameters as coefficients.
+    """A linear map between two vectors, whose coefficients are parameters.
 
     Attributes:
-        kind: The operation. "take" picks entries of the vector. "through" multiplies by weights `[copies, outputs,
-            inputs, ...]`, summed over all further axes. It maps a vector `[copies * inputs]` to a vector `[copies *
-            outputs]`. "times" and "over" multiply and divide by entries of a parameter, entry by entry. "over root"
-            divides by the roots of these entries plus a number. "total" multiplies by the sum of these entries. "scale"
-            multiplies by a number.
-        entries: The picked entries of the vector, or the entries of the parameter.
-        factor: The number of "scale", or the number that "over root" adds to the entries.
-        by: Entries of a gain by which "total" divides its entries before the sum. If one of these gains is zero, the
-            sum counts as zero.
+        kind: The operation. "take" selects entries of the vector. "through" multiplies by weights
+            `[copies, outputs, inputs, ...]`, which are summed over all further axes. "through" maps a vector
+            `[copies * inputs]` to a vector `[copies * outputs]`. "times" and "over" multiply and divide by entries of a
+            parameter, entry by entry. "over root" divides by the square roots of these entries plus a constant. "total"
+            multiplies by the sum of these entries. "scale" multiplies by a constant.
+        entries: The selected entries of the vector, or the entries of the parameter.
+        factor: The constant of "scale", or the constant that "over root" adds to the entries.
+        by: Entries of a gain. "total" divides its entries by them before it computes the sum. If one of these gains is
+            zero, the sum is set to zero.
     """
 
     kind: Kind
@@ -97,7 +98,7 @@ class ImageStep:
         """Return the length of the image of a vector with the given length.
 
         Raises:
-            ValueError: The step cannot map a vector of this length.
+            ValueError: The step does not accept a vector of this length.
         """
         sizes, last = self.entries.sizes, self.entries.last
         if self.kind == "take" and last < size:
@@ -132,13 +133,13 @@ class ImageStep:
 
 @dataclass(frozen=True)
 class Image:
-    """A vector added to a parameter to compensate for the vector of a family.
+    """A vector that is added to a parameter to compensate for the vector of a family.
 
     Attributes:
         entries: The entries to which the vector is added.
-        constant: The axes of the entries along which the same value is added.
-        steps: The steps that compute the added vector from the vector of the family. The added vector is flat along the
-            other axes.
+        constant: The axes of the entries along which the added vector is constant.
+        steps: The steps that compute the added vector from the vector of the family. Along the other axes, the added
+            vector is flattened.
     """
 
     entries: Entries
@@ -148,25 +149,26 @@ class Image:
 
 @dataclass(frozen=True)
 class TranslationFamily:
-    """A family of vectors that may be added to parameters without changing the function.
+    """A family of vectors that can be added to parameters without changing the function.
 
     Attributes:
-        name: The name, unique within a symmetry.
+        name: The name. The name is unique within a symmetry.
         entries: The entries of the home parameter to which the vector is added.
-        constant: The axes of these entries along which the same value is added. The coordinate of a network is the mean
-            of the entries over these axes, or the entries themselves if there are no such axes. A representative has
-            the coordinate zero.
-        gain: Entries of a gain by which the added value is divided along the one constant axis, because the next
-            operation reads values multiplied by the gain. The coordinate is then the mean of the entries times the
-            gain. If one of the gains is zero, nothing is added.
-        centered: Axes of the vector along which it sums to zero, because an earlier family adds the rest. The last
-            entry along each of these axes is not stored.
+        constant: The axes of these entries along which the added vector is constant. The coordinate of a network is the
+            mean of the entries over these axes. Without such axes, it is the entries themselves. For a representative,
+            the coordinate is zero.
+        gain: Entries of a gain, or None. The added vector is divided by this gain along the one constant axis, because
+            the next operation reads the home multiplied by the gain. The coordinate is then the mean of the products of
+            entries and gain. If one of the gains is zero, nothing is added.
+        centered: The axes along which the vector sums to zero, because an earlier family adds the remaining component.
+            The last entry along each of these axes is not stored.
         images: The vectors that are added to other parameters.
-        is_stored_only: Whether the function stays the same only with running statistics as stored, not with recomputed
-            statistics. Such a family helps to compare networks, but is never applied to a network that is used further.
-        eps: A number if the family multiplies, otherwise None. The home is then a variance, and the coordinate is the
-            logarithm of the home plus eps. Vectors added to the coordinate are logarithms of factors. These factors
-            multiply the home plus eps, and the entries of the images.
+        is_stored_only: Whether the function stays the same only with the stored running statistics, and changes if they
+            are recomputed. A family for which this is true helps to compare networks. Such a family is never applied to
+            a network that is used afterwards.
+        eps: A constant if the family multiplies. None if the family adds. In a multiplying family, the home is a
+            variance, and the coordinate is the logarithm of the home plus eps. Vectors that are added to this
+            coordinate are logarithms of factors. The factors multiply the home plus eps, and the entries of the images.
     """
 
     name: str
@@ -180,7 +182,7 @@ class TranslationFamily:
 
     @property
     def vector_shape(self) -> tuple[int, ...]:
-        """The shape of the added vector, before it is repeated along constant axes."""
+        """The shape of the added vector before it is repeated along the constant axes."""
         return tuple(n for k, n in enumerate(self.entries.sizes) if k not in self.constant)
 
     @property
@@ -190,12 +192,12 @@ class TranslationFamily:
 
     @property
     def size(self) -> int:
-        """The number of independent directions."""
+        """The dimension of the family: the number of independent directions."""
         return math.prod(self.shape)
 
     @property
     def condition(self) -> str:
-        """The condition that a representative satisfies."""
+        """The condition that a representative satisfies, as text."""
         entries = self.name.split(".mean(")[0]
         if self.eps is not None:
             return f"{entries} plus eps is one"
@@ -207,12 +209,12 @@ class TranslationFamily:
 
     @property
     def placements(self) -> tuple[Entries, ...]:
-        """The entries to which the family adds; the home comes first."""
+        """The entries to which the family adds. The home comes first."""
         return self.entries, *(image.entries for image in self.images)
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """The parameters that the family changes; the home comes first."""
+        """The parameters that the family changes. The home comes first."""
         return tuple(dict.fromkeys(entries.parameter for entries in self.placements))
 
     @property
@@ -223,7 +225,7 @@ class TranslationFamily:
         return tuple(dict.fromkeys(one.parameter for one in read if one and one.parameter))
 
     def read(self, params: Mapping[str, Tensor], lead: int = 0) -> Tensor:
-        """Return the coordinate of networks."""
+        """Return the coordinates of networks in this family."""
         gains = self._gains(params, lead)
         home = params[self.entries.parameter]
         values = self.vector(home if self.eps is None else (home + self.eps).log(), lead, gains)
@@ -233,7 +235,7 @@ class TranslationFamily:
         return self.shorten(values, lead)
 
     def vector(self, home: Tensor, lead: int = 0, gains: Tensor | None = None) -> Tensor:
-        """Return the vector in the values of a home, for the given gains: `[*lead, *vector_shape]`."""
+        """Return the vector that a home contains, for the given gains: `[*lead, *vector_shape]`."""
         values = self.entries.of(home, lead)
         if gains is not None:
             values = values * self._spread(gains, lead)
@@ -251,19 +253,19 @@ class TranslationFamily:
         return values.reshape((*values.shape[:lead], *(-1 if k == axis else 1 for k in range(len(self.entries.sizes)))))
 
     def shorten(self, vector: Tensor, lead: int = 0) -> Tensor:
-        """Return a vector without the entries that follow from the other entries."""
+        """Return a vector without the entries that follow from its other entries."""
         for axis in self.centered:
             vector = vector.narrow(lead + axis, 0, vector.shape[lead + axis] - 1)
         return vector.clone()
 
     def lengthen(self, coordinate: Tensor, lead: int = 0) -> Tensor:
-        """Return the whole vector of a coordinate, including the entries that are not stored."""
+        """Return the full vector that belongs to a coordinate, including the entries that are not stored."""
         for axis in self.centered:
             coordinate = torch.cat([coordinate, -coordinate.sum(lead + axis, keepdim=True)], lead + axis)
         return coordinate
 
     def add(self, params: Params, coordinate: Tensor, lead: int = 0, sign: float = 1.0) -> Params:
-        """Return networks after a coordinate is added and compensated for; tensors that change are new."""
+        """Add a coordinate to networks, with compensation, and return the networks. Tensors that change are new."""
         result = dict(params)
         for one in self.additions(params, coordinate, lead, sign):
             result[one.entries.parameter] = one.to(result[one.entries.parameter], lead)
@@ -285,12 +287,12 @@ class TranslationFamily:
         return added
 
     def embed(self, coordinate: Tensor, shape: Sequence[int], lead: int = 0) -> Tensor:
-        """Return a tensor in the shape of the home that holds only this coordinate."""
+        """Return a tensor in the shape of the home whose only content is this coordinate."""
         flat = _flat(self.lengthen(coordinate, lead), lead)
         return Addition(self.entries, self.constant, flat).to(flat.new_zeros(*flat.shape[:lead], *shape), lead)
 
     def renamed(self, names: dict[str, str]) -> "TranslationFamily":
-        """Return the family with its parameters renamed."""
+        """Return the family with new names for its parameters."""
 
         def rename(entries: Entries) -> Entries:
             return replace(entries, parameter=names.get(entries.parameter, entries.parameter))
@@ -309,12 +311,12 @@ class Addition:
     """A vector that is added to some entries of a parameter.
 
     Attributes:
-        entries: The entries.
-        constant: The axes of the entries along which the same value is added, apart from a factor.
-        flat: The vectors of networks `[*lead, n]`, flat along the other axes.
-        factor: A factor of the vectors, in the shape of the entries; axes may have length one.
-        eps: A number if the vectors are logarithms of factors, otherwise None. The entries plus eps are then multiplied
-            by these factors.
+        entries: The entries to which the vector is added.
+        constant: The axes of the entries along which the added vector is constant, apart from `factor`.
+        flat: The vectors for networks, `[*lead, n]`, flattened along the other axes.
+        factor: A factor of the vectors, in the shape of the entries. Axes may have length one.
+        eps: A constant if the vectors are logarithms of factors. Otherwise None. In the first case, the factors
+            multiply the entries plus eps.
     """
 
     entries: Entries
@@ -324,7 +326,7 @@ class Addition:
     eps: float | None = None
 
     def to(self, tensor: Tensor, lead: int = 0) -> Tensor:
-        """Return a tensor with this vector added."""
+        """Return the tensor after this vector has been added."""
         sizes = [1 if k in self.constant else n for k, n in enumerate(self.entries.sizes)]
         result = tensor.clone(memory_format=torch.contiguous_format)
         added = self.flat.reshape(*self.flat.shape[:lead], *sizes).to(result)
@@ -336,9 +338,9 @@ class Addition:
         return result
 
     def rows(self, rows: tuple[int, int], length: int) -> "Addition | None":
-        """Return the part that is added to some rows of the parameter's first axis; each row has `length` values.
+        """Return the part that is added to some rows of the parameter's first axis. Each row has `length` entries.
 
-        The result is None if no axis of the entries runs along rows.
+        Return None if no axis of the entries runs along rows.
         """
         one, (begin, end) = self.entries, rows
         axis = max((k for k, n in enumerate(one.strides) if n == length), key=one.sizes.__getitem__, default=None)
@@ -360,13 +362,13 @@ class Addition:
 
 
 def _inverse(gains: Tensor) -> Tensor:
-    """Return inverse gains, or zeros for networks in which a gain is zero."""
+    """Return the inverse of gains, or zeros for networks in which a gain is zero."""
     is_whole = (gains != 0).all(-1, keepdim=True)
     return torch.where(is_whole, 1 / torch.where(gains == 0, 1.0, gains), 0.0)
 
 
 def _flat(tensor: Tensor, lead: int) -> Tensor:
-    """Return a tensor with exactly one axis after the leading axes."""
+    """Return a tensor with its axes after the leading axes flattened to one axis."""
     return tensor.reshape(*tensor.shape[:lead], -1)
 
 

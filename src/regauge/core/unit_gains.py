@@ -1,4 +1,4 @@
-"""Gains that the scales and signs of a symmetry bring to one; the values read after a gain are linear in the gain."""
+"""Gains that scales and signs of a symmetry can bring to one, because later layers are linear in the gain."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,11 +14,14 @@ from regauge.core.groups import Group
 from regauge.core.remembered import Remembering, remembered
 
 ROUNDING = 1e-6
-"""Singular values below this are zero, of exponents along an orthonormal basis."""
+"""Singular values below this count as zero.
+
+These are singular values of a matrix of exponents in an orthonormal basis.
+"""
 
 
 class Scaled(Remembering, Protocol):
-    """A protocol: a symmetry with groups, shapes, buffers and sites."""
+    """A protocol for symmetries with groups, shapes, buffers and sites."""
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -37,14 +40,14 @@ class Scaled(Remembering, Protocol):
         """The sites of groups, for each parameter."""
 
     def identity(self, batch: Sequence[int] = ()) -> Element:
-        """Return the element that changes nothing."""
+        """Return the identity element."""
 
     def __getitem__(self, name: str) -> Group: ...
 
 
 @remembered
 def gain_scales(symmetry: Scaled, names: tuple[str, ...]) -> tuple["GainScales", ...]:
-    """Return the groups that bring some of these gains to one, for all nonzero values of the gains."""
+    """Return the groups that can bring some of these gains to one, whatever nonzero values the gains have."""
     found, left = [], list(names)
     for group in symmetry.groups:
         scales = GainScales.of(group, symmetry, left)
@@ -55,7 +58,7 @@ def gain_scales(symmetry: Scaled, names: tuple[str, ...]) -> tuple["GainScales",
 
 
 def unit_element(symmetry: Scaled, params: Mapping[str, Tensor], names: tuple[str, ...], lead: int = 0) -> Element:
-    """Return the element of scales and signs that brings gains to one; gains that are zero stay zero."""
+    """Return the element of scales and signs that brings gains to one. Gains of zero stay zero."""
     scales = gain_scales(symmetry, names)
     batch = tuple(next(iter(params[name] for one in scales for name in one.sites)).shape[:lead]) if scales else ()
     element = symmetry.identity(batch)
@@ -65,7 +68,7 @@ def unit_element(symmetry: Scaled, params: Mapping[str, Tensor], names: tuple[st
 
 
 def without_gains(symmetry: Scaled, element: Element, names: tuple[str, ...]) -> Element:
-    """Return the element without the effect of its scales and signs on gains.
+    """Return the element after the effect of its scales and signs on gains has been removed.
 
     The result acts on networks whose gains are one.
     """
@@ -75,9 +78,9 @@ def without_gains(symmetry: Scaled, element: Element, names: tuple[str, ...]) ->
 
 
 class GainScales:
-    """The gains that the scales and signs of one group bring to one, each gain independently of the others.
+    """The gains that the scales and signs of one group can bring to one, each independently of the other gains.
 
-    Scales that move running statistics are left out, because they change the function if the statistics are recomputed.
+    Scales that change running statistics are excluded, because recomputed statistics would then change the function.
     """
 
     def __init__(
@@ -95,7 +98,7 @@ class GainScales:
 
     @classmethod
     def of(cls, group: Group, symmetry: Scaled, names: Sequence[str]) -> "GainScales":
-        """Return the gains with independent exponents, each flipped by a sign that flips no gain before it."""
+        """Return the gains that have independent exponents and a sign that flips no earlier gain."""
         shape = (*(symmetry[base].size for base in group.within), group.size)
         sites: dict[str, Site] = {}
         flips: list[tuple[int, ...]] = []
@@ -117,7 +120,7 @@ class GainScales:
         return cls(group, shape, sites, flips, kept)
 
     def unit(self, params: Mapping[str, Tensor], lead: int = 0) -> dict[str, Tensor]:
-        """Return the scales and signs that bring all nonzero gains to one at once."""
+        """Return the scales and signs that bring all nonzero gains to one."""
         gains = []
         for name in self.sites:
             gain = self._by_unit(name, params[name], lead)
@@ -138,7 +141,7 @@ class GainScales:
         return replace(value, scale=scale, sign=(value.sign * self._signs(flipped)).to(value.sign))
 
     def _signs(self, flipped: Tensor) -> Tensor:
-        """Return the signs of all families that flip the gains `[..., gains, size]` with the entry -1."""
+        """Return the signs of all families that flip the gains wherever `[..., gains, size]` has the entry -1."""
         signs = torch.ones(*flipped.shape[:-2], self.group.signs, flipped.shape[-1], dtype=torch.int8)
         for k, name in enumerate(self.sites):
             left = flipped[..., k, :].to(torch.int8)
@@ -149,7 +152,7 @@ class GainScales:
         return signs
 
     def _by_unit(self, name: str, gain: Tensor, lead: int) -> Tensor:
-        """Return the gain as `[*lead, *bases, size]`, in float64."""
+        """Return the gain arranged by unit, `[*lead, *bases, size]`, in float64."""
         site = self.sites[name]
         flat = gain.to("cpu", torch.float64).flatten(lead)
         result = torch.ones(*flat.shape[:-1], *self.shape, dtype=torch.float64)
@@ -159,7 +162,7 @@ class GainScales:
 
 
 def _kept_scales(group: Group, buffers: Sequence[str]) -> Tensor:
-    """Return combinations of the families of scales that move no running statistics, as columns."""
+    """Return the combinations of scale families that change no running statistics, as columns."""
     moving = {place.scale for place in group.placements if place.parameter in buffers and any(place.scale)}
     if not moving:
         return torch.eye(group.scales, dtype=torch.float64)
@@ -169,9 +172,9 @@ def _kept_scales(group: Group, buffers: Sequence[str]) -> Tensor:
 
 
 def _flipping(rows: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """Return the families of signs that together flip the last gain and no other; empty if there are none.
+    """Return the sign families that together flip only the last gain; empty if there are none.
 
-    The rows are the exponents of the gains.
+    The rows are the exponents of the sign families on each gain.
     """
     system: dict[int, tuple[int, int]] = {}  # by its pivot: the families of an equation as bits, and its right side
     for number, row in enumerate(rows):

@@ -1,4 +1,4 @@
-"""Transport plans between the units of two networks, and the mapping of tensors from one width to another."""
+"""Transport plans between the units of two networks, and conversion of tensors from one width to another."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,23 +14,23 @@ Axis = tuple[str, int]
 
 
 SignCharacter = tuple[int, ...]
-"""Exponents, 0 or 1, of the families of signs at a place."""
+"""The exponents (0 or 1) of the sign families at a placement."""
 
 
 @dataclass(frozen=True)
 class UnitPlan:
-    """A transport plan between the units of two layers.
+    """A transport plan between the units of a layer in two networks.
 
     Attributes:
         mass: The mass of each pair of units, float64 `[n_a, n_b]`. Rows sum to 1/n_a and columns to 1/n_b.
-        sign: The sign with which each pair is matched, int8 `[families, n_a, n_b]`.
+        sign: The sign that relates each pair of units, int8 `[families, n_a, n_b]`.
     """
 
     mass: Tensor
     sign: Tensor
 
     def signed(self, exponents: SignCharacter) -> Tensor:
-        """Return the masses multiplied by the signs of the families that act at a place."""
+        """Return the masses multiplied by the signs of the families that act at a placement."""
         result = self.mass
         for family, exponent in enumerate(exponents):
             if exponent:
@@ -45,7 +45,7 @@ def map_tensor(
     plans: Mapping[str, UnitPlan],
     readers: Collection[Axis],
 ) -> Tensor:
-    """Map a tensor of the second network, axis by axis, to the shape that it has in the first network."""
+    """Convert a tensor of the second network, axis by axis, to the shape that it has in the first network."""
     for axis in sorted({site.placement.axis for site, _ in pairs}):
         own = [pair for pair in pairs if pair[0].placement.axis == axis]
         there = uncovered([b for _, b in own], axis, tensor.shape[axis]).to(tensor.device)
@@ -65,12 +65,12 @@ def map_tensor(
 
 
 def sign_character(site: Site) -> SignCharacter:
-    """Return the exponents of the families of signs at a site, modulo two."""
+    """Return the exponents of the sign families at a site, modulo two."""
     return tuple(exponent % 2 for exponent in site.placement.sign)
 
 
 def uncovered(sites: Sequence[Site], axis: int, length: int) -> Tensor:
-    """Return the indices of an axis on which no site acts."""
+    """Return the indices of an axis that no site covers."""
     is_free = torch.ones(length, dtype=torch.bool)
     for site in sites:
         if site.placement.axis == axis:
@@ -79,12 +79,12 @@ def uncovered(sites: Sequence[Site], axis: int, length: int) -> Tensor:
 
 
 def default_readers(symmetry: Symmetry) -> frozenset[Axis]:
-    """Return the axes over which operators sum units, as discovery recorded them.
+    """Return the axes over which layers sum units, as discovery recorded them.
 
     If a symmetry has no such record, for example because it was made of `Group` objects, the axes of torch's layers are
-    used. These are axis 1 of weights (out, in, ...) and axis 0 of transposed convolutions (in, out, ...). Vectors and
-    embeddings have no such axis. The frozen axes of the symmetry show which parameters are transposed convolutions or
-    embeddings.
+    used. These axes are axis 1 of weights (out, in, ...) and axis 0 of transposed convolutions (in, out, ...). Vectors
+    and embeddings have no such axis. The frozen axes of the symmetry show which parameters are transposed convolutions
+    or embeddings.
     """
     if symmetry.readers:
         return frozenset(symmetry.readers)

@@ -1,8 +1,8 @@
-"""Tests of whether groups can act: a random element is applied to random tensors of the parameters' shapes.
+"""A test of whether groups can act: a random element is applied to random tensors shaped like the parameters.
 
-Parameters are tested one at a time. Of a large parameter, only the axes that affect each other are tested. A model on
-the meta device therefore needs no memory of its size. Parameters on which groups act equally, such as layers of one
-shape, are tested once.
+Parameters are tested one at a time. For a large parameter, the test uses only the axes that affect each other.
+Therefore a model on the meta device needs no memory for its parameters. If groups act in the same way on several
+parameters, such as layers of one shape, only one of these is tested.
 """
 
 import math
@@ -17,15 +17,18 @@ from regauge.core.probe import relative_change
 from regauge.core.symmetry import Symmetry
 
 LARGE_PARAMETER = 1 << 20
-"""Parameters with more entries are tried axis by axis."""
+"""Parameters with more entries than this are tested axis by axis."""
 LARGEST_MATRIX = 1024
-"""Larger matrices are not sampled, because that would take most of the time. The identity replaces them."""
+"""Matrices larger than this are not sampled, because sampling would take most of the time.
+
+The identity replaces such matrices.
+"""
 RETURN_TOLERANCE = 1e-8
-"""Largest relative error, in float64, of a tensor that is moved and moved back."""
+"""The largest relative error, in float64, after an element and its inverse were applied to a tensor."""
 
 
 def cannot_act(symmetry: Symmetry) -> dict[str, str]:
-    """Return groups that cannot act at their placements, with the reasons."""
+    """Return the groups that cannot act at their placements, and the reason for each."""
     failed: dict[str, str] = {}
     good: set[Hashable] = set()
     for part in _parts(symmetry):
@@ -39,11 +42,11 @@ def cannot_act(symmetry: Symmetry) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class _Part:
-    """One parameter, or some of its axes, with the groups that act there; bases come before the groups within them.
+    """One parameter, or some of its axes, and the groups that act on it. Bases come before the groups within them.
 
     Attributes:
-        groups: The groups with their placements on the parameter.
-        whole: The groups with all their placements, which decide how elements are multiplied.
+        groups: The groups, restricted to their placements on the parameter.
+        whole: The groups with all their placements, which determine how elements are multiplied.
     """
 
     parameter: str
@@ -52,7 +55,10 @@ class _Part:
     whole: tuple[Group, ...]
 
     def geometry(self) -> Hashable:
-        """Return a key of groups, placements and shape without names; groups act equally on parts with equal keys."""
+        """Return a key of groups, placements and shape without names.
+
+        If keys are equal, the groups act in the same way.
+        """
         numbers = {group.name: str(k) for k, group in enumerate(self.groups)}
 
         def key(here: Group, whole: Group) -> Hashable:
@@ -65,7 +71,7 @@ class _Part:
         return self.shape, tuple(map(key, self.groups, self.whole))
 
     def failures(self) -> dict[str, str]:
-        """Return the groups that fail together with the preceding groups."""
+        """Return the groups that fail when they act together with the preceding groups."""
         failed: dict[str, str] = {}
         if self._try(range(len(self.groups))) is None:
             return failed
@@ -102,9 +108,10 @@ class _Part:
 
 
 def _families(group: Group) -> Hashable:
-    """Return the exponents of each family of a group that acts here, sorted, so the order of families does not matter.
+    """Return the sorted exponents of each family of a group that acts here.
 
-    A stream that is read after many gains has one family for each gain, but only one of them acts on a reader.
+    The order of families then has no influence. A residual stream that is read after many gains has one family for each
+    gain, but only one of these acts on each reader.
     """
     places = group.placements
     if group.shifts:

@@ -31,16 +31,22 @@ from regauge.discovery.solve import solve
 from regauge.discovery.trace import Program
 
 Change = Callable[[Tensor], Tensor]
-"""A function of a value before it is read; give the same object each time so that graphs are made once."""
+"""A function that changes a value before operators read it. Pass the same function object each time to reuse graphs."""
 SELECTIONS = words("index index_select gather embedding")
-"""Operators that pick entries of their first operand."""
+"""Operators that select entries of their first operand."""
 ROUNDING = 0.25
-"""Exponent of the machine epsilon in the tolerance: networks enlarge errors, but wrong placements err by about one."""
+"""The exponent of the machine epsilon in the tolerance.
+
+Networks amplify errors, but wrong placements err by about one.
+"""
 
 
 @dataclass(frozen=True, eq=False)
 class IntermediateValues:
-    """The intermediate values of a model traced for inputs of one shape, by name: "%" and the name of the node."""
+    """The intermediate values of a model that was traced for inputs of one shape.
+
+    A value's name is "%" plus the node name.
+    """
 
     module: nn.Module
     program: Program
@@ -55,7 +61,7 @@ class IntermediateValues:
         kwargs: Mapping[str, Any],
         names: Sequence[str],
     ) -> dict[str, Tensor]:
-        """Run the model up to the named values, without gradients, on inputs with the shapes of the trace."""
+        """Run the model up to the named values, without gradients. The inputs must have the shapes of the trace."""
         with torch.no_grad():
             return self.run(params, inputs, kwargs, names)
 
@@ -67,9 +73,10 @@ class IntermediateValues:
         names: Sequence[str],
         changes: Mapping[str, Change] | None = None,
     ) -> dict[str, Tensor]:
-        """Run the model like `__call__`, but differentiably; `torch.func.vmap` works if it supports the operators.
+        """Run the model as `__call__` does, but differentiably.
 
-        If a change is given for a value, all operators that read the value receive the changed value.
+        `torch.func.vmap` works if it supports the model's operators. If `changes` has a function for a value, all
+        operators that read the value receive the changed value.
         """
         graph = self._graph(tuple(names), tuple((changes or {}).items()))
         with leaves_as_operators(self.module):
@@ -77,13 +84,13 @@ class IntermediateValues:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Names of the outputs that must not change."""
+        """The names of the outputs that must not change."""
         return tuple(f"%{node.name}" for node, _ in self.program.outputs)
 
     def products(self, parameters: Collection[str]) -> tuple[str, ...]:
-        """Return the names of values that layers compute from some parameters and from the inputs.
+        """Return the names of values that layers compute from the inputs and any of these parameters.
 
-        Parameters are followed through copies, pieces and selections, and through all values that no input influences.
+        Parameters are traced through copies, slices and selections, and through all values that no input influences.
         """
         reached = {f"%{node.name}" for node in _reached(self.program)}
         held: set[Node] = set()
@@ -101,7 +108,7 @@ class IntermediateValues:
         return tuple(found)
 
     def source(self, parameter: str, among: Collection[str]) -> str | None:
-        """Return the nearest of some values that a layer with this parameter reads; None if several or none are."""
+        """Return which of these values a layer with this parameter reads; None if there is none or more than one."""
         nodes = {f"%{node.name}": node for node in self.program.graph.graph.nodes}
         found: set[str] = set()
         waiting = [nodes[name] for name in self.products({parameter})]
@@ -150,19 +157,18 @@ class IntermediateValues:
 
 @dataclass(frozen=True)
 class Activations:
-    """The intermediate values of one model on which groups act, for inputs of one shape.
+    """The intermediate values of one model on which groups act. The values are valid for inputs of one shape.
 
-    The law, for every element g and parameters p:
-    `values(symmetry_of_the_model.act(g, p), x) == symmetry.act(g, values(p, x))`.
+    For every element g and parameters p, `values(symmetry_of_the_model.act(g, p), x) == symmetry.act(g, values(p, x))`.
 
     Attributes:
-        symmetry: The groups of the model's symmetry by their names, placed on intermediate values instead of
-            parameters. A group that moves no reported value has no placements.
-        read: Values that layers read: operands of matrix products, convolutions, attention and recurrent layers,
-            each once, before copies and changes of shape. If none of these shows a group, all values that the group
-            moves are included.
-        notes: Messages about groups and values that are not known.
-        intermediate: All intermediate values of the model.
+        symmetry: The groups of the model's symmetry under the same names, but placed on intermediate values instead of
+            parameters. A group that acts on no reported value has no placements.
+        read: Names of the values that layers read, each listed once: operands of matrix products, convolutions,
+            attention and recurrent layers, before copies and reshapes. If a group acts on none of these values, `read`
+            includes all values on which the group acts.
+        notes: Messages about groups and values for which the action is unknown.
+        intermediate: All intermediate values of the model, whether or not groups act on them.
     """
 
     symmetry: Symmetry
@@ -177,9 +183,10 @@ class Activations:
         kwargs: Mapping[str, Any] | None = None,
         names: Sequence[str] | None = None,
     ) -> dict[str, Tensor]:
-        """Run the model without gradients on inputs of the shapes of the trace, with keywords in its order.
+        """Run the model without gradients.
 
-        The result holds the named intermediate values, by default all reported values.
+        Inputs must have the shapes of the trace, and keyword inputs must have the order of the trace. Return the named
+        intermediate values. Default: all reported values.
         """
         names = list(self.symmetry.shapes) if names is None else list(names)
         return self.intermediate(params, inputs, kwargs or {}, names)
@@ -195,25 +202,25 @@ def activations(
     outputs: Outputs = None,
     only_read: bool = False,
 ) -> Activations:
-    """Find the intermediate values on which the groups of a symmetry act, and how.
+    """Find the intermediate values on which the groups of a symmetry act, and how the groups act on them.
 
-    The module is discovered again for these inputs. Operators tie axes of intermediate values to axes of parameters.
-    The tied axes get placements from the same solution as the parameters. Unless the module is on the meta device,
-    every value is also checked numerically with a random element, and values that fail are excluded.
+    The module is traced and discovered again for these inputs. Operators tie axes of intermediate values to axes of
+    parameters. The tied axes get placements from the same solution as the parameters. If the module is not on the meta
+    device, every value is also checked numerically with a random element. Values that fail are excluded.
 
     Args:
-        module: The model; it runs in evaluation mode and is not changed.
+        module: The model. The model runs in evaluation mode and is not modified.
         example_inputs: One batch, as for `discover`.
-        symmetry: A symmetry found by `discover`, a part of such a symmetry, or a symmetry written by hand.
-        example_kwargs: Keyword inputs.
-        outputs: The outputs that must not change, as given to `discover`.
-        only_read: Whether to report only the values that layers read (see `Activations.read`). They are a fraction of
-            all values, so the check needs less time and memory.
+        symmetry: A symmetry that `discover` found, part of such a symmetry, or a symmetry written by hand.
+        example_kwargs: Keyword arguments of the model.
+        outputs: The outputs that must not change, as passed to `discover`.
+        only_read: Whether to report only the values that layers read (see `Activations.read`). Values that layers read
+            are a fraction of all values. So the check needs less time and memory.
 
     Raises:
         TraceError: `torch.export` cannot trace the module.
-        ValueError: The module fails on the inputs.
-        KeyError: The symmetry is of another architecture.
+        ValueError: The module raises an error on the inputs.
+        KeyError: The symmetry belongs to another architecture.
     """
     inputs, kwargs = example_arguments(example_inputs, example_kwargs)
     state = dict(module.state_dict())
@@ -252,7 +259,7 @@ def activations(
 
 
 def _place(groups: Sequence[Group], shapes: Mapping[str, tuple[int, ...]]) -> Symmetry:
-    """Return the groups placed on those values on which placements can describe the action of all groups."""
+    """Return the groups with placements on those values where placements can describe the action of all groups."""
     used = dict.fromkeys(p.parameter for group in groups for p in group.placements)
     kept = {}
     for name in used:
@@ -267,7 +274,7 @@ def _place(groups: Sequence[Group], shapes: Mapping[str, tuple[int, ...]]) -> Sy
 
 
 def _failures(found: Activations, symmetry: Symmetry, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> set[str]:
-    """Return the values that a random element does not move as it should, at perturbed parameters."""
+    """Return the values that a random element does not transform as predicted, at perturbed parameters."""
     params = {name: t.detach() for name, t in found.intermediate.module.state_dict().items()}
     generator = torch.Generator().manual_seed(0)
     element = symmetry.random(generator, PARTS)  # what translations and rotations do to values is not known
@@ -291,7 +298,7 @@ def _failures(found: Activations, symmetry: Symmetry, inputs: tuple[Any, ...], k
 
 
 def _reached(program: Program) -> set[Node]:
-    """Return the nodes that depend on the inputs of the model, and the inputs."""
+    """Return the inputs of the model, and all nodes that depend on them."""
     reached: set[Node] = set()
     for node in program.graph.graph.nodes:
         is_input = node.op == "placeholder" and node.name in program.inputs
@@ -301,7 +308,7 @@ def _reached(program: Program) -> set[Node]:
 
 
 def _dependent(program: Program) -> set[Node]:
-    """Return floating-point results of operators that depend on the inputs of the model."""
+    """Return the floating-point operator results that depend on the inputs of the model."""
     reached = _reached(program)
 
     def is_floating(node: Node) -> bool:
@@ -312,7 +319,10 @@ def _dependent(program: Program) -> set[Node]:
 
 
 def _read(program: Program, placed: Symmetry) -> tuple[str, ...]:
-    """Return the values that layers read, traced back through copies; for a group without any, all its values."""
+    """Return the values that layers read, traced back through copies.
+
+    For a group without such values, return all its values.
+    """
     names = placed.shapes
     found: dict[str, None] = {}
     for node in program.graph.graph.nodes:

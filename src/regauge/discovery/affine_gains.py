@@ -1,4 +1,4 @@
-"""Gains written as `1 + weight`, which the graph reads as gains, with the number that the model adds."""
+"""Gains written as `1 + weight`: the graph is rewritten to use the weight as the gain, and the constant is recorded."""
 
 from collections.abc import Iterator
 
@@ -8,18 +8,18 @@ from regauge.discovery.operators import NORMS, PRODUCTS, SAME, operator_name
 
 
 def take_out_numbers(graph: GraphModule, names: dict[str, str], shapes: dict[str, tuple[int, ...]]) -> dict[str, float]:
-    """Replace multiplications by a parameter plus a number by multiplications by the parameter.
+    """Replace each product with the sum of a parameter and a constant by a product with the parameter alone.
 
-    This is done only for parameters with one axis, if every use adds the same number and every use of the sum is a
-    multiplication by the sum.
+    The replacement applies only to parameters with one axis. Every use must add the same constant, and every use of the
+    sum must be a multiplication.
 
     Args:
-        graph: A traced program, which is changed.
-        names: Parameters by placeholder.
-        shapes: Shapes of the parameters.
+        graph: A traced program, which is modified.
+        names: The names of parameters, by placeholder.
+        shapes: The shapes of the parameters.
 
     Returns:
-        The numbers, by parameter.
+        The added constants, by parameter name.
     """
     places: dict[str, list[Node]] = {}
     for node in graph.graph.find_nodes(op="placeholder"):
@@ -43,7 +43,7 @@ def take_out_numbers(graph: GraphModule, names: dict[str, str], shapes: dict[str
 
 
 def _uses(node: Node) -> Iterator[tuple[Node, Node]]:
-    """Yield the operators that use a value or a copy of it, each with the operand that it uses.
+    """Yield the operators that use a value or a copy of it, and for each operator the operand that it uses.
 
     Assertions do not count as uses.
     """
@@ -57,7 +57,7 @@ def _uses(node: Node) -> Iterator[tuple[Node, Node]]:
 
 
 def _number(node: Node) -> float | None:
-    """Return the number that an operator adds to a parameter, or None if the operator is no such sum."""
+    """Return the constant that an operator adds to a parameter, or None if the operator is not such a sum."""
     name = operator_name(node) if node.op == "call_function" else ""
     if name not in ("add", "sub") or node.kwargs or len(node.args) != 2:
         return None

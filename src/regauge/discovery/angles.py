@@ -1,12 +1,12 @@
-"""Free angles: rotations of each pair of coordinates, which commute with the fixed turns of rotary positions.
+"""Free angles: rotations of pairs of coordinates that commute with the fixed rotations of rotary embeddings.
 
-The solver treats each axis index by itself. If positions turn a pair of coordinates by fixed angles, the solver finds
-only a common scale and a common sign of the pair. In fact, all rotations of the pair commute with the fixed turns, so
-queries and keys may be rotated by one angle. No operator tells by its name which axes hold such pairs, and models write
-halves, neighbors and complex numbers in many forms. Therefore every pair that shares a sign is tested. The test
-evaluates the operators between the parameters and the first values that lack the axis. It uses random numbers in
-float64 and the constants of the trace, before and after random turns. All other operands are random. Therefore a turn
-that does not change these values changes no output.
+The solver treats each axis index separately. If a rotary embedding rotates a pair of coordinates by fixed angles, the
+solver finds only a common scale and a common sign for the pair. In fact, all rotations of the pair commute with the
+fixed rotations. So queries and keys may be rotated by any common angle. No operator name reveals which axes hold such
+pairs. Models write pairs as halves, neighbors or complex numbers, in many forms. Therefore every pair that shares a
+sign is tested. The test evaluates the operators from the parameters up to the first values that lack the axis. The test
+runs in float64 with random parameters and the constants of the trace, before and after random rotations. All other
+operands are random. If a rotation does not change these values, it changes no output.
 """
 
 import math
@@ -31,15 +31,15 @@ from regauge.discovery.slots import SlotPlace, Slots
 from regauge.discovery.trace import Program
 
 ANGLE_TOLERANCE = 1e-9
-"""Largest relative change of what the operators return, in float64."""
+"""The largest relative change of the operator results, in float64, that the test accepts."""
 
 
 def free_angles(
     freedoms: Sequence[Freedom], slots: Slots, program: Program, found: Pass, inputs: Sequence[Any]
 ) -> tuple[list[Freedom], tuple[str, ...]]:
-    """Return the freedoms with the rotations of pairs that pass the test, and a message for each undecided pair.
+    """Return the freedoms with those rotations of pairs that pass the test, and a message for each undecided pair.
 
-    The example inputs, leaf by leaf, may be on the meta device. Their values are then unknown.
+    The example inputs, listed leaf by leaf, may be on the meta device. In that case their values are unknown.
     """
     trial = _Trial(freedoms, slots, program, found, inputs)
     turned = dict(enumerate(freedoms))
@@ -51,7 +51,7 @@ def free_angles(
 
 
 class _Trial:
-    """Rotations of pairs, tested one after the other."""
+    """Rotations of pairs, which are tested one after the other."""
 
     def __init__(
         self, freedoms: Sequence[Freedom], slots: Slots, program: Program, found: Pass, inputs: Sequence[Any]
@@ -75,7 +75,7 @@ class _Trial:
         return bool(freedom.signs) and not (freedom.is_permuted or freedom.matrices or freedom.atom in self.bases)
 
     def turn(self, freedom: Freedom) -> Freedom:
-        """Return the freedom with turns of pairs in place of the signs that the turns contain."""
+        """Return the freedom in which rotations of pairs replace the signs that they include."""
         signs, scales, turns = [], list(freedom.scales), list(freedom.turns)
         for family, bases in freedom.signs:
             own = [slot for slot in freedom.slots if slot in family]
@@ -101,7 +101,7 @@ class _Trial:
     def _free_pairs(
         self, slots: Sequence[int], atom: Atom, bases: frozenset[Atom]
     ) -> tuple[int | None, Sequence[PairedAxis]]:
-        """Return the first reading of slots as pairs whose rotations all pass, or no pairs if there is none."""
+        """Return the first grouping of slots into pairs whose rotations all pass the test, or no pairs."""
         reasons = []
         for number, pairs in _pairings(slots, bases, self.places):
             groups = _groups(pairs, atom, {base: self.where[base] for base in bases})
@@ -117,7 +117,7 @@ class _Trial:
         return None, ()
 
     def _passes(self, axes: Sequence[PairedAxis], groups: tuple[Group, ...], atom: Atom) -> bool:
-        """Return whether random turns keep all values after the axis, while a turn at one place alone changes them."""
+        """Return whether random rotations keep all later values, while a rotation at one place changes them."""
         region = Region(self.program, self.found, atom, axes, self.constants)
         if region.has_output:
             return False
@@ -137,7 +137,7 @@ class _Trial:
 
 
 def _is_scale_of(scale: Family, axes: Sequence[PairedAxis], bases: frozenset[Atom], own: Sequence[int]) -> bool:
-    """Return whether a family multiplies both coordinates of each pair equally, and no other parameters."""
+    """Return whether a family multiplies both coordinates of each pair by the same factor, and no other parameters."""
     family, within = scale
     covered = {slot for paired in axes for slot in paired.slots}
     is_alike = all(family.get(paired.slots[0], 0) == family.get(paired.slots[1], 0) for paired in axes)
@@ -145,7 +145,7 @@ def _is_scale_of(scale: Family, axes: Sequence[PairedAxis], bases: frozenset[Ato
 
 
 def _groups(axes: Sequence[PairedAxis], atom: Atom, bases: Mapping[Atom, Sequence[Placement]]) -> tuple[Group, ...]:
-    """Return groups that give an angle to every unit of the atom and every index of its bases."""
+    """Return groups with an angle for every unit of the atom and every index of its bases."""
     names = {paired.name for paired in axes}
     groups = []
     for k, (base, placements) in enumerate(bases.items()):
@@ -160,7 +160,7 @@ def _groups(axes: Sequence[PairedAxis], atom: Atom, bases: Mapping[Atom, Sequenc
 
 
 def _geometry(names: Sequence[str], axes: Sequence[PairedAxis], groups: Sequence[Group]) -> Hashable:
-    """Return a key of the placements of axes and groups, with numbers of parameters instead of names."""
+    """Return a key of the placements of axes and groups, with parameter indices instead of names."""
     numbers = {name: k for k, name in enumerate(names)}
     own = tuple((numbers[p.name], p.axis, p.start, p.stride, p.distance, p.others) for p in axes)
     sites = tuple(
@@ -181,7 +181,7 @@ def _move(groups: tuple[Group, ...], params: Mapping[str, Tensor], generator: to
 def _pairings(
     slots: Sequence[int], bases: frozenset[Atom], places: Mapping[int, SlotPlace]
 ) -> Iterator[tuple[int | None, list[PairedAxis]]]:
-    """Yield readings of slots with a common sign as pairs of coordinates, each with the index of the pair's piece."""
+    """Yield groupings of slots with a common sign into pairs of coordinates, each with the index of the pair's leaf."""
     found = [_pieces(places[slot], bases) for slot in slots]
     for k in range(min(map(len, found), default=0)):
         yield k, _neighbors(slots, k, bases, places)
@@ -191,7 +191,10 @@ def _pairings(
 
 
 def _pieces(place: SlotPlace, bases: frozenset[Atom]) -> list[Atom]:
-    """Return the pieces of an axis that may be the two coordinates of a pair, pieces with the nearest entries first."""
+    """Return the leaves of an axis that may index the two coordinates of a pair.
+
+    Leaves with the nearest entries come first.
+    """
     near = sorted(zip(place.mates, place.others, strict=True), key=lambda piece: piece[1][1])
     return [atom for atom, _ in near if atom.size == 2 and atom not in bases]
 
@@ -199,7 +202,7 @@ def _pieces(place: SlotPlace, bases: frozenset[Atom]) -> list[Atom]:
 def _neighbors(
     slots: Sequence[int], k: int, bases: frozenset[Atom], places: Mapping[int, SlotPlace]
 ) -> list[PairedAxis]:
-    """Return pairs by another axis piece of size two in each block: adjacent entries, or complex numbers."""
+    """Return pairs that a leaf of size two indexes in each block: adjacent entries, or complex numbers."""
     result = []
     for slot in slots:
         place = places[slot]
@@ -210,7 +213,7 @@ def _neighbors(
 
 
 def _halves(slots: Sequence[int], places: Mapping[int, SlotPlace]) -> list[PairedAxis]:
-    """Return pairs made of two equal blocks of one axis each; return no pairs if the blocks do not match."""
+    """Return pairs made of two equal blocks of one axis. Return no pairs if the blocks do not match."""
     by_axis: dict[tuple[str, int], list[int]] = {}
     for slot in slots:
         by_axis.setdefault((places[slot].name, places[slot].axis), []).append(slot)
@@ -233,7 +236,10 @@ def _paired_axis(
 def _watched_pairs(
     slots: Sequence[int], k: int | None, bases: frozenset[Atom], places: Mapping[int, SlotPlace]
 ) -> list[PairedAxis]:
-    """Return the pairs of intermediate values, read like the pairs of the parameters; unreadable ones are left out."""
+    """Return the pairs of intermediate values, grouped like the pairs of parameters.
+
+    Values that do not fit are omitted.
+    """
     result = []
     for name in dict.fromkeys(places[slot].name for slot in slots):
         here = [slot for slot in slots if places[slot].name == name]

@@ -1,7 +1,7 @@
-"""Primitives for operator rules: they tie axes and record the laws of an operator.
+"""Primitives for operator rules, which tie axes and record the laws of an operator.
 
-Every primitive is sound. A rule is therefore sound if the primitives that it composes compute the same as the
-operator. The primitives that record laws and move values are in `movement.py`.
+Every primitive is sound. A rule is therefore sound if it composes primitives that together compute the same function as
+the operator. `movement.py` contains the primitives that record laws and rearrange entries.
 """
 
 import math
@@ -19,7 +19,7 @@ Operand = Value | float | int | bool | complex
 
 
 class Builder(Movement):
-    """The primitives that a rule may use: moving values, sums and products, functions of entries, reductions."""
+    """The primitives that a rule may use: rearrangements, sums and products, functions of entries, reductions."""
 
     def multilinear(
         self,
@@ -27,9 +27,10 @@ class Builder(Movement):
         out: Sequence[Hashable],
         shape: Sequence[int],
     ) -> Value:
-        """Return an Einstein sum: axes with the same label run together, and labels missing from `out` are summed over.
+        """Return an Einstein sum.
 
-        A label of None is an axis of size one that broadcasts.
+        Axes with the same label share an index, and labels missing from `out` are summed over. A label of None marks an
+        axis of size one that broadcasts.
         """
         operands = list(zip(self.distinct([value for value, _ in operands]), [n for _, n in operands], strict=True))
         axes: dict[Hashable, list[Axis]] = {}
@@ -69,7 +70,7 @@ class Builder(Movement):
         return result
 
     def add(self, operands: Sequence[Operand], shape: Sequence[int], *, select: Value | None = None) -> Value:
-        """Return a sum with broadcasting, or, if the mask `select` is given, a choice among the operands (where)."""
+        """Return a sum with broadcasting. If the mask `select` is given, return a choice among the operands (where)."""
         return self._pointwise(operands, shape, "add", select)
 
     def maximum(self, operands: Sequence[Operand], shape: Sequence[int]) -> Value:
@@ -81,15 +82,16 @@ class Builder(Movement):
         return self._pointwise(operands, shape, "mul", exponents=exponents)
 
     def joint(self, operands: Sequence[Operand], shape: Sequence[int]) -> Value:
-        """Return any function of the entries at the same index, which only reorderings preserve."""
+        """Return any function of the entries at the same index. Only permutations leave such a function equivariant."""
         return self._pointwise(operands, shape, "joint")
 
     def reduce(
         self, x: Value, dims: Sequence[int], keepdim: bool, over: Over = "sum", *, along: LawOf = law.linear
     ) -> Value:
-        """Return a symmetric function over some axes; `along` is the law for the other axes (default: linear).
+        """Return a symmetric function over some axes. `along` is the law for the other axes (default: linear).
 
-        `over` is "sum" (units can be reordered), "magnitude" (signs pass as well) or "norm" (rotations, over one axis).
+        `over` is "sum" (permutations of the units pass), "magnitude" (signs pass as well) or "norm" (rotations of one
+        axis pass).
         """
         dims = sorted(d % x.ndim for d in dims)
         sources = [None if k in dims else k for k in range(x.ndim) if keepdim or k not in dims]
@@ -106,7 +108,7 @@ class Builder(Movement):
         select: Value | None = None,
         exponents: Sequence[int] | None = None,
     ) -> Value:
-        """Combine operands entry by entry: tie those that vary along each axis, and record the law of the axis."""
+        """Combine operands entry by entry: for each axis, tie the operands that vary along it, and record the law."""
         given = zip(operands, exponents or [1] * len(operands), strict=True)
         tensors = [(self.use(x), e) for x, e in given if isinstance(x, Value)]
         tensors = list(zip(self.distinct([x for x, _ in tensors]), [e for _, e in tensors], strict=True))
@@ -139,7 +141,10 @@ class Builder(Movement):
     def _carry_virtual(
         self, operands: Sequence[Value], out: Sequence[Hashable], labels: Sequence[Sequence[Hashable]]
     ) -> Virtual | None:
-        """Return the virtual axis of a result: kept while the axis that selects from it is kept."""
+        """Return the virtual axis of a result.
+
+        The virtual axis exists as long as the axis that selects from it exists.
+        """
         found: Virtual | None = None
         for value, names in zip(operands, labels, strict=True):
             if value.virtual is None:
@@ -155,7 +160,7 @@ class Builder(Movement):
 
 
 class _Participants(NamedTuple):
-    """Axes (and exponents) of the operands that vary along one axis of a result, and the axis of a selecting mask."""
+    """The operand axes (and exponents) that vary along one axis of a result, and the axis of a mask that selects."""
 
     axes: tuple[Axis, ...]
     exponents: tuple[int, ...]
@@ -170,7 +175,7 @@ class _Participants(NamedTuple):
 def _participants(
     k: int, shape: Sequence[int], operands: Sequence[tuple[Value, int]], mask: Value | None
 ) -> _Participants:
-    """Return the axes of operands that vary along axis `k` of a result of this shape, by the rules of broadcasting."""
+    """Return the operand axes that vary along axis `k` of a result with this shape, by the rules of broadcasting."""
 
     def own(x: Value) -> Axis | None:
         dim = k - (len(shape) - x.ndim)
@@ -188,8 +193,7 @@ def _participants(
 def _entrywise_law(
     how: Entrywise, found: _Participants, out: Axis, numbers: Sequence[Operand], *, selects: bool
 ) -> Law:
-    """Return the law of one axis of the result `out`, from the operands that vary along it and the numbers among
-    them."""
+    """Return the law of one axis of the result `out`, given the operands that vary along it and their numbers."""
     axes = found.axes
     is_plain = found.has_all and (how == "mul" or not any(x != 0 for x in numbers))
     if found.mask is not None:

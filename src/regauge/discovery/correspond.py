@@ -1,4 +1,4 @@
-"""A translation between descriptions of a symmetry: groups are recognized by their action on parameters."""
+"""Conversion between two descriptions of one symmetry: groups are identified by their action on parameters."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -21,12 +21,12 @@ AxisKey = tuple[str, int]
 def carry_over(
     symmetry: Symmetry, found: Sequence[Group], shapes: Mapping[str, tuple[int, ...]]
 ) -> tuple[tuple[Group, ...], tuple[str, ...]]:
-    """Return the groups of a symmetry placed on the values on which discovery placed its own groups.
+    """Return the groups of a symmetry, placed on the values on which discovery placed its own groups.
 
-    A group corresponds to the discovered group with the same units on the same parameters. The families of the group
-    are written as combinations of the discovered families. They act on the values by the same combinations; the values
-    are given by their shapes. The result holds the groups with placements on values only, and a message for each group
-    without a correspondence.
+    A group corresponds to the discovered group that has the same units on the same parameters. The families of the
+    group are expressed as combinations of the discovered families. The same combinations act on the values. `shapes`
+    contains the shapes of the values. The result consists of the groups, with placements only on values, and a message
+    for each group without a correspondence.
     """
     owners = {group.name: _owners(group, symmetry.shapes) for group in symmetry.groups}
     theirs = [(group, _owners(group, symmetry.shapes)) for group in found]
@@ -54,7 +54,7 @@ def carry_over(
 
 
 def _owners(group: Group, shapes: Mapping[str, tuple[int, ...]]) -> dict[AxisKey, Tensor]:
-    """Return the unit that owns each index of the axes on which a group acts; -1 for none."""
+    """Return the unit that owns each index of the axes on which a group acts, or -1 if no unit owns the index."""
     result: dict[AxisKey, Tensor] = {}
     for place in group.placements:
         if place.parameter in shapes:
@@ -87,11 +87,10 @@ def _has_same_units(
 
 
 def _translation(group: Group, other: Group, symmetry: Symmetry) -> Callable[[Placement], Placement | None] | None:
-    """Return a map from placements of the second group to placements of the first; None if their families differ.
+    """Return a map from placements of the second group to placements of the first; None if the families differ.
 
-    An element of the first group has factors s, signs e and shifts k. The corresponding element of the second group has
-    the logarithms of factors `log s @ scale`, the shifts `k @ shift` and the signs `e @ sign + k @ parity` (counted
-    modulo two).
+    Let an element of the first group have factors s, signs e and shifts k. The corresponding element of the second
+    group has log factors `log s @ scale`, shifts `k @ shift`, and signs `e @ sign + k @ parity` modulo two.
     """
     mine, its = _tables(group, other, symmetry)
     scale, shift = _combination(mine["scale"], its["scale"]), _combination(mine["shift"], its["shift"])
@@ -110,7 +109,7 @@ def _translation(group: Group, other: Group, symmetry: Symmetry) -> Callable[[Pl
         return None
 
     def translate(place: Placement) -> Placement | None:
-        """Return the first group at a place of the second one; None if the first group does nothing there."""
+        """Return the first group's placement at a placement of the second, or None if the first does nothing there."""
         own, steps = np.array(place.sign, dtype=float), np.array(place.parity, dtype=float)
         result = replace(
             place,
@@ -127,9 +126,10 @@ def _translation(group: Group, other: Group, symmetry: Symmetry) -> Callable[[Pl
 
 
 def _tables(group: Group, other: Group, symmetry: Symmetry) -> tuple[dict[str, Floats], dict[str, Floats]]:
-    """Return the exponents of two groups' families as matrices `[family, entry]`, at the entries of the first unit.
+    """Return the exponents of two groups' families as matrices `[family, entry]`, for the entries of the first unit.
 
-    One unit is enough, because a family has the same exponents for all units. Entries of both groups share columns.
+    One unit is enough, because a family has the same exponents for all units. If both groups act on an entry, their
+    matrices share a column.
     """
     names = {p.parameter for p in group.placements}
     spared = {name for tied in symmetry.tied if names & set(tied) for name in tied} - names
@@ -156,7 +156,7 @@ def _tables(group: Group, other: Group, symmetry: Symmetry) -> tuple[dict[str, F
 
 
 def _combination(rows: Floats, basis: Floats) -> Floats | None:
-    """Return coefficients c with `c @ basis == rows`, or None if there are none."""
+    """Return coefficients c with `c @ basis == rows`, or None if there are no such coefficients."""
     if not basis.size or not rows.size:
         return None if rows.any() else np.zeros((len(rows), len(basis)))
     found = np.linalg.lstsq(basis.T, rows.T, rcond=None)[0].T.astype(np.float64)
@@ -164,7 +164,7 @@ def _combination(rows: Floats, basis: Floats) -> Floats | None:
 
 
 def _combination_mod_2(rows: Floats, basis: Floats) -> Floats | None:
-    """Return the coefficients of `_combination` modulo two, for signs."""
+    """Return coefficients as in `_combination`, but modulo two, for signs."""
     families = [dict(enumerate(row.astype(int).tolist())) for row in basis]
     found = np.zeros((len(rows), len(basis)))
     for k, row in enumerate(rows):

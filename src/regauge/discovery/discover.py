@@ -32,7 +32,10 @@ from regauge.discovery.traceable import TraceError
 from regauge.discovery.translations.search import find_translations
 
 MAX_PASSES = 16
-"""Largest number of passes over the graph. Each pass may find fused axes (query, key, value) to take apart."""
+"""The largest number of passes over the graph.
+
+Each pass may find fused axes (query, key, value) that the next pass splits.
+"""
 SINGLE_BATCH = (
     "an example input has a first axis of length one, which broadcasts: the symmetry holds for that shape; "
     "give a batch of two or more to learn what holds for batches"
@@ -44,9 +47,9 @@ KNOWN_SIZES = (
 REFUSED = (
     "stays, because what should make up for it did not on these inputs (a token that attends to nothing, for example)."
 )
-"""The sentence about a translation that the numbers contradict."""
+"""The message about a translation that fails the numerical check."""
 VERIFY_LIMIT = 50_000_000
-"""Number of parameters up to which `discover` verifies what it found unless told otherwise."""
+"""The number of parameters up to which `discover` verifies its result by default."""
 
 
 @check_arguments
@@ -63,40 +66,43 @@ def discover(
 ) -> Symmetry:
     """Find the transformations of a model's parameters and buffers that leave its function unchanged.
 
-    The module is traced in evaluation mode with `torch.export`. Axes that operators tie together become one group; the
-    operators that touch a group determine the transformations that may act on it. An operator without a rule freezes
-    the axes that it touches. The result holds for the shapes, the branches and the outputs of this trace. A random
-    element is applied to random tensors, piece by piece. A group that fails this test is frozen, with the reason.
+    The module is traced in evaluation mode with `torch.export`. Operators tie axes together, and tied axes become one
+    group. The operators that use a group's axes determine which transformations may act. An operator without a rule
+    freezes the axes that it uses. The result holds for the shapes, branches and outputs of this trace. As a test, a
+    random element is applied to random tensors, one parameter at a time. A group that fails this test is frozen, and
+    the reason is recorded.
 
-    Buffers that a normalization fills (running means and variances) are statistics and move with the network. All
-    other buffers that the outputs depend on are structure: masks, permutations, tables. Nothing scales them, and
-    units are exchanged only if their entries there are equal. Which buffers are structure follows from the graph;
-    `symmetry.structure` names them.
+    Buffers that a normalization fills (running means and variances) are statistics. Groups act on them as on
+    parameters. All other buffers that influence the outputs are structure: masks, permutations, tables. No group scales
+    structure, and two units are exchanged only if their entries in it are equal. The graph determines which buffers are
+    structure, and `symmetry.structure` names them.
 
     Args:
-        module: Any module that `torch.export` can trace, also on the meta device. The module is not changed.
-        example_inputs: A tuple of positional inputs, one tensor, or a mapping of keyword inputs. Give batches and
-            sequences a length of at least two.
-        example_kwargs: Keyword inputs.
-        outputs: The outputs that must not change: one or several field names, or a function of the output. The default
-            is all tensors in the output; objects such as key-value caches are ignored.
-        ones: Gains that are exactly one and remain one; `rg.discovery.fold` makes gains one. A residual stream that is
-            read through RMSNorm can then be rotated. A residual stream that is read through LayerNorm can be rotated if
-            the rotation keeps the vector of ones. The symmetry holds for networks with these gains only.
-        keep: Further tensors that are structure, by names or patterns such as "*.position": frozen parameters that are
-            equal in all networks, such as tables of sines or fixed filters.
-        move: Buffers that move with the network although no normalization fills them, by names or patterns; "*" moves
-            all of them.
-        verify: Whether to check the result numerically and freeze the groups that fail. By default this is done
-            for modules of up to 50 million parameters that are not on the meta device.
+        module: Any module that `torch.export` can trace. The module may be on the meta device. The module is not
+            modified.
+        example_inputs: A tuple of positional inputs, one tensor, or a mapping of keyword inputs. Batch and sequence
+            lengths should be at least two.
+        example_kwargs: Keyword arguments of the module.
+        outputs: The outputs that must not change: one or several field names, or a function of the output. Default: all
+            tensors in the output. Objects such as key-value caches are ignored.
+        ones: The names of gains that are exactly one and stay one. `rg.discovery.fold` makes gains one. Rotations can
+            then act on a residual stream that is read through RMSNorm. If a residual stream is read through LayerNorm,
+            the rotations must also keep the vector of ones. The symmetry holds only for networks in which these gains
+            are one.
+        keep: Names, or patterns such as "*.position", of further tensors that are structure. Examples are frozen
+            parameters that are equal in all networks, such as tables of sines or fixed filters.
+        move: Names or patterns of buffers on which groups act although no normalization fills them. "*" matches all
+            buffers.
+        verify: Whether to check the result numerically and freeze the groups that fail. Default: true if the module has
+            at most 50 million parameters and is not on the meta device.
 
     Returns:
-        The symmetry, with the reason for every axis that is frozen.
+        The symmetry, including the reason for every frozen axis.
 
     Raises:
-        TypeError: `module` is no module, or the example inputs have another form.
-        TraceError: `torch.export` cannot trace the module; quantized and lazy modules are refused.
-        ValueError: The module returns none of the tensors that must not change, or a name in `ones`, `keep` or `move`
+        TypeError: `module` is not a module, or the example inputs have an unsupported form.
+        TraceError: `torch.export` cannot trace the module. Quantized and lazy modules are refused.
+        ValueError: The module's output contains no tensor that must not change, or an entry of `ones`, `keep` or `move`
             matches no tensor of the module.
 
     References:
@@ -119,9 +125,9 @@ def discover_with_ones(
     ones: Collection[str],
     structure: tuple[str, ...],
 ) -> Symmetry:
-    """Find the symmetry for gains of one, from a program of the same module that was traced without `ones`.
+    """Find the symmetry for gains of one, given a program of the same module that was traced without `ones`.
 
-    The structure is given and not determined again.
+    The structure is taken from the arguments and not determined again.
     """
     return _discover(module, example_inputs, example_kwargs, outputs, ones, lambda *_: structure, program=program)
 
@@ -162,7 +168,7 @@ def _discover(
 
 @contextmanager
 def _collecting_later() -> Iterator[None]:
-    """Postpone garbage collection, because graphs grow and stay and each collection would walk through all of them."""
+    """Postpone garbage collection. Graphs are large and long-lived, and each collection would traverse all of them."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -173,7 +179,7 @@ def _collecting_later() -> Iterator[None]:
 
 
 def _with_rotations(symmetry: Symmetry, program: Program, module: nn.Module) -> Symmetry:
-    """Return a symmetry whose groups record how they can be rotated if the gains on their axes are one."""
+    """Return a symmetry whose groups record which rotations are possible if the gains on their axes are one."""
     gains = chart_gains(symmetry) if symmetry.gains else ()
     if not gains:
         return symmetry
@@ -195,7 +201,7 @@ def _with_rotations(symmetry: Symmetry, program: Program, module: nn.Module) -> 
 
 
 def _axes(group: Group, left_out: Collection[str] = ()) -> frozenset[Any]:
-    """Return the axes that a group moves, except axes of some parameters."""
+    """Return the axes on which a group acts, except axes of some parameters."""
     places = (place for place in group.placements if place.parameter not in left_out)
     return frozenset((p.parameter, p.axis, p.start, p.stride, p.repeats) for p in places)
 
@@ -215,7 +221,7 @@ def trace_and_record(
 ) -> tuple[Program, Pass]:
     """Trace a module and record the laws of its operators, within `leaves_as_operators`.
 
-    If a program is given that was traced without `ones`, the module is not traced again.
+    If a program that was traced without `ones` is given, the module is not traced again.
     """
     program = trace(module, inputs, kwargs, outputs, ones=ones) if program is None else with_ones(program, ones, module)
     result = _run(program)
@@ -269,7 +275,7 @@ def _symmetry(program: Program, result: Pass, inputs: list[Any], structure: tupl
 
 
 def _added(program: Program, structure: tuple[str, ...]) -> dict[str, float]:
-    """Return numbers that the model adds to parameters that move, under all names of these parameters."""
+    """Return the constants that the model adds to parameters on which groups act, under all parameter names."""
     found: dict[str, float] = {}
     for first, number in program.added.items():
         if first not in structure:
@@ -278,20 +284,20 @@ def _added(program: Program, structure: tuple[str, ...]) -> dict[str, float]:
 
 
 def _acting(groups: tuple[Group, ...], structure: tuple[str, ...]) -> tuple[Group, ...]:
-    """Return the groups that act on more than structure, and the groups within which these are repeated."""
+    """Return the groups that act on more than structure, and their bases."""
     acting = [group for group in groups if not all(place.parameter in structure for place in group.placements)]
     needed = {name for group in acting for name in (group.name, *group.within)}
     return tuple(group for group in groups if group.name in needed)
 
 
 def _all_names(program: Program, names: Collection[str]) -> tuple[str, ...]:
-    """Return all names of some parameters."""
+    """Return all names of some parameters, including tied names."""
     tied = {name: every for every in program.aliases.values() for name in every}
     return tuple(sorted({name for one in names for name in tied[one]}))
 
 
 def _without_unactable(symmetry: Symmetry) -> Symmetry:
-    """Freeze every group that cannot act where it was found, until all remaining groups can act."""
+    """Freeze every group that cannot act at its placements, until all remaining groups can act."""
     while failed := cannot_act(symmetry):
         reasons = {
             name: f"a group was found here that cannot act ({reason}): please report this model"
@@ -303,7 +309,7 @@ def _without_unactable(symmetry: Symmetry) -> Symmetry:
 
 
 def _without(symmetry: Symmetry, failed: Mapping[str, str]) -> Symmetry:
-    """Freeze some groups, with the reasons, and all groups that are repeated within them."""
+    """Freeze some groups and record the reasons. Groups that are repeated within them are frozen too."""
     cut = dict(failed)
     while more := {
         group.name: next(cut[base] for base in group.within if base in cut)
@@ -326,7 +332,7 @@ def _without_failures(
 ) -> Symmetry:
     """Freeze every group that fails the numerical check, and all groups that are repeated within it.
 
-    If the check fails but names no group, all groups are frozen.
+    If the check fails without naming a group, all groups are frozen.
     """
     generator = torch.Generator().manual_seed(0)
     try:
@@ -351,7 +357,7 @@ def _without_failures(
 
 
 def _without_translations(symmetry: Symmetry, failed: Collection[str]) -> Symmetry:
-    """Return a symmetry without the families of translations that fail the numerical check."""
+    """Return a symmetry without the translation families that fail the numerical check."""
     refused = [family.name for family in symmetry.translations if family.name in failed]
     if not refused:
         return symmetry

@@ -1,4 +1,4 @@
-"""Groups with names and placements, made from the symmetries of atoms, and the axes that stay frozen."""
+"""Named groups with placements, made from the freedoms of atoms, and the axes that stay frozen."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -13,17 +13,17 @@ from regauge.discovery.systems import Vector
 
 
 def groups_of(freedoms: Sequence[Freedom], slots: Slots, aliases: Mapping[str, tuple[str, ...]]) -> tuple[Group, ...]:
-    """Return the groups in the order of their first parameters, each base before the groups repeated within it.
+    """Return the groups in the order of their first parameters. Each base comes before the groups repeated within it.
 
-    If intermediate values are watched, groups have placements on the watched values as well.
+    If intermediate values are watched, the groups also have placements on them.
     """
     return _Emitter(freedoms, {**slots.places, **slots.watched}, aliases).run()
 
 
 def unplaced(freedoms: Sequence[Freedom], slots: Slots) -> set[str]:
-    """Return the names of watched values on which a group acts but on which no placement can describe the action.
+    """Return the names of watched values where a group acts in a way that no placement can describe.
 
-    A placement is impossible, for example, if the value lacks the index of a base.
+    For example, a value may lack the index of a base.
     """
     refused = set(slots.unread)
     for freedom in freedoms:
@@ -39,7 +39,7 @@ def unplaced(freedoms: Sequence[Freedom], slots: Slots) -> set[str]:
 
 
 def frozen_axes(params: Mapping[str, Value], groups: Sequence[Group]) -> tuple[Frozen, ...]:
-    """Return every axis of every used parameter that no group reorders or rotates, with the reason."""
+    """Return every axis of every used parameter that no group permutes or rotates, and the reason."""
     moved = {(p.parameter, p.axis) for g in groups for p in g.placements if g.is_permuted or g.matrix != "none"}
     result = []
     for name, value in params.items():
@@ -73,9 +73,9 @@ class _Emitter:
         return _can_permute(freedom) or bool(freedom.scales or freedom.signs or freedom.shifts)
 
     def _main(self, freedom: Freedom) -> list[Group]:
-        """Return groups for the reordering and for the families of scales, signs and shifts.
+        """Return groups for the permutation and for the families of scales, signs and shifts.
 
-        A family that depends on more bases than the reordering does becomes a separate group.
+        If a family depends on more bases than the permutation, it becomes a separate group.
         """
         is_base = freedom.atom in self.used
         if not is_base and not self._has_main(freedom):
@@ -155,7 +155,7 @@ class _Emitter:
         return groups
 
     def _turns(self, freedom: Freedom) -> list[Group]:
-        """Return two groups for each kind of pairs: the pairs with their scales, and a rotation within each pair."""
+        """Return two groups for each kind of pair: one for the pairs and their scales, and one for their rotations."""
         groups = []
         size = freedom.atom.size
         for part in freedom.turns:
@@ -185,7 +185,7 @@ class _Emitter:
         return groups
 
     def _named(self, placement: Placement) -> list[Placement]:
-        """Return copies of a placement under all names of its parameter."""
+        """Return one copy of a placement for each name of its parameter."""
         names = self.aliases.get(placement.parameter, (placement.parameter,))
         return [replace(placement, parameter=name) for name in names]
 
@@ -199,7 +199,7 @@ class _Emitter:
         return self._named(self.places[slot].placement(**how))
 
     def _name(self, freedom: Freedom, slots: Sequence[int]) -> str:
-        """Return a name made of the first parameter that has the axis and of the kind of piece that the group moves."""
+        """Return a name made of the first parameter with this axis and a word for the atom on which the group acts."""
         place = self.places[slots[0]]
         stem, _, last = place.name.rpartition(".")
         stem = stem if stem and last in ("weight", "bias") else place.name
@@ -212,7 +212,7 @@ class _Emitter:
 
 
 def needed_bases(freedoms: Sequence[Freedom]) -> set[Atom]:
-    """Return the atoms within which a transformation is repeated that acts on something."""
+    """Return the atoms within which a group is repeated that acts on something."""
     needed: set[Atom] = set()
     for freedom in freedoms:
         if _can_permute(freedom) or freedom.shifts:
@@ -228,13 +228,13 @@ def needed_bases(freedoms: Sequence[Freedom]) -> set[Atom]:
 
 
 def _can_permute(freedom: Freedom) -> bool:
-    """Return whether a reordering acts on a slot that no matrix covers."""
+    """Return whether a permutation acts on a slot on which no matrix acts."""
     covered = {slot for part in freedom.matrices for slot in part.slots}
     return freedom.is_permuted and any(slot not in covered for slot in freedom.slots)
 
 
 def _merge(placements: Sequence[Placement]) -> tuple[Placement, ...]:
-    """Merge neighboring blocks on which a group acts in the same way into one placement."""
+    """Merge neighboring blocks into one placement if a group acts on them in the same way."""
     result: list[Placement] = []
     for new in placements:
         joined = _join(result[-1], new) if result else None

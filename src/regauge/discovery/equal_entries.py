@@ -1,7 +1,7 @@
-"""A test whether entries of a tensor can be equal, because the order of equal entries decides which comes first.
+"""A test of whether entries of a tensor can be equal. Among equal entries, their order decides which comes first.
 
-A ReLU makes entries zero with positive probability. A linear layer after the ReLU makes the entries different
-again. If nothing is known about a tensor, the test assumes that its entries may be equal.
+A ReLU makes entries zero with positive probability, and zeros are equal. A linear layer after the ReLU makes the
+entries different again. If nothing is known about a tensor, the test assumes that its entries can be equal.
 """
 
 from collections.abc import Sequence
@@ -18,16 +18,16 @@ INJECTIVE = SAME | words(
     "group_norm _native_batch_norm_legit_no_training native_group_norm instance_norm slice narrow split "
     "split_with_sizes chunk"
 )
-"""Operators that keep the axes, and whose results differ at entries at which the first operand differs."""
+"""Operators that keep the axes and whose results differ wherever the entries of the first operand differ."""
 MOVES = VIEWS | {"mT", "select"}
 REDUCTIONS = words("sum mean var std logsumexp linalg_vector_norm amax amin")
 NONZERO = words("sigmoid exp exp2 softplus softmax _softmax _safe_softmax cosh layer_norm batch_norm embedding addmm")
 LAYERS = words("embedding addmm lstm gru rnn_tanh")
-"""Operators with a bias or a table, whose results differ along the last axis for every input."""
+"""Operators with a bias or a table, which makes results differ along the last axis for every input."""
 
 
 class EqualEntries:
-    """A record of which tensors of one trace can have equal entries."""
+    """A record of which tensors in one trace can have equal entries."""
 
     def __init__(self) -> None:
         self.tied: dict[tuple[Node, int | None], bool] = {}
@@ -88,10 +88,10 @@ class EqualEntries:
         return True
 
     def _may_tie_across(self, node: Node) -> bool:
-        """Return whether two blocks of an axis may have equal sums, means or extrema.
+        """Return whether two blocks of an axis can have equal sums, means or extrema.
 
-        The node reduces each block to one entry so that the blocks lie along its last axis. The largest entries of
-        each block may be selected first. If the node has another form, the result is True.
+        The node must reduce each block to one entry, where the blocks lie along the last axis. An earlier operator may
+        have selected the largest entries of each block. If the node has another form, return True.
         """
         name = operator_name(node)
         first = node.args[0] if node.args else None
@@ -117,7 +117,7 @@ class EqualEntries:
         return len(node.args) < 3 or node.args[2] is None or self.may_tie(node.args[2], -1)
 
     def _may_agree(self, node: Node) -> bool:
-        """Return whether two outputs of a layer without bias may agree: zero input, or equal rows of the weight."""
+        """Return whether two outputs of a layer without bias can be equal: zero input, or equal rows of the weight."""
         return self.may_vanish(node.args[0]) or self.may_tie(node.args[1], 0)
 
     def may_vanish(self, node: Any) -> bool:
@@ -150,7 +150,7 @@ def _flat(arguments: Sequence[Any]) -> list[Any]:
 
 
 def _aligned(node: Node, dim: int | None) -> list[tuple[Node, int | None]]:
-    """Return the operands that vary along an axis, each with the index of this axis in the operand."""
+    """Return the operands that vary along an axis, and for each one the index of this axis in the operand."""
     full = shape_of(node)
     result: list[tuple[Node, int | None]] = []
     for arg in node.args[:2]:
@@ -164,7 +164,7 @@ def _aligned(node: Node, dim: int | None) -> list[tuple[Node, int | None]]:
 
 
 def _before(node: Node, dim: int | None) -> int | None:
-    """Return the operand's axis that becomes axis `dim` of a view or a transposition; None if no single axis does."""
+    """Return the operand axis that becomes axis `dim` of a view or transposition; None if no single axis does."""
     old, new, name = shape_of(node.args[0]), shape_of(node), operator_name(node)
     if dim is None:
         return None

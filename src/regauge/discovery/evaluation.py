@@ -14,14 +14,14 @@ from regauge.discovery.trace import Program
 
 
 class UndecidedError(Exception):
-    """The error for a part of a program that cannot be evaluated.
+    """Error if a part of a program cannot be evaluated.
 
-    A value is not known, an operator fails, or there are too many numbers.
+    For example, a value is unknown, an operator fails, or a tensor has too many entries.
     """
 
 
 class Constants:
-    """Values of the nodes that no parameter influences, in float64 on the CPU."""
+    """The values of nodes that no parameter influences, in float64 on the CPU."""
 
     def __init__(self, program: Program, inputs: Sequence[Any]) -> None:
         self._program = program
@@ -40,7 +40,7 @@ class Constants:
                 self._dependent.add(node)
 
     def is_dependent(self, node: Node) -> bool:
-        """Return whether parameters influence a node."""
+        """Return whether a parameter influences a node."""
         return node in self._dependent
 
     def name(self, node: Node) -> Node:
@@ -54,7 +54,7 @@ class Constants:
         return self._names[node]
 
     def draw(self, node: Node, generator: torch.Generator) -> Any:
-        """Return the value of a node, or random numbers if the node depends on parameters."""
+        """Return the value of a node. If the node depends on parameters, return random numbers instead."""
         if node not in self._dependent:
             return self(node)
         fake = node.meta.get("val")
@@ -136,12 +136,12 @@ def _double(value: Any) -> Any:
 
 
 def like(value: Any) -> tuple[object, ...]:
-    """Return a key made of the shape and the dtype of a tensor, or of the type of another value."""
+    """Return a key: the shape and dtype of a tensor, or the type of any other value."""
     return (comparable(value.shape), value.dtype) if isinstance(value, Tensor) else (type(value),)
 
 
 def comparable(value: Any, told: Callable[[Node], Hashable] = id) -> Hashable:
-    """Return the arguments of an operator as a hashable key, with `told(node)` in place of each node."""
+    """Return the arguments of an operator as a hashable key in which `told(node)` replaces each node."""
     if isinstance(value, Node):
         return ("node", told(value))
     if isinstance(value, list | tuple):

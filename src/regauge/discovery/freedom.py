@@ -1,4 +1,4 @@
-"""The symmetries of one atom (reorderings, scales, signs, shifts, matrices, turns of pairs), made consistent."""
+"""The freedom of one atom (permutation, scales, signs, shifts, matrices, rotations of pairs), made consistent."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -12,15 +12,15 @@ from regauge.discovery.slots import SlotPlace
 from regauge.discovery.systems import Vector, independent, select
 
 Family = tuple[Vector, frozenset[Atom]]
-"""The exponent of a positive scale (or, modulo two, of a sign) at each slot, and the bases of the family."""
+"""The exponent at each slot of a positive scale (or, modulo two, of a sign), and the bases of the family."""
 
 
 @dataclass(frozen=True)
 class PairedAxis:
-    """An axis on which each unit of an atom has two coordinates, `distance` indices apart.
+    """An axis on which each unit of an atom has a pair of coordinates, whose indices differ by `distance`.
 
-    The two slots belong to the first and to the second coordinate. Both are the same slot if the pair itself is a
-    piece of the axis. `others` holds the sizes and the strides of the other leaves of the block.
+    The two slots belong to the first and the second coordinate. The two slots are the same if one leaf of the axis
+    indexes the two coordinates. `others` contains the sizes and strides of the other leaves of the block.
     """
 
     slots: tuple[int, int]
@@ -33,7 +33,7 @@ class PairedAxis:
 
     @property
     def pairs(self) -> Placement:
-        """The placement of the units, in which each unit has both coordinates."""
+        """The placement of the units. Each unit owns both coordinates."""
         return self._placement(self.stride, (2, self.distance), *self.others)
 
     def turn(self, size: int) -> Placement:
@@ -46,13 +46,14 @@ class PairedAxis:
 
 @dataclass(frozen=True)
 class Turns:
-    """Rotations of the pairs of coordinates that the units of an atom have.
+    """Rotations of pairs of coordinates. Each unit of an atom has such pairs.
 
     Attributes:
         axes: The paired axes.
-        bases: Atoms on which the angles may depend, besides the unit.
-        scales: Families of scales that act on these pairs and on no other parameters.
-        unread: Names of intermediate values that hold one coordinate without the other; no pair describes their turn.
+        bases: Atoms whose index may determine the angle, in addition to the unit.
+        scales: Families of scales that act only on these pairs.
+        unread: The names of intermediate values that contain only one coordinate of a pair. No placement describes
+            their rotation.
     """
 
     axes: tuple[PairedAxis, ...]
@@ -71,7 +72,7 @@ class ShiftFamily:
 
 @dataclass(frozen=True)
 class MatrixPart:
-    """A matrix that acts on some slots: directly on slots with +1, as its inverse transpose on slots with -1."""
+    """A matrix that acts on some slots: directly on slots with +1, and as its inverse transpose on slots with -1."""
 
     kind: Literal["orthogonal", "linear"]
     slots: Mapping[int, int]
@@ -84,19 +85,20 @@ class MatrixPart:
 class Freedom:
     """All transformations that may act on one atom.
 
-    A family lists slots of parameters and slots of watched values. The parameters alone decide which families exist.
+    A family lists slots of parameters and slots of watched values. Only the parameters determine which families exist.
 
     Attributes:
-        atom: The axis piece.
-        slots: The occurrences of the atom in parameters.
-        watched: The occurrences of the atom in the intermediate values that were asked for.
-        is_permuted: Whether the units of the atom can be reordered.
-        bases: Atoms on which the reordering may depend. If there is no reordering, a family may depend on them.
-        scales: Families of positive scales.
-        signs: Families of signs.
-        shifts: Families of half-period shifts.
-        matrices: Matrices on some of the slots. The reordering and the families do not act on these slots.
-        turns: Rotations of pairs of coordinates, if the units are such pairs.
+        atom: The atom.
+        slots: The slots of the atom in parameters.
+        watched: The slots of the atom in the intermediate values for which the caller requested placements.
+        is_permuted: Whether the units of the atom can be permuted.
+        bases: Atoms whose index may determine the permutation. If there is no permutation, atoms whose index may
+            determine a family.
+        scales: The families of positive scales.
+        signs: The families of signs.
+        shifts: The families of half-period shifts.
+        matrices: Matrices that act on some of the slots. The permutation and the families do not act on these slots.
+        turns: Rotations of pairs of coordinates, if each unit has such pairs.
     """
 
     atom: Atom
@@ -112,13 +114,13 @@ class Freedom:
 
 
 KINDS: tuple[tuple[Callable[[Freedom], list[Family]], int], ...] = ((attrgetter("scales"), 0), (attrgetter("signs"), 2))
-"""The families of scales, compared over the rationals (modulus 0), and of signs, compared modulo two."""
+"""The two kinds of families: scales, whose exponents are rational (modulus 0), and signs, modulo two."""
 
 
 def make_acyclic(freedoms: list[Freedom]) -> None:
-    """Remove bases that do not exist or that have matrices, and break cycles between bases.
+    """Remove bases that do not exist or have matrices, and break cycles between bases.
 
-    If two atoms are bases of each other, the first atom stays the base of the second.
+    If two atoms are bases of each other, the first atom remains a base of the second.
     """
     order = {freedom.atom: k for k, freedom in enumerate(freedoms)}
     by_atom = {freedom.atom: freedom for freedom in freedoms}
@@ -155,9 +157,9 @@ def _restrict(freedom: Freedom, keep: Callable[[frozenset[Atom]], frozenset[Atom
 
 
 def drop_redundant(freedoms: list[Freedom], places: Mapping[int, SlotPlace]) -> None:
-    """Drop the families of a base that the groups repeated within the base already contain.
+    """Drop families of a base that the groups repeated within the base already include.
 
-    For example, a matrix per head contains a factor per head.
+    For example, one matrix per head includes one factor per head.
     """
     by_atom = {freedom.atom: freedom for freedom in freedoms}
     for families_of, modulus in KINDS:
@@ -175,9 +177,9 @@ def drop_redundant(freedoms: list[Freedom], places: Mapping[int, SlotPlace]) -> 
 
 
 def drop_uniform(freedoms: list[Freedom], places: Mapping[int, SlotPlace]) -> None:
-    """Drop each family of a single unit that multiplies whole parameters if families of larger groups do the same.
+    """Drop a single unit's family that multiplies whole parameters if a larger group has the same transformation.
 
-    A family of a larger group does the same if all units have the same factor.
+    A family of a larger group has it if all units get the same factor.
     """
 
     def whole(exponents: Vector) -> Vector | None:
@@ -207,7 +209,7 @@ def drop_uniform(freedoms: list[Freedom], places: Mapping[int, SlotPlace]) -> No
 
 
 def _lift(exponents: Mapping[int, int], base: Freedom, places: Mapping[int, SlotPlace]) -> Vector:
-    """Return the exponents of a base's units under a family that multiplies all units of a block by the same factor."""
+    """Return exponents for a base's units that describe a family which multiplies all units of a block equally."""
     result: Vector = {}
     for slot, exponent in select(exponents, places).items():
         inner = places[slot]

@@ -1,4 +1,4 @@
-"""Replacement of operators that write into an operand by operators that return a new tensor."""
+"""Replacement of in-place operators by operators that return a new tensor."""
 
 from collections.abc import Iterator
 
@@ -10,10 +10,10 @@ from torch.utils import _pytree as pytree
 
 
 def without_mutation(program: GraphModule) -> bool:
-    """Replace operators that write into an operand, or change nothing and return False if one of them must stay.
+    """Replace in-place operators. If one of them cannot be replaced, change nothing and return False.
 
-    `relu_(x)` becomes `relu(x)` if x is no input and if no later operator reads x or a tensor that shares memory with
-    x. A second trace of the model would rewrite any such operator, but it takes twice as long as the first trace.
+    `relu_(x)` becomes `relu(x)` if x is not an input and no later operator reads x or a tensor that shares its memory.
+    A second trace of the model would replace all such operators, but it takes twice as long as the first trace.
     """
     graphs = [part for part in program.modules() if isinstance(part, GraphModule)]
     found = [(node, _functional(node, graph)) for graph in graphs for node in graph.graph.nodes if writes(node)]
@@ -28,13 +28,13 @@ def without_mutation(program: GraphModule) -> bool:
 
 
 def writes(node: Node) -> bool:
-    """Return whether the operator of a node writes into an operand."""
+    """Return whether the operator of a node writes to an operand."""
     schema = getattr(node.target, "_schema", None)
     return schema is not None and bool(schema.is_mutable)
 
 
 def _functional(node: Node, graph: GraphModule) -> OpOverload | None:
-    """Return the operator that returns the values that an in-place operator writes into its first operand.
+    """Return the functional operator that returns what an in-place operator writes to its first operand.
 
     Return None if the two operators are not interchangeable.
     """
@@ -69,12 +69,12 @@ def _tensors(node: Node) -> Iterator[Tensor]:
 
 
 def _memory(node: Node) -> set[int]:
-    """Return ids of the storages that hold the values of a node; a view shares the storage of its base."""
+    """Return ids of the storages that contain the values of a node. A view has the storage of its base."""
     return {int(_whole(tensor).untyped_storage()._cdata) for tensor in _tensors(node)}
 
 
 def _whole(tensor: Tensor) -> Tensor:
-    """Return the tensor of all examples that `torch.vmap` presents as the tensor of a single example."""
+    """Return the full batched tensor behind a tensor that `torch.vmap` presents as one example."""
     while torch._C._functorch.is_batchedtensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     return tensor

@@ -1,4 +1,4 @@
-"""An interpreter that runs the rules over a traced program."""
+"""An interpreter that applies the rules to a traced program."""
 
 import operator
 from collections.abc import Container, Mapping
@@ -26,38 +26,44 @@ from regauge.discovery.trace import Program
 from regauge.discovery.traceable import TraceError
 
 HALF = frozenset({torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2})
-"""Dtypes of low precision. A conversion of finer parameters to them rounds so that scales do not pass."""
+"""Low-precision dtypes.
+
+When an operator converts finer parameters to such a dtype, it rounds them, and no scale passes.
+"""
 NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 RULE_ERRORS = (NoRuleError, ValueError, TypeError, KeyError, IndexError, AssertionError, ArithmeticError)
-"""Errors of a rule that cannot handle its call."""
+"""The errors that a rule raises if it cannot handle a call."""
 COMPARES = words("argmax argmin max min sort argsort topk kthvalue median nanmedian mode")
-"""Operators that return positions of entries by size. The order of equal entries decides which position they return."""
+"""Operators that return the positions of entries, sorted by size.
+
+If entries are equal, their order determines the returned positions.
+"""
 CASTS = {"_to_copy", "to", "type_as"}
 ACCEPTS_STACK = COPIES | PIECES | {"stack", "cat"}
-"""Operators whose rules take stacked tensors apart or leave them stacked."""
+"""Operators whose rules split a stacked tensor or keep it stacked."""
 ZEROS = {"zeros", "zeros_like", "new_zeros", "zero"}
 FILLS = {"full", "full_like", "new_full", "fill"}
 CONSTANTS = FILLS | {"ones", "ones_like", "new_ones", "scalar_tensor"}
 FILLED = ZEROS | CONSTANTS | {"empty_like", "new_empty", "rand_like", "randn_like"}
 REFERS = SAME | words("view_as reshape_as expand_as")
-"""Operators that read only the values of the first operand, and only the shape or the dtype of a second operand."""
+"""Operators that read the entries of the first operand, but only the shape or dtype of a second operand."""
 EXPANDS = words("expand expand_as broadcast_to")
 DIVISIONS = words("div divide true_divide")
 JOINS = words("cat concat concatenate hstack vstack pad constant_pad_nd slice_scatter select_scatter")
-"""Operators that put values, or zeros, next to one another."""
+"""Operators that place values, or zeros, next to one another."""
 KEEPS_BLOCKS = COPIES | PIECES | EXPANDS | JOINS | {"copy"}
-"""Operators that move blocks of equal entries along with other values."""
+"""Operators that move blocks of equal entries together with other values."""
 KEEPS_ZERO = COPIES | PIECES | EXPANDS | words("repeat tile cat concat stack add sub neg tanh relu sin flip roll")
-"""Operators whose result is zero if all operands are zero."""
+"""Operators that return zero if all operands are zero."""
 READS_POSITIONS = COPIES | PIECES | words("expand_as embedding index index_select gather scatter one_hot cat concat")
-"""Operators that move positions or look up the entries at positions. Other operators use positions as numbers."""
+"""Operators that rearrange positions, or look up entries at positions. All other operators use positions as numbers."""
 
 
 @dataclass(frozen=True)
 class Summed:
-    """The factors of a square, or of a product of two tensors, that all later operators sum over one axis.
+    """The factors of a square, or of a product of two tensors, if all later operators sum it over one axis.
 
-    A sum of squares is invariant under rotations, and a sum of products under matrices that act on both factors.
+    Rotations keep a sum of squares. Matrices that act on both factors keep a sum of products.
     """
 
     factors: tuple[Value, ...]
@@ -79,9 +85,9 @@ def interpret(
     extra: Mapping[str, Rule],
     sensitive: frozenset[str] = frozenset(),
 ) -> Pass:
-    """Run one pass over a program, with the results of earlier passes.
+    """Run one pass over a program, given the results of earlier passes.
 
-    Earlier passes find the axes to take apart (`unrolled`) and the open orders that later operators depend on
+    Earlier passes find the axes to split (`unrolled`) and the open orders on which later operators depend
     (`sensitive`).
     """
     run = _Run(program, Builder(unrolled, sensitive), extra)
@@ -107,7 +113,7 @@ class _Run:
         return [self._placeholder(node) for node in self.program.graph.graph.find_nodes(op="placeholder")]
 
     def graph(self, graph: GraphModule, arguments: list[Any]) -> Any:
-        """Run one graph. A nested graph runs when its operator is reached."""
+        """Run the rules over one graph. A nested graph runs when its operator is reached."""
         values: dict[Node, Any] = {}
         pending = list(arguments)
         result: Any = None
@@ -132,7 +138,7 @@ class _Run:
         return result
 
     def finish(self) -> None:
-        """Freeze the axes of the outputs, and tie the values that the model writes into its state to earlier values."""
+        """Freeze the axes of the outputs. Tie the values that the model writes to its state to the earlier state."""
         b = self.b
         b.op = b.node = "output"
         is_single = len({name for _, name in self.program.outputs}) == 1
@@ -229,9 +235,9 @@ class _Run:
         return result
 
     def _keep_blocks(self, node: Node, operands: Any, results: Any) -> None:
-        """Give constants with blocks of equal entries axes that can move; axes of zeros can also scale.
+        """Give constants with blocks of equal entries axes that can be permuted. Axes of zeros can also be scaled.
 
-        Each use of such a constant gets its own axes.
+        Each use of such a constant gets separate axes.
         """
         target, (args, kwargs) = node.target, operands
         name = operator_name(target)
@@ -263,7 +269,7 @@ class _Run:
             value.made = partial(make, k)
 
     def _freeze_ties(self, node: Node, call: Call) -> None:
-        """Freeze the axis along which entries are compared if the order decides between equal entries."""
+        """Freeze the axis along which entries are compared if they may be equal and their order has an effect."""
         x, dim = call.x, call.arguments.get("dim", -1)
         uses_positions = call.name.startswith("arg") or (len(call.shapes) == 2 and call.is_used[1])
         if call.name not in COMPARES or not uses_positions or not isinstance(x, Value):
@@ -311,7 +317,7 @@ def _used(node: Node, count: int) -> tuple[bool, ...]:
 
 
 def _is_divisor(node: Node) -> bool:
-    """Return whether the only use of a tensor, which may be repeated along axes first, is to divide by it."""
+    """Return whether a tensor, which may first be repeated along axes, is only used as a divisor."""
     return all(
         _is_divisor(user)
         if operator_name(user) in EXPANDS
@@ -336,7 +342,7 @@ def _attribute(graph: GraphModule, target: str) -> Any:
 
 
 def _constant(shape: tuple[int, ...], tensor: Tensor | None) -> Value:
-    """Return a tensor that no parameter influences; its axes are uniform if all its entries are equal."""
+    """Return a value that no parameter influences. If all entries are equal, its axes are uniform."""
     is_readable = type(tensor) in (Tensor, torch.nn.Parameter, torch.nn.Buffer)
     if tensor is None or not is_readable or tensor.is_complex() or tensor.is_meta or tensor.numel() == 0:
         return Value.fixed(shape)
@@ -347,7 +353,7 @@ def _constant(shape: tuple[int, ...], tensor: Tensor | None) -> Value:
 
 
 def _fixed_results(name: str, args: tuple[Any, ...], tensors: list[Value], meta: Any) -> Any:
-    """Return the results of an operator whose operands no parameter influences."""
+    """Return the results of an operator if no parameter influences its operands."""
     first = tensors[0] if tensors else None
     fill = [a for a in args if isinstance(a, int | float) and not isinstance(a, bool)]
     is_zero = name in ZEROS or (name in FILLS and fill[-1:] == [0]) or (name == "mul" and _has_zero(tensors, fill))
@@ -397,5 +403,5 @@ def _as_summed(node: Node, call: Call) -> Summed | None:
 
 
 def _varies(x: Value, dim: int, size: int) -> bool:
-    """Return whether a tensor has an axis, counted from the last one, and is not constant along it."""
+    """Return whether a tensor varies along an axis. Axes are numbered from the last one."""
     return x.ndim >= -dim and x.shape[dim] == size and dim % x.ndim not in x.uniform

@@ -1,9 +1,9 @@
-"""Programs whose sizes follow from integer inputs, such as grids of patches and lengths.
+"""Programs whose sizes follow from integer inputs, such as patch grids and lengths.
 
-`torch.export` knows no values, so it stops when Python code takes a number out of a tensor. If this tensor follows
-from integers that the model is given, and not from learned or measured values, the example inputs determine the
-number. Therefore this module also computes the value of every tensor that follows from such integers. The values
-replace every number that Python code takes out, and every index whose length depends on values.
+`torch.export` does not know tensor entries. So it stops when Python code converts a tensor to a number. If the tensor
+follows from integer inputs, and not from learned or measured values, the example inputs determine the number. Therefore
+this module also computes every tensor that follows from such integers. The computed entries replace every number that
+Python code reads from a tensor, and every index whose length depends on entries.
 """
 
 import functools
@@ -23,16 +23,19 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from regauge.discovery.operators import words
 
 TAKING = words("item tolist __int__ __float__ __index__")
-"""Functions that take numbers out of a tensor. They exclude branches, which would hold for these inputs alone."""
+"""Functions that read numbers from a tensor.
+
+Branches are excluded, because the program would then hold only for these inputs.
+"""
 OF_ANY_LENGTH = words("nonzero argwhere unique unique_consecutive repeat_interleave masked_select bincount")
-"""Functions whose result has a length that depends on values."""
+"""Functions whose result has a length that depends on tensor entries."""
 MAKING = words("tensor as_tensor arange linspace full zeros ones eye tril_indices triu_indices scalar_tensor")
-"""Functions that make tensors of numbers."""
+"""Functions that create tensors from numbers."""
 SIZED = words("view reshape expand repeat tile split unflatten narrow roll new_zeros new_ones new_full pad interpolate")
-"""Functions that take sizes and positions, which may be tensors."""
+"""Functions whose arguments are sizes and positions, which may be tensors."""
 RANDOM = words("rand randn randint randperm normal bernoulli multinomial dropout rand_like randn_like randint_like")
 MANY = 1 << 20
-"""Largest number of entries of a tensor whose values are computed."""
+"""The largest number of entries of a tensor that this module computes."""
 MARK = "regauge: sizes are those of the example inputs"
 
 
@@ -40,8 +43,8 @@ def export_with_values(wrapped: nn.Module, inputs: tuple[Any, ...], kwargs: dict
     """Export a module whose sizes follow from integer inputs. The module may be on the meta device.
 
     Returns:
-        The program for the given integers. It is None if the program depends on other values, such as activations or
-        weights, if Python code branches on a tensor, or if the inputs have no values.
+        The program for the given integers. None if the program depends on other values such as activations or weights,
+        if Python code branches on a tensor, or if the inputs are on the meta device.
     """
     given = [one for one in pytree.tree_leaves((inputs, kwargs)) if isinstance(one, Tensor)]
     if any(one.is_meta for one in given):
@@ -68,25 +71,25 @@ def export_with_values(wrapped: nn.Module, inputs: tuple[Any, ...], kwargs: dict
 
 
 def has_unknown_sizes(program: ExportedProgram) -> bool:
-    """Return whether the size of a tensor in a program depends on values."""
+    """Return whether a program contains a tensor whose size depends on entries."""
     found = (one for node in program.graph.nodes for one in pytree.tree_leaves(node.meta.get("val")))
     return any(not isinstance(size, int) for one in found for size in getattr(one, "shape", ()))
 
 
 def has_known_sizes(program: ExportedProgram) -> bool:
-    """Return whether a program holds only for the integers in the example inputs."""
+    """Return whether a program is valid only for the integers in the example inputs."""
     return MARK in program.graph_module.meta
 
 
 class _Numbers(TorchFunctionMode):
-    """Values of the tensors that follow from integers, computed while the program is traced."""
+    """The entries of tensors that follow from integers, computed while the program is traced."""
 
     def __init__(self) -> None:
         super().__init__()
         self.values: Any = WeakTensorKeyDictionary()
 
     def know(self, pairs: Any) -> None:
-        """Note the values of the tensors that hold integers."""
+        """Record the entries of tensors that hold integers."""
         with _disable_current_modes():
             for traced, value in pairs:
                 if not value.is_floating_point() and not value.is_complex():
@@ -118,12 +121,12 @@ class _Numbers(TorchFunctionMode):
         return result
 
     def _sliced(self, one: slice) -> slice:
-        """Return a slice in which each known tensor is replaced by its number."""
+        """Return a slice in which numbers replace known tensors."""
         ends = (one.start, one.stop, one.step)
         return slice(*(self._number(end) if isinstance(end, Tensor) else end for end in ends))
 
     def _number(self, tensor: Tensor) -> Any:
-        """Return the number in a known tensor without axes; return any other tensor unchanged."""
+        """Return the number in a known tensor without axes. Any other tensor is returned unchanged."""
         return int(self._value(tensor)) if not tensor.ndim and self._is_known(tensor) else tensor
 
     def _is_known(self, tensor: Tensor) -> bool:
@@ -134,7 +137,7 @@ class _Numbers(TorchFunctionMode):
         return value
 
     def _places(self, index: Any) -> Any:
-        """Return an index in which each known mask is replaced by the positions that it selects."""
+        """Return an index in which the positions that a known mask selects replace the mask."""
         found: list[Any] = []
         for one in index if isinstance(index, tuple) else (index,):
             if isinstance(one, Tensor) and one.dtype == torch.bool and one.ndim and self._is_known(one):
@@ -146,12 +149,12 @@ class _Numbers(TorchFunctionMode):
         return tuple(found) if isinstance(index, tuple) or len(found) != 1 else found[0]
 
     def _has_mask(self, name: str, given: Any) -> bool:
-        """Return whether a tensor is indexed by a mask."""
+        """Return whether a function indexes a tensor with a mask."""
         index = pytree.tree_leaves(given[0][1:])
         return name == "__getitem__" and any(isinstance(one, Tensor) and one.dtype == torch.bool for one in index)
 
     def _forget(self, tensor: Tensor) -> None:
-        """Forget the values of a tensor into which an unknown value is written, and of tensors that share memory."""
+        """Forget the entries of a tensor to which an unknown value is written, and of tensors that share its memory."""
         if tensor in self.values:
             place = self.values[tensor].untyped_storage().data_ptr()
             for one, value in list(self.values.items()):
@@ -159,7 +162,7 @@ class _Numbers(TorchFunctionMode):
                     del self.values[one]
 
     def _pair(self, result: Any, value: Any) -> None:
-        """Note the values of the tensors that a function returned."""
+        """Record the entries of the tensors that a function returned."""
         for one, number in zip(pytree.tree_leaves(result), pytree.tree_leaves(value), strict=True):
             if isinstance(one, Tensor) and one is not number and number.numel() <= MANY:
                 self.values[one] = number
@@ -167,7 +170,7 @@ class _Numbers(TorchFunctionMode):
 
 @contextmanager
 def without_memory(module: nn.Module) -> Iterator[tuple[Tensor, ...]]:
-    """Replace the meta tensors of a module, for a while, by zeros on the CPU that take no memory; yield the zeros."""
+    """Replace a module's meta tensors temporarily by zeros on the CPU that take no memory, and yield the zeros."""
     made: dict[int, Tensor] = {}
     with ExitStack() as stack:
         for part in module.modules():

@@ -1,7 +1,7 @@
-"""A test whether the order of entries decides which are the largest, where masked entries do not count.
+"""A test of whether the order of entries determines which are the largest, if masked entries are excluded.
 
-Routers mask experts before they choose among the other experts. The masked entries are equal, but none of them is
-chosen as long as enough other entries are left.
+Routers mask some experts and then choose among the others. Masked entries are equal. However, no masked entry is chosen
+while enough other entries remain.
 """
 
 import math
@@ -19,7 +19,7 @@ NEGATED = words("bitwise_not logical_not")
 
 
 def may_tie_on_top(known: EqualEntries, node: Any, dim: int, count: int) -> bool:
-    """Return whether the order along an axis may decide which entries are the `count` largest."""
+    """Return whether the order along an axis can determine which `count` entries are the largest."""
     if not isinstance(node, Node):
         return True
     name, shape = operator_name(node), shape_of(node)
@@ -32,9 +32,10 @@ def may_tie_on_top(known: EqualEntries, node: Any, dim: int, count: int) -> bool
 
 
 def do_ties_vanish(known: EqualEntries, top: Node, dim: int) -> bool:
-    """Return whether equal entries among the largest are zeros of a ReLU that are written back into zeros.
+    """Return whether ties among the largest entries are only zeros of a ReLU, which are written into a tensor of zeros.
 
-    It then does not matter which of the zeros are chosen. Sparse autoencoders keep their largest entries in this form.
+    In that case, the choice among these zeros has no effect. Sparse autoencoders keep their largest entries in this
+    way.
     """
     source = top.args[0]
     while isinstance(source, Node) and operator_name(source) in SAME:
@@ -58,9 +59,9 @@ def _writes_back(node: Node, positions: Node, values: set[Node]) -> bool:
 
 
 def _filled(node: Node, dim: int) -> int | None:
-    """Return an upper bound on the number of entries along an axis that are masked with the least value.
+    """Return an upper bound on how many entries along an axis are masked with the least value.
 
-    Return None if the node is no such mask.
+    Return None if the node is not such a mask.
     """
     name, args = operator_name(node), node.args
     if name == "masked_fill" and _is_least(args[2], args[0]) and shape_of(args[0]) == shape_of(node):
@@ -71,7 +72,7 @@ def _filled(node: Node, dim: int) -> int | None:
 
 
 def _is_least(value: Any, x: Any) -> bool:
-    """Return whether a number is less than all entries of a tensor."""
+    """Return whether a number is at most as large as all entries of a tensor."""
     if isinstance(value, Node) or not isinstance(value, int | float):
         return False
     while isinstance(x, Node) and operator_name(x) in (*SAME, "view", "reshape"):
@@ -85,13 +86,13 @@ def _matches(mask: Any, node: Node) -> bool:
 
 
 def _marked(mask: Any) -> int | None:
-    """Return the number of entries that a mask marks along its last axis; None unless all rows have the same number."""
+    """Return the number of entries that a mask selects along its last axis; None if rows have different numbers."""
     found = _count(mask)
     return None if found is None or found[0] != 1 else found[1]
 
 
 def _count(node: Any) -> tuple[int, int] | None:
-    """Return a number of last axes, and the number of ones over these axes if all other entries are zero."""
+    """Return how many last axes a mask of zeros and ones has, and the number of ones over these axes."""
     if not isinstance(node, Node):
         return None
     name, args, shape = operator_name(node), node.args, shape_of(node)
@@ -120,7 +121,7 @@ def _count(node: Any) -> tuple[int, int] | None:
 
 
 def _is_choice(indices: Any) -> bool:
-    """Return whether indices along the last axis differ from one another."""
+    """Return whether all indices along the last axis are distinct."""
     if not isinstance(indices, Node) or operator_name(indices) != "getitem" or indices.args[1] != 1:
         return False
     chosen = indices.args[0]

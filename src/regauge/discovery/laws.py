@@ -1,4 +1,4 @@
-"""The laws that one operator imposes on the axes of its tensors, kept until all axes are fully refined."""
+"""The laws that one operator imposes on the axes of its tensors. Laws are stored until all axes are fully refined."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,11 +8,14 @@ from regauge.discovery.layout import Layout, leaf
 
 Edges = tuple[tuple[int, int, int], ...]
 LawOf = Callable[..., "Law"]
-"""A function that makes the law of one index from the axes of the index."""
+"""A function that returns the law of one operator index, given the axes that the index runs along."""
 
 
 class Virtual(NamedTuple):
-    """The layout of an axis that a tensor lacks; its axis `dim` selects from that axis by the index tensor `source`."""
+    """The layout of an axis that a tensor lacks.
+
+    Axis `dim` of the tensor selects from it, with the index tensor `source`.
+    """
 
     dim: int
     layout: Layout
@@ -21,21 +24,21 @@ class Virtual(NamedTuple):
 
 @final
 class Value:
-    """A tensor of the traced program: one layout per axis.
+    """A tensor of the traced program, with one layout for each axis.
 
     Attributes:
         layouts: The meaning of the indices of each axis.
-        shape: Sizes of the axes.
-        is_fixed: Whether the tensor depends on no parameter (inputs, constants, position tables).
+        shape: The sizes of the axes.
+        is_fixed: Whether no parameter influences the tensor. Inputs, constants and position tables are fixed.
         is_zero: Whether all entries are zero.
-        is_norm: Whether the entries are norms. A norm is zero only if all values that it is taken over are zero.
-        is_complex: Whether the tensor depends on complex parameters or buffers, which no group moves.
-        uniform: Axes along which the tensor is constant.
-        index_of: The axis into which the entries point, if the tensor holds integer positions.
-        virtual: An axis that the tensor lacks, but from which an axis of the tensor selects.
-        has_inputs: Whether a tensor that depends on no parameter depends on the inputs or on an unknown value.
-        made: A function that makes a copy whose blocks are free. Only tensors that depend on no parameter and have
-            blocks of equal entries have it.
+        is_norm: Whether the entries are norms. A norm is zero only if all entries that it covers are zero.
+        is_complex: Whether the tensor depends on complex parameters or buffers, on which no group acts.
+        uniform: The axes along which the tensor is constant.
+        index_of: The axis into which the entries point, if the entries are positions.
+        virtual: An axis that the tensor lacks, but from which one of its axes selects.
+        has_inputs: For a fixed tensor, whether it depends on the inputs or on an unknown value.
+        made: A function that returns a copy in which the blocks of equal entries are not tied. Only fixed tensors with
+            blocks of equal entries have such a function.
     """
 
     __slots__ = (
@@ -95,7 +98,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Axis:
-    """Several axes of a tensor read as one axis, or a range of one axis."""
+    """One axis of a tensor, several axes that are treated as one, or a range of one axis."""
 
     value: Value
     dims: tuple[int, ...]
@@ -105,24 +108,28 @@ class Axis:
 
 @dataclass(frozen=True)
 class Law:
-    """One index of an operator, and the law that transformations along this index must obey.
+    """One index of an operator, and the constraint on transformations along this index.
 
-    The rows of `scale` and `sign` are linear combinations of the axes that must vanish. They are taken over the
-    rationals for log-scales and modulo two for signs. Each entry of `edges` ties the matrices that act on two axes: +1
-    means the same matrix, and -1 the inverse transpose. An axis without an edge admits no matrix.
+    Each row of `scale` and `sign` is a linear combination of the axes that must be zero. The combinations are rational
+    for log-scales and modulo two for signs. Each entry of `edges` ties the matrices on two axes: +1 means the same
+    matrix, and -1 means the inverse transpose. No matrix may act on an axis without an edge.
 
     Attributes:
-        axes: The axes that this index runs over.
-        scale: Equations for log-scales; None fixes every axis.
-        sign: Equations for signs; None fixes every axis.
-        edges: Pairs of axes on which one matrix may act; None if no matrix may act.
+        axes: The axes that this index runs along.
+        scale: The equations for log-scales. None means that no axis may be scaled.
+        sign: The equations for signs. None means that no axis may change signs.
+        edges: Pairs of axes on which one matrix may act. None means that no matrix may act.
         is_metric: Whether all matrices must be rotations.
         keeps_ones: Whether all matrices must be rotations that keep the vector of ones.
-        is_mixing: Whether the operator treats the indices jointly so that no other transformation may depend on them.
-        is_shared: Whether one reordering must serve all so that the axis cannot be repeated within another axis.
-        is_virtual: Whether an axis of the result selects from this axis. The result then remembers this axis.
-        shift: Equations for translations of the values that are constant along all other axes; None fixes the values.
-        period: Whether a function of (x, out) with half period pi is odd or even.
+        is_mixing: Whether the operator treats all indices jointly. No other transformation may then depend on the
+            index.
+        is_shared: Whether a single permutation must apply to all copies. The axis then cannot be repeated within
+            another axis.
+        is_virtual: Whether an axis of the result selects from this axis. The result then stores this axis as its
+            virtual axis.
+        shift: The equations for translations of entries that are constant along all other axes. None means that no
+            translation passes.
+        period: For a function of (x, out) with half period pi, whether it is odd or even.
     """
 
     axes: tuple[Axis, ...]
@@ -139,7 +146,7 @@ class Law:
 
     @property
     def is_contraction(self) -> bool:
-        """Whether products are summed over the index so that the scales of all axes cancel."""
+        """Whether the index sums products, in which the scales of all axes cancel."""
         return bool(self.scale) and len(self.axes) > 1 and all(c > 0 for row in self.scale or () for c in row)
 
 
@@ -148,68 +155,68 @@ Record = Sequence[Law]
 
 
 def same(*axes: Axis) -> Law:
-    """Return the law of a copy of the values to another place: every transformation passes."""
+    """Return the law of values that are copied to another place. Every transformation passes."""
     rows = _equal(len(axes))
     return Law(axes, rows, rows, _alike(len(axes)), shift=rows)
 
 
 def linear(*axes: Axis) -> Law:
-    """Return the law of an axis that a linear operator leaves unchanged: all transformations but translations pass."""
+    """Return the law of an axis that a linear operator keeps. All transformations except translations pass."""
     rows = _equal(len(axes))
     return Law(axes, rows, rows, _alike(len(axes)))
 
 
 def added(axes: Sequence[Axis], out: Axis) -> Law:
-    """Return the law of a sum of tensors that all have this axis."""
+    """Return the law of a sum in which all tensors have this axis."""
     rows = _equal(len(axes) + 1)
     shift = ((*(1.0 for _ in axes), -1.0),)
     return Law((*axes, out), rows, rows, _alike(len(axes) + 1), shift=shift)
 
 
 def offset(axes: Sequence[Axis], out: Axis) -> Law:
-    """Return the law of a sum with a tensor that lacks this axis: only reorderings and translations pass."""
+    """Return the law of a sum in which one tensor lacks this axis. Only permutations and translations pass."""
     return Law((*axes, out), shift=((*(1.0 for _ in axes), -1.0),))
 
 
 def multiplied(x: Axis, out: Axis, factor: float | None) -> Law:
-    """Return the law of a product with a factor that does not vary along this axis.
+    """Return the law of a product in which the factor does not vary along this axis.
 
-    `factor` is the factor if it is a known number, and None otherwise.
+    `factor` is a number if the factor is known, and None otherwise.
     """
     rows = _equal(2)
     return Law((x, out), rows, rows, _alike(2), shift=None if factor is None else ((factor, -1.0),))
 
 
 def masked(mask: Axis, *axes: Axis) -> Law:
-    """Return the law of a selection by a mask that has this axis."""
+    """Return the law of a selection in which the mask has this axis."""
     rows = ((1, *(0 for _ in axes)), *((0, *row) for row in _equal(len(axes))))
     return Law((mask, *axes), rows, rows)
 
 
 def zero(axis: Axis) -> Law:
-    """Return the law of zeros: every transformation but a translation leaves zeros unchanged."""
+    """Return the law of zeros. Every transformation except a translation leaves zeros unchanged."""
     return Law((axis,), (), (), ((0, 0, 1),))
 
 
 def fixed(*axes: Axis, mixes: bool = False) -> Law:
-    """Return the law of an axis that can only be reordered; with `mixes` the operator treats all indices jointly."""
+    """Return the law of an axis that can only be permuted. With `mixes`, the operator treats all indices jointly."""
     return Law(axes, is_mixing=mixes)
 
 
 def mixed(*axes: Axis) -> Law:
-    """Return the law of an axis that can only be reordered and whose indices the operator treats jointly."""
+    """Return the law of an axis that can only be permuted, if the operator treats all indices jointly."""
     return fixed(*axes, mixes=True)
 
 
 def shared(*axes: Axis) -> Law:
-    """Return the law of axes that can only be reordered, with one order for every axis that continues another one."""
+    """Return the law of axes that can only be permuted, where copies of the axis share one permutation."""
     return Law(axes, is_shared=True)
 
 
 def entrywise(scale: Sequence[int] | None, sign: Sequence[int] | None) -> LawOf:
-    """Return the law of a function of each entry, from one equation for scales and one equation for signs.
+    """Return the law of a function of each entry, given one equation for scales and one for signs.
 
-    Each equation relates the input and the result. `(1, -2)` means `log(scale of x) - 2 log(scale of the result) = 0`.
+    Each equation relates the input to the result. `(1, -2)` means `log(scale of x) - 2 log(scale of the result) = 0`.
     If an equation is None, no scale (or no sign) passes.
     """
 
@@ -240,12 +247,12 @@ def power(exponent: int, *, is_even: bool) -> LawOf:
 
 
 def contracted(x: Axis, y: Axis) -> Law:
-    """Return the law of an index that a product of two tensors sums over: their transformations are inverse."""
+    """Return the law of an index over which a product of two tensors is summed. The two transformations are inverse."""
     return Law((x, y), ((1, 1),), ((1, 1),), ((0, 1, -1),))
 
 
 def product(out: Axis | None, factors: Sequence[Axis], exponents: Sequence[int] | None = None) -> Law:
-    """Return the law of an entrywise product; without an output, the product is summed over the index."""
+    """Return the law of an entrywise product. If there is no output, the product is summed over the index."""
     exponents = list(exponents or [1] * len(factors))
     axes = (*factors, *([out] if out else []))
     row = (*exponents, *([-1] if out else []))
@@ -253,13 +260,13 @@ def product(out: Axis | None, factors: Sequence[Axis], exponents: Sequence[int] 
 
 
 def normed(*axes: Axis) -> Law:
-    """Return the law of a function that depends only on the 2-norm over this axis: rotations pass."""
+    """Return the law of a function that depends only on the 2-norm over this axis. Rotations pass."""
     edges = _alike(len(axes)) or ((0, 0, 1),)
     return Law(axes, None, _equal(len(axes)), edges, is_metric=True, is_mixing=len(axes) > 1)
 
 
 def centered(*axes: Axis) -> Law:
-    """Return the law of a function that depends only on the 2-norm of deviations from the mean over this axis.
+    """Return the law of a function that depends only on the norm of deviations from the mean over this axis.
 
     Rotations that keep the vector of ones pass.
     """
@@ -267,7 +274,7 @@ def centered(*axes: Axis) -> Law:
 
 
 def periodic(x: Axis, out: Axis, period: Literal["odd", "even"]) -> Law:
-    """Return the law of sin (odd) or cos (even): a shift by pi flips the sign of the output."""
+    """Return the law of sin (odd) or cos (even). A shift by pi flips the sign of the output."""
     return Law((x, out), None, ((0, 1),) if period == "even" else ((1, 1),), period=period)
 
 
@@ -280,7 +287,7 @@ def _equal(count: int) -> tuple[tuple[int, ...], ...]:
 
 
 compared = entrywise((0, 1), None)
-"""The law of results that positive scales do not change: comparison with zero, the position of the largest entry."""
+"""The law of results that positive scales do not change, such as comparisons with zero and argmax positions."""
 magnitude = power(1, is_even=True)
 """The law of |x|."""
 squared = power(2, is_even=True)

@@ -1,9 +1,9 @@
-"""The algebra of axes: the meaning of the indices of one axis, refined as operators tie axes together.
+"""The algebra of axes: the meaning of one axis's indices, which is refined as operators tie axes together.
 
-An axis is a row-major product of atoms. An atom is a leaf (units that nothing distinguishes so far), a product of
+An axis is a row-major product of atoms. An atom is a leaf (units that no operator distinguishes so far), a product of
 smaller atoms, or a direct sum of layouts. Direct sums come from concatenations, fused projections and the gates of an
-LSTM. Tying two axes is unification: leaves are split, cut and merged until both axes have the same structure. Parts
-that cannot be made to agree are frozen, which is always sound.
+LSTM. Tying two axes is unification: leaves are split, cut and merged until both axes have the same structure. If parts
+of the axes cannot be made to agree, they are frozen, which is always sound.
 """
 
 import math
@@ -11,11 +11,11 @@ from collections.abc import Collection, Iterable, Sequence
 from itertools import accumulate, pairwise
 
 UNROLL_LIMIT = 256
-"""Largest number of pieces into which two block structures that do not nest are cut; beyond it they are frozen."""
+"""The largest number of blocks that two structures are cut into if they do not nest. Beyond it they are frozen."""
 
 
 class Atom:
-    """A node of the union-find forest of axis pieces. Only the root of each tree carries meaning."""
+    """A node of the union-find forest of atoms. Only the root of each tree is meaningful."""
 
     __slots__ = ("branches", "factors", "frozen", "origins", "parent", "size")
 
@@ -42,7 +42,7 @@ class Atom:
 
 Layout = list[Atom]
 Term = tuple[int, tuple[tuple[Atom, int], ...]]
-"""A product block of an axis: its first index, and its leaves with their strides."""
+"""A block of an axis that is a product: its first index, and its leaves with their strides."""
 
 
 def leaf(size: int, frozen: str | None = None) -> Layout:
@@ -54,7 +54,7 @@ def size_of(layout: Layout) -> int:
 
 
 def expand(layout: Iterable[Atom]) -> Layout:
-    """Write out every product atom of a layout so that only leaves and sums remain."""
+    """Expand every product atom of a layout until only leaves and direct sums remain."""
     result: Layout = []
     for atom in layout:
         root = atom.find()
@@ -81,7 +81,7 @@ def leaves(layout: Iterable[Atom]) -> Iterable[Atom]:
 
 
 def freeze(layout: Iterable[Atom], reason: str) -> None:
-    """Forbid every reordering of an axis; the first reason given is kept."""
+    """Forbid all permutations of an axis. If several reasons are given, the first is kept."""
     for atom in leaves(layout):
         if atom.frozen is None:
             atom.frozen = reason
@@ -113,7 +113,7 @@ def cut(layout: Layout, points: Iterable[int]) -> list[Layout]:
 
 
 def split(layout: Layout, sizes: Sequence[int]) -> list[Layout] | None:
-    """Factor an axis into consecutive axes of the given sizes; return None if the structure of the axis forbids it."""
+    """Factor an axis into consecutive axes of the given sizes. Return None if the structure of the axis forbids it."""
     rest = expand(layout)
     result: list[Layout] = []
     for k, size in enumerate(sizes):
@@ -154,9 +154,9 @@ def unify(a: Layout, b: Layout, reason: str) -> bool:
 
 
 def terms(layout: Iterable[Atom]) -> list[Term]:
-    """Return an axis as a list of product blocks in order of their first index.
+    """Return an axis as a list of product blocks, ordered by their first index.
 
-    Call this function only when no layout changes any more.
+    Call this function only after all layouts are final.
     """
     result: list[Term] = [(0, ())]
     trailing = 1
@@ -225,7 +225,7 @@ def _cut_atom(atom: Atom, points: Sequence[int]) -> list[Layout]:
 
 
 def _flat(branches: Iterable[Layout]) -> list[Layout]:
-    """Flatten a sum of sums into one sum, because repeated cuts would nest sums as deep as the axis is long."""
+    """Flatten a sum of sums into one sum. Otherwise, repeated cuts would nest sums as deep as the axis is long."""
     pending, flat = list(branches)[::-1], list[Layout]()
     while pending:
         branch = pending.pop()
@@ -238,7 +238,7 @@ def _flat(branches: Iterable[Layout]) -> list[Layout]:
 
 
 def _join_up_to(points: Collection[int], parts: Iterable[Layout]) -> list[Layout]:
-    """Join the consecutive parts of an axis between each of the given indices and the next."""
+    """Join consecutive parts of an axis, so far as they lie between two consecutive cut points."""
     joined: list[list[Layout]] = [[]]
     position = 0
     for part in parts:
@@ -290,7 +290,10 @@ def _unify(a: Layout, b: Layout, reason: str, can_unroll: bool) -> bool:
 
 
 def _match(a: Layout, b: Layout, end: int, reason: str) -> bool:
-    """Match atoms at one end if the atom of `a` is larger than the atom of `b`; shorten both layouts in place."""
+    """Match the atoms at one end if the atom of `a` is larger than that of `b`.
+
+    The two layouts are shortened in place.
+    """
     big = a[end]
     ordered = b if end == 0 else b[::-1]
     if big.size <= ordered[0].size:
@@ -336,7 +339,7 @@ def _merge(a: Atom, b: Atom, reason: str) -> bool:
 
 
 def _unify_sum(total: Atom, layout: Layout, reason: str) -> bool:
-    """Tie a direct sum to another layout of the same size by cutting both at all boundaries."""
+    """Tie a direct sum to another layout of the same size by cutting both at all block boundaries."""
     assert total.branches is not None
     bounds = _bounds(total.branches)
     full = expand(layout)
@@ -356,7 +359,7 @@ def _unify_pieces(x: Layout, y: Layout, reason: str) -> bool:
 
 
 def _merge_units(a: Layout, b: Layout) -> None:
-    """Tie the leaves of size one, which carry scales too, if both sides have the same number of them."""
+    """Tie the leaves of size one if both sides have the same number of them, because they can also be scaled."""
     units_a = [atom for atom in expand(a) if atom.size == 1]
     units_b = [atom for atom in expand(b) if atom.size == 1]
     if len(units_a) == len(units_b):
@@ -365,12 +368,12 @@ def _merge_units(a: Layout, b: Layout) -> None:
 
 
 def _bounds(branches: Sequence[Layout]) -> set[int]:
-    """Return the end index of each branch (the last index plus one)."""
+    """Return the end index of each branch (its last index plus one)."""
     return set(accumulate(map(size_of, branches)))
 
 
 def _unroll(a: Layout, b: Layout, reason: str) -> bool:
-    """Cut both sides into their greatest common blocks, as the last resort for blocks that do not nest."""
+    """Cut both sides into their greatest common blocks. This is the last resort if the blocks do not nest."""
     total = size_of(a)
     step = total
     for side in (a, b):

@@ -1,6 +1,6 @@
-"""The basis of operator rules: functions that tie axes, record laws, freeze unknown axes and move values.
+"""The base of operator rules: functions that tie axes, record laws, freeze unknown axes and rearrange entries.
 
-Views, permutations, slices, repetition and concatenation move values without changing them.
+Views, permutations, slices, repetitions and concatenations rearrange entries without changing them.
 """
 
 import math
@@ -18,9 +18,10 @@ COMPLEX = "complex numbers, which are not moved; hold pairs of real ones and rea
 
 
 class Stacked:
-    """Tensors stacked along a new axis whose positions mean different things (query, key, value).
+    """Tensors stacked along a new axis whose indices have different meanings (query, key, value).
 
-    The tensors stay separate until an operator needs the whole stack. Views, permutations and selections pass through.
+    The tensors stay separate until an operator needs the whole stack. Views, permutations and selections keep them
+    separate.
     """
 
     def __init__(self, dim: int, pieces: Sequence[Value]) -> None:
@@ -33,7 +34,7 @@ class Stacked:
         return (*inner[: self.dim], len(self.pieces), *inner[self.dim :])
 
     def map(self, dim: int, move: Callable[[Value], Value]) -> "Stacked":
-        """Move each piece, and stack the results along `dim`."""
+        """Apply `move` to each tensor, and stack the results along `dim`."""
         return Stacked(dim, [move(piece) for piece in self.pieces])
 
 
@@ -41,9 +42,9 @@ Moved = TypeVar("Moved", Value, Stacked)
 
 
 class Movement:
-    """The state of one discovery: records so far, axes to take apart on the next run, and open orders.
+    """The state of one discovery pass: the records so far, the axes to split in the next pass, and open orders.
 
-    Axes that a record does not mention are frozen so that a rule that forgets an axis is still sound.
+    Axes that a record does not mention are frozen. So a rule that forgets an axis is still sound.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Movement:
     def use(self, value: Value) -> Value:
         """Return a tensor as an operand.
 
-        A fixed tensor gets new axes at each use so that it does not tie other tensors together.
+        Each use of a fixed tensor gets new axes. Therefore the tensor does not tie other tensors together.
         """
         if not value.is_fixed:
             return value
@@ -78,7 +79,7 @@ class Movement:
         return fresh
 
     def record(self, *laws: Law) -> None:
-        """Keep the laws of an operator, and freeze the axes of its tensors that no law mentions."""
+        """Store the laws of an operator, and freeze the axes of its tensors that no law mentions."""
         laws = tuple(one for one in laws if one.axes)
         mentioned: dict[Value, set[int]] = defaultdict(set)
         for one in laws:
@@ -98,25 +99,25 @@ class Movement:
             algebra.unify(layouts[0], other, self.op)
 
     def equate(self, *values: Value) -> None:
-        """Tie tensors of one shape axis by axis so that each transformation acts on all of them."""
+        """Tie tensors of one shape axis by axis. Each transformation then acts on all of them."""
         for k in range(values[0].ndim):
             self.tie(*(value.layouts[k] for value in values))
         self.record(*(law.linear(*(value.axis(k) for value in values)) for k in range(values[0].ndim)))
 
     def freeze(self, value: Value, dims: Sequence[int] | None = None, reason: str | None = None) -> None:
-        """Freeze axes so that no transformation acts on them."""
+        """Freeze axes. No transformation then acts on them."""
         dims = range(value.ndim) if dims is None else dims
         for dim in dims:
             algebra.freeze(value.layouts[dim], reason or self.op)
         self.records.append([law.mixed(value.axis(dim)) for dim in dims])
 
     def settle(self, value: Value) -> None:
-        """Freeze the axis into which the entries of a tensor point, because an operator uses them as numbers."""
+        """Freeze the axis into which the entries of a tensor point, because an operator uses the entries as numbers."""
         if value.index_of is not None:
             algebra.freeze(value.index_of, f"{self.op}: uses positions as numbers")
 
     def opaque(self, operands: Sequence[Value], shapes: Sequence[Sequence[int]]) -> list[Value]:
-        """Return the results of an unknown operator, with all axes of operands and results frozen."""
+        """Return the results of an unknown operator. All axes of its operands and results are frozen."""
         for value in operands:
             self.settle(value)
             if not value.is_fixed:
@@ -142,12 +143,12 @@ class Movement:
 
         Args:
             x: The operand.
-            sources: For each axis of the result, the axis of x that it continues; None for a new axis.
-            shape: Sizes of the axes of the result.
-            along: The law between an axis of x and the axis of the result that continues it.
-            ended: The law of an axis of x that the result lacks; None freezes this axis.
-            reason: The reason why new axes, and axes that end without a law, are frozen. Without a reason, new axes are
-                free.
+            sources: For each axis of the result, the axis of x that it continues, or None for a new axis.
+            shape: The sizes of the result's axes.
+            along: The law that relates an axis of x to the axis of the result that continues it.
+            ended: The law of an axis of x that the result lacks. If None, this axis is frozen.
+            reason: The reason for freezing new axes, and axes of x that end without a law. If None, new axes are not
+                frozen.
         """
         layouts = [leaf(n, reason) if d is None else x.layouts[d] for d, n in zip(sources, shape, strict=True)]
         result = Value(layouts, shape, index_of=x.index_of if along is law.same else None)
@@ -166,11 +167,11 @@ class Movement:
         return result
 
     def unary(self, x: Value, along: LawOf) -> Value:
-        """Return the result of a function of each entry, whose law is `along(axis of x, axis of the result)`."""
+        """Return the result of a function of each entry with the law `along(axis of x, axis of the result)`."""
         return self.carry(x, range(x.ndim), x.shape, along)
 
     def distinct(self, operands: Sequence[Value]) -> list[Value]:
-        """Return the operands, with copies in place of repeated operands so that each use has its own axes."""
+        """Return the operands, with copies in place of repeated operands. Then each use has separate axes."""
         result: list[Value] = []
         for value in operands:
             result.append(self.unary(value, law.same) if any(value is other for other in result) else value)
@@ -184,7 +185,7 @@ class Movement:
         return self.carry(x, order, [x.shape[d] for d in order])
 
     def view(self, x: Value | Stacked, shape: Sequence[int]) -> Value | Stacked:
-        """Reinterpret a row-major tensor: split and merge axes to match the sizes."""
+        """Reshape a row-major tensor by splitting and merging axes to match the sizes."""
         if isinstance(x, Stacked):
             moved = self._view_stack(x, shape)
             if moved is not None:
@@ -216,7 +217,7 @@ class Movement:
         return result
 
     def slice(self, x: Moved, dim: int, start: int, stop: int) -> Moved:
-        """Return the tensor on a contiguous range of one axis."""
+        """Return a contiguous range of one axis of a tensor."""
         dim %= len(x.shape)
         if (start, stop) == (0, x.shape[dim]):
             return x
@@ -237,7 +238,7 @@ class Movement:
         return result
 
     def select(self, x: Value | Stacked, dim: int, index: int) -> Value | Stacked:
-        """Return the tensor at one index of an axis; the result lacks this axis."""
+        """Return a tensor at one index of an axis. The result lacks this axis."""
         dim %= len(x.shape)
         index %= x.shape[dim]
         if isinstance(x, Stacked):
@@ -263,7 +264,7 @@ class Movement:
         return self.carry(x, sources, [*x.shape[:dim], 1, *x.shape[dim:]])
 
     def expand(self, x: Value, shape: Sequence[int]) -> Value:
-        """Repeat axes of size one; the new axes are uniform."""
+        """Repeat axes of size one. The new axes are uniform."""
         own = [k - len(shape) + x.ndim for k in range(len(shape))]
         sources = [d if d >= 0 and x.shape[d] == n else None for d, n in zip(own, shape, strict=True)]
         result = self.carry(x, sources, shape)
@@ -271,16 +272,16 @@ class Movement:
         return result
 
     def repeat(self, x: Value, dim: int, count: int, *, is_inner: bool) -> Value:
-        """Repeat an axis as a whole, or repeat each of its indices in place (`is_inner`).
+        """Repeat an axis as a whole. If `is_inner`, repeat each of its indices in place.
 
-        The copies form a new uniform axis, which is merged with the repeated axis.
+        The copies are indexed by a new uniform axis, which is merged with the repeated axis.
         """
         new = dim + is_inner
         wide = self.expand(self.unsqueeze(x, new), [*x.shape[:new], count, *x.shape[new:]])
         return _value(self.view(wide, [*x.shape[:dim], count * x.shape[dim], *x.shape[dim + 1 :]]))
 
     def cat(self, operands: Sequence[Value], dim: int) -> Value:
-        """Concatenate tensors along one axis, which becomes a direct sum."""
+        """Concatenate tensors along one axis. The axis of the result is a direct sum."""
         operands = [x for x in operands if x.ndim > 1 or x.shape != (0,)]
         dim %= operands[0].ndim
         points = [x.index_of for x in operands]
@@ -317,7 +318,7 @@ class Movement:
         return result
 
     def whole(self, x: Value | Stacked) -> Value:
-        """Return a stack as one tensor, for operators that treat its pieces in the same way."""
+        """Return a stack as one tensor, for operators that treat the stacked tensors in the same way."""
         if isinstance(x, Value):
             return x
         pieces = self.distinct([self.use(piece) for piece in x.pieces])
@@ -336,7 +337,7 @@ class Movement:
         return result
 
     def _view_unrolled(self, x: Value, shape: Sequence[int], outs: tuple[int, ...], k: int) -> Stacked:
-        """Return a view whose axis `k` is taken apart into stacked tensors."""
+        """Return a view whose axis `k` is split into stacked tensors."""
         after = math.prod(shape[j] for j in outs if j > k)
         tail = [n for j, n in enumerate(shape) if j > k and j not in outs]
         inner = [*shape[:k], *shape[k + 1 :]]
@@ -362,7 +363,7 @@ def _value(x: Value | Stacked) -> Value:
 
 
 def _matching_groups(before: Sequence[int], after: Sequence[int]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Return runs of axes with equal products of sizes, in order; axes of size one join a neighbor."""
+    """Return consecutive groups of axes whose sizes have equal products. Axes of size one join a neighbor."""
     groups = []
     i = j = 0
     while i < len(before) or j < len(after):

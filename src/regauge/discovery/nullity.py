@@ -1,4 +1,4 @@
-"""Completeness of continuous symmetries: the null space of the outputs' Jacobian against the discovered groups."""
+"""Completeness of continuous symmetries: the null space of the outputs' Jacobian and the discovered groups."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,35 +25,40 @@ from regauge.core.symmetry import Symmetry
 from regauge.discovery.discover import discover
 
 MOST_PARAMETERS = 1500
-"""Largest number of parameters for which the Jacobian is built."""
+"""The largest number of parameters for which the Jacobian is computed."""
 PER_INPUT = 24
-"""Number of output values that are differentiated for one sample of the inputs."""
+"""The number of output entries that are differentiated for one random input."""
 STEP = 1e-3
-"""Step along a one-parameter subgroup, whose tangent is computed by differences of fourth order."""
+"""The step size along a one-parameter subgroup. Fourth-order differences compute its tangent."""
 STRENGTHS = (0.3, 0.3, 3.0)
-"""Distances of points from initialization. The first is judged; the others show what is blind at the first alone."""
+"""The distances of the evaluation points from initialization.
+
+The result describes the first point. The other points show which directions are null at the first point alone.
+"""
 LOCAL = "at this point alone, not at others: units are always on, or inside of a clamp"
 EPS = "exact only at the eps of a norm, or up to it: with another eps outputs see them"
 OTHER_EPS = 1e-2
-"""Amount added to the eps of norms to find the directions that depend on the eps."""
+"""The amount added to the eps of norms, which reveals null directions that depend on the eps."""
 STEPS = (STEP, -STEP, 2 * STEP, -2 * STEP)
 WEIGHTS = (8.0, -8.0, -1.0, 1.0)
 
 
 @dataclass(frozen=True)
 class Nullity:
-    """Parameter directions that leave the outputs unchanged to first order, and the part that discovery found.
+    """The parameter directions that leave the outputs unchanged to first order, and the part that discovery explains.
 
     Attributes:
-        parameters: The number of values that were varied. They are the parameters and floating-point buffers that the
-            symmetry does not hold as structure; tied tensors count once.
-        inert: The number of values without any influence at this point. Each is a dimension of the null space. They
-            are biases of attention keys, which a translation moves, unused values, or values of dead units.
-        null: Dimension of the null space of the Jacobian.
-        found: Dimension of the part of the null space that the discovered group spans: scales, rotations, invertible
-            matrices, translations, and rotations of streams whose gains are brought to one.
-        explained: Causes of missing dimensions, each as a sentence and the number of dimensions that it adds. Each
-            cause was checked to lie in the null space.
+        parameters: The number of entries (of parameters and buffers) that were varied. Structure tensors and integer
+            buffers are not varied. Tied tensors count once.
+        inert: The number of entries without any influence at this point. Each such entry is a dimension of the null
+            space. Examples are key biases of attention (which a translation changes), unused entries, and entries of
+            dead units.
+        null: The dimension of the null space of the Jacobian.
+        found: The dimension of the part of the null space that the discovered symmetry spans. The spanned part includes
+            scales, rotations, invertible matrices and translations, and also rotations of streams whose gains are
+            brought to one.
+        explained: The known causes of missing dimensions: for each cause, a sentence and the number of dimensions that
+            it adds. The directions of each cause were checked to lie in the null space.
     """
 
     parameters: int
@@ -64,12 +69,12 @@ class Nullity:
 
     @property
     def missing(self) -> int:
-        """Dimensions that no discovered group spans."""
+        """The number of dimensions that no discovered group spans."""
         return self.null - self.found
 
     @property
     def unexplained(self) -> int:
-        """Missing dimensions that no entry of `explained` covers."""
+        """The number of missing dimensions that no entry of `explained` covers."""
         return self.missing - sum(count for _, count in self.explained)
 
     def __str__(self) -> str:
@@ -98,26 +103,27 @@ def nullity(
     generator: torch.Generator | None = None,
     tolerance: float = 1e-9,
 ) -> Nullity:
-    """Compare the null space of the outputs' Jacobian with the Lie algebra of the discovered group.
+    """Compare the null space of the outputs' Jacobian with the Lie algebra of the discovered symmetry.
 
-    The Jacobian is taken in float64 at parameters moved away from initialization. The inputs are many random ones with
-    the shapes of the examples. Integers are sampled between the smallest and the largest of the example. The Jacobian
-    has columns for parameters and for floating-point buffers. Buffers such as running statistics have columns because
-    they move with a symmetry and can compensate for parameters. The symmetry is complete at this point if its tangent
-    vectors span the null space. A point with dead units may have further null directions that belong to no symmetry.
+    The Jacobian is computed in float64, at parameters perturbed away from initialization. The inputs are many random
+    tensors with the shapes of the example inputs. Integer inputs are sampled between the smallest and the largest entry
+    of the example. The Jacobian has columns for parameters and for floating-point buffers. Buffers such as running
+    statistics are included because groups act on them and they can compensate for parameters. The symmetry is complete
+    at this point if its tangent vectors span the null space. If a unit is dead at this point, there may be further null
+    directions that belong to no symmetry.
 
     Args:
-        module: A small model: the cost grows with the cube of its number of parameters.
+        module: A small model. The cost grows with the cube of its number of parameters.
         example_inputs: Example inputs, as for `discover`.
-        example_kwargs: Keyword inputs.
-        symmetry: The symmetry to judge. If it is left out, it is discovered from the module.
-        outputs: The outputs that count.
-        generator: The generator that samples the point and the inputs. If it is left out, its seed is 0.
-        tolerance: Singular values below this fraction of the largest count as zero. Values that the model casts to
-            float32 are computed in float64 here.
+        example_kwargs: Keyword arguments of the module.
+        symmetry: The symmetry to test. If None, the symmetry is discovered from the module.
+        outputs: The outputs that are differentiated, as for `discover`.
+        generator: The generator that samples the point and the inputs. If None, a generator with seed 0 is used.
+        tolerance: Singular values below this fraction of the largest one count as zero. If the model casts values to
+            float32, they are computed in float64 here.
 
     Raises:
-        ValueError: The module has more than 1500 values, or none, or its outputs do not depend on them.
+        ValueError: The module has more than 1500 varied entries or none, or its outputs do not depend on them.
     """
     inputs, kwargs = example_arguments(example_inputs, example_kwargs)
     if symmetry is None:
@@ -161,7 +167,7 @@ def _at_point(
     tolerance: float,
     strength: float,
 ) -> Nullity:
-    """Compare the null space at one point with the group, and with the group that exists when all gains are one."""
+    """Compare the null space at one point with the symmetry, and with the symmetry that exists if all gains are one."""
     params = perturb(probe.params, set(probe.buffers), generator, strength)
     params |= {name: torch.full_like(params[name], value) for name, value in symmetry.unit_gains.items()}
     total = sum(params[name].numel() for name in names)
@@ -205,7 +211,7 @@ class _Directions:
         self.basis = right[:0]
 
     def add(self, directions: Tensor) -> int:
-        """Add vectors of the null space, and return by how much the dimension grew."""
+        """Add vectors of the null space, and return the increase of the dimension."""
         before = len(self.basis)
         inside = directions @ self.kernel.mT @ self.kernel
         singular, right = _svd(torch.cat([self.basis, _unit_rows(inside)]))
@@ -213,7 +219,7 @@ class _Directions:
         return len(self.basis) - before
 
     def add_null(self, directions: Tensor) -> int:
-        """Add the part of the span of vectors that lies in the null space; return by how much the dimension grew."""
+        """Add the part of the vectors' span that lies in the null space, and return the increase of the dimension."""
         directions = _unit_rows(directions)
         if not len(directions) or len(self.basis) == len(self.kernel):
             return 0
@@ -223,12 +229,12 @@ class _Directions:
         return self.add(right[singular <= 10 * self.threshold] @ span)
 
     def rest(self) -> Tensor:
-        """Return an orthonormal basis of the part of the null space beyond the subspace."""
+        """Return an orthonormal basis of the part of the null space that is orthogonal to the subspace."""
         singular, right = _svd(self.kernel - self.kernel @ self.basis.mT @ self.basis)
         return right[: int((singular > 0.5).sum())]
 
     def count_seen(self, jacobian: Tensor, directions: Tensor) -> int:
-        """Return the number of null directions that another Jacobian does not map to zero, up to rounding."""
+        """Return how many of these null directions another Jacobian does not map to zero, up to rounding."""
         rounding = 100 * torch.linalg.svdvals(self.triangle @ directions.mT).max()
         rounding = torch.maximum(rounding, 1e-12 * torch.linalg.matrix_norm(jacobian, 2))
         return int((torch.linalg.svdvals(jacobian @ directions.mT) > rounding).sum())
@@ -236,7 +242,7 @@ class _Directions:
 
 @contextmanager
 def _other_eps(module: nn.Module) -> Iterator[None]:
-    """Give the norms another eps for a while."""
+    """Change the eps of norms temporarily."""
     kept = list(_norms_eps(module))
     for attributes, name, value in kept:
         attributes[name] = 4 * value + OTHER_EPS
@@ -256,7 +262,7 @@ def _norms_eps(module: nn.Module) -> Iterator[tuple[dict[str, Any], str, float]]
 
 
 def _svd(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the singular values, padded with zeros, and a full set of right singular vectors as rows."""
+    """Return the singular values, padded with zeros, and all right singular vectors as rows."""
     rows, columns = matrix.shape
     if rows < columns:
         matrix = torch.cat([matrix, matrix.new_zeros(columns - rows, columns)])
@@ -273,7 +279,7 @@ def _unit_rows(matrix: Tensor) -> Tensor:
 
 
 def _distinct(params: Params) -> list[str]:
-    """Return the names of floating-point tensors, with one name for tied tensors."""
+    """Return the names of floating-point tensors. Tied tensors have one name."""
     first: dict[tuple[int, tuple[int, ...]], str] = {}
     for name, tensor in params.items():
         if tensor.is_floating_point() and tensor.numel():
@@ -282,7 +288,7 @@ def _distinct(params: Params) -> list[str]:
 
 
 def _jacobian(probe: Probe, params: Params, names: list[str], generator: torch.Generator, rows: int) -> Tensor:
-    """Return gradients of random output values at random inputs, `[rows, parameters]`."""
+    """Return gradients of random output entries at random inputs, `[rows, parameters]`."""
     leaves = {name: params[name].clone().requires_grad_(True) for name in names}
     tied = {t.data_ptr(): leaves[name] for name, t in params.items() if name in leaves}
     named = {f"module.{name}": tied.get(t.data_ptr(), t) for name, t in params.items()}
@@ -303,7 +309,7 @@ def _jacobian(probe: Probe, params: Params, names: list[str], generator: torch.G
 
 
 class _Doubles(TorchFunctionMode):
-    """A mode that computes in float64 the values that a model casts to float32."""
+    """A mode that computes values in float64 if the model casts them to float32."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -315,7 +321,7 @@ class _Doubles(TorchFunctionMode):
 
 
 def _batch_norm(layer: _BatchNorm, x: Tensor) -> Tensor:
-    """Compute batch normalization in evaluation mode by differentiable operations."""
+    """Compute batch normalization in evaluation mode with differentiable operations."""
     shape = (-1, *[1] * (x.ndim - 2))
     state: Any = layer
     x = (x - state.running_mean.reshape(shape)) * (state.running_var + layer.eps).rsqrt().reshape(shape)
@@ -323,7 +329,7 @@ def _batch_norm(layer: _BatchNorm, x: Tensor) -> Tensor:
 
 
 def _drawn(value: Any, generator: torch.Generator) -> Any:
-    """Return a random input with the shape and the dtype of an example."""
+    """Return a random input with the shape and dtype of an example input."""
     if not isinstance(value, Tensor) or value.dtype == torch.bool or value.numel() == 0:
         return value
     if value.is_floating_point():
@@ -351,7 +357,7 @@ def _tangents(symmetry: Symmetry, params: Params, names: list[str]) -> Tensor:
 
 
 def _rotations_behind_gains(symmetry: Symmetry, unit: Symmetry, params: Params, names: list[str]) -> Tensor:
-    """Return derivatives of rotations of the representative whose gains are one, `[directions, parameters]`."""
+    """Return the derivatives along rotations of the representative, whose gains are one: `[directions, parameters]`."""
     representative, coordinates = symmetry.split(params)
     bound = unit.bind(representative)
     rows = [torch.zeros(0, sum(params[name].numel() for name in names), dtype=torch.float64)]
@@ -364,9 +370,9 @@ def _rotations_behind_gains(symmetry: Symmetry, unit: Symmetry, params: Params, 
 
 
 def _subgroups(bound: Symmetry, group: Group) -> list[Element] | None:
-    """Return points along each one-parameter subgroup of a group, with a batch for each step of `STEPS`.
+    """Return points along each one-parameter subgroup of a group, with one batch for each step of `STEPS`.
 
-    Return None if the group has no such subgroup.
+    Return None if the group has no one-parameter subgroup.
     """
     value = bound.identity()[group.name]
     field = "matrix" if value.matrix is not None else "scale"
@@ -388,19 +394,19 @@ def _subgroups(bound: Symmetry, group: Group) -> list[Element] | None:
 
 
 def _repeated(tensors: Mapping[str, Tensor], element: Element) -> Params:
-    """Return a population of equal networks, one for each element of a batch."""
+    """Return a population of copies of one network, one for each element of a batch."""
     return {name: tensor.expand(*element.batch, *tensor.shape) for name, tensor in tensors.items()}
 
 
 def _slope(ends: Sequence[Params], names: list[str]) -> Tensor:
-    """Return the differences between populations, `[directions, parameters]`."""
+    """Return the derivatives along directions, computed from differences of populations: `[directions, parameters]`."""
     parts = [torch.cat([end[name].flatten(1) for name in names], 1) for end in ends]
     total: Tensor = sum(weight * part for weight, part in zip(WEIGHTS, parts, strict=True)) / (12 * STEP)  # type: ignore[assignment]
     return total
 
 
 def _known_kinds(module: nn.Module, params: Params, names: list[str], is_active: Tensor) -> list[tuple[str, Tensor]]:
-    """Return known causes of null directions beyond the group, each with its directions."""
+    """Return known causes of null directions beyond the symmetry, and the directions for each cause."""
     everything = torch.eye(len(is_active), dtype=torch.float64)
     parts = dict(zip(names, torch.split(everything, [params[name].numel() for name in names]), strict=True))
     stored, poles = [everything[:0]], [everything[:0]]

@@ -1,8 +1,8 @@
-"""Open orders: orders that an operator does not specify, and that no later operator may depend on.
+"""Open orders: orders of entries that an operator does not specify, and on which no later operator may depend.
 
-`topk` without sorting returns the largest entries in any order, and the order may differ between tokens. The result
-stands for a set if every later operator treats the ranks in the same way, token by token. In that case the units that
-were compared may be reordered. Otherwise `topk` is treated as an operator without a rule.
+`topk` without sorting returns the largest entries in any order, which may differ between tokens. The result represents
+a set if every later operator treats the ranks in the same way and each token separately. In that case, the compared
+units may be permuted. Otherwise, `topk` is treated as an operator without a rule.
 """
 
 from collections import Counter
@@ -14,7 +14,7 @@ from regauge.discovery.layout import Atom, leaves
 
 
 class OpenOrder(NamedTuple):
-    """A result whose entries along one axis come in any order: the name of its node, the result, and this axis."""
+    """A result whose entries along one axis have no specified order: its node name, the result, and this axis."""
 
     node: str
     value: Value
@@ -22,19 +22,22 @@ class OpenOrder(NamedTuple):
 
 
 def find_sensitive(orders: Iterable[OpenOrder], records: Sequence[Record]) -> frozenset[str]:
-    """Return the nodes of open orders that a later operator depends on. Call this once all axes are refined."""
+    """Return the nodes with open orders on which a later operator depends.
+
+    Call this function after all axes are fully refined.
+    """
     every = list(orders)
     known = Counter(atom for one in every for atom in leaves(one.value.layouts[one.dim]))
     return frozenset(one.node for one in every if not _is_free(one, known, records))
 
 
 def _is_free(order: OpenOrder, known: Mapping[Atom, int], records: Sequence[Record]) -> bool:
-    """Return whether reordering the entries of a result, token by token, leaves all values without ranks unchanged.
+    """Return whether permuting a result's entries, token by token, leaves all tensors without ranks unchanged.
 
-    This follows by induction over the program. Every tensor that has ranks is reordered with them, and every other
-    tensor stays unchanged. An operator preserves this property if its ranks may be reordered and if it treats each
-    token separately. No other tensor has these ranks, because parameters lack tokens and other open orders have other
-    ranks.
+    The condition is checked by induction over the program. Tensors with ranks are permuted in the same way, and all
+    other tensors stay unchanged. An operator preserves this property if the ranks may be permuted and the operator
+    treats each token separately. No other tensor has these ranks. Parameters have no tokens, and other open orders have
+    other ranks.
     """
     size = order.value.shape[order.dim]
     if size == 1:
@@ -63,7 +66,7 @@ def _treats_alike(record: Record, rank: Atom, tokens: set[Atom]) -> bool:
 
 
 def _runs_along(record: Record, one: Value, other: Value, token: Atom) -> bool:
-    """Return whether an operator has an index over the tokens of both tensors and treats each token separately."""
+    """Return whether an operator has a shared token index for both tensors and treats each token separately."""
     return any(not law.is_mixing and _has(law, one, token) and _has(law, other, token) for law in record)
 
 

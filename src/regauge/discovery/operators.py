@@ -1,4 +1,4 @@
-"""Operators of a traced program: their names, the operator that a node calls, and one call as a rule receives it."""
+"""Operators of a traced program: their names, the operator of a node, and a call in the form that rules take."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,16 +12,16 @@ from regauge.discovery.movement import Stacked
 
 
 def words(text: str) -> frozenset[str]:
-    """Return the set of names in a text, separated by spaces."""
+    """Return the set of names in a string, separated by spaces."""
     return frozenset(text.split())
 
 
 SAME = words("clone contiguous detach alias _to_copy to type_as dropout feature_dropout lift_fresh_copy")
-"""Copies that leave every value where it is, in evaluation mode."""
+"""Operators that copy every value unchanged in evaluation mode."""
 VIEWS = words("view _unsafe_view reshape flatten unflatten permute transpose t numpy_T movedim squeeze unsqueeze")
-"""Operators that put the same values on other axes."""
+"""Operators that arrange the same entries along other axes."""
 COPIES = SAME | VIEWS | {"expand"}
-"""Operators whose result has the values of their first operand."""
+"""Operators whose result has the entries of the first operand."""
 PIECES = words("slice select narrow unbind split split_with_sizes chunk")
 """Operators that return parts of one operand."""
 READERS = words(
@@ -29,15 +29,15 @@ READERS = words(
     "_convolution conv_transpose1d conv_transpose2d conv_transpose3d scaled_dot_product_attention lstm gru rnn_tanh "
     "rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell"
 )
-"""Operators that are linear in each operand, or whose first step is; layers read their inputs through them."""
+"""Operators that are linear in each operand, or begin with a linear step. Layers read their inputs through them."""
 PRODUCTS = words("mul multiply")
 NORMS = {
     "layer_norm": 2, "native_layer_norm": 2, "rms_norm": 2, "_fused_rms_norm": 2, "group_norm": 2,
     "native_group_norm": 1, "batch_norm": 1, "_native_batch_norm_legit_no_training": 1, "instance_norm": 1,
 }  # fmt: skip
-"""Operators that multiply by a gain, each with the position of the gain among its arguments."""
+"""Operators that multiply by a gain, and the argument position of the gain in each."""
 INLINED = words("wrap_with_set_grad_enabled wrap_with_autocast tag_activation_checkpoint wrap invoke_subgraph")
-"""Higher-order operators that only run the graph that they hold."""
+"""Higher-order operators that only run the graph that they contain."""
 
 
 def operator_name(node: Any) -> str:
@@ -48,12 +48,12 @@ def operator_name(node: Any) -> str:
 
 
 def argument(node: Node, position: int, default: Any) -> Any:
-    """Return an argument of a node by position, or the default if the node leaves it out."""
+    """Return an argument of a node by its position. Return the default if the node omits the argument."""
     return node.args[position] if len(node.args) > position else default
 
 
 def shape_of(node: Any) -> tuple[int, ...]:
-    """Return the shape of the tensor that a node returns; the shape of a number is empty."""
+    """Return the shape of the tensor that a node returns. A number has an empty shape."""
     return tuple(int(n) for n in getattr(node.meta.get("val"), "shape", ())) if isinstance(node, Node) else ()
 
 
@@ -61,21 +61,22 @@ Rule = Callable[[Builder, "Call"], Any]
 
 
 class NoRuleError(Exception):
-    """The error with which a rule rejects a call that it does not cover; the call is then treated as unknown."""
+    """Error that a rule raises if it does not cover a call. The call is then treated as an unknown operator."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """An operator call.
+    """A call of an operator.
 
     Attributes:
-        name: The operator without namespace and overload: "linear", "add".
-        overload: The overload of the operator: "default", "Tensor", "dim_IntList".
-        arguments: Arguments, including defaults, by their names in the operator's schema.
-        shapes: Shapes of the tensors that the operator returns.
-        is_float: Whether each returned tensor holds floating-point values no coarser than the parameters.
-        is_used: Whether a later operator uses each returned tensor.
-        is_divisor: Whether the only use of the result is to divide other tensors by it.
+        name: The operator name without namespace and overload, such as "linear" or "add".
+        overload: The overload of the operator, such as "default", "Tensor" or "dim_IntList".
+        arguments: The arguments, including defaults, by their names in the operator's schema.
+        shapes: The shapes of the tensors that the operator returns.
+        is_float: For each returned tensor, whether it has a floating-point dtype at least as fine as that of the
+            parameters.
+        is_used: For each returned tensor, whether a later operator uses it.
+        is_divisor: Whether the result is used only as a divisor of other tensors.
     """
 
     name: str
@@ -94,7 +95,7 @@ class Call:
         return default if value is None else value
 
     def first(self, *keys: str) -> Any:
-        """Return the first of these arguments that the schema has."""
+        """Return the first of these arguments that the operator's schema has."""
         for key in keys:
             if key in self.arguments:
                 return self.arguments[key]
@@ -102,7 +103,7 @@ class Call:
 
     @property
     def x(self) -> Any:
-        """The first argument."""
+        """The first argument of the call."""
         return next(iter(self.arguments.values()))
 
     @property
@@ -113,7 +114,7 @@ class Call:
 
 
 def as_value(b: Builder, x: Any) -> Value:
-    """Return an operand as one tensor; a fixed operand gets its own axes."""
+    """Return an operand as one tensor. If the operand is fixed, it gets new axes."""
     if isinstance(x, Stacked):
         x = b.whole(x)
     if not isinstance(x, Value):
@@ -131,18 +132,18 @@ def ints(value: Any) -> list[int]:
 
 
 def single_windows(steps: Sequence[Any], space: int) -> list[bool]:
-    """Return whether pooling leaves each spatial axis unchanged, entry by entry, given kernel, stride and padding."""
+    """Return, for each spatial axis, whether pooling with this kernel, stride and padding keeps it entry by entry."""
     kernel, stride, padding = (ints(one) * (space if len(ints(one)) == 1 else 1) for one in steps)
     kernel = kernel or [0] * space
     return [one == (1, 1, 0) for one in zip(kernel, stride or kernel, padding or [0] * space, strict=True)]
 
 
 def require_evaluation(call: Call) -> None:
-    """Raise NoRuleError if the operator is in training mode, where it uses random numbers."""
+    """Raise NoRuleError if the operator is in training mode, because it then uses random numbers."""
     if call.get("train", call.get("training", False)):
         raise NoRuleError("chance")
 
 
 def named(rule: Rule, names: str) -> dict[str, Rule]:
-    """Return a table with the same rule for several operator names, which are separated by spaces."""
+    """Return a table that maps several operator names, separated by spaces, to the same rule."""
     return dict.fromkeys(names.split(), rule)

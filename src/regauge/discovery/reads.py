@@ -7,7 +7,7 @@ from regauge.core.groups import Group
 from regauge.discovery.laws import Law, Record, Value
 
 Node = tuple[Value, int]
-"""One axis of a tensor."""
+"""One axis of a tensor of the program."""
 
 
 def read_axes(
@@ -16,11 +16,11 @@ def read_axes(
     aliases: Mapping[str, tuple[str, ...]],
     groups: Sequence[Group],
 ) -> tuple[tuple[str, int], ...]:
-    """Return the axes of parameters on which groups act and along which all operators sum products with other values.
+    """Return the parameter axes on which groups act and along which all operators sum products with other values.
 
-    Weights may be moved, masked, scaled or multiplied with each other before the sum. An axis is left out if one
-    operator sums over it but another operator gives its units to a value. An example is an embedding that is also the
-    last layer.
+    Before the sum, operators may rearrange, mask or scale the weights, or multiply them with each other. An axis is
+    excluded if one operator sums over it, but another operator gives its units to a value. For example, an embedding
+    may also serve as the last layer.
     """
     found = _Roles(params)
     for record in records:
@@ -33,11 +33,12 @@ def read_axes(
 
 
 class _Roles:
-    """Axes of tensors that depend on parameters but not on inputs; axes that an operator runs along are joined.
+    """Axes of tensors that depend on parameters but not on inputs. Axes that share an operator index are joined.
 
     Attributes:
         parts: Pairs of an axis and the several axes of another tensor that it combines.
-        open: Contracted axes of products of only such tensors. Any of these axes may be chosen as the one that reads.
+        open: Axes that a product contracts, if all its tensors depend only on parameters. Any one of these axes may be
+            chosen as the axis that reads.
     """
 
     def __init__(self, params: Mapping[str, Value]) -> None:
@@ -50,7 +51,7 @@ class _Roles:
         self.open: list[list[list[Node]]] = []
 
     def add(self, record: Record) -> None:
-        """Add one operator; its results are the tensors that no earlier operator had."""
+        """Add one operator. The results of the operator are the tensors that no earlier operator had."""
         values = dict.fromkeys(axis.value for law in record for axis in law.axes)
         seen = [value for value in values if value in self.has_params]
         for value in values:
@@ -94,7 +95,7 @@ class _Roles:
         return node
 
     def read(self) -> set[Node]:
-        """Return the representatives of the axes that are read and have no other role."""
+        """Return the representatives of the axes along which layers read and which have no other role."""
         reads, gives = ({self._top(node) for node in found} for found in (self.reads, self.gives))
         for sides in self.open:
             # As a layer reads a value: a matrix rather than a vector, and the second of two matrices.
@@ -111,5 +112,5 @@ class _Roles:
         return reads - gives
 
     def top(self, value: Value, dim: int) -> Node:
-        """Return the representative of the axes with which one axis is joined."""
+        """Return the representative of the set of joined axes that contains this axis."""
         return self._top((value, dim))

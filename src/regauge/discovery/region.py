@@ -1,4 +1,4 @@
-"""A region of a program: the operators that an axis piece passes through, run on random numbers."""
+"""A region of a program: the operators that an atom of an axis passes through, evaluated on random numbers."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
@@ -15,13 +15,16 @@ from regauge.discovery.layout import Atom, leaves
 from regauge.discovery.trace import Program
 
 LARGEST_TRIED = 1 << 26
-"""Largest number of entries of a parameter that is tried. The weight of a linear layer is first cut to few inputs."""
+"""The largest number of entries of a parameter that is tested.
+
+The weight of a linear layer is first restricted to a few inputs.
+"""
 FEW = 3
-"""Number of inputs of a linear layer of which only the outputs matter."""
+"""The number of inputs to which a linear layer is restricted if only its outputs are tested."""
 
 
 class Region:
-    """The operators from some parameters up to the first values that lack an axis piece.
+    """The operators from some parameters up to the first values that lack an atom of an axis.
 
     The other operands of these operators are constants with their true values, or random numbers.
     """
@@ -52,9 +55,9 @@ class Region:
         self.params: dict[str, Tensor] = {}
 
     def shape(self) -> Hashable:
-        """Return a key of the region's operators, shapes and constants; regions with equal keys need one trial.
+        """Return a key of the region's operators, shapes and constants. Regions with equal keys need only one test.
 
-        The layers of a deep model have equal keys.
+        For example, the layers of a deep model have equal keys.
         """
         inside = {node: k for k, node in enumerate([*self._inside, *self._ends])}
 
@@ -76,7 +79,7 @@ class Region:
         )
 
     def draw(self, generator: torch.Generator) -> None:
-        """Give a value to every tensor that the region reads."""
+        """Choose a value for every tensor that the region reads."""
         for node, name in zip(self._starts, self.names, strict=True):
             shape = tuple(node.meta["val"].shape)
             x = _read_by(node) if self._axes[name] == 0 else None
@@ -93,7 +96,7 @@ class Region:
                     self._given[source] = self._constants.draw(source, generator)
 
     def ends(self, params: Mapping[str, Tensor]) -> list[Tensor]:
-        """Return the first values that lack the axis piece, computed from given parameters."""
+        """Return the first values that lack the atom, computed from given parameters."""
         known: dict[Node, Any] = dict(self._given)
         for node, name in self._inside.items():
             known[node] = evaluate(node, known) if name is None else params[name]
@@ -102,7 +105,7 @@ class Region:
 
 
 def _read_by(weight: Node) -> Node | None:
-    """Return the input of the linear layer that has this weight; None if the weight is used in any other way."""
+    """Return the input of the linear layer that has this weight; None if the weight is used in another way."""
     reader = next(iter(weight.users), None)
     if reader is None or len(weight.users) > 1 or reader.target is not torch.ops.aten.linear.default:
         return None

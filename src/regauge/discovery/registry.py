@@ -1,4 +1,4 @@
-"""Rules that users register for operators, and modules that they trace as one operator."""
+"""Rules that users register for operators, and module classes that are traced as one operator."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,13 +29,13 @@ _ACTIVE: list[nn.Module] = []
 
 
 def register_rule(name: str, rule: Rule) -> None:
-    """Register a rule for an operator, or replace an existing rule.
+    """Register a rule for an operator. An existing rule is replaced.
 
     Args:
-        name: "namespace::operator" as `torch.ops` has it ("mylib::fused_gate"), or the bare operator name.
-        rule: `rule(builder, call)` composes the builder's primitives into the computation of the operator. It returns
-            a value for each tensor that the operator returns. The rule must be sound. Axes that it does not mention
-            are frozen.
+        name: The name "namespace::operator" as in `torch.ops` ("mylib::fused_gate"), or only the operator name.
+        rule: A function `rule(builder, call)` that composes the builder's primitives into the computation of the
+            operator. The rule returns one value for each tensor that the operator returns. The rule must be sound. Axes
+            that the rule does not mention are frozen.
 
     Raises:
         TypeError: `rule` is not callable.
@@ -48,17 +48,17 @@ def register_rule(name: str, rule: Rule) -> None:
 def register_leaf(
     kind: type[nn.Module], rule: Rule | None = None, *, results: Callable[..., Any] | None = None
 ) -> None:
-    """Trace every module of a class as one operator, without looking inside.
+    """Trace every module of a class as one operator, without tracing its forward pass.
 
-    Without a rule, the parameters, the inputs and the outputs of the module are frozen, which is always sound. Register
-    a leaf for a part of a model that `torch.export` cannot trace.
+    Without a rule, the parameters, inputs and outputs of the module are frozen, which is always sound. Register a leaf
+    for a submodule that `torch.export` cannot trace.
 
     Args:
         kind: The module class.
-        rule: `rule(builder, call)`, where `call["inputs"]` lists the tensors that the module is called with. `call`
-            also has the module's parameters and buffers, by their names within the module.
-        results: `results(module, *inputs)` returns tensors of the shapes that the module returns. It is needed for
-            modules that cannot run on fake tensors. By default, the forward of the module runs.
+        rule: A function `rule(builder, call)`, where `call["inputs"]` lists the tensors that are passed to the module.
+            `call` also contains the module's parameters and buffers, under their names within the module.
+        results: A function `results(module, *inputs)` that returns tensors with the shapes of the module's outputs.
+            `results` is needed if the module cannot run on fake tensors. Default: the forward pass of the module.
 
     Raises:
         TypeError: `kind` is not a module class.
@@ -69,13 +69,13 @@ def register_leaf(
 
 
 def registered_rules() -> dict[str, Rule]:
-    """Return all rules that users added, including the rule of leaf modules."""
+    """Return all rules that users registered, including the rule for leaf modules."""
     return {**_RULES, LEAF: _leaf_rule} if _LEAVES else dict(_RULES)
 
 
 @contextmanager
 def leaves_as_operators(module: nn.Module) -> Iterator[None]:
-    """Replace the forward of every registered module by one operator, within a context."""
+    """Replace the forward pass of every registered module by one operator, within a context."""
     found = [part for part in module.modules() if type(part) in _LEAVES]
     start = len(_ACTIVE)
     _ACTIVE.extend(found)

@@ -1,4 +1,4 @@
-"""Contexts that restore a module after its forward pass has changed it."""
+"""Contexts that restore a module after its forward pass has modified it."""
 
 from collections import deque
 from collections.abc import Iterator, MutableMapping
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 DEPTH = 3
-"""Depth to which objects of other classes are followed from a module; caches of keys and values need depth two."""
+"""The depth to which attributes of other objects are followed from a module. Key-value caches need depth two."""
 PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 Container = MutableMapping[Any, Any] | list[Any] | set[Any] | deque[Any]
 
@@ -21,8 +21,8 @@ Container = MutableMapping[Any, Any] | list[Any] | set[Any] | deque[Any]
 def restored(module: nn.Module) -> Iterator[None]:
     """Restore the attributes, containers, buffers and gradients of a module at the end of the context.
 
-    The values of parameters are restored only within `parameters_kept`, because a copy of all parameters would need
-    as much memory again.
+    The entries of parameters are restored only within `parameters_kept`. A copy of all parameters would double the
+    memory.
     """
     before = _Snapshot()
     for part in module.modules():
@@ -37,7 +37,7 @@ def restored(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def parameters_kept(module: nn.Module) -> Iterator[None]:
-    """Copy parameters before an operator writes into them, and restore their values at the end of the context."""
+    """Copy a parameter before an operator writes to it, and restore its entries at the end of the context."""
     with _CopyOnWrite(module) as written:
         try:
             yield
@@ -47,7 +47,7 @@ def parameters_kept(module: nn.Module) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _TensorState:
-    """A tensor with the properties that can change, and with its values if they were copied."""
+    """A tensor with its properties that can change, and with its entries if they were copied."""
 
     tensor: Tensor
     shown: Tensor
@@ -72,7 +72,7 @@ class _TensorState:
 
 @dataclass(frozen=True)
 class _Snapshot:
-    """The containers and tensors that a module refers to, with their contents."""
+    """The containers and tensors to which a module refers, with their contents."""
 
     contents: list[tuple[Container, Any]] = field(default_factory=list)
     tensors: list[_TensorState] = field(default_factory=list)
@@ -110,7 +110,7 @@ class _Snapshot:
 
 
 def _is_code(value: Any) -> bool:
-    """Return whether a value has no state of its own, or has a state that the whole process shares."""
+    """Return whether a value has no state, or has state that the whole process shares."""
     if isinstance(value, type | FunctionType | MethodType | ModuleType | torch.Generator):
         return True
     return type(value).__module__.partition(".")[0] in ("logging", "threading", "torch") and not isinstance(
@@ -119,7 +119,7 @@ def _is_code(value: Any) -> bool:
 
 
 def _refill(container: Container, content: Any) -> None:
-    """Give a container its earlier entries in their earlier order, unless it still has them."""
+    """Restore the earlier entries of a container in their earlier order, unless it still has them."""
     if isinstance(container, MutableMapping):
         now = list(container.items())
         is_same = [(key, id(one)) for key, one in now] == [(key, id(one)) for key, one in content.items()]
@@ -135,7 +135,7 @@ def _refill(container: Container, content: Any) -> None:
 
 
 class _CopyOnWrite(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A mode that copies the memory of a parameter before an operator writes into it."""
+    """A mode that copies the memory of a parameter before an operator writes to it."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -1,7 +1,7 @@
-"""Expanded records: every occurrence of every piece of a parameter's axis, and the ties between occurrences.
+"""Expanded records: every occurrence of every atom of the parameters' axes, and the ties between occurrences.
 
 A slot is one occurrence of a leaf in one product block of one axis of one tensor. A tie is one instance of a law: the
-slots at the same place of all axes of the law.
+slots at the same place in all axes of the law.
 """
 
 import math
@@ -18,11 +18,12 @@ from regauge.discovery.layout import Atom, Layout, Term, expand, leaves, terms
 
 @dataclass(frozen=True, slots=True)
 class Tie:
-    """The slots that one index of one operator relates at one place, one slot for each axis of the law.
+    """The slots that an operator index relates at one place, with one slot for each axis of the law.
 
-    The companions of a slot are atoms of the same tensor, aligned with the other tensors. A transformation of the slot
-    may depend on the index of a companion. Each companion has a number that tells which index of the operator it is.
-    For example, rows and columns of x @ x.T run over the same atom, but they are two indices.
+    The companions of a slot are atoms of the same tensor that are aligned with the other tensors. A transformation of
+    the slot may depend on the index of a companion. Each companion has a number that identifies the operator index to
+    which it belongs. For example, the rows and columns of x @ x.T have the same atom, but two different operator
+    indices.
     """
 
     law: Law
@@ -30,7 +31,7 @@ class Tie:
     companions: tuple[frozenset["Companion"], ...]
 
     def around(self, touched: Container[int]) -> "frozenset[Companion] | None":
-        """Return the companions that all touched slots share; None if no slot is touched."""
+        """Return the companions that all given slots share; None if the tie contains none of these slots."""
         found: frozenset[Companion] | None = None
         for slot, around in zip(self.slots, self.companions, strict=True):
             if slot in touched:
@@ -40,18 +41,18 @@ class Tie:
 
 Companion = tuple[Atom, int]
 OWN = -1
-"""The number of the index that a law itself runs over; axes that are selected from have smaller numbers."""
+"""The number of the index to which a law applies. Axes that are selected from have smaller numbers."""
 
 
 @dataclass
 class Slots:
-    """All slots of the atoms that parameters have, and the ties between the slots of each atom.
+    """All slots of the atoms in parameters, and the ties between the slots of each atom.
 
     Attributes:
-        blocked: Slots on which nothing but reordering may act.
-        places: The places of the slots of parameters.
-        watched: The places of the slots of the intermediate values that were asked for.
-        unread: Names of values that were asked for but that the laws of operators do not fully describe.
+        blocked: The slots on which only permutations may act.
+        places: The places of the slots in parameters.
+        watched: The places of the slots in the intermediate values for which the caller requested placements.
+        unread: Names of watched values that the laws of operators do not fully describe.
         atoms: The atom of each slot.
     """
 
@@ -65,14 +66,14 @@ class Slots:
 
 @dataclass(frozen=True)
 class SlotPlace:
-    """The position of a slot: one axis of a parameter, and the product block (the `term`-th) that holds the slot.
+    """The position of a slot: one axis of a parameter, and the index `term` of the block that contains the slot.
 
     Attributes:
-        others: Sizes and strides of the other leaves of the block.
+        others: The sizes and strides of the other leaves of the block.
         mates: The atoms of the other leaves of the block.
-        beside: Atoms of which every entry that the slot addresses has an index.
-        is_whole: Whether the block is the whole axis.
-        numel_elsewhere: Number of entries of the parameter for each index of the axis.
+        beside: Atoms whose index is defined for every entry that the slot addresses.
+        is_whole: Whether the block covers the whole axis.
+        numel_elsewhere: The number of entries of the parameter at each index of the axis.
     """
 
     name: str
@@ -87,23 +88,23 @@ class SlotPlace:
     numel_elsewhere: int
 
     def placement(self, **how: Any) -> Placement:
-        """Return the placement of a group of these units; `how` gives the action of the group."""
+        """Return the placement of a group on these units. `how` describes the action of the group."""
         return Placement(self.name, self.axis, self.start, self.stride or 1, self.others, **how)
 
 
 SlotBlock = tuple[int, tuple[Atom, ...], tuple[tuple[Atom, int], ...]]
-"""The first index of a block, its leaves of more than one unit, and all its leaves with their slots.
+"""The first index of a block, its leaves with more than one unit, and all its leaves with their slots.
 
-Atoms that no parameter has get the slot -1.
+If no parameter has an atom, its slot is -1.
 """
 
 
 def write_out(
     records: Iterable[Record], params: Mapping[str, Value], watched: Mapping[str, Value] | None = None
 ) -> Slots:
-    """Expand all records, once no axis changes any more.
+    """Expand all records. All axes must be final.
 
-    Watched values also get places, but they do not change the ties.
+    Watched values also get places, but they do not affect the ties.
     """
     return _Writer(params, watched or {}).run(records)
 
@@ -139,7 +140,7 @@ class _Writer:
         return self.blocks[key]
 
     def _terms(self, layout: Layout) -> list[tuple[Term, tuple[Atom, ...]]]:
-        """Return the product blocks of an axis, each with its leaves of more than one unit; tied axes share blocks."""
+        """Return the product blocks of an axis, each with its leaves of more than one unit. Tied axes share blocks."""
         key = tuple(expand(layout))
         if key not in self.terms:
             self.terms[key] = [(term, tuple(a for a, _ in term[1] if a.size > 1)) for term in terms(key)]
@@ -152,7 +153,7 @@ class _Writer:
         return len(self.slots.atoms) - 1
 
     def _axes(self, axis: Axis) -> list[SlotBlock]:
-        """Return the blocks of an axis; a range of an axis begins and ends at the boundaries of blocks."""
+        """Return the blocks of an axis. If the axis is a range, it begins and ends at block boundaries."""
         if len(axis.dims) == 1:
             blocks = self._axis(axis.value, axis.dims[0])
             if axis.length is None:
@@ -195,7 +196,7 @@ class _Writer:
             self._law(law, expanded[k], outside)
 
     def _law(self, law: Law, expanded: list[list[SlotBlock]], outside: Mapping[Value, frozenset[Companion]]) -> None:
-        """Tie the slots of all axes, block by block; `outside` holds the companions from other laws, by tensor."""
+        """Tie the slots of all axes of a law, block by block. `outside` holds companions from other laws, by tensor."""
         beside = tuple(frozenset[Companion]() if law.is_shared else outside[axis.value] for axis in law.axes)
         others = {atom for companions in beside for atom, _ in companions}
         taken = {value: {a for a, _ in companions} | self._repeated(value) for value, companions in outside.items()}
@@ -219,7 +220,7 @@ class _Writer:
             self.slots.ties[atom].append(tie)
 
     def _units(self, law: Law, row: Sequence[SlotBlock], companions: tuple[frozenset[Companion], ...]) -> None:
-        """Tie the leaves of size one if all axes have the same ones, and block these leaves otherwise."""
+        """Tie the leaves of size one if they are the same in all axes. Otherwise, block these leaves."""
         units = [[place for place in places if place[0].size == 1] for _, _, places in row]
         columns = list(zip(*units, strict=False))
         if len(set(map(len, units))) == 1 and all(len({atom for atom, _ in c}) == 1 for c in columns):
@@ -229,7 +230,7 @@ class _Writer:
             self._block(place for u in units for place in u)
 
     def _repeated(self, value: Value) -> frozenset[Atom]:
-        """Return the atoms that several axes of a tensor have."""
+        """Return the atoms that occur in more than one axis of a tensor."""
         if value not in self.repeated:
             axes = [self._axis(value, dim) for dim in range(value.ndim)]
             counts = Counter(a for blocks in axes for a in {a for _, _, places in blocks for a, _ in places})
@@ -240,12 +241,12 @@ class _Writer:
         self.slots.blocked.update(slot for _, slot in places if slot >= 0)
 
     def _is_read(self, value: Value, read: set[int]) -> bool:
-        """Return whether the laws of operators describe every piece of a tensor that parameters also have."""
+        """Return whether the laws of operators describe every atom that a tensor shares with parameters."""
         found = [slot for dim in range(value.ndim) for _, _, places in self._axis(value, dim) for _, slot in places]
         return all(slot in read for slot in found if slot >= 0)
 
     def _places(self, name: str, value: Value, read: set[int]) -> dict[int, SlotPlace]:
-        """Return the places of the slots of a tensor that an operator reads."""
+        """Return the places of the slots in a tensor that an operator reads."""
         result: dict[int, SlotPlace] = {}
         if not any((value, dim) in self.blocks for dim in range(value.ndim)):
             return result  # No operator reads it.
@@ -281,7 +282,7 @@ def _around(
     outside: Mapping[Value, frozenset[Companion]],
     taken: Mapping[Value, Container[Atom]],
 ) -> tuple[frozenset[Companion], ...]:
-    """Return the companions of each axis in a block: the other leaves of the block, and `outside`."""
+    """Return the companions of each axis in a block: the other leaves of the block, and those in `outside`."""
     mates = [] if law.is_mixing else [atom for atom in inside if inside.count(atom) == 1]
     found = {
         value: frozenset([c for c in beside if c[0] not in inside] + [(a, OWN) for a in mates if a not in taken[value]])
@@ -304,7 +305,7 @@ def _in_every_block(expanded: list[list[SlotBlock]]) -> frozenset[Atom]:
 def _once(atoms: Sequence[Atom]) -> frozenset[Atom]:
     """Return the atoms that occur exactly once.
 
-    If an atom occurs twice, it is not known on which of the two indices a transformation depends.
+    If an atom occurs twice, it is unknown which of the two indices a transformation depends on.
     """
     return frozenset(atom for atom in atoms if atoms.count(atom) == 1)
 

@@ -1,4 +1,4 @@
-"""A solver for the ties of each atom, which finds the transformations that satisfy all laws at once."""
+"""A solver for the ties of each atom. The solver finds the transformations that satisfy all laws at once."""
 
 import math
 from collections import defaultdict
@@ -14,7 +14,7 @@ from regauge.discovery.systems import MatrixSlots, Proportions, Rational, Vector
 
 
 def solve(slots: Slots) -> list[Freedom]:
-    """Return the symmetries of every atom that parameters have, in order of first appearance."""
+    """Return the freedom of every atom that parameters have, in the order of first appearance."""
     by_atom: dict[Atom, list[int]] = defaultdict(list)
     for slot in slots.places:
         by_atom[slots.atoms[slot]].append(slot)
@@ -29,7 +29,7 @@ def solve(slots: Slots) -> list[Freedom]:
 
 
 class _AtomSolver:
-    """The laws of one atom, as systems of equations over its slots."""
+    """The laws of one atom as systems of equations over its slots."""
 
     def __init__(self, atom: Atom, own: list[int], watched: list[int], slots: Slots) -> None:
         self.atom, self.own, self.watched = atom, own, watched
@@ -62,13 +62,13 @@ class _AtomSolver:
         return freedom
 
     def _bases_of(self, slots: Collection[int]) -> frozenset[Atom]:
-        """Return the atoms on whose index a transformation of these slots may depend."""
+        """Return the atoms whose index a transformation of these slots may depend on."""
         touching = {id(tie): tie for slot in slots for tie in self.reading.get(slot, ())}
         there = [self.beside[slot] for slot in slots if slot in self.beside]
         return _common([*there, *_bases(touching.values(), slots)])
 
     def _scales(self) -> Proportions:
-        """Return the equations of the logarithms of scales."""
+        """Return the equations for the logarithms of scales."""
         unknowns = Proportions()
         unknowns.fix(*self.blocked)
         for tie in self.ties:
@@ -111,7 +111,7 @@ class _AtomSolver:
 
     @staticmethod
     def _by_root(system: MatrixSlots, slots: Iterable[int]) -> dict[int, dict[int, int]]:
-        """Return the slots on which each matrix acts, with their parities."""
+        """Return the slots on which each matrix acts, with the parity (+1 or -1) of each slot."""
         result: dict[int, dict[int, int]] = defaultdict(dict)
         for slot in slots:
             root, parity = system.find(slot)
@@ -119,7 +119,7 @@ class _AtomSolver:
         return result
 
     def _translations(self) -> tuple[Proportions, list[int]]:
-        """Return the translations of values along this atom, and the slots at which periodic functions read them."""
+        """Return the translations of entries along this atom, and the slots where periodic functions read them."""
         unknowns = Proportions()
         periods: list[int] = []
         if not any(tie.law.period for tie in self.ties):
@@ -145,7 +145,7 @@ class _AtomSolver:
         return unknowns, periods
 
     def _steps(self, translations: Proportions, periods: list[int], slots: Iterable[int]) -> dict[int, Rational]:
-        """Return, for each root of translations that can move in half periods, the size of one step in units of pi."""
+        """Return, for each root of a translation with half-period steps, the size of one step in units of pi."""
         carriers = {translations.find(slot)[0] for slot in slots if translations.value(slot)[1]}
         steps: dict[int, Rational] = {}
         # sin(x + k pi) = (-1)^k sin(x): a step must move the argument of every reader by a multiple of pi.
@@ -161,7 +161,7 @@ class _AtomSolver:
     def _signs(
         self, translations: Proportions, steps: Mapping[int, Rational]
     ) -> tuple[list[Vector], list[ShiftFamily]]:
-        """Return families of signs, and families of shifts with the signs that an odd number of steps flips."""
+        """Return the sign families, and the shift families with the signs that an odd number of steps flips."""
         # A tag is one more unknown of the sign equations, "the number of steps is odd". In the order of elimination
         # tags are last and therefore free, so each solution with a tag is a shift with the signs that it needs.
         tags = {root: -1 - k for k, root in enumerate(steps)}
@@ -202,6 +202,6 @@ def _bases(ties: Iterable[Tie], touched: Container[int]) -> list[frozenset[Atom]
 
 
 def _common(sets: Iterable[frozenset[Atom]]) -> frozenset[Atom]:
-    """Return the intersection of sets, which is empty if there are no sets."""
+    """Return the intersection of sets. Without sets, it is empty."""
     found = list(sets)
     return frozenset.intersection(*found) if found else frozenset()

@@ -1,6 +1,7 @@
-"""Two kinds of buffers: statistics of normalizations, which move with a network, and structure, which stays.
+"""Two kinds of buffers: statistics of normalizations, which are transformed like parameters, and structure.
 
-The distinction is made from the traced graph and from a pass without values. No value of a buffer is read.
+The classification uses only the traced graph and a forward pass on the meta device. The entries of buffers are not
+read.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -23,9 +24,9 @@ from regauge.discovery.trace import Program, trace
 from regauge.discovery.traceable import TraceError
 
 RUNNING = ("running_mean", "running_var")
-"""Names of the arguments of normalizations that are running estimates."""
+"""Argument names of normalizations that denote running estimates."""
 NORMS = nn.modules.batchnorm._NormBase
-"""Modules whose buffers are statistics."""
+"""Module classes whose buffers are statistics."""
 POINTWISE = words("add sub rsub mul div neg")
 PASSES = SAME | VIEWS | words("expand expand_as slice")
 
@@ -39,19 +40,19 @@ def structure_of(
     keep: Collection[str],
     move: Collection[str],
 ) -> tuple[str, ...]:
-    """Return the names of the structure: buffers that the outputs depend on and that no normalization fills.
+    """Return the names of the structure: buffers that influence the outputs and that no normalization fills.
 
     Args:
         program: The traced model.
         module: The traced module.
-        inputs: Example inputs.
-        kwargs: Keyword inputs.
+        inputs: The example inputs.
+        kwargs: Keyword arguments of the module.
         keep: Names or patterns of further tensors that are structure.
         move: Names or patterns of buffers that are not structure.
 
     Raises:
-        ValueError: An entry of `keep` matches no parameter or buffer, or an entry of `move` matches no buffer that the
-            outputs depend on.
+        ValueError: An entry of `keep` matches no parameter or buffer, or an entry of `move` matches no buffer that
+            influences the outputs.
     """
     owner = {name: first for first, names in program.aliases.items() for name in names}
     nodes = program.graph.graph.find_nodes(op="placeholder")
@@ -78,7 +79,7 @@ def structure_of(
 def find_structure(
     module: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], names: Sequence[str]
 ) -> tuple[str, ...]:
-    """Return the named buffers of a module that are structure; return none if the module cannot be traced."""
+    """Return those of the named buffers that are structure. If the module cannot be traced, return none."""
     unclear = [name for name in names if not isinstance(module.get_submodule(name.rpartition(".")[0]), NORMS)]
     if not unclear:
         return ()
@@ -96,12 +97,12 @@ def find_structure(
 
 
 def _is_table(program: Program, name: str) -> bool:
-    """Return whether a buffer is not a counter, which is an integer without axes."""
+    """Return whether a buffer is not a counter. A counter is an integer without axes."""
     return bool(program.shapes[name]) or name in program.floating
 
 
 class _Statistics:
-    """Buffers that the graph reads as running estimates of a normalization, which is an operator or is written out."""
+    """Buffers that the graph reads as running estimates of a normalization, whether it is one operator or several."""
 
     def __init__(self, program: Program) -> None:
         self._sources: dict[Node, frozenset[str]] = {}
@@ -121,7 +122,10 @@ class _Statistics:
                 self._grow(node)
 
     def _follow(self, graph: GraphModule) -> None:
-        """Record the buffers from which each node is computed, in graph order; follow nested graphs at their calls."""
+        """Record, in graph order, the buffers from which each node is computed.
+
+        Nested graphs are followed at their calls.
+        """
         for node in graph.graph.nodes:
             if node.op != "call_function":
                 continue
@@ -139,7 +143,7 @@ class _Statistics:
             self._read(node)
 
     def _read(self, node: Node) -> None:
-        """Collect the running arguments of operators, and inverse deviations `(buffer + eps) ** -0.5`."""
+        """Collect the running-estimate arguments of operators, and inverse deviations `(buffer + eps) ** -0.5`."""
         for key in RUNNING:
             operand = _argument(node, key)
             if isinstance(operand, Node):
@@ -167,12 +171,12 @@ class _Statistics:
                     self.names |= self._vector(operand)
 
     def _vector(self, node: Any) -> frozenset[str]:
-        """Return the buffers from which a vector is computed; empty if it also depends on other values."""
+        """Return the buffers from which a vector is computed; empty if the vector also depends on other values."""
         return self._sources.get(node, frozenset()) if isinstance(node, Node) and _is_vector(node) else frozenset()
 
 
 def _argument(node: Node, key: str) -> Any:
-    """Return an argument of an operator by its name in the schema."""
+    """Return an argument of an operator by its name in the operator's schema."""
     schema = getattr(node.target, "_schema", None)
     if schema is None:
         return None
@@ -187,7 +191,7 @@ def _is_root(node: Node) -> bool:
 
 
 def _is_offset(node: Any) -> bool:
-    """Return whether a node adds a small number, as an eps is added to a variance."""
+    """Return whether a node adds a small number, such as the eps that is added to a variance."""
     if not isinstance(node, Node) or node.op != "call_function" or operator_name(node) != "add":
         return False
     return any(isinstance(one, float) and 0 < one < 1 for one in node.args[:2])
@@ -204,9 +208,9 @@ def _unwrapped(node: Node) -> Node:
 
 
 def _filled(module: nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str, Any], names: Sequence[str]) -> set[str]:
-    """Return the buffers that a pass in training mode writes into or replaces.
+    """Return the buffers that a forward pass in training mode overwrites or replaces.
 
-    The pass runs on tensors without values. The module stays unchanged.
+    The pass runs on meta tensors. The module stays unchanged.
     """
     mode, writes = FakeTensorMode(allow_non_fake_inputs=True), _Writes()
     wrapped, state = SelectedOutputs(module, None), torch.get_rng_state()
@@ -222,7 +226,7 @@ def _filled(module: nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str, Any
 
 
 def _without_values(module: nn.Module, mode: FakeTensorMode) -> dict[str, Tensor]:
-    """Replace all tensors of a module by tensors without values, and return the buffers."""
+    """Replace all tensors of a module by meta tensors, and return the buffers."""
     made: dict[int, Tensor] = {}
     for part in module.modules():
         tables: list[dict[str, Any]] = [part._parameters, part._buffers]
@@ -234,7 +238,7 @@ def _without_values(module: nn.Module, mode: FakeTensorMode) -> dict[str, Tensor
 
 
 class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A mode that records the storages that operators write into."""
+    """A mode that records the storages to which operators write."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -1,7 +1,7 @@
 """The linear systems that determine the scales, signs, shifts and matrices of one atom.
 
-Log-scales and shifts obey linear equations over the rationals, signs over the field of two elements. Almost all
-equations tie two unknowns, so a union-find solves most of them and elimination solves the rest.
+Log-scales and shifts satisfy linear equations over the rationals. Signs satisfy linear equations over GF(2). Almost all
+equations tie two unknowns. A union-find solves these equations, and elimination solves the others.
 """
 
 from collections import defaultdict
@@ -10,15 +10,15 @@ from fractions import Fraction
 from math import lcm
 
 Vector = dict[int, int]
-"""Exponents by slot."""
+"""A map from slots to exponents."""
 Rational = int | Fraction
-"""A rational number; whole numbers are stored as int, because int is faster and nearly all of the numbers are whole."""
+"""A rational number. Integers are stored as int, because int is faster and most of the numbers are integers."""
 Row = dict[int, Rational]
-"""Coefficients by unknown."""
+"""A map from unknowns to coefficients."""
 
 
 def quotient(a: Rational, b: Rational) -> Rational:
-    """Return a / b exactly."""
+    """Return a / b without rounding."""
     if isinstance(a, int) and isinstance(b, int) and a % b == 0:
         return a // b
     result = Fraction(a) / b
@@ -26,17 +26,17 @@ def quotient(a: Rational, b: Rational) -> Rational:
 
 
 def select(vector: Mapping[int, int], slots: Container[int]) -> Vector:
-    """Return the exponents at some slots."""
+    """Return the exponents at the given slots."""
     return {slot: exponent for slot, exponent in vector.items() if slot in slots}
 
 
 class Proportions:
-    """A union-find in which each unknown is a multiple of its root, and roots can be fixed to zero.
+    """A union-find in which each unknown is a multiple of its root. Roots can be fixed to zero.
 
     Args:
-        order: The order of unknowns. When an equation joins two roots, the later root in this order stays free. By
-            default, the root that the equation names first stays free.
-        modulus: The modulus of the coefficients: 2 for signs, 0 for rational numbers.
+        order: An order of the unknowns. When an equation joins two roots, the root that is later in this order stays
+            free. Default: the root that the equation names first stays free.
+        modulus: The modulus of the coefficients: 2 for signs, and 0 for rational numbers.
     """
 
     def __init__(self, order: Mapping[int, int] | None = None, modulus: int = 0) -> None:
@@ -68,18 +68,21 @@ class Proportions:
             self.zero.add(self.find(x)[0])
 
     def equate(self, unknowns: Sequence[int], coefficients: Sequence[Rational]) -> None:
-        """Require that the sum of coefficient * unknown is zero; an unknown may occur twice."""
+        """Require that the sum of coefficient * unknown is zero. An unknown may occur twice."""
         self._use(zip(unknowns, coefficients, strict=True))
 
     def settle(self) -> None:
-        """Use the longer equations that other equations have shortened."""
+        """Apply the longer equations that have become short because of other equations."""
         changed = True
         while changed:
             rows, self.pending = self.pending, []
             changed = sum(self._use(row.items()) for row in rows) > 0
 
     def _use(self, row: Iterable[tuple[int, Rational]]) -> bool:
-        """Use an equation of at most two unknowns, or keep a longer one; return whether it tied or fixed an unknown."""
+        """Apply an equation of at most two unknowns, or store a longer one.
+
+        Return whether it tied or fixed an unknown.
+        """
         reduced: Row = defaultdict(int)
         for x, coefficient in row:
             if coefficient:
@@ -98,7 +101,7 @@ class Proportions:
         return len(terms) in (1, 2)
 
     def families(self, unknowns: Sequence[int]) -> list[Vector]:
-        """Return a basis of the solutions in integers, restricted to the given unknowns."""
+        """Return an integer basis of the solutions, restricted to the given unknowns."""
         self.settle()
         columns: dict[int, Row] = defaultdict(dict)
         for x in unknowns:
@@ -120,7 +123,7 @@ class Proportions:
 
 
 def _null_space(rows: Iterable[Row], unknowns: Sequence[int], modulus: int = 0) -> dict[int, Row]:
-    """Return a basis of the solutions by their free unknowns; if there is a choice, later unknowns stay free."""
+    """Return a basis of the solutions, by free unknown. If there is a choice, later unknowns stay free."""
     order = {x: k for k, x in enumerate(unknowns)}
     pivots: dict[int, Row] = {}
     for row in rows:
@@ -141,7 +144,7 @@ def _null_space(rows: Iterable[Row], unknowns: Sequence[int], modulus: int = 0) 
 
 
 def independent(families: Sequence[Row | Vector], known: Sequence[Row | Vector] = (), modulus: int = 0) -> list[int]:
-    """Return indices of the families that are linearly independent of the known ones and of earlier families."""
+    """Return the indices of families that are linearly independent of the known families and of earlier families."""
     pivots: dict[int, Row] = {}
     result = []
     for k, vector in enumerate([*known, *families]):
@@ -155,7 +158,7 @@ def independent(families: Sequence[Row | Vector], known: Sequence[Row | Vector] 
 
 
 def combination(rows: Sequence[Mapping[int, int]], target: Mapping[int, int], modulus: int = 0) -> Row | None:
-    """Return the coefficients, by row index, with which rows add up to a target; None if there are none."""
+    """Return coefficients, by row index, of a combination of rows that equals a target; None if there is none."""
     last = len(rows)
     columns: dict[int, Row] = defaultdict(dict)
     for k, row in enumerate([*rows, {x: -c for x, c in target.items()}]):
@@ -166,7 +169,7 @@ def combination(rows: Sequence[Mapping[int, int]], target: Mapping[int, int], mo
 
 
 def _reduce(row: Row | Vector, pivots: Mapping[int, Row], modulus: int) -> Row:
-    """Return a row minus multiples of the pivot rows so that it is zero at every pivot."""
+    """Return a row minus multiples of the pivot rows. The result is zero at every pivot."""
     result: Row = dict(row)
     for pivot, equation in pivots.items():
         factor = result.get(pivot, 0)

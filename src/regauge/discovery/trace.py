@@ -1,4 +1,4 @@
-"""Traces of modules: flat lists of operator calls by torch.export, with parameters and buffers by name."""
+"""Traces of modules: flat lists of operator calls from torch.export, where parameters and buffers have names."""
 
 import logging
 import warnings
@@ -29,23 +29,23 @@ from regauge.discovery.restoring import parameters_kept, restored
 from regauge.discovery.traceable import OTHERWISE, TraceError, depends_on_values, require_traceable, trace_error
 
 WRITES = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
-"""Results that a model writes into its own state."""
+"""The kinds of results that a model writes to its own state."""
 MASKING = words("mul where masked_fill")
-"""Operators in which a mask only multiplies other values or chooses between them."""
+"""Operators in which a mask only multiplies other values or selects among them."""
 CASTS = words("_to_copy to")
 LOGIC = words("logical_not bitwise_not logical_and logical_or bitwise_and bitwise_or __and__ __or__ eq ne gt ge lt le")
 MAKING_MASKS = CASTS | LOGIC | SAME | VIEWS | words("rsub expand expand_as slice")
-"""Operators that make a mask from another mask."""
+"""Operators that compute a mask from another mask."""
 
 
 class Given(NamedTuple):
-    """The inputs of a model."""
+    """The inputs of a model: positional and keyword arguments."""
 
     inputs: tuple[Any, ...]
     kwargs: dict[str, Any]
 
     def beside(self, module: nn.Module) -> "Given":
-        """Return the inputs without values if a tensor of the module has none."""
+        """Return the inputs on the meta device if a tensor of the module is on the meta device."""
         if not any(one.is_meta for one in (*module.parameters(), *module.buffers())):
             return self
         moved: Given = pytree.tree_map_only(Tensor, lambda one: one.to("meta"), self)
@@ -99,16 +99,16 @@ def trace(
     decompose: frozenset[str] = frozenset(),
     ones: Collection[str] = (),
 ) -> Program:
-    """Trace a module in evaluation mode and without its key-value cache, and leave the module unchanged.
+    """Trace a module in evaluation mode and without its key-value cache. The module is not modified.
 
-    The inputs may have values even if the module is on the meta device, because sizes may follow from these values.
+    If the module is on the meta device, the inputs may still be on a real device, because sizes may depend on them.
 
-    Operators named in `decompose` are written in terms of other operators if torch has a rule for them. Parameters
-    named in `ones` become constants with the value one.
+    Operators named in `decompose` are replaced by other operators if torch has a decomposition for them. Parameters
+    named in `ones` become constants that are one.
 
     Raises:
         TraceError: torch.export cannot trace the module, or its weights are quantized or not created yet.
-        ValueError: The module itself fails on these inputs, or it has no parameter with a name in `ones`.
+        ValueError: The module raises an error on these inputs, or has no parameter with a name in `ones`.
     """
     unknown = sorted(set(ones) - set(module.state_dict()))
     if unknown:
@@ -128,7 +128,7 @@ def trace(
 
 @cache
 def _decompositions() -> dict[Any, Any]:
-    """Return the rules by which torch writes operators in terms of others."""
+    """Return torch's rules for decomposing operators into other operators."""
     table: Any = torch.export.default_decompositions()
     return dict(table.items())
 
@@ -148,7 +148,7 @@ def _decomposed(program: ExportedProgram, table: dict[Any, Any]) -> ExportedProg
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress the warnings and logs of torch.export about its internals; real problems reach the user as errors."""
+    """Suppress warnings and logs of torch.export about its internals. Real problems reach the user as errors."""
     logger = logging.getLogger("torch")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -164,7 +164,7 @@ def _quiet() -> Iterator[None]:
 def _no_source() -> Iterator[None]:
     """Export without generated Python code and without the source lines of operators.
 
-    Graphs are read and not run. Code and source lines take about a third of the time of an export.
+    Graphs are only read and never run. Generating code and source lines takes about a third of the export time.
     """
     before = getattr(fx_config, "do_not_emit_stack_traces", False)  # torch before 2.13 has no such switch
     fx_config.do_not_emit_stack_traces = True
@@ -176,10 +176,10 @@ def _no_source() -> Iterator[None]:
 
 
 def _export_without_cache(wrapped: SelectedOutputs, given: Given) -> ExportedProgram | None:
-    """Export with key-value caches switched off; return None if there are none or an output depends on them.
+    """Export with key-value caches switched off. Return None if there are none or if an output depends on them.
 
-    A write changes a cache in place, and such a program must be exported a second time. Decoders of transformers keep a
-    cache if their configuration says so. A cache stays if the caller asks for it by the keyword `use_cache`.
+    Writing to a cache is an in-place operation, and such a program would need a second export. Transformer decoders use
+    a cache if their configuration says so. If the caller passes the keyword `use_cache`, the cache is not switched off.
     """
     found: list[Any] = [getattr(module, "config", None) for module in wrapped.modules()]
     configs = [config for config in found if getattr(config, "use_cache", None) is True]
@@ -202,7 +202,7 @@ def _export_without_cache(wrapped: SelectedOutputs, given: Given) -> ExportedPro
 
 
 def _output_shapes(wrapped: SelectedOutputs, given: Given) -> list[tuple[int, ...]]:
-    """Return the shapes of the outputs, from a run on tensors without values."""
+    """Return the shapes of the outputs, computed on the meta device."""
     given = given.beside(wrapped)
     with restored(wrapped), _quiet(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
         fakes = pytree.tree_map_only(Tensor, mode.from_tensor, given)
@@ -227,9 +227,9 @@ def _export(wrapped: SelectedOutputs, given: Given) -> ExportedProgram:
 
 
 def _run_eagerly(wrapped: nn.Module, given: Given) -> dict[str, list[Tensor]]:
-    """Run the module without tracing it, and raise ValueError if it fails by itself.
+    """Run the module without tracing it. Raise a ValueError if the module fails.
 
-    The inputs are copied, and the parameters keep their values.
+    The inputs are copied, and the parameters keep their entries.
     """
     inputs, kwargs = pytree.tree_map_only(Tensor, torch.clone, given)
     try:
@@ -307,9 +307,9 @@ def _output_names(program: ExportedProgram) -> list[str]:
 
 
 def _is_mask(tensor: Tensor, node: Node) -> bool:
-    """Return whether integers only multiply other values or choose between them.
+    """Return whether integers only multiply other values or select among them.
 
-    Integers that are positions cannot be moved.
+    If integers are positions, no group can act on them.
     """
     return tensor.dtype in INTEGERS and bool(tensor.ndim) and _only_masks(node)
 
@@ -331,7 +331,7 @@ def _target(spec: InputSpec | OutputSpec) -> str:
 
 
 def with_ones(program: Program, ones: Collection[str], module: nn.Module) -> Program:
-    """Return the program of a module in which some parameters are constants with the value one."""
+    """Return the program of a module in which some parameters are replaced by constants of one."""
     tensors = module.state_dict()
 
     def one(name: str) -> Tensor:

@@ -14,13 +14,13 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
 FOREIGN = (Path(torch.__file__).parent, Path(__file__).parents[1])
-"""Folders of the code of torch and of regauge."""
+"""The folders that contain the code of torch and of regauge."""
 QUANTIZED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized", "torch.ao.nn.sparse.quantized")
-"""Modules of the classes of quantized layers."""
+"""The Python modules that define quantized layers."""
 WITHOUT_VALUES = "its data is not allocated yet"
-"""Words of torch's error for a constructor that reads tensors without values, such as `torch.tensor` of a list."""
+"""Text of torch's error if a constructor reads meta tensors, such as `torch.tensor` of a list."""
 DEPENDENT = (GuardOnDataDependentSymNode, DataDependentOutputException, DynamicOutputShapeException)
-"""Errors that torch raises if Python code needs the values of a tensor."""
+"""The errors that torch raises if Python code needs the entries of a tensor."""
 OTHERWISE = (
     "trace the part of the model that matters, register the offending part with `regauge.discovery.register_leaf`, or "
     "write the symmetry by hand with `regauge.Symmetry.from_axes`"
@@ -28,11 +28,11 @@ OTHERWISE = (
 
 
 class TraceError(RuntimeError):
-    """The error for a model that torch.export cannot turn into a graph."""
+    """Error if torch.export cannot convert a model to a graph."""
 
 
 def require_traceable(module: nn.Module) -> None:
-    """Raise a TraceError for modules whose weights are quantized or not created yet."""
+    """Raise a TraceError if the weights of a module are quantized or not created yet."""
     for name, part in module.named_modules():
         where = f"layer {name!r} ({type(part).__name__})" if name else type(part).__name__
         own = (*part.parameters(recurse=False), *part.buffers(recurse=False))
@@ -50,7 +50,7 @@ def require_traceable(module: nn.Module) -> None:
 
 
 def trace_error(error: BaseException, module: nn.Module, inputs: object) -> TraceError:
-    """Return the error for a module that runs, but that torch.export cannot trace."""
+    """Return the error for a module that runs but that torch.export cannot trace."""
     scripted = [part for part in module.modules() if isinstance(part, torch.jit.ScriptModule)]
     start = f"torch.export cannot trace {type(module).__name__}"
     if scripted:
@@ -77,12 +77,12 @@ def trace_error(error: BaseException, module: nn.Module, inputs: object) -> Trac
 
 
 def depends_on_values(error: BaseException) -> bool:
-    """Return whether torch stopped because Python code needs the values of a tensor."""
+    """Return whether torch stopped because Python code needs the entries of a tensor."""
     return any(isinstance(one, DEPENDENT) or WITHOUT_VALUES in str(one) for one in _chain(error))
 
 
 def _packs(error: BaseException, inputs: object) -> bool:
-    """Return whether packed sequences are given, or the error comes from code that makes or reads them."""
+    """Return whether the inputs contain packed sequences, or the error comes from code that creates or reads them."""
     leaves = pytree.tree_leaves(inputs, is_leaf=lambda x: isinstance(x, PackedSequence))
     if any(isinstance(one, PackedSequence) for one in leaves):
         return True
@@ -101,7 +101,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _place_of(error: BaseException) -> str:
-    """Return the last line of the model's own code in a traceback, which is no line of torch, regauge or Python."""
+    """Return the last line in a traceback that belongs to the model's own code, not to torch, regauge or Python."""
     own = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_model_code(Path(frame.filename))]
     return f" ({own[-1].filename}, line {own[-1].lineno}: {own[-1].line})" if own else ""
 

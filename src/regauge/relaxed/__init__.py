@@ -1,1 +1,1 @@
-"""Relaxed elements, which are optimized by methods that choose all groups at once."""
+"""Relaxed elements, for methods that optimize all groups at once."""

@@ -1,16 +1,16 @@
-"""Relaxed elements: matrices on units in place of permutations, and their differentiable action.
+"""Relaxed elements: arbitrary matrices on units in place of permutation matrices, and their differentiable action.
 
-A hard element moves values, `x'[u] = factor[u] x[perm[u]]`, which is a product with a signed permutation matrix. A
-relaxed element has arbitrary matrices instead, `x'[u] = sum_v M[u, v] x[v]`. Examples are doubly stochastic matrices
-and convex combinations of hard elements. The action is linear in each matrix, and matrices act on units only:
+A hard element permutes and scales entries, `x'[u] = factor[u] x[perm[u]]`. This is a product with a signed permutation
+matrix. A relaxed element has arbitrary matrices instead: `x'[u] = sum_v M[u, v] x[v]`. Examples are doubly stochastic
+matrices and convex combinations of hard elements. The action is linear in each matrix. Matrices act only on units:
 positions, kernel entries and flattened images move with their units.
 
-A group that is repeated within other groups has a single matrix, on the pairs (block, unit), blocks first:
-`J[(b, u), (c, v)] = P[b, c] Q_bc[u, v]`, with P the matrix of the block group. If two such groups act on one
-tensor within the same blocks (a grouped convolution), the action has P only once: `J_1 J_2 / P`.
+If a group is repeated within other groups, it has a single matrix on the pairs (block, unit), blocks first:
+`J[(b, u), (c, v)] = P[b, c] Q_bc[u, v]`. Here P is the matrix of the block group. If two such groups act on one tensor
+within the same blocks (a grouped convolution), the action includes P only once: `J_1 J_2 / P`.
 
-Relaxed elements have no positive scales or shifts. Methods first move the second network by an initial element, and
-then relax relative to this element.
+Relaxed elements have no positive scales and no shifts. Methods first apply an initial element to the second network,
+and then relax relative to this element.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -26,31 +26,31 @@ from regauge.core.closest import Character, character
 from regauge.core.symmetry import Symmetry
 
 Key = tuple[str, Character]
-"""A group and its action by signs at a place: the characters of the groups that it is within, in order, then its own.
+"""A group, and the character of its signs at a place: those of the groups that contain it, in order, then its own.
 
-The character of a linear group is (1,) if the inverse transpose acts, and (0,) otherwise.
+The character of a linear group is (1,) if the inverse transpose acts, and otherwise (0,).
 """
 
 Matrices = Mapping[Key, Tensor]
-"""A matrix `[*batch, N, N]` for each key; N counts the units in all blocks, blocks first."""
+"""A matrix `[*batch, N, N]` for each key. N is the number of units in all blocks, and blocks come first."""
 
 
 class RelaxedAction:
-    """The action of relaxed elements on some tensors, prepared once and applied to many elements.
+    """The action of relaxed elements on some tensors. The action is prepared once and applied to many elements.
 
-    The action is differentiable, linear in every tensor, and compatible with `torch.func.vmap`. With the matrices of an
-    element g without scales and shifts, it equals `symmetry.act(g, tensors)`.
+    The action is differentiable and linear in every tensor, and works with `torch.func.vmap`. If the matrices are those
+    of an element g without scales and shifts, the action equals `symmetry.act(g, tensors)`.
 
     Args:
-        symmetry: The symmetry, with every size known.
-        names: Tensors that move. Tensors on which no group acts are not changed.
-        groups: Groups that have matrices; the other groups do not act. All groups by default.
+        symmetry: The symmetry. All its sizes must be known.
+        names: The names of the tensors to transform. Tensors on which no group acts are not changed.
+        groups: The groups that have matrices. Other groups do not act. Default: all groups.
 
     Attributes:
-        keys: The matrices that are needed.
+        keys: The keys of the required matrices.
 
     Raises:
-        ValueError: Two groups overlap on an axis without being its factors.
+        ValueError: Two groups overlap on an axis, but are not factors of this axis.
     """
 
     def __init__(self, symmetry: Symmetry, names: Iterable[str], groups: Collection[str] | None = None) -> None:
@@ -67,11 +67,13 @@ class RelaxedAction:
         self.keys: tuple[Key, ...] = tuple(dict.fromkeys(found))
 
     def __call__(self, matrices: Matrices, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Move tensors `[*batch, *shape]`; batch axes of matrices and tensors are broadcast.
+        """Return the tensors `[*batch, *shape]` after the matrices have acted.
+
+        Batch axes of matrices and tensors broadcast.
 
         Raises:
-            KeyError: A group has matrices, but not for every character that occurs.
-            ValueError: A matrix does not have the group's size.
+            KeyError: A group has matrices, but no matrix for some character that occurs.
+            ValueError: A matrix does not have the size of its group.
         """
         blocks = {key: self._blocks(key, matrices) for key in self.keys}
         moved = dict(tensors)
@@ -84,7 +86,9 @@ class RelaxedAction:
         return moved
 
     def _blocks(self, key: Key, matrices: Matrices) -> Tensor:
-        """Return the matrix of a key as `[*batch, bases..., unit, bases..., unit]`; the identity if the group stays."""
+        """Return the matrix of a key as `[*batch, bases..., unit, bases..., unit]`, or the identity if there is
+        none.
+        """
         sizes = self._lengths[key[0]]
         n = int(np.prod(sizes))
         if key not in matrices:
@@ -101,13 +105,16 @@ class RelaxedAction:
 
 
 def block_sizes(symmetry: Symmetry, name: str) -> tuple[int, ...]:
-    """Return the sizes of the groups that a group is repeated within, then the group's size; their product is N."""
+    """Return the sizes of the groups within which a group is repeated, then its own size.
+
+    The product of these sizes is N.
+    """
     group = symmetry[name]
     return (*(symmetry[base].size for base in group.within), group.size)
 
 
 def split_character(symmetry: Symmetry, key: Key) -> dict[str, Character]:
-    """Return the part of a key's character that belongs to each group of its bases and to the group itself."""
+    """Return the part of a key's character that belongs to each base of the group and to the group itself."""
     parts, rest = {}, key[1]
     for name in (*symmetry[key[0]].within, key[0]):
         group = symmetry[name]
@@ -118,7 +125,7 @@ def split_character(symmetry: Symmetry, key: Key) -> dict[str, Character]:
 
 @dataclass(frozen=True)
 class _Label:
-    """A group that acts on one axis of a tensor, and the axes from which the indices of its blocks are read."""
+    """A group that acts on one axis of a tensor, and the axes that contain its block indices."""
 
     name: str
     axis: int
@@ -133,7 +140,7 @@ class _Label:
 
 @dataclass(frozen=True)
 class _Segment:
-    """Positions of an axis on which the same groups act, ordered by their units: `[*units, rest]`."""
+    """Positions on an axis where the same groups act, ordered by unit: `[*units, rest]`."""
 
     positions: Tensor
     labels: tuple[_Label, ...]
@@ -146,7 +153,7 @@ class _Segment:
 
 @dataclass(frozen=True)
 class _Operand:
-    """A matrix in an Einstein sum, to the power 1 or a negative one."""
+    """A matrix in an Einstein sum, raised to the power one or to a negative power."""
 
     key: Key
     letters: str
@@ -155,7 +162,7 @@ class _Operand:
 
 @dataclass(frozen=True)
 class _Cell:
-    """One segment on each of some axes, and the sum that moves the values there; the sum is None if nothing acts."""
+    """One segment on each of some axes, and the Einstein sum that transforms their entries; None if no group acts."""
 
     equation: str
     operands: tuple[_Operand, ...]
@@ -169,7 +176,7 @@ class _Cell:
 
 @dataclass(frozen=True)
 class _Step:
-    """Axes that move together, their segments, and one cell for each choice of segments."""
+    """Axes that are transformed together, their segments, and one cell for each combination of segments."""
 
     axes: tuple[int, ...]
     segments: tuple[tuple[_Segment, ...], ...]
@@ -182,7 +189,7 @@ class _Step:
         return self._assemble(tensor, lead, blocks, ())
 
     def _assemble(self, tensor: Tensor, lead: int, blocks: Mapping[Key, Tensor], chosen: tuple[int, ...]) -> Tensor:
-        """Cut one axis after the other into its segments, move each cell, and join the cells again."""
+        """Cut one axis after the other into its segments, transform each cell, and join the cells again."""
         if len(chosen) == len(self.axes):
             cell = self.cells[chosen]
             return tensor if cell is None else self._move(cell, tensor, lead, blocks, chosen)
@@ -200,7 +207,7 @@ class _Step:
 
     @cached_property
     def _orders(self) -> list[tuple[Tensor, Tensor] | None]:
-        """Return the positions of each axis, segment by segment, and the inverse order; None if they are in order."""
+        """Return the positions of each axis, segment by segment, and the inverse permutation; None if in order."""
         orders = [torch.cat([segment.positions for segment in several]) for several in self.segments]
         return [None if bool((o == torch.arange(len(o))).all()) else (o, o.argsort()) for o in orders]
 
@@ -217,7 +224,10 @@ class _Step:
 
 
 def _steps(sites: Sequence[Site], shape: tuple[int, ...], present: set[str]) -> list[_Step]:
-    """Return the steps that move a tensor, one for each set of linked axes; their order does not matter."""
+    """Return the steps that transform a tensor, one for each set of linked axes.
+
+    The order of the steps does not matter.
+    """
     linked: list[set[int]] = []
     for site in sites:
         own = site.placement.axis
@@ -240,7 +250,7 @@ def _steps(sites: Sequence[Site], shape: tuple[int, ...], present: set[str]) -> 
 
 
 def _segments(sites: Sequence[Site], length: int) -> list[_Segment]:
-    """Return the positions of an axis, by the sites that cover them."""
+    """Return the positions of an axis as segments, according to the sites that cover them."""
     sites = sorted(sites, key=lambda site: len(site.group.within))
     units = np.full((len(sites), length), -1)
     for k, site in enumerate(sites):
@@ -275,7 +285,7 @@ def _label(site: Site) -> _Label:
 
 
 def _cell(segments: Mapping[int, _Segment], ndim: int, present: set[str]) -> _Cell | None:
-    """Return the einsum for one segment on each axis; None if no group with a matrix acts."""
+    """Return the Einstein sum for one segment on each axis; None if no group with a matrix acts."""
     labels = {label.place: label for segment in segments.values() for label in segment.labels}
     needed = {place for place in labels if place[0] in present}
     needed |= {base for place in needed for base in labels[place].bases}
@@ -306,11 +316,11 @@ def _cell(segments: Mapping[int, _Segment], ndim: int, present: set[str]) -> _Ce
 
 
 def _powers(labels: Mapping[tuple[str, int], _Label], needed: set[tuple[str, int]]) -> dict[tuple[str, int], int]:
-    """Return the nonzero power with which the matrix of each group enters a product.
+    """Return the nonzero power to which the matrix of each group is raised in a product.
 
-    The matrix of a group also holds the factors of its bases, and each factor must enter once. With groups g and h
-    within b, the product is `J_g J_h / P_b`. A base therefore has the power one minus the powers of all groups that are
-    repeated within it.
+    The matrix of a group also contains the factors of its bases, and each factor must occur once in the product. If
+    groups g and h are repeated within b, the product is `J_g J_h / P_b`. Therefore the power of a base is one minus the
+    powers of all groups that are repeated within it.
     """
     powers: dict[tuple[str, int], int] = {}
     for place in sorted(needed, key=lambda p: -len(labels[p].bases)):
@@ -319,7 +329,7 @@ def _powers(labels: Mapping[tuple[str, int], _Label], needed: set[tuple[str, int
 
 
 def _power(matrix: Tensor, power: int) -> Tensor:
-    """Return a matrix, or its entrywise negative power with zero in place of entries that are not finite."""
+    """Return a matrix, or its entrywise negative power. Entries that are not finite are set to zero."""
     if power == 1:
         return matrix
     is_zero = matrix == 0

@@ -1,6 +1,6 @@
-"""The Sinkhorn operator from logits to a doubly stochastic matrix, with the gradient of its fixed point.
+"""The Sinkhorn operator, which maps logits to a doubly stochastic matrix, with the gradient of its fixed point.
 
-The gradient needs no stored iterations, and its cost does not depend on the number of iterations.
+Computing the gradient needs no stored iterations. The cost of the gradient does not depend on the number of iterations.
 """
 
 import math
@@ -13,13 +13,13 @@ from torch import Tensor
 RANGE = 12.0
 """Scalings are absorbed into the potentials before their logarithms leave this range."""
 CHECKED = 5
-"""Number of multiplicative iterations between two checks of the marginals."""
+"""The number of multiplicative iterations between two checks of the marginals."""
 SPREAD = 16.0
-"""Largest range of logits, in units of the temperature, that is normalized without higher temperatures first."""
+"""The largest range of logits, in units of the temperature, for which no higher temperatures are used first."""
 ROUGH = 1e-2
 """The tolerance at higher temperatures."""
 RIDGE = 8.0
-"""Amount added to the diagonal of the normalized system, in units of the precision and the root of its size."""
+"""The number added to the diagonal of the normalized system, in units of the precision and the root of its size."""
 
 
 def sinkhorn(
@@ -32,28 +32,29 @@ def sinkhorn(
 ) -> tuple[Tensor, Tensor]:
     """Return the doubly stochastic `P = diag(exp f) exp(logits / temperature) diag(exp g)`.
 
-    It is the plan that maximizes `<P, logits> + temperature * entropy(P)`; at small temperatures it tends to
-    the permutation of the assignment on the logits. Columns sum to one up to rounding, rows up to `tolerance`.
+    This plan maximizes `<P, logits> + temperature * entropy(P)`. As the temperature decreases, it tends to the optimal
+    permutation for the logits. Columns sum to one up to rounding, and rows up to `tolerance`.
 
-    The gradient is the gradient of the limit, by the implicit function theorem: with H = P * G for the incoming
-    gradient G and the marginals a = P 1, b = P' 1,
+    The gradient is that of the limit, by the implicit function theorem. Let H = P * G for the incoming gradient G, with
+    marginals a = P 1, b = P' 1. Then
 
         (diag(a) - P diag(1/b) P') x = H 1 - P diag(1/b) H' 1,   y = (H' 1 - P' x) / b,
         grad = (H - P * (x 1' + 1 y')) / temperature
 
-    The matrix is the Laplacian of a graph on the rows. It is built from its weights, scaled to a unit diagonal, and
-    solved by Cholesky. If a plan saturates, some differences would cancel. They are computed as sums over the other
-    entries, so even vanishing gradients keep their direction. The gradient itself cannot be differentiated again.
+    The matrix of the linear system is the Laplacian of a graph on the rows. The Laplacian is computed from the graph's
+    weights, scaled to a unit diagonal, and solved by Cholesky decomposition. If a plan saturates, some differences
+    would cancel. These are computed as sums over the other entries. So even vanishing gradients keep their direction.
+    The gradient itself cannot be differentiated again.
 
     Args:
-        logits: `[..., n, n]`.
-        temperature: Positive.
-        potentials: g of similar logits, `[..., n]`, to start from.
-        tolerance: Largest deviation of a row sum from one.
-        max_iterations: The largest number of iterations; small temperatures need many.
+        logits: The logits, `[..., n, n]`.
+        temperature: The positive temperature.
+        potentials: The potentials g of similar logits, `[..., n]`, from which the iteration starts.
+        tolerance: The largest accepted deviation of a row sum from one.
+        max_iterations: The maximal number of iterations. Small temperatures need many.
 
     Returns:
-        The plan, and its potentials g for the next call (without gradient).
+        The plan, and its potentials g for the next call. The potentials have no gradient.
 
     Raises:
         ValueError: The matrices are not square, or the temperature or the tolerance is not positive.
@@ -105,13 +106,13 @@ class _Sinkhorn(torch.autograd.Function):
 def normalize(logits: Tensor, tolerance: float, max_iterations: int) -> Tensor:
     """Return the plan `diag(exp f) exp(logits) diag(exp g)`, `[..., n, m]`, whose columns have equal sums.
 
-    Its rows sum to one. There is no gradient. See `sinkhorn` for the other arguments.
+    The rows of the plan sum to one. The result has no gradient. See `sinkhorn` for the other arguments.
     """
     return _normalize(logits, _anneal(logits, max_iterations), tolerance, max_iterations)[0]
 
 
 def _anneal(logits: Tensor, max_iterations: int) -> Tensor:
-    """Return initial potentials, found at higher temperatures that are halved down to the requested one."""
+    """Return initial potentials, computed at higher temperatures that are halved until the requested one is reached."""
     g = torch.zeros_like(logits[..., 0, :])
     spread = float(logits.amax() - logits.amin()) if logits.numel() else 0.0
     doublings = max(0, math.ceil(math.log2(max(spread, 1.0) / SPREAD)))
@@ -122,7 +123,7 @@ def _anneal(logits: Tensor, max_iterations: int) -> Tensor:
 
 
 def _normalize(logits: Tensor, g: Tensor, tolerance: float, max_iterations: int) -> tuple[Tensor, Tensor]:
-    """Return the plan and its potentials g, by multiplicative iterations in their range and by logarithms otherwise."""
+    """Return the plan and potentials g. Iterations are multiplicative within a range, and logarithmic outside it."""
     done, mass = 0, logits.shape[-2] / logits.shape[-1]
     while True:
         plan = torch.softmax(logits + g.unsqueeze(-2), -1)
@@ -152,7 +153,7 @@ def _normalize(logits: Tensor, g: Tensor, tolerance: float, max_iterations: int)
 
 
 def _gradient(plan: Tensor, gradient: Tensor) -> Tensor:
-    """Return the gradient with respect to the logits; its rows and columns sum to zero."""
+    """Return the gradient with respect to the logits. The rows and columns of the gradient sum to zero."""
     n, eps, tiny = plan.shape[-1], torch.finfo(plan.dtype).eps, torch.finfo(plan.dtype).tiny
     b = plan.sum(-2, keepdim=True)
     h = (plan * gradient).sum(-2, keepdim=True)

@@ -1,7 +1,7 @@
-"""Soft elements: a doubly stochastic plan with soft signs for every group, as parameters of an optimization.
+"""Soft elements: a doubly stochastic plan with soft signs for every group, as parameters for an optimizer.
 
-A group that is repeated within other groups has a plan for every pair of blocks. Its matrix is the product of these
-plans with the plan of the blocks. Positive scales, shifts and rotations stay at the identity.
+If a group is repeated within other groups, it has one plan for every pair of blocks. The matrix of the group is the
+product of these plans with the plan of the blocks. Positive scales, shifts and rotations stay at the identity.
 """
 
 import math
@@ -23,27 +23,29 @@ from regauge.relaxed.sinkhorn_layer import sinkhorn
 ITERATIONS = 20
 TOLERANCE = 1e-3
 SIGN_START = 1.0
-"""Initial logit of the signs on the identity's pairs of units, tanh(1) = 0.76; other pairs start without a sign."""
+"""The initial logit of the signs of units paired by the identity: tanh(1) = 0.76. Other pairs start without a sign."""
 
 
 APART = 20.0
-"""The penalty on pairs of units of different classes, in units of the temperature; hard elements never match them."""
+"""The penalty on pairs of units from different classes, in units of the temperature. Hard elements never pair them."""
 
 
 class SoftElement:
-    """Soft elements, one for each of many pairs of networks, which start near the identity.
+    """Soft elements, one for each of many pairs of networks. Soft elements start near the identity.
 
-    Plans of one size form one tensor so that all are normalized at once.
+    Plans of one size form one tensor. Therefore all of them are normalized at once.
 
     Args:
-        symmetry: The symmetry, with every size known.
-        keys: The matrices that will be asked for.
-        pairs: Number of pairs.
-        confidence: The share that each row of a plan gives to the identity at the start; the rest is spread evenly.
-        temperature: The temperature of the Sinkhorn operator; logits are scaled with it.
-        like: A tensor of the dtype and the device of the matrices.
-        tolerance: Largest error of the row sums of a plan. A moderate number suffices while logits still change.
-        max_iterations: Largest number of Sinkhorn iterations in one step. Potentials continue from the last step.
+        symmetry: The symmetry. All its sizes must be known.
+        keys: The keys of the matrices that will be needed.
+        pairs: The number of pairs of networks.
+        confidence: The share of each row of a plan that the identity has at the start. The remaining share is spread
+            evenly.
+        temperature: The temperature of the Sinkhorn operator. Logits are scaled with it.
+        like: A tensor with the dtype and device of the matrices.
+        tolerance: The largest accepted error of a plan's row sums. A moderate accuracy is sufficient while logits still
+            change.
+        max_iterations: The maximal number of Sinkhorn iterations in one step. Potentials continue from the last step.
     """
 
     def __init__(
@@ -87,8 +89,7 @@ class SoftElement:
         self._apart = {n: self._between_classes(n, count) for n, count in counts.items()}
 
     def _between_classes(self, n: int, count: int) -> Tensor | None:
-        """Return the penalty on logits of plans between units of different classes; None if each group has one
-        class."""
+        """Return the penalty on logits of pairs from different classes; None if each group has one class."""
         lost = torch.zeros(count, n, n)
         for name, (size, start, own) in self._slices.items():
             if size == n:
@@ -98,22 +99,22 @@ class SoftElement:
 
     @property
     def parameters(self) -> dict[str, Tensor]:
-        """The tensors that an optimizer changes."""
+        """The tensors that an optimizer updates."""
         plans = {f"plans of {n}": logits for n, logits in self.logits.items()}
         return plans | {f"signs of {name}": signs for name, signs in self.signs.items()}
 
     def parts(self, name: str) -> tuple[int, int, int] | None:
-        """Return the size of a group's plans, the index of its first plan and their number; None without plans.
+        """Return the size of a group's plans, the index of its first plan, and their number; None if it has no plans.
 
-        The index counts all plans of this size. A group has one plan for each combination of blocks and source blocks,
-        whose sizes are `blocks_of(name)`.
+        The index counts all plans of this size. A group has one plan for each combination of blocks and source blocks.
+        `blocks_of(name)` gives their numbers.
         """
         return self._slices.get(name)
 
     def blocks_of(self, name: str) -> tuple[int, ...]:
-        """Return the sizes of the groups that a group is repeated within, first for blocks and then for source blocks.
+        """Return the sizes of the groups within which a group is repeated, first for blocks, then for source blocks.
 
-        The sizes of source blocks are 1 if none of these groups reorders its blocks.
+        If none of these groups permutes its blocks, the sizes of source blocks are 1.
         """
         return self._blocks[name]
 
@@ -123,12 +124,12 @@ class SoftElement:
         self.signs = {name: parameters[f"signs of {name}"] for name in self.signs}
 
     def matrices(self) -> Matrices:
-        """Return the matrices of all keys, `[pair, N, N]`, differentiable."""
+        """Return the matrices of all keys, `[pair, N, N]`. The matrices are differentiable."""
         plans = self._plans()
         return {key: self._joint(key, plans) for key in self._keys}
 
     def hard(self) -> Element:
-        """Return the element that is closest to the plans, `[pair]`; blocks are chosen before groups within them."""
+        """Return the hard elements closest to the plans, `[pair]`. Blocks are chosen before the groups within them."""
         with torch.no_grad():
             plans = self._plans()
         blank = self._symmetry.identity((self._pairs,))
@@ -166,9 +167,9 @@ class SoftElement:
         }
 
     def _with_signs(self, n: int, logits: Tensor) -> Tensor:
-        """Return logits of pairs of units from plans and signs: a pair is as likely as its two signs together.
+        """Return logits of unit pairs, computed from plans and signs. A pair is as likely as its two signs together.
 
-        The two signs have the logits v + z and v - z. The pair therefore has the logit v + log cosh z up to a constant,
+        The two signs have the logits v + z and v - z. Therefore the pair has the logit v + log cosh z up to a constant,
         and the mean sign is tanh z.
         """
         names = [name for name, (size, *_) in self._slices.items() if size == n]
@@ -186,7 +187,7 @@ class SoftElement:
         return torch.cat(parts, 1)
 
     def _joint(self, key: Key, plans: dict[str, Tensor]) -> Tensor:
-        """Return the matrix of a key: the product of the factors of its bases and of the group itself."""
+        """Return the matrix of a key, which is the product of the factors of its bases and of the group itself."""
         symmetry, group = self._symmetry, self._symmetry[key[0]]
         names = (*group.within, group.name)
         letters = iter("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
@@ -206,7 +207,7 @@ class SoftElement:
         return joint.reshape(self._pairs, n, n)
 
     def _own(self, group: Group, exponents: Sequence[int], plans: dict[str, Tensor]) -> Tensor:
-        """Return the factor of a group in a joint matrix: its plan times the soft signs that act in the matrix."""
+        """Return a group's factor in a joint matrix: its plan times the soft signs that act in this matrix."""
         result = plans.get(group.name)
         if result is None:
             result = torch.eye(group.size, dtype=self._like.dtype, device=self._like.device).unsqueeze(0)
@@ -234,5 +235,5 @@ class SoftElement:
 
 
 def movable(symmetry: Symmetry) -> list[str]:
-    """Return the groups that a soft element can move: groups with reorderings or with signs."""
+    """Return the groups that a soft element can change: groups with permutations or signs."""
     return [g.name for g in symmetry.groups if g.matrix == "none" and has_choice(g) and (g.is_permuted or g.signs)]

@@ -1,4 +1,4 @@
-"""Figures and self-contained HTML pages, from result files only."""
+"""Figures and self-contained HTML pages, made only from result files."""
 
 from regauge.names import attach
 

@@ -1,4 +1,4 @@
-"""Pictures of alignments: the share of each group that moved."""
+"""Figures of alignments: the share of each group that an element changes."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,19 +8,19 @@ from matplotlib.figure import Figure
 from regauge.report.figures import COLORS, abridge, draw_figure
 
 WORDS = {"moved": "units in another place", "flipped": "signs flipped", "turned": "rotated; 100: as far as at random"}
-"""Shares, by the names of their columns, as the legend says them."""
+"""The legend text for each share, by column name."""
 FEW = 40
-"""Most groups with letters of the usual size."""
+"""The maximal number of groups for which letters have the usual size."""
 LABELED = 240
-"""Most groups that have a name in the picture."""
+"""The maximal number of groups that are labeled with their names."""
 
 
 def moves_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """Draw the shares of each group that moved, in the order of the network, and the factors of its scales.
+    """Plot the shares of each group that an element changes, in network order, and the factors of its scales.
 
     Args:
-        rows: `Result.moves`: "group", "units", shares that are None if a group has no such part, and "low" and "high",
-            between which nine in ten factors lie.
+        rows: The rows of `Result.moves`: "group", "units", shares (None if a group has no such part), and "low" and
+            "high". Nine in ten factors lie between "low" and "high".
     """
     scaled = [(k, row["low"], row["high"]) for k, row in enumerate(rows) if row["low"] is not None]
     has_scales = any(not low == high == 1 for _, low, high in scaled)

@@ -1,4 +1,4 @@
-"""The report of an autoencoder: figures, and a self-contained HTML page from the numbers of the training."""
+"""The report on an autoencoder: figures, and a self-contained HTML page made from the training results."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from regauge.report.predictor_page import curves_figures
 
 @of_results
 def autoencoder_page(results: dict[str, Any]) -> str:
-    """Return the page for a file of numbers that `regauge learn autoencoder` wrote."""
+    """Return the page for a JSON file of results that `regauge learn autoencoder` wrote."""
     figures: dict[str, str | list[str]] = {"latents": data_uri(latents_figure(**results["latents"]), "png")}
     if results["pictures"] is not None:
         pictures = {name: np.array(results["pictures"][name]) for name in ("originals", "decoded")}
@@ -30,7 +30,7 @@ def autoencoder_page(results: dict[str, Any]) -> str:
 
 
 def pictures_figure(originals: NDArray[np.float64], decoded: NDArray[np.float64]) -> Figure:
-    """Return images of networks above those of their reconstructions, from `[networks, height, width, channels]`."""
+    """Return images of networks above images of their reconstructions, from `[networks, height, width, channels]`."""
     count, height, width = originals.shape[:3]
     with draw_figure(0.85 * count, 1.8 * height / width) as figure:
         for row, (images, label) in enumerate(((originals, "original"), (decoded, "decoded"))):
@@ -46,7 +46,7 @@ def pictures_figure(originals: NDArray[np.float64], decoded: NDArray[np.float64]
 
 
 def outputs_figure(originals: Sequence[float], decoded: Sequence[float]) -> Figure:
-    """Return outputs of decoded networks against outputs of the originals, with the line of equality."""
+    """Return outputs of decoded networks plotted against outputs of the originals, with the line of equality."""
     ends = (min(originals), max(originals))
     with draw_figure(4.6, 4.4) as figure:
         axes = figure.add_subplot()
@@ -57,7 +57,7 @@ def outputs_figure(originals: Sequence[float], decoded: Sequence[float]) -> Figu
 
 
 def latents_figure(points: Sequence[Sequence[float]], labels: Sequence[Any], share: float, column: str) -> Figure:
-    """Return latent vectors in the plane of their largest variance, colored by a column."""
+    """Return latent vectors in the plane of their largest variance. A column determines their colors."""
     title = f"{len(points)} test networks"
     places = np.array(points)
     if labels and all(type(one) is float for one in labels):

@@ -1,4 +1,4 @@
-"""Pictures of Markov chains: R-hat and effective sample sizes of all entries."""
+"""Figures of Markov chains: R-hat and effective sample sizes of all entries."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,18 +10,18 @@ from numpy.typing import NDArray
 from regauge.report.figures import COLORS, draw_figure
 
 LEAST = 1e-4
-"""Excess of R-hat over one below which values are drawn alike."""
+"""The smallest excess of R-hat over one that is plotted. Smaller excesses are plotted at this value."""
 
 
 def chains_figure(
     rhat: Mapping[str, NDArray[np.float64]], ess: Mapping[str, NDArray[np.float64]], converged: float
 ) -> Figure:
-    """Draw the shares of entries up to each R-hat, and above each effective sample size, for groups of entries.
+    """Plot, for groups of entries, the share of entries up to each R-hat and above each effective sample size.
 
     Args:
-        rhat: R-hat of the entries of each group, by the group's name in the legend.
-        ess: Effective sample sizes, likewise.
-        converged: The largest R-hat of converged chains, at which a line is drawn.
+        rhat: The R-hat of the entries of each group, with the name in the legend as key.
+        ess: The effective sample sizes, in the same form.
+        converged: The largest R-hat of converged chains, which is marked by a line.
     """
     with draw_figure(7.2, 3.4) as figure:
         left, right = figure.subplots(1, 2, sharey=True)

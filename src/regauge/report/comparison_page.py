@@ -1,4 +1,4 @@
-"""The report of a comparison: figures, and a self-contained HTML page from the results of `regauge compare`."""
+"""The report on a comparison: figures, and a self-contained HTML page made from the results of `regauge compare`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,15 +12,15 @@ from regauge.report.pages import page_template
 from regauge.report.population_figures import matrices_figure
 
 LABELED = 80
-"""Most layers that have a name in the picture."""
+"""The maximal number of layers that are labeled with their names."""
 
 
 def comparison_page(facts: Mapping[str, Any]) -> str:
-    """Return the page of two networks.
+    """Return the HTML page of a comparison of two networks.
 
     Args:
-        facts: Verdict, reason, numbers, layers, tensors, tested groups, draws and notes, as in the command's JSON, with
-            the names of both networks (`a`, `b`), `seed` and `version`.
+        facts: Verdict, reason, numbers, layers, tensors, tested groups, draws and notes, as in the command's JSON,
+            together with the names of both networks (`a`, `b`), `seed` and `version`.
     """
     page = page_template(
         "comparison.html.j2",
@@ -34,11 +34,12 @@ def comparison_page(facts: Mapping[str, Any]) -> str:
 
 
 def lineage_page(facts: Mapping[str, Any], matrices: Mapping[str, NDArray[np.float64]]) -> str:
-    """Return the page of many networks.
+    """Return the HTML page of a comparison of many networks.
 
     Args:
-        facts: Pairs, families, trees, names and omissions, as in the command's JSON, with `seed` and `version`.
-        matrices: Distances modulo the group of the networks of each architecture.
+        facts: Pairs, families, trees, names and omissions, as in the command's JSON, together with `seed` and
+            `version`.
+        matrices: For each architecture, the distances modulo the group between its networks.
     """
     page = page_template(
         "lineage.html.j2",
@@ -53,17 +54,17 @@ def lineage_page(facts: Mapping[str, Any], matrices: Mapping[str, NDArray[np.flo
 
 
 def tensor_map_page(facts: Mapping[str, Any]) -> str:
-    """Return the page of two implementations of one network.
+    """Return the HTML page of a conversion between two implementations of a model.
 
     Args:
-        facts: `TensorMap.facts`, with `rows`, `notes`, the names of both networks (`a`, `b`) and `version`.
+        facts: `TensorMap.facts`, together with `rows`, `notes`, the names of both networks (`a`, `b`) and `version`.
     """
     page = page_template("tensor_map.html.j2", digits="{:.2g}".format, sentence=_begin_sentence)
     return page.render(dict(facts))
 
 
 def shares_figure(layers: Sequence[Mapping[str, Any]]) -> Figure:
-    """Plot the share of each layer, from top to bottom, that is explained as stored and after alignment."""
+    """Plot, from top to bottom, the share of each layer that is explained as stored and after alignment."""
     count = len(layers)
     is_labeled = count <= LABELED
     with draw_figure(5.6, 0.9 + (0.24 if is_labeled else 0.06) * count) as figure:
@@ -83,7 +84,7 @@ def shares_figure(layers: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 def tree_figure(branches: Sequence[Mapping[str, Any]]) -> Figure:
-    """Return a tree with branches from left to right, drawn to scale, and the name of each network at its leaf.
+    """Return a figure of a tree, with branches from left to right, drawn to scale, and network names at the leaves.
 
     Uncertain branches are dotted.
     """
@@ -125,5 +126,8 @@ def tree_figure(branches: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 def _begin_sentence(text: str) -> str:
-    """Return a text with a capital letter at its beginning, unless it begins with a name, which has non-letters."""
+    """Return a text with a capital first letter.
+
+    If it begins with a name that contains non-letters, it is unchanged.
+    """
     return text[:1].upper() + text[1:] if text.partition(" ")[0].isalpha() else text

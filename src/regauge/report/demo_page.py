@@ -1,4 +1,4 @@
-"""The demo's report: a self-contained HTML page from the files that the demo wrote."""
+"""The report of the demo: a self-contained HTML page made from the files that the demo wrote."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,16 +13,16 @@ from regauge.report.line_figures import line_figure
 from regauge.report.pages import page_template, reading
 
 RESULTS, PICTURES, PAGE = "results.json", "pictures.safetensors", "report.html"
-"""Names of the demo's files: numbers, arrays that are drawn, and the page."""
+"""The names of the demo's files: numbers, arrays to plot, and the page."""
 
 LABELS = {"a": "network A", "before": "network B", "after": "B, aligned"}
 
 
 def demo_page(folder: str | Path) -> str:
-    """Return the page for a folder with the demo's results.
+    """Return the HTML page for a folder with the demo's results.
 
     Raises:
-        ValueError: A file of the folder is damaged, or lacks values that the page shows.
+        ValueError: A file in the folder is damaged, or lacks numbers that the page shows.
     """
     numbers, arrays = Path(folder) / RESULTS, Path(folder) / PICTURES
     results, tensors = parse_object(numbers.read_bytes(), numbers), read_arrays(arrays)

@@ -1,4 +1,4 @@
-"""Figures from tables, arrays and populations, without pyplot and its global state."""
+"""Figures of tables, arrays and populations, made without pyplot and its global state."""
 
 import base64
 import io
@@ -27,9 +27,9 @@ Floats = NDArray[np.float64]
 
 INK, MUTED, GRID = "#1c2430", "#667085", "#e4e7ec"
 COLORS = ("#d1495b", "#00798c", "#8a6fb0", "#c58b2a", "#4c956c", "#33415c", "#d77fa1", "#7f8c8d")
-"""Before, after, and further curves."""
+"""The colors of the curve before, the curve after, and further curves."""
 MISSING = "#d0d5dd"
-"""Color of missing values."""
+"""The color of missing values."""
 STYLE: Any = {
     "figure.facecolor": "white",
     "font.family": "sans-serif",
@@ -56,24 +56,24 @@ STYLE: Any = {
     "svg.hashsalt": "regauge",
 }
 WIDTH = 10.7
-"""Most inches of a picture: panels that do not fit side by side stand below each other."""
+"""The maximal width of a picture in inches. Panels that do not fit side by side are placed below each other."""
 TITLE = 42
-"""Most characters in a line of a panel's title."""
+"""The maximal number of characters in one line of a panel's title."""
 LEGEND = 24
-"""Longest name of a line that stands in a legend between the lines, in letters."""
+"""The maximal number of letters of a curve's name in a legend between the curves."""
 NAME, NAMES = 28, 2.5
-"""Most letters in a line of a name that stands at the end of its line, and the inches for such names."""
+"""The maximal number of letters in one line of a name at the end of a curve, and the inches for such names."""
 NAME_SIZE = 9
-"""Size of such names, in points."""
+"""The font size of such names, in points."""
 UNITS = 6
-"""Units in one figure of weights."""
+"""The number of units in one figure of weights."""
 LEVELS = 12
-"""Number of contours of a surface."""
+"""The number of contours of a surface."""
 
 
 @contextmanager
 def draw_figure(width: float, height: float, layout: Any = "constrained") -> Iterator[Figure]:
-    """Return a figure of a size in inches, in the style of all figures while it is drawn."""
+    """Yield a figure with a size in inches. Within the context, the common style of all figures applies."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(width, height), layout=layout)
         yield figure
@@ -83,7 +83,7 @@ def draw_figure(width: float, height: float, layout: Any = "constrained") -> Ite
 
 
 def _show_texts_as_they_are(figure: Figure) -> None:
-    """Escape names from files, in which dollar signs would begin formulas; tick labels of numbers do not change."""
+    """Escape names from files, where dollar signs would start formulas. Numeric tick labels do not change."""
     axes = [axis for one in figure.axes for axis in (one.xaxis, one.yaxis)]
     ticks = {id(label) for axis in axes for label in (*axis.get_ticklabels(), *axis.get_ticklabels(minor=True))}
     for text in figure.findobj(Text):
@@ -109,18 +109,18 @@ def plane_figure(
     title: str = "loss",
     about: str = "",
 ) -> Figure:
-    """Return contours of a loss over a plane, with networks marked.
+    """Return contours of a loss over a plane, with networks marked as points.
 
-    Levels rise in equal ratios above the smallest value, to show the floors of valleys and the heights between them.
-    Values that are not finite are white. Values are `[rows, columns]`, and lower values are better. Points are
-    `[networks, 2]`.
+    The levels form a geometric sequence above the smallest value, which shows both valley floors and the heights
+    between them. Values that are not finite are white. The values have shape `[rows, columns]`, and lower values are
+    better. The points have shape `[networks, 2]`.
     """
     marked = [(float(x), float(y)) for x, y in points]
     return picture_figure((Surface(title, xs.tolist(), ys.tolist(), values.tolist(), marked, tuple(labels), about),))
 
 
 def picture_figure(picture: Picture) -> Figure:
-    """Draw charts, surfaces or sheets of images, as many side by side as fit, in rows of equal length."""
+    """Plot charts, surfaces or image grids, as many side by side as fit, in rows of equal length."""
     if not picture:
         raise ValueError("a picture needs at least one panel")
     sizes = [_panel_size(panel) for panel in picture]
@@ -157,12 +157,12 @@ def _names_of(chart: Chart) -> list[str]:
 
 
 def _is_named_at_ends(names: Sequence[str]) -> bool:
-    """Return whether names are drawn at the ends of lines, because many or long names would cover the lines."""
+    """Return whether to write names at the ends of curves, because many or long names would cover the curves."""
     return len(names) > 3 or max(map(len, names), default=0) > LEGEND
 
 
 def _draw_images(axes: Axes, images: Images) -> None:
-    """Draw a sheet of images, with labels of rows and columns."""
+    """Draw a grid of images, with labels of rows and columns."""
     counts = len(images.rows), len(images.columns)
     sheet = np.block([[np.pad(images.image(r, c), 1) for c in range(counts[1])] for r in range(counts[0])])
     axes.imshow(sheet, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
@@ -175,7 +175,10 @@ def _draw_images(axes: Axes, images: Images) -> None:
 
 
 def permutation_figure(name: str, perm: NDArray[np.int64]) -> Figure:
-    """Return a permutation matrix, with a dot in each row (position) at the column from which its unit comes."""
+    """Return a figure of a permutation matrix.
+
+    Each row (position) has a dot at the column from which its unit comes.
+    """
     n = len(perm)
     with draw_figure(3.0, 3.1) as figure:
         axes = figure.add_subplot()
@@ -194,10 +197,10 @@ def permutation_figure(name: str, perm: NDArray[np.int64]) -> Figure:
 
 
 def weights_figures(rows: Mapping[str, NDArray[np.float32]]) -> list[Figure]:
-    """Return weights of units as images `[units, height, width]`, a few in a figure, one row per label; blue is
+    """Return weights of units as images `[units, height, width]`, a few per figure, one row per label; blue is
     positive.
 
-    All images share one color scale so that dead units are visible as such.
+    All images share one color scale. Therefore dead units are visible as such.
     """
     limit = float(np.quantile(np.abs(np.concatenate([images.ravel() for images in rows.values()])), 0.995)) or 1.0
     count = len(next(iter(rows.values())))
@@ -220,12 +223,12 @@ def _weights_figure(rows: Mapping[str, NDArray[np.float32]], limit: float) -> Fi
 
 
 def abridge(name: str, most: int = 34) -> str:
-    """Shorten a long name to its last letters, which distinguish layers and files."""
+    """Shorten a long name to its last letters, because these distinguish layers and files."""
     return name if len(name) <= most else f"…{name[1 - most :]}"
 
 
 def data_uri(figure: Figure, kind: Literal["svg", "png"]) -> str:
-    """Write a figure as a data URI, with equal bytes for equal figures. Choose PNG for many small images."""
+    """Return a figure as a data URI. Equal figures give equal bytes. For many small images, choose PNG."""
     buffer = io.BytesIO()
     metadata: Any = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}[kind]
     with matplotlib.rc_context(STYLE):
@@ -240,7 +243,7 @@ def data_uris(figures: Iterable[Figure], kind: Literal["svg", "png"] = "svg") ->
 
 
 def _plane_size(xs: Floats, ys: Floats) -> tuple[float, float]:
-    """Return the size of a plane with its color bar in inches."""
+    """Return the size in inches of a plane with its color bar."""
     width = 4.4
     return width + 0.9, float(np.clip(width * (ys[-1] - ys[0]) / (xs[-1] - xs[0]), 2.4, 6.0)) + 0.9
 
@@ -280,7 +283,7 @@ def _draw_surface(figure: Figure, axes: Axes, surface: Surface) -> None:
 
 
 def _draw_chart(axes: Axes, chart: Chart, height: float) -> None:
-    """Draw a chart into axes of about this height, in points."""
+    """Draw a chart into axes whose height is about `height` points."""
     colors = {True: itertools.cycle(COLORS), False: itertools.cycle(COLORS)}
     ends: list[tuple[str, str, float, float]] = []
     for series in chart.series:
@@ -320,7 +323,7 @@ def _draw_chart(axes: Axes, chart: Chart, height: float) -> None:
 
 
 def _name_at_ends(axes: Axes, ends: Sequence[tuple[str, str, float, float]], height: float) -> None:
-    """Write names to the right of the axes, each connected to the end of its line, in the order of the ends."""
+    """Write names to the right of the axes, ordered by the ends of their curves, with connecting lines."""
     axes.autoscale_view()
     to_share = axes.transData + axes.transAxes.inverted()
     wanted = [float(np.clip(np.nan_to_num(to_share.transform((x, y))[1], nan=0.5), 0, 1)) for *_, x, y in ends]
@@ -333,7 +336,7 @@ def _name_at_ends(axes: Axes, ends: Sequence[tuple[str, str, float, float]], hei
 
 
 def _spread(wanted: Sequence[float], heights: Sequence[float]) -> list[float]:
-    """Return centers of labels that do not overlap, between 0 and 1, near the desired positions."""
+    """Return label centers between 0 and 1 that do not overlap and are close to the wanted positions."""
     order, places = sorted(range(len(wanted)), key=wanted.__getitem__), [0.0] * len(wanted)
     bottom = 0.0
     for k in order:

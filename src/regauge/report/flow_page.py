@@ -1,4 +1,6 @@
-"""The report on sampled networks: figures, and a self-contained HTML page from the numbers of `regauge flow judge`."""
+"""The report on generated networks: figures, and a self-contained HTML page from the results of
+`regauge flow judge`.
+"""
 
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -21,7 +23,7 @@ GOOD = {
     "average_loss": "average's loss",
     "average_accuracy": "average's accuracy",
 }
-"""Columns of the first table."""
+"""The columns of the first table."""
 NEW = {
     "distance": "nearest",
     "copied": "copied",
@@ -33,12 +35,12 @@ NEW = {
     "overlap": "overlap",
     "two_sample": "two-sample",
 }
-"""Columns of the second one."""
+"""The columns of the second table."""
 
 
 @of_results
 def flow_page(results: dict[str, Any]) -> str:
-    """Return the page for a file of numbers that `regauge flow judge` wrote."""
+    """Return the HTML page for a JSON file of results that `regauge flow judge` wrote."""
     figures: dict[str, str | list[str]] = {
         "losses": data_uri(losses_figure(results["losses"]), "png"),
         "places": data_uri(places_figure(results["places"], results["share"]), "png"),
@@ -56,8 +58,7 @@ def flow_page(results: dict[str, Any]) -> str:
 
 
 def losses_figure(losses: Mapping[str, Sequence[float]]) -> Figure:
-    """Return the losses of every kind of networks: each network a point, and the median a line; on a logarithmic
-    axis."""
+    """Return the losses of every kind of network on a logarithmic axis: points for networks, and lines for medians."""
     chance = np.random.default_rng(0)
     with draw_figure(5.6, 0.36 * len(losses) + 1.0) as figure:
         axes = figure.add_subplot()
@@ -80,7 +81,7 @@ def losses_figure(losses: Mapping[str, Sequence[float]]) -> Figure:
 
 
 def places_figure(places: Mapping[str, Sequence[Sequence[float]]], share: float) -> Figure:
-    """Return training, held-out and generated networks in a plane, with distances to scale."""
+    """Return a figure of training, held-out and generated networks as points in a plane, with distances to scale."""
     with draw_figure(5.0, 4.8) as figure:
         axes = figure.add_subplot()
         for (name, points), color in zip(places.items(), (MUTED, COLORS[1], COLORS[0]), strict=True):
@@ -93,7 +94,7 @@ def places_figure(places: Mapping[str, Sequence[Sequence[float]]], share: float)
 
 
 def reliability_figures(reliability: Mapping[str, Sequence[Sequence[float]]]) -> list[Figure]:
-    """Return accuracy against confidence of single networks and of the average; size shows the share of answers."""
+    """Return plots of accuracy against confidence for single networks and for the average; size shows answer shares."""
     return [_reliability_figure(reliability, kind) for kind in ("single", "average")]
 
 

@@ -1,4 +1,4 @@
-"""The report of a gauge: figures, and a self-contained HTML page from the numbers in the file next to it."""
+"""The report on a gauge: figures, and a self-contained HTML page made from the numbers in the JSON file next to it."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,14 +18,14 @@ ABOUT = {
     "random": "Every direction that only linear maps see was turned at random, which spreads outliers.",
     "learned": "Every direction that only linear maps see was turned to where the rounding error is small.",
 }
-"""A sentence about each method."""
+"""A sentence that describes each method."""
 PANELS = 4
-"""Layers whose channels are drawn: those whose ranges changed most."""
+"""The number of layers whose channels are plotted. These are the layers whose ranges changed most."""
 
 
 @of_results
 def gauge_page(results: dict[str, Any]) -> str:
-    """Return the page for a file of numbers that `regauge gauge` wrote."""
+    """Return the HTML page for a JSON file of results that `regauge gauge` wrote."""
     layers = results["layers"]
     figures: dict[str, list[str]] = {}
     if layers:
@@ -38,14 +38,12 @@ def gauge_page(results: dict[str, Any]) -> str:
 
 
 def ranges_figures(layers: Sequence[Mapping[str, Any]]) -> list[Figure]:
-    """Return the largest weight that each input channel of a layer is multiplied by, before and after, layer by
-    layer."""
+    """Return plots of the largest weight for each input channel of a layer, before and after, one plot per layer."""
     return [_ranges_figure(layer) for layer in sorted(layers, key=_evened, reverse=True)[:PANELS]]
 
 
 def errors_figures(layers: Sequence[Mapping[str, Any]]) -> list[Figure]:
-    """Return the relative squared rounding error of each layer, in the order of the network, one figure by number of
-    bits."""
+    """Return plots of the layers' relative squared rounding errors, in network order, one plot per number of bits."""
     return [_errors_figure(layers, k) for k in range(len(layers[0]["errors"]))]
 
 
@@ -73,7 +71,7 @@ def _errors_figure(layers: Sequence[Mapping[str, Any]], k: int) -> Figure:
 
 
 def _evened(layer: Mapping[str, Any]) -> float:
-    """Return the decrease, in octaves, of the ratio of the largest range to the mean range."""
+    """Return by how many octaves the ratio of the largest range to the mean range decreased."""
     before, after = (np.array(layer["ranges"][label]) for label in ("before", "after"))
     ratios = [float(one.max() / max(one.mean(), 1e-300)) if len(one) else 1.0 for one in (before, after)]
     return abs(float(np.log2(max(ratios[0], 1e-9) / max(ratios[1], 1e-9))))

@@ -1,4 +1,4 @@
-"""Pictures of the loss along lines between two networks."""
+"""Figures of the loss along linear paths between two networks."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -17,20 +17,19 @@ Curves = Mapping[str, Sequence[Row]]
 
 WORDS = {"loss": "cross entropy (nats)", "accuracy": "accuracy"}
 FLOOR = 0.5
-"""An axis begins at zero if the least value is smaller than this part of the largest one."""
+"""An axis begins at zero if the smallest value is below this fraction of the largest value."""
 LONG = 12
-"""Most letters of a network's name that stands in the middle below its end of the line."""
+"""The maximal number of letters of a network's name that is centered below its endpoint of the path."""
 LINE = 22
-"""Most letters in a line of a network's name."""
+"""The maximal number of letters in one line of a network's name."""
 LABEL = (0.27, 0.08)
-"""Width and height of the barrier's label, as shares of those of the axes."""
+"""The width and height of the barrier's label, as shares of the width and height of the axes."""
 CHORD = "line between the end losses"
-"""A note on the dotted line, from which a barrier is measured: at t it is (1 - t) loss(A) + t loss(B)."""
+"""A note on the dotted line from which a barrier is measured. At t, it is (1 - t) loss(A) + t loss(B)."""
 
 
 def line_figure(curves: Curves, metric: str = "loss") -> Figure:
-    """Return a metric along the lines between two networks, from t = 0 to 1; for the loss with the first barrier
-    marked."""
+    """Return a plot of a metric along linear paths, from t = 0 to 1. If it is the loss, the first barrier is marked."""
     with draw_figure(4.6, 3.2) as figure:
         axes = figure.add_subplot()
         draw_curves(axes, curves, metric, WORDS.get(metric, metric), ("A", "B"))
@@ -39,7 +38,7 @@ def line_figure(curves: Curves, metric: str = "loss") -> Figure:
 
 
 def path_figure(curves: Curves, title: str, ends: tuple[str, str]) -> Figure:
-    """Return the loss along paths with their barriers, and below it the accuracy where it is known."""
+    """Return a plot of the loss along paths with their barriers, and below it the accuracy if it is known."""
     metrics = ["loss", *(["accuracy"] if all("accuracy" in rows[0] for rows in curves.values()) else [])]
     barriers = ", ".join(f"{_barrier(rows)[1]:.3g} {label}".rstrip() for label, rows in curves.items())
     with draw_figure(5.2, 1.2 + 2.4 * len(metrics), ConstrainedLayoutEngine(h_pad=0.09)) as figure:
@@ -53,7 +52,7 @@ def path_figure(curves: Curves, title: str, ends: tuple[str, str]) -> Figure:
 
 
 def _write_legend(figure: Figure) -> None:
-    """Write a legend of the lines of the first panel below the axes."""
+    """Write a legend for the curves of the first panel below the axes."""
     handles, labels = figure.axes[0].get_legend_handles_labels()
     if handles:
         figure.legend(handles, labels, loc="outside lower left", ncols=len(labels), frameon=False, fontsize=9)
@@ -62,7 +61,10 @@ def _write_legend(figure: Figure) -> None:
 def draw_curves(
     axes: Axes, curves: Curves, metric: str, title: str, ends: tuple[str, str], *, has_barrier: bool = True
 ) -> None:
-    """Draw curves with marked ends in an axis that contains them, and the first curve's barrier if `has_barrier`."""
+    """Draw curves with marked endpoints, and the first curve's barrier if `has_barrier`.
+
+    The axes contain all curves.
+    """
     for (label, rows), color in zip(curves.items(), COLORS, strict=False):
         t, values = [row["t"] for row in rows], [row[metric] for row in rows]
         axes.plot(t, values, color=color, linewidth=2.2, label=label or None, solid_capstyle="round")
@@ -86,7 +88,10 @@ def draw_curves(
 
 
 def _fit_axis(axes: Axes, values: Sequence[float]) -> bool:
-    """Fit the axis to the values, from zero unless they are far from zero; return whether zero is shown."""
+    """Fit the axis to the values.
+
+    The axis starts at zero unless all values are far from zero. Return whether zero is shown.
+    """
     found = np.array([value for value in values if np.isfinite(value)] or [0.0])
     low, high = float(found.min()), float(found.max())
     margin = 0.08 * (high - low) or 0.05 * abs(high) or 1.0
@@ -96,13 +101,13 @@ def _fit_axis(axes: Axes, values: Sequence[float]) -> bool:
 
 
 def _barrier(rows: Sequence[Row]) -> tuple[Row, float]:
-    """Return the highest point above the straight line between the losses of the ends, and how high above it."""
+    """Return the point with the largest excess over the interpolated loss of the endpoints, and this excess."""
     excess = excess_of(rows)
     return rows[int(np.argmax(excess))], max(excess)
 
 
 def _mark_barrier(axes: Axes, curves: Sequence[Sequence[Row]]) -> None:
-    """Draw the line from which the first barrier is measured, and the barrier if it is high enough to be visible."""
+    """Draw the line from which the first barrier is measured. Draw the barrier if it is high enough to be visible."""
     rows = curves[0]
     axes.plot([0, 1], [rows[0]["loss"], rows[-1]["loss"]], ":", color=MUTED, linewidth=1.3, label=CHORD, zorder=2.5)
     top, height = _barrier(rows)
@@ -127,8 +132,7 @@ def _mark_barrier(axes: Axes, curves: Sequence[Sequence[Row]]) -> None:
 def _is_free(
     curves: Sequence[Sequence[Row]], first: Sequence[Row], sides: tuple[float, float], y: float, half: float
 ) -> bool:
-    """Return whether a label between two sides, around a height, lies in the picture and covers no curve and no
-    chord."""
+    """Return whether a label between two sides, around a height, is in the picture and covers no curve or chord."""
     if min(sides) < 0 or max(sides) > 1:
         return False
     xs = np.linspace(min(sides), max(sides), 32)

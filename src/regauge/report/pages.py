@@ -1,4 +1,4 @@
-"""Templates of pages, in which a missing value is an error."""
+"""Page templates. A missing value in a template raises an error."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ from regauge.core.escaping import escape_lines
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Raise a ValueError that names the file if its numbers do not fit the page."""
+    """Raise a ValueError that names the file if the numbers in it do not fit the page."""
     try:
         yield
     except (
@@ -34,7 +34,7 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def of_results(make: Callable[[dict[str, Any]], str]) -> Callable[[str | Path], str]:
-    """Return a page from the path of the JSON file of its numbers, made by a function of these numbers."""
+    """Return a function that makes a page from a JSON file's path, given a function that makes it from the numbers."""
 
     @wraps(make)
     def page(path: str | Path) -> str:
@@ -46,7 +46,7 @@ def of_results(make: Callable[[dict[str, Any]], str]) -> Callable[[str | Path], 
 
 
 def page_template(name: str, **filters: Callable[..., str]) -> jinja2.Template:
-    """Return a page of the folder `templates`, with the filters that it uses."""
+    """Return a page template from the folder `templates`, with the filters that it uses."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("regauge.report", "templates"),
         autoescape=True,
@@ -60,5 +60,5 @@ def page_template(name: str, **filters: Callable[..., str]) -> jinja2.Template:
 
 
 def _shown(value: Any) -> Any:
-    """Escape invisible characters, and characters that change the text direction, in texts from files."""
+    """Escape invisible characters and characters that change the text direction, in text from files."""
     return escape_lines(value) if type(value) is str else value

@@ -1,4 +1,4 @@
-"""Descriptions of pictures: charts, surfaces and images, as numbers and words. `picture_figure` draws them."""
+"""Descriptions of pictures: charts, surfaces and images, given as numbers and words. `picture_figure` plots them."""
 
 import base64
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ Style = Literal["line", "dashed", "points"]
 
 @dataclass(frozen=True)
 class Series:
-    """Values over positions, with a band around them if there are limits."""
+    """Values at positions, with a band around the values if there are limits."""
 
     label: str  # in the legend; those without one follow the rest, thinner, in the same colors
     x: Sequence[float]
@@ -26,7 +26,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Chart:
-    """Several series over one axis."""
+    """Several series that share one axis."""
 
     title: str
     x_label: str
@@ -52,14 +52,14 @@ class Surface:
 
 @dataclass(frozen=True)
 class Images:
-    """Gray images in rows and columns.
+    """Grayscale images, arranged in rows and columns.
 
     Attributes:
-        title: The title above all images.
-        rows: Labels of the rows.
-        columns: Labels of the columns.
-        height: Height of an image, in pixels.
-        pixels: For each row and column the bytes of an image, from black to white, in base 64.
+        title: The title above the images.
+        rows: The labels of the rows.
+        columns: The labels of the columns.
+        height: The height of each image in pixels.
+        pixels: For each row and column, the bytes of an image (from black to white), encoded in base 64.
     """
 
     title: str
@@ -70,22 +70,22 @@ class Images:
 
     @classmethod
     def of(cls, title: str, rows: Sequence[str], columns: Sequence[str], values: Tensor) -> "Images":
-        """Return images from values `[rows, columns, height, width]` between 0 and 1."""
+        """Return images, given values `[rows, columns, height, width]` between 0 and 1."""
         levels = (values.clamp(0, 1) * 255).round().byte().numpy()
         pixels = tuple(tuple(base64.b64encode(one.tobytes()).decode() for one in row) for row in levels)
         return cls(title, tuple(rows), tuple(columns), values.shape[2], pixels)
 
     def image(self, row: int, column: int) -> NDArray[np.uint8]:
-        """Return the image in a row and column, `[height, width]`."""
+        """Return the image at a row and column, `[height, width]`."""
         return np.frombuffer(base64.b64decode(self.pixels[row][column]), np.uint8).reshape(self.height, -1)
 
     @classmethod
     def from_json(cls, known: Mapping[str, Any]) -> "Images":
-        """Return images from the JSON form of `asdict`."""
+        """Return images from the JSON data that `asdict` gives."""
         names = {name: tuple(known[name]) for name in ("rows", "columns")}
         return cls(known["title"], **names, height=known["height"], pixels=tuple(map(tuple, known["pixels"])))
 
 
 Panel = Chart | Surface | Images
 Picture = tuple[Panel, ...]
-"""Panels side by side, all of one kind."""
+"""A picture: panels of one kind, placed side by side."""

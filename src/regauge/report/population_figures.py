@@ -1,4 +1,4 @@
-"""Pictures of populations: matrices over pairs of networks, and maps."""
+"""Figures of populations: matrices over pairs of networks, and maps."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -15,19 +15,18 @@ from numpy.typing import NDArray
 from regauge.report.figures import COLORS, INK, MISSING, TITLE, draw_figure
 
 NUMBERED = 12
-"""Most networks of a matrix that all have their numbers."""
+"""The maximal number of networks in a matrix for which all indices are shown."""
 GROUPS = 20
-"""Most whole numbers of a column that are groups, with a color each, and no scale."""
+"""The maximal number of distinct integers in a column that are shown as groups with a color each, not on a scale."""
 BAR = 36
-"""Most letters in a line next to a bar of colors."""
+"""The maximal number of letters in one line next to a color bar."""
 
 
 def matrices_figure(matrices: Mapping[str, NDArray[np.float64]], what: str) -> Figure:
-    """Return matrices of pairs side by side, in one range of colors that begins at zero; below each, mean and
-    deviation.
+    """Return matrices of pairs side by side with a common color range from zero; below each, mean and deviation.
 
-    The mean is over pairs of different networks. NaN is drawn gray and excluded from the mean, and at least one value
-    must be finite. The diagonal is white, because a network and itself are not a pair.
+    The mean is over pairs of different networks. NaN is drawn gray and excluded from the mean. At least one value must
+    be finite. The diagonal is white, because a network and itself are not a pair.
     """
     known = {title: _between(matrix) for title, matrix in matrices.items()}
     everything = np.concatenate(list(known.values()))
@@ -71,11 +70,11 @@ def map_figure(
     column: Sequence[Any] | None = None,
     what: str = "",
 ) -> Figure:
-    """Return networks as points in the plane, colored by group or, given values, shaded by value.
+    """Return networks as points in the plane, colored by group or, if `values` is given, shaded by value.
 
-    A column may replace groups: texts, truth values and few distinct integers are groups, and other columns are values.
-    Distances are to scale. A legend names two to twenty groups, and NaN is drawn gray. A text below the map gives the
-    share of the squared distances that the plane shows.
+    A column may replace groups. Strings, booleans and few distinct integers are groups, and other columns are values.
+    Distances are drawn to scale. If there are two to twenty groups, a legend names them. NaN is drawn gray. A text
+    below the map gives the share of the squared distances that the plane shows.
     """
     if column is not None:
         groups, values = list(map(str, column)), shades_of(column)
@@ -98,10 +97,9 @@ def map_figure(
 
 
 def shades_of(column: Sequence[Any]) -> NDArray[np.float64] | None:
-    """Return the values of a column that is shown in shades, NaN where there is none; None of one whose values are
-    groups.
+    """Return the values of a column that is shown in shades, with NaN for missing values; None if it contains groups.
 
-    Groups are texts, truth values, and few distinct integers.
+    Groups are strings, booleans, and few distinct integers.
     """
     is_class = all(type(value) is int for value in column) and len(set(column)) <= GROUPS
     if is_class or not all(value is None or type(value) in (int, float) for value in column):
@@ -110,7 +108,7 @@ def shades_of(column: Sequence[Any]) -> NDArray[np.float64] | None:
 
 
 def name_plane(axes: Axes, share: float) -> None:
-    """Name the axes of a plane through points in more dimensions, with the share of their distances that it shows."""
+    """Label the axes of a projection to a plane with the share of the distances that the plane shows."""
     shown, hidden = round(100 * share), 100 - round(100 * share)
     left_out = f"The plane shows {shown}% of the squared distances"
     left_out += f";\n{hidden}% lie in directions that it leaves out." if hidden else "."
@@ -119,7 +117,7 @@ def name_plane(axes: Axes, share: float) -> None:
 
 
 def _between(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the finite values of pairs of different networks."""
+    """Return the finite entries for pairs of different networks."""
     values: NDArray[np.float64] = matrix[~np.eye(len(matrix), dtype=bool)]
     return values[np.isfinite(values)]
 
@@ -137,7 +135,7 @@ def _draw_groups(axes: Axes, points: NDArray[np.float64], groups: Sequence[str |
 
 
 def _draw_bar(figure: Figure, drawn: Any, what: str, extend: str = "neither") -> None:
-    """Draw the color bar."""
+    """Draw the color bar of a figure."""
     bar = figure.colorbar(drawn, ax=figure.axes, extend=extend, fraction=0.05, pad=0.02)
     bar.set_label(textwrap.fill(what, BAR))
     bar.outline.set_visible(False)

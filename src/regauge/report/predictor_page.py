@@ -1,4 +1,4 @@
-"""The report of a predictor: figures, and a self-contained HTML page from the numbers of the training."""
+"""The report on a predictor: figures, and a self-contained HTML page made from the training results."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,16 +12,16 @@ from regauge.report.figures import COLORS, INK, MUTED, data_uri, data_uris, draw
 from regauge.report.pages import of_results, page_template
 
 PERCENT = ("accuracy",)
-"""Scores that are shares."""
+"""The scores that are shares."""
 MOST_NAMES = 30
-"""Most classes whose names and counts are written."""
+"""The maximal number of class labels for which names and counts are written."""
 WORDS = {"validation_accuracy": "accuracy on validation networks", "validation_R2": "R2 on validation networks"}
-"""Curves that are drawn next to the loss, where the history has them."""
+"""The curves that are plotted next to the loss if the history contains them."""
 
 
 @of_results
 def predictor_page(results: dict[str, Any]) -> str:
-    """Return the page for a file of numbers that `regauge learn predictor` wrote."""
+    """Return the HTML page for a JSON file of results that `regauge learn predictor` wrote."""
     scores = results["scores"]
     first = next(iter(scores["net"]))
     return page_template("predictor.html.j2", thousands="{:,}".format, score=_score).render(
@@ -36,15 +36,20 @@ def predictor_page(results: dict[str, Any]) -> str:
 
 
 def curves_figures(history: Sequence[Mapping[str, Any]], best: int) -> list[Figure]:
-    """Return the losses of training and validation by epoch, and then the score; a dot marks the epoch that was
-    kept."""
+    """Return plots of training and validation losses by epoch, and of the score.
+
+    A dot marks the epoch that was kept.
+    """
     panels = [("loss", {"training": "loss", "validation": "validation_loss"})]
     panels += [(label, {"validation": name}) for name, label in WORDS.items() if name in history[0]]
     return [_curves_figure(history, best, title, names) for title, names in panels]
 
 
 def scatter_figure(measured: NDArray[np.float64], predicted: NDArray[np.float64], name: str) -> Figure:
-    """Return predicted against measured numbers with the line of equality, in the range of the measured numbers."""
+    """Return predicted against measured numbers with the line of equality.
+
+    The range is that of the measured numbers.
+    """
     low, high = float(measured.min()), float(measured.max())
     margin = 0.05 * (high - low) or 1.0
     ends = (low - margin, high + margin)
@@ -60,8 +65,7 @@ def scatter_figure(measured: NDArray[np.float64], predicted: NDArray[np.float64]
 
 
 def confusion_figure(counts: NDArray[np.int64], names: Sequence[str], name: str) -> Figure:
-    """Return the confusion matrix: counts of predictions (columns) for each class (rows); shades are shares of the
-    row."""
+    """Return the confusion matrix: counts of predictions (columns) by class (rows), shaded by shares of the row."""
     shares = counts / np.maximum(1, counts.sum(1, keepdims=True))
     size = float(np.clip(0.42 * len(names) + 1.8, 3.4, 8))
     with draw_figure(size, size) as figure:

@@ -1,4 +1,4 @@
-"""The report of pruning: figures, and a self-contained HTML page from the numbers in the file next to it."""
+"""The report on pruning: figures, and a self-contained HTML page made from the numbers in the JSON file next to it."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,14 +14,14 @@ ABOUT = {
     "output": "that other units can best stand in for, with the weights behind them fitted",
     "random": "drawn at random",
 }
-"""The units that each criterion removes."""
+"""A sentence on the units that each criterion removes."""
 SHOWN = 40
-"""Groups that are drawn: the first ones."""
+"""The maximal number of groups that are plotted. The first groups are plotted."""
 
 
 @of_results
 def prune_page(results: dict[str, Any]) -> str:
-    """Return the page for a file of numbers that `regauge prune` wrote."""
+    """Return the HTML page for a JSON file of results that `regauge prune` wrote."""
     groups, losses = results["groups"], results["losses"]
     figures = {"units": data_uri(units_figure(groups), "svg")} if groups else {}
     figures |= {"losses": data_uri(losses_figure(losses), "svg")} if losses else {}
@@ -37,7 +37,7 @@ def prune_page(results: dict[str, Any]) -> str:
 
 
 def units_figure(groups: Sequence[Mapping[str, Any]]) -> Figure:
-    """Return the share of the kept units of each group, in the order of the network."""
+    """Return a plot of the share of units that each group keeps, in the order of the network."""
     shown = groups[:SHOWN]
     with draw_figure(4.6, 0.9 + 0.26 * len(shown)) as figure:
         axes = figure.add_subplot()
@@ -52,7 +52,7 @@ def units_figure(groups: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 def losses_figure(losses: Mapping[str, Mapping[str, float]]) -> Figure:
-    """Return each metric of the given network, of the network after exact removals, and of the result."""
+    """Return a plot of each metric for the given network, after exact removals, and for the result."""
     metrics = list(next(iter(losses.values())))
     with draw_figure(4.6, 2.4 * len(metrics)) as figure:
         for k, metric in enumerate(metrics):

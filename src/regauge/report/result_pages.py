@@ -1,4 +1,4 @@
-"""Files of results: the numbers as JSON, and the page that shows them."""
+"""Result files: the numbers as JSON, and the HTML page that shows them."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -15,21 +15,21 @@ PAGES: Mapping[str, Callable[[str | Path], str]] = {
     "regauge.judgement": flow_page,
     "regauge.predictor": predictor_page,
 }
-"""The page of each format of results."""
+"""The function that makes the page for each format of results."""
 
 
 def write_page(results: Mapping[str, Any], page: str | Path) -> Path:
-    """Write results as a self-contained page, and their numbers to the same name with `.json`.
+    """Write results as a self-contained HTML page, and their numbers to a file with the same name and suffix `.json`.
 
     Args:
-        results: Results such as `Predictor.results()`; their "format" names the page.
-        page: The page, `.html`; files of both names are replaced.
+        results: Results such as `Predictor.results()`. The "format" of the results determines the page.
+        page: The path of the page, which must end in `.html`. Existing files with both names are replaced.
 
     Returns:
-        The path of the numbers.
+        The path of the JSON file.
 
     Raises:
-        ValueError: There is no page for this format.
+        ValueError: There is no page for this format of results.
     """
     if results.get("format") not in PAGES:
         raise ValueError(f"there is no page for the format {results.get('format')!r}; there are {', '.join(PAGES)}")

@@ -1,4 +1,4 @@
-"""Pictures of shapes, drawn without an engine for graphics."""
+"""Figures of shapes, drawn without a graphics engine."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -18,19 +18,19 @@ from regauge.report.figures import COLORS, draw_figure
 Floats = NDArray[np.floating[Any]]
 
 NEIGHBORS = 16
-"""Points of which the normal of one is found."""
+"""The number of neighbors from which the normal of a point is estimated."""
 LIGHT = np.array([-0.35, 0.65, 0.68]) / np.linalg.norm([-0.35, 0.65, 0.68])
-"""Direction of the light: right, up and toward the viewer."""
+"""The direction of the light: right, up and toward the viewer."""
 REACH = 1.02
-"""Half the width of a picture; shapes lie in the unit ball."""
+"""Half the width of a picture. Shapes lie in the unit ball."""
 
 
 @dataclass(frozen=True)
 class View:
-    """The direction of the parallel rays that project a shape: azimuth about its upward axis and elevation, in degrees.
+    """The direction of the parallel projection of a shape: azimuth about its upward axis and elevation, in degrees.
 
-    At azimuth zero the axis after the upward one points to the viewer. `up`, 0 to 2, is 1 (y) in graphics and 2 (z) in
-    engineering.
+    At azimuth zero, the axis after the upward axis points to the viewer. `up` is the index of the upward axis, 0 to 2.
+    It is usually 1 (y) in graphics and 2 (z) in engineering.
     """
 
     azimuth: float = -35.0
@@ -51,14 +51,14 @@ class View:
 
 
 def shape_figure(shape: Mesh | PointCloud, view: View) -> Figure:
-    """Return one shape by itself."""
+    """Return a figure of a single shape."""
     with draw_figure(3.2, 3.2, "none") as figure:
         draw_shape(figure.add_axes((0.0, 0.0, 1.0, 1.0)), shape, view, COLORS[1])
         return figure
 
 
 def draw_shape(axes: Axes, shape: Mesh | PointCloud, view: View, color: str) -> None:
-    """Draw a shape in an empty square of the unit ball's size."""
+    """Draw a shape in an empty square with the size of the unit ball."""
     axes.set(xlim=(-REACH, REACH), ylim=(-REACH, REACH), aspect="equal")
     axes.set_axis_off()
     if isinstance(shape, Mesh):
@@ -68,9 +68,9 @@ def draw_shape(axes: Axes, shape: Mesh | PointCloud, view: View, color: str) -> 
 
 
 def _draw_points(axes: Axes, seen: Floats, color: str) -> None:
-    """Draw a point cloud; each point is shaded by its normal, estimated from its neighbors, and paler far away.
+    """Draw a point cloud. Each point is shaded by a normal estimated from its neighbors, and far points are paler.
 
-    Markers are about as wide as the points lie apart so that the front hides the back.
+    Markers are about as wide as the distance between points. Therefore the front hides the back.
     """
     seen = seen[np.argsort(seen[:, 2])]
     normals, spacing = _normals(seen)
@@ -83,7 +83,7 @@ def _draw_points(axes: Axes, seen: Floats, color: str) -> None:
 
 
 def _draw_mesh(axes: Axes, seen: Floats, faces: NDArray[np.int64], color: str) -> None:
-    """Draw triangles, each shaded by its normal, beginning with the far triangles."""
+    """Draw triangles from the farthest to the nearest. Each triangle is shaded by its normal."""
     corners = seen[faces]
     normals = np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0])
     normals /= np.maximum(np.linalg.norm(normals, axis=1, keepdims=True), 1e-12)
@@ -107,7 +107,7 @@ def _normals(points: Floats) -> tuple[Floats, float]:
 
 
 def _shade(normals: Floats, depths: Floats, color: str) -> Floats:
-    """Return diffuse light on two-sided surfaces: normals that point away are reversed."""
+    """Return diffuse light on two-sided surfaces. Normals that point away from the viewer are reversed."""
     facing = normals * np.where(normals[:, 2:] < 0, -1.0, 1.0)
     light = np.clip(facing @ LIGHT, 0, 1)
     base, paper = np.array(to_rgb(color)), np.ones(3)

@@ -1,4 +1,4 @@
-"""The page of a symmetry: layers are bands, groups are colored threads through them, frozen axes are gray."""
+"""The page of a symmetry: layers are bands, groups are colored threads across the bands, and frozen axes are gray."""
 
 from typing import Any
 
@@ -10,18 +10,19 @@ from regauge.report.thread_figures import THREADS
 from regauge.report.thread_layout import ThreadLayout, lay_out
 
 LANE, BAND, LEFT = 16, 46, 30
-"""Pixels between two lanes, between two layers, and to the left of the first lane."""
+"""The distances in pixels between two lanes, between two layers, and to the left of the first lane."""
 
 
 def symmetry_page(symmetry: Symmetry, model: str) -> str:
-    """Return the self-contained page of a symmetry.
+    """Return the self-contained HTML page of a symmetry.
 
-    Pointing at a thread, or following the link of a group, highlights the thread and all axes on which the group acts.
-    Pointing at a frozen axis shows the reason, and a list below repeats the reasons.
+    If the reader points at a thread or follows the link of a group, the page highlights the thread and all axes on
+    which the group acts. If the reader points at a frozen axis, the page shows the reason. A list below contains all
+    reasons.
 
     Args:
-        symmetry: A symmetry, with or without sizes.
-        model: The name of the model on the page.
+        symmetry: A symmetry, with or without known sizes.
+        model: The name of the model, which the page shows.
     """
     layout = lay_out(symmetry.groups, symmetry.shapes, symmetry.frozen, symmetry.readers)
     numbers = {thread.group.name: k for k, thread in enumerate(layout.threads)}
@@ -59,7 +60,7 @@ def symmetry_page(symmetry: Symmetry, model: str) -> str:
 
 
 def _threads(layout: ThreadLayout) -> list[dict[str, Any]]:
-    """Return the lines and dots of threads, in pixels."""
+    """Return the lines and dots of the threads, in pixels."""
     found = []
     for k, thread in enumerate(layout.threads):
         group = thread.group

@@ -1,4 +1,4 @@
-"""The symmetry of a model as a picture: layers are bands, groups are threads through them."""
+"""A figure of a model's symmetry: layers are bands, and groups are threads across the bands."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -10,11 +10,11 @@ from regauge.report.figures import COLORS, INK, MISSING, MUTED, draw_figure
 from regauge.report.thread_layout import lay_out
 
 THREADS = 7
-"""Colors of threads; gray is for what is frozen."""
+"""The colors of threads. Gray is used for frozen axes."""
 FEW = 60
-"""Most layers with large letters."""
+"""The maximal number of layers for which letters are large."""
 WORDS = 64
-"""Most letters about the groups that begin at a layer."""
+"""The maximal number of letters on the groups that begin at a layer."""
 
 
 def threads_figure(
@@ -23,10 +23,10 @@ def threads_figure(
     frozen: Sequence[Frozen],
     readers: Collection[tuple[str, int]],
 ) -> Figure:
-    """Draw a layer in each row and a group in each color; full dots mark writers of its units, and rings readers.
+    """Plot a layer in each row and a group in each color.
 
-    Gray squares mark layers with an axis that no group moves. The names of groups are at the beginnings of their
-    threads.
+    Full dots mark layers that compute a group's units, and rings mark layers that read them. Gray squares mark layers
+    with an axis on which no group acts. The names of groups are written where their threads begin.
     """
     layout = lay_out(groups, shapes, frozen, readers)
     count, lanes = len(layout.bands), layout.lanes
@@ -76,7 +76,7 @@ def threads_figure(
 
 
 def _name(groups: Sequence[Group]) -> str:
-    """Return the names and kinds of groups that begin at a layer, as many as fit."""
+    """Return the names and kinds of the groups that begin at a layer, as many as fit."""
     parts = [f"{group.name} ({group.kind})" for group in groups]
     shown = [part for k, part in enumerate(parts) if len(", ".join(parts[: k + 1])) <= WORDS]
     if not shown:

@@ -1,4 +1,4 @@
-"""The layout of a symmetry as threads through layers: the band of each layer, and the lane of each group."""
+"""The layout of a symmetry as threads across layers: the band of each layer, and the lane of each group."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from regauge.core.groups import Frozen, Group
 
 @dataclass(frozen=True)
 class Mark:
-    """A place where a group acts on a layer; `is_read` if the layer sums over the units."""
+    """A layer on which a group acts. `is_read` is true if the layer sums over the units."""
 
     band: int
     parameter: str
@@ -18,7 +18,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Thread:
-    """A group with its lane; its marks go from the first layer to the last one."""
+    """A group with its lane and its marks, from the first layer to the last."""
 
     group: Group
     lane: int
@@ -26,13 +26,13 @@ class Thread:
 
     @property
     def ends(self) -> tuple[int, int]:
-        """The first and the last band."""
+        """The indices of the first and the last band."""
         return self.marks[0].band, self.marks[-1].band
 
 
 @dataclass(frozen=True)
 class ShownAxis:
-    """An axis in the picture: its size, the indices of the threads on it, and the reason if it is frozen."""
+    """An axis in the figure: its size, the indices of the threads on it, and the reason if it is frozen."""
 
     number: int
     size: int
@@ -42,32 +42,32 @@ class ShownAxis:
 
 @dataclass(frozen=True)
 class Band:
-    """A layer: its name, and its parameters by their own names with their axes."""
+    """A layer: its name, and its parameters (by their names within the layer) with their axes."""
 
     name: str
     parameters: Mapping[str, tuple[ShownAxis, ...]]
 
     @property
     def axes(self) -> tuple[ShownAxis, ...]:
-        """The axes of all parameters."""
+        """The axes of all parameters of the layer."""
         return tuple(axis for axes in self.parameters.values() for axis in axes)
 
     @property
     def is_pinned(self) -> bool:
-        """Whether an axis is frozen."""
+        """Whether an axis of the layer is frozen."""
         return any(axis.reasons for axis in self.axes)
 
 
 @dataclass(frozen=True)
 class ThreadLayout:
-    """Layers in their order, and the groups that run through them; groups that act on nothing are left out."""
+    """The layers in their order, and the groups that act on them. Groups that act on no layer are excluded."""
 
     bands: tuple[Band, ...]
     threads: tuple[Thread, ...]
 
     @property
     def lanes(self) -> int:
-        """Number of lanes."""
+        """The number of lanes."""
         return max((thread.lane + 1 for thread in self.threads), default=0)
 
 
@@ -77,7 +77,7 @@ def lay_out(
     frozen: Sequence[Frozen],
     readers: Collection[tuple[str, int]],
 ) -> ThreadLayout:
-    """Lay out threads from top to bottom; a lane is reused below the last layer of a thread."""
+    """Lay out threads from top to bottom. Below the last layer of a thread, its lane is used again."""
     places = [place for group in groups for place in group.placements]
     known = [(place.parameter, place.axis) for place in places] + [(row.parameter, row.axis) for row in frozen]
     ranks = {name: len(shape) for name, shape in shapes.items()}

@@ -1,1 +1,1 @@
-"""Costs from the activations of networks: statistics that are accumulated batch by batch."""
+"""Costs computed from the activations of networks: statistics that are accumulated batch by batch."""

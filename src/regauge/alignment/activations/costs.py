@@ -1,4 +1,4 @@
-"""Activations of two networks as tensors on which a symmetry acts, for coordinate ascent."""
+"""Activations of two networks as tensors on which a symmetry acts, in the form that coordinate ascent needs."""
 
 import copy
 import math
@@ -20,22 +20,22 @@ from regauge.core.task import Task, arguments
 from regauge.discovery.activations import Activations, activations
 
 CONSTANT_ACTIVATION = 1e-6
-"""A unit whose standard deviation is below this share of its mean counts as constant."""
+"""A unit counts as constant if its standard deviation is below this share of its mean."""
 
 
 @dataclass
 class CrossMoments:
-    """Running means, variances and cross products of the units of two networks.
+    """Running means, variances and cross products of the units of two networks, accumulated over batches.
 
-    Batches are merged by the pairwise update of Chan et al. Products of centered values have the precision of the
-    values, and sums over batches are in float64. Up to rounding, the result does not depend on the split of the data
-    into batches. No batch is kept.
+    Batches are merged by the pairwise update of Chan et al. Products of centered activations have the precision of the
+    activations, and sums over batches are in float64. Up to rounding, the result does not depend on how the data are
+    split into batches. No batch is kept in memory.
 
     Attributes:
-        count: Number of samples so far.
-        means: Mean of every unit in both networks, `[2, units]`.
-        squares: Sums of squared deviations from the means, `[2, units]`.
-        products: Sums of products of the deviations, `[units of the first network, units of the second]`.
+        count: The number of samples so far.
+        means: The mean of every unit in both networks, `[2, units]`.
+        squares: The sums of squared deviations from the means, `[2, units]`.
+        products: The sums of products of the deviations, `[units of the first network, units of the second]`.
 
     References:
         Chan, Golub and LeVeque (1983), Algorithms for computing the sample variance, equations 1.5 and 3.1.
@@ -47,7 +47,7 @@ class CrossMoments:
     products: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.float64))
 
     def update(self, a: Tensor, b: Tensor) -> None:
-        """Add one batch, `[units, samples]` of both networks for the same inputs."""
+        """Add one batch of activations, `[units, samples]` for each network, computed from the same inputs."""
         samples = a.shape[1]
         if not samples:
             return
@@ -67,24 +67,25 @@ class CrossMoments:
         self.count = total
 
     def covariance(self) -> tuple[Tensor, Tensor]:
-        """Return covariances of all pairs, and variances, in the form of `correlation`."""
+        """Return the covariances of all pairs of units, and the variances, in the form that `correlation` returns."""
         return self.products / self.count, (self.squares / self.count).cpu()
 
     def product(self) -> tuple[Tensor, Tensor]:
-        """Return the mean products of all pairs, without centering, and mean squares, in the form of `correlation`."""
+        """Return the mean products of all pairs without centering, and the mean squares, in `correlation`'s form."""
         products = self.products / self.count + torch.outer(self.means[0], self.means[1])
         return products, (self.squares / self.count + self.means.square()).cpu()
 
     def correlation(self, classes: Tensor) -> tuple[Tensor, Tensor]:
-        """Return correlations of all pairs, which are zero if a unit never varies.
+        """Return the correlations of all pairs of units. A unit that never varies has correlation zero.
 
         Args:
-            classes: The index of the class of each unit. The units of a class share their mean variance. With one class
-                for each unit, the results are Pearson's correlations. Units that a rotation mixes belong to one class.
+            classes: The class index of each unit. All units of a class are normalized by their mean variance. If each
+                unit is a class of its own, the results are Pearson's correlations. If a rotation mixes units, they must
+                belong to one class.
 
         Returns:
             The inner products of normalized units, `[units of the first network, units of the second]`, and the squared
-            norms of these units, `[2, units]` on the CPU.
+            norms of normalized units, `[2, units]` on the CPU.
         """
         sums = torch.zeros_like(self.squares).index_add(1, classes, self.squares)
         deviations = (sums / torch.bincount(classes, minlength=len(classes)).clamp(min=1)).sqrt()[:, classes]
@@ -99,15 +100,16 @@ Statistic = Literal["correlation", "covariance", "product"]
 
 @dataclass(frozen=True)
 class ValuePart:
-    """Groups that act together on a piece of an intermediate value.
+    """Groups that act jointly on part of an intermediate value.
 
     Attributes:
-        name: The value.
-        axes: The axes that the groups act on, with the range of each axis: first index and length.
-        units: The index of each unit's values, `[units, m]`, if the groups act on a single axis and no group is nested.
-        groups: Names of the groups with their placements on the joint axis. The joint axis is the axis of units, or the
-            product of the ranges.
-        size: Length of the joint axis.
+        name: The name of the value.
+        axes: The axes on which the groups act, with the range of indices on each axis: first index and length.
+        units: The indices of each unit's entries, `[units, m]`, if the groups act on a single axis and no group is
+            nested.
+        groups: The names of the groups, with their placements on the joint axis. The joint axis is the unit axis, or
+            the product of the ranges.
+        size: The length of the joint axis.
     """
 
     name: str
@@ -128,14 +130,16 @@ class ValuePart:
 
 @dataclass(frozen=True)
 class ActivationCosts:
-    """Activations as tensors on which groups act, with an objective that is an inner product with a moved identity.
+    """Activations as tensors on which groups act.
+
+    The objective is the inner product with a transformed identity matrix.
 
     Attributes:
-        symmetry: The symmetry of the networks with its groups placed on these tensors as well.
-        a: Correlations, covariances or mean products, first network against second, summed over values on which groups
-            act in the same way.
-        b: Identity matrices.
-        reach: An upper bound of the objective, which is reached if every unit is correlated perfectly.
+        symmetry: The symmetry of the networks, whose groups also have placements on these tensors.
+        a: Correlations, covariances or mean products between the first network and the second. Values on which groups
+            act in the same way are summed.
+        b: The identity matrices on which elements act.
+        reach: An upper bound of the objective. The bound is reached if every unit has a perfectly correlated partner.
     """
 
     symmetry: Symmetry
@@ -151,12 +155,12 @@ def activation_costs(
     task: Task,
     statistic: Statistic = "correlation",
 ) -> ActivationCosts:
-    """Run both networks once over the data of a task, whose module was given to `traces`.
+    """Run both networks once over the data of a task. `traces` must have been made for the task's module.
 
     Raises:
         TraceError: The task's module cannot be traced.
-        ValueError: There are no batches, the module fails on one, batches of different shapes take different paths
-            through the module, or activations are not finite.
+        ValueError: There are no batches, the module fails on one, the traces of batches with different shapes disagree,
+            or activations are not finite.
     """
     networks = [
         {name: t.detach().to(traces.dtype) if t.is_floating_point() else t for name, t in params.items()}
@@ -185,9 +189,9 @@ def activation_costs(
 
 
 class Traces:
-    """Traces of a module in one precision, one trace for each shape of a batch.
+    """Traces of a module in one precision, with one trace for each batch shape.
 
-    A trace records the values that layers read or, with `only_read=False`, all values on which groups act.
+    A trace records the values that layers read. With `only_read=False`, it records all values on which groups act.
     """
 
     def __init__(
@@ -227,10 +231,10 @@ class Traces:
 
 
 def parts_of(symmetry: Symmetry, names: Sequence[str]) -> list[ValuePart]:
-    """Return the pieces of values on which groups act together.
+    """Return the parts of values on which groups act jointly.
 
-    Values with several axes that move independently are left out, because their cross products would be too large for
-    the information that they hold. Values to which shifts add constants are left out as well.
+    If several axes of a value transform independently, the value is excluded. The cross products of such a value would
+    be too large for the information that they contain. Values to which shifts add constants are also excluded.
     """
     result: list[ValuePart] = []
     for name in names:
@@ -245,7 +249,7 @@ def parts_of(symmetry: Symmetry, names: Sequence[str]) -> list[ValuePart]:
 
 
 def _components(sites: Sequence[Site]) -> list[list[Site]]:
-    """Collect sites in parts; sites of one part share positions of an axis, or one is repeated within another."""
+    """Group sites into parts. Sites of one part share positions on an axis, or one is repeated within another."""
 
     def is_linked(x: Site, y: Site) -> bool:
         if x.placement.axis == y.placement.axis:
@@ -288,7 +292,10 @@ def _part(name: str, sites: Sequence[Site], shape: tuple[int, ...]) -> ValuePart
 
 
 def _bare(place: Placement, start: int, stride: int, repeats: tuple[tuple[int, int], ...]) -> Placement:
-    """Return a placement on the joint axis. Scales stay at one, and a rotation is its own inverse transpose."""
+    """Return a placement on the joint axis.
+
+    The placement has no scales, and a rotation replaces its inverse transpose because both are equal.
+    """
     scale = (0,) * len(place.scale)
     return Placement("", 0, start, stride, repeats, False, scale, place.sign, place.parity, place.shift)
 
@@ -296,7 +303,7 @@ def _bare(place: Placement, start: int, stride: int, repeats: tuple[tuple[int, i
 def _collect(
     symmetry: Symmetry, parts: Sequence[ValuePart], moments: Sequence[CrossMoments], statistic: Statistic
 ) -> ActivationCosts:
-    """Collect values on which groups act in the same way in one tensor, and place the groups on it."""
+    """Combine values on which groups act in the same way into one tensor, and place the groups on this tensor."""
     names = {groups: f"%{k}" for k, groups in enumerate(dict.fromkeys(part.groups for part in parts))}
     more: dict[str, list[Placement]] = {group.name: [] for group in symmetry.groups}
     for places, name in names.items():
@@ -326,7 +333,7 @@ def _collect(
 
 
 def _classes(sites: Sequence[Site], size: int) -> tuple[Tensor, Tensor]:
-    """Return the class of each index of a joint axis, one class per copy of a matrix, and a mask of moved indices."""
+    """Return the class of each index of a joint axis (one per matrix copy) and a mask of indices with an action."""
     classes, is_covered = torch.arange(size), torch.zeros(size, dtype=torch.bool)
     for site in sites:
         is_covered[site.positions] = True
@@ -347,6 +354,6 @@ def _require_finite(values: Mapping[str, Tensor], which: str) -> None:
 
 
 def precision_of(*networks: Mapping[str, Tensor]) -> torch.dtype:
-    """Return the dtype in which both networks run: float64 if either has it, else float32."""
+    """Return the dtype in which both networks run: float64 if either network has it, and otherwise float32."""
     dtypes = [t.dtype for params in networks for t in params.values() if t.is_floating_point()]
     return torch.float64 if torch.float64 in dtypes else torch.float32

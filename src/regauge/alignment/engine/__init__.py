@@ -1,1 +1,1 @@
-"""Coordinate ascent over the groups of a symmetry, for one pair of networks or many at once."""
+"""Coordinate ascent over the groups of a symmetry, for one pair of networks or many pairs at once."""

@@ -1,18 +1,19 @@
-"""Coordinate ascent over the groups of a symmetry, for many pairs of networks at once; all methods share it.
+"""Coordinate ascent over the groups of a symmetry, for many pairs of networks at once. All methods use it.
 
-Given two dictionaries of tensors and a symmetry that acts on the second, it climbs
+The inputs are two dictionaries of tensors and a symmetry that acts on the second. The ascent maximizes
 
     J(g) = <a, g b> - (|g b|^2 - |b|^2) / 2
 
-one family of groups at a time, each step an exact `closest`. Permutations, signs and rotations keep the norm, so J is
-the inner product of the two networks. Half-period shifts change the norm. With shifts, J is half the negative squared
-distance, up to a constant. Matching methods differ only in the tensors that they put into the dictionaries: weights,
-activations, or means and standard deviations.
+over one family of groups at a time. Each step is an exact `closest`. Permutations, signs and rotations keep the norm.
+For them, J is the inner product of the two networks. Half-period shifts change the norm. If there are shifts, J is
+minus half the squared distance, up to a constant. Matching methods differ only in which tensors the dictionaries
+contain: weights, activations, or means and standard deviations.
 
-All tensors have one leading axis of pairs, of length one for a single pair. Every pair has a separate order of families
-and separate dirty flags. A step works only on the pairs that need it, so converged pairs cost nothing. The best value
-of a family is absolute: it is computed from second networks that all *other* families have moved. Families with nested
-groups instead take steps relative to their current value.
+All tensors have one leading pair axis, whose length is one for a single pair. Every pair has its own order of families
+and its own flags for families to be searched. A step processes only the pairs that need it, and converged pairs cost
+nothing. The best value of a family is not relative to its current value: it is computed from second networks to which
+only the *other* families have been applied. Families with nested groups are different. Such families take steps
+relative to their current value.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -37,29 +38,33 @@ if TYPE_CHECKING:
     from regauge.alignment.engine.searches import Launch
 
 ROUNDING = 16
-"""A step that moves every unit must gain this many roundings of the objective's scale, others less in proportion."""
+"""The gain, in roundings of the objective's scale, that a step needs if it changes every unit.
+
+Other steps need proportionally less.
+"""
 SLACK = 4
-"""An order stays as it is unless another one is better by more than this many roundings of the objective."""
+"""A permutation is kept unless another one is better by more than this many roundings of the objective."""
 DAMPING = (0.1, 0.3, 1.0, 3.0)
-"""Strengths of damping, tried when a group acts on two axes of one tensor and the full step fails."""
+"""The damping strengths that are tried if a group acts on two axes of one tensor and the full step fails."""
 
 Solve = Callable[[Family, Tensors, Tensors], tuple[Element, Tensor]]
-"""The best element of one family for each pair, and what it gains over the identity."""
+"""A function that returns the best element of one family for each pair, and its gain over the identity."""
 Rows = Int64[Tensor, " row"]
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Neighborhoods:
-    """Families of groups, and the dependencies between the families.
+    """Families of groups, and how the best value of one family depends on others.
 
     Attributes:
-        families: The families whose elements are chosen.
+        families: The families to optimize.
         coupled: For each family, whether it acts on two axes of one tensor.
         neighbors: For each family, the families whose best value depends on it.
-        sign_pairs: Families whose signs are chosen together at the end.
-        others: For the tensors of each family, the sites of other families on them, by the index of the other family.
-        near: For each family, the indices of the families that act on its tensors.
+        sign_pairs: Pairs of families whose signs are optimized jointly at the end.
+        others: For the tensors of each family, the sites of other families on these tensors, by the index of the other
+            family.
+        near: For each family, the indices of the families that act on the same tensors.
     """
 
     families: tuple[Family, ...]
@@ -71,7 +76,7 @@ class Neighborhoods:
 
     @classmethod
     def of(cls, families: Sequence[Family]) -> "Neighborhoods":
-        """Find the dependencies of families, whose sites ignore the leading axis of the tensors."""
+        """Find the dependencies between families. The sites of the families ignore the leading axis of the tensors."""
         coupled = tuple(bool(coupled_tensors(family)) for family in families)
         neighbors = tuple(
             tuple(
@@ -89,21 +94,21 @@ class Neighborhoods:
 
 
 class Ascent:
-    """One climb for each pair. All tensors have one leading axis of pairs.
+    """One climb for each pair of networks. All tensors have one leading axis of pairs.
 
     Args:
-        around: The families that are chosen, and the dependencies between them.
-        a: First networks.
-        b: Second networks.
-        solve: Solves a family with nested groups.
-        start: The initial elements, a batch without positive scales; the identity by default.
-        tolerance: A step must gain more than this share of `sum |a| |b|` of its pair.
-        searches: The number of families that are searched at the same time, if none of them depends on another.
+        around: The families to optimize, and the dependencies between them.
+        a: The first networks.
+        b: The second networks.
+        solve: A function that optimizes a family with nested groups.
+        start: A batch of initial elements without positive scales. Default: the identity.
+        tolerance: A step is taken only if it gains more than this share of the pair's `sum |a| |b|`.
+        searches: The number of families that are searched at the same time if they do not depend on one another.
 
     Attributes:
-        networks: The networks, and the current element of every pair.
-        pairs: Number of pairs.
-        gained: The gain of all steps so far.
+        networks: The networks, and the current element of each pair.
+        pairs: The number of pairs.
+        gained: The total gain of all steps so far.
     """
 
     def __init__(
@@ -134,10 +139,10 @@ class Ascent:
         self.gained: Float64[Tensor, " pair"] = torch.zeros(self.pairs, dtype=torch.float64)
 
     def sweep(self, rows: Rows) -> Bool[Tensor, " row"]:
-        """Improve once every family of these pairs whose neighbors moved; return which of the pairs moved.
+        """Search once each family that has changed neighbors, for these pairs. Return which of the pairs changed.
 
-        Families that do not depend on one another are searched at the same time. Their steps are accepted in the order
-        of the families so that the result is the same as with one search after another.
+        Families that do not depend on one another are searched at the same time. Steps of the families are accepted in
+        the order of the families. So the result is the same as that of consecutive searches.
         """
         before = self.gained[rows]
         waiting: dict[int, Callable[[], None]] = {}
@@ -161,7 +166,7 @@ class Ascent:
         return self.gained[rows] > before
 
     def _searching(self) -> AbstractContextManager["Launch"]:
-        """Start searches within this context in threads, or run each of them immediately."""
+        """Start searches in threads within this context, or run each search immediately."""
         if self._searches == 1 or not self.networks.a:
             return nullcontext(_at_once)
         from regauge.alignment.engine.searches import searching  # matching on a CPU does not need it
@@ -169,7 +174,10 @@ class Ascent:
         return searching(self._searches, next(iter(self.networks.a.values())).device)
 
     def climb(self, rows: Rows, max_sweeps: int) -> tuple[Rows, list[Tensor]]:
-        """Sweep until nothing moves; return the pairs that moved in the last sweep, and `gained` after each sweep."""
+        """Sweep until no pair changes.
+
+        Return the pairs that changed in the last sweep, and `gained` after each sweep.
+        """
         gained: list[Tensor] = []
         while len(rows) and len(gained) < max_sweeps:
             is_moving = self.sweep(rows)
@@ -180,16 +188,17 @@ class Ascent:
         return rows, gained
 
     def start_from_barycenter(self, first: Collection[str] = ()) -> None:
-        """Choose every family once, while families that are not yet chosen are replaced by their average.
+        """Choose every family once. Families that are not chosen yet are replaced by the average over their elements.
 
-        The average of a permutation over its group is the uniform doubly stochastic matrix. The average of signs and of
-        rotations is zero. In each pair, the family whose cost is best known (through inputs, outputs and chosen
-        families) comes first. Coordinate ascent from the identity ends in poor local optima on residual networks,
-        because most of the first costs of these networks is noise. Rotations are chosen before all other families, from
-        values that no other family changes; see `first_rotations`.
+        The average of a permutation over its group is the uniform doubly stochastic matrix. The average of signs or
+        rotations is zero. For each pair of networks, the family whose cost is known best comes first. Inputs, outputs
+        and chosen families determine the known part. On residual networks, coordinate ascent from the identity ends in
+        poor local optima, because most of the first costs are noise. Rotations are chosen before all other families,
+        from tensors that no other family changes; see `first_rotations`.
 
         Args:
-            first: Roots of families that are chosen before all others; they come first in later sweeps, too.
+            first: The roots of families that are chosen before all others. These families also come first in later
+                sweeps.
         """
         rows, numbers = torch.arange(self.pairs), {f.root.name: k for k, f in enumerate(self._families)}
         rotated = [self._families[k].root for k in self._costs if self._families[k].root.matrix == "orthogonal"]
@@ -225,10 +234,10 @@ class Ascent:
         self._order = order
 
     def aim_at(self, a: Tensors) -> None:
-        """Replace tensors of the first networks and go on from the current element; names missing in `a` stay the same.
+        """Replace tensors of the first networks, and continue from the current element.
 
-        Only families that act on these names are searched again, from the potentials of their last search. `gained`
-        keeps counting the same gains.
+        Names that `a` lacks are unchanged. Only families that act on the replaced tensors are searched again, from the
+        potentials of their last search. `gained` continues to count the gains of all steps.
         """
         self.networks.a |= a
         self._measure(a)
@@ -239,7 +248,7 @@ class Ascent:
                 self._costs[k].aim_at(a.keys())
 
     def objectives(self) -> Float64[Tensor, " pair"]:
-        """Return the objective, recomputed without accumulated rounding errors."""
+        """Return the objective, computed anew without accumulated rounding errors."""
         return self.networks.objectives(self.networks.second())
 
     def _measure(self, a: Tensors) -> None:
@@ -251,11 +260,11 @@ class Ascent:
         self._rounding = sum((norm * eps[name] for name, norm in self._norms.items()), none)
 
     def _least(self, rows: Rows, roundings: float | Tensor) -> Float64[Tensor, " row"]:
-        """Return the gain that a step must exceed: the larger of the tolerance and the rounding of the objective."""
+        """Return the gain that a step must exceed: the larger of the tolerance and the objective's rounding."""
         return torch.maximum(self._scale[rows] * self._tolerance, self._rounding[rows] * roundings)
 
     def _improve(self, k: int, rows: Rows, start: "Launch") -> Callable[[], None]:
-        """Search the best step of a family; return a function that takes the step for the pairs in which it gains."""
+        """Search the best step of a family. Return a function that takes the step for the pairs in which it gains."""
         cost, current, slack = self._costs[k].cost(rows), self._value(k, rows), self._least(rows, SLACK)
 
         def search() -> tuple[Value, Tensor]:
@@ -277,10 +286,10 @@ class Ascent:
     def _accept_coupled(
         self, k: int, rows: Rows, cost: Cost, current: Value, found: Value, is_open: Bool[Tensor, " row"]
     ) -> None:
-        """Take a step, or a shorter step, if it raises the exact objective, which is quadratic in the group.
+        """Take a full or a shorter step if it raises the exact objective, which is quadratic in this group.
 
-        The cost is the linear model of the objective at the current value. The objective may be lower at the maximum of
-        the model. The step is then shortened.
+        The cost is the linear model of the objective at the current value. At the maximum of this model, the objective
+        may be lower. In this case, the step is shortened.
         """
         family, least = self._families[k], self._least(rows, ROUNDING * _changed_share(current, found))
         before = self._objectives(family, rows) if bool(is_open.any()) else torch.zeros_like(least)
@@ -296,7 +305,7 @@ class Ascent:
             is_open &= ~self._accept(k, rows, value, gain, least)
 
     def _accept(self, k: int, rows: Rows, value: Value, gain: Tensor, least: Tensor) -> Bool[Tensor, " row"]:
-        """Set the value of a family in the pairs in which it gains enough; return these pairs."""
+        """Set the value of a family for the pairs in which it gains enough. Return these pairs."""
         better = gain > least
         if bool(better.all()):
             self._write(k, rows, value)
@@ -310,7 +319,7 @@ class Ascent:
         return self.networks.objectives(self.networks.moved(family.sites, rows), rows)
 
     def _improve_nested(self, k: int, rows: Rows, start: "Launch") -> Callable[[], None]:
-        """Search a step of a nested family; return a function that takes the step in pairs with an exact gain."""
+        """Search a step of a nested family. Return a function that takes the step for pairs with a true gain."""
         family = self._families[k]
         a = {name: at(self.networks.a[name], rows) for name in family.sites}
         b = self.networks.moved(family.sites, rows)
@@ -333,7 +342,7 @@ class Ascent:
         return accept
 
     def _join_signs(self, rows: Rows) -> Bool[Tensor, " row"]:
-        """Choose the signs of two families that share an axis together; return which of the pairs gained."""
+        """Optimize the signs of two families that share an axis jointly. Return which of the pairs gained."""
         before = self.gained[rows]
         for pair in self._around.sign_pairs:
             names = list(pair.sites)
@@ -347,7 +356,7 @@ class Ascent:
         return self.gained[rows] > before
 
     def _multiply(self, k: int, rows: Rows, sign: Tensor) -> None:
-        """Multiply the current signs of a family's root."""
+        """Multiply the signs of a family's root by further signs."""
         family, current = self._families[k], self.networks.value(self._families[k].root.name, rows)
         if k in self._costs:
             assert current.sign is not None
@@ -358,11 +367,11 @@ class Ascent:
         self._soil(k, rows)
 
     def _whole(self, family: Family, step: Element) -> Element:
-        """Return a step, completed by the identity for groups of the family that it lacks."""
+        """Return a step as a full element, with the identity for groups of the family that it lacks."""
         return complete(family, {group.name: step[group.name] for group in family.members}, step.batch)
 
     def _choose(self, k: int, rows: Rows, unknown: Sequence[int]) -> None:
-        """Set a family to its best value while others are unknown, even if the objective falls."""
+        """Set a family to its best value while other families are unknown, even if the objective decreases."""
         family = self._families[k]
         hidden = {name: self._hidden(k, name, unknown) for name in family.sites}
         if k in self._costs:
@@ -391,7 +400,7 @@ class Ascent:
         return [site for number in unknown if number in others for site in others[number]]
 
     def _anchored(self, k: int, unknown: Sequence[int]) -> Float64[Tensor, " pair"]:
-        """Return the share of the tensors of a family that families not yet chosen cannot change."""
+        """Return the share of a family's tensors that families without a chosen value cannot change."""
         near = tuple(other for other in unknown if other in self._around.near[k])
         if (k, near) not in self._shares:
             known, total = torch.zeros_like(self._scale), torch.zeros_like(self._scale)
@@ -402,7 +411,7 @@ class Ascent:
         return self._shares[k, near]
 
     def _known_norms(self, name: str, hidden: Sequence[Site]) -> Float64[Tensor, " pair"]:
-        """Return the product of a tensor's norms in both networks, averaged over the groups at some sites."""
+        """Return the product of a tensor's norms in both networks, after averaging over the groups at some sites."""
         if not hidden:
             return self._norms[name]
         key = (name, frozenset((site.group.name, site.placement.axis) for site in hidden))
@@ -432,7 +441,7 @@ def _at_once(work: Callable[[], T]) -> Callable[[], T]:
 
 
 def _changed_share(old: Value, new: Value) -> Float64[Tensor, " pair"]:
-    """Return the share of units that a step moves; a rotation moves all units."""
+    """Return the share of units that a step changes. A rotation changes all units."""
     changed: Tensor | None = None
     before = dict(old.items())
     for part, tensor in new.items():
@@ -446,8 +455,9 @@ def _changed_share(old: Value, new: Value) -> Float64[Tensor, " pair"]:
 
 
 def _held_back(cost: Cost, current: Value, damping: float) -> Cost:
-    """Return the cost with a bonus for the current value of each pair, which makes steps smaller and the linear model
-    better.
+    """Return the cost plus a bonus for the current value of each pair.
+
+    Steps are then smaller, and the linear model is better.
     """
     # <g, C> + d <g, g_now>: all elements have one norm, so the second term is a penalty -d |g - g_now|^2 / 2.
     held: dict[Character, Tensor] = {}
@@ -467,20 +477,21 @@ def _held_back(cost: Cost, current: Value, damping: float) -> Cost:
 
 
 MAX_SWEEPS = 20
-"""Most sweeps of each climb."""
+"""The maximal number of sweeps in each climb."""
 
 
 def climb_from_two_starts(families: Sequence[Family], a: Tensors, b: Tensors, solve: Solve) -> tuple[Element, Tensor]:
-    """Find one element for each problem by ascent from the identity and from the barycenter.
+    """Find one element for each problem by two ascents, one from the identity and one from the barycenter.
 
     Args:
-        families: The families. They share tensors so that the best value of one family depends on the others.
-        a: First networks, `[problem, ...]`.
-        b: Second networks.
-        solve: Solves a family with nested groups while the other families stay.
+        families: The families. The families act on common tensors, so the best value of one family depends on the
+            others.
+        a: The first networks, `[problem, ...]`.
+        b: The second networks.
+        solve: A function that optimizes a family with nested groups while the other families are fixed.
 
     Returns:
-        The better result of each problem, and its gain over the identity, which is never negative.
+        The better result for each problem, and its gain over the identity, which is never negative.
     """
     around = Neighborhoods.of(families)
     ends = [Ascent(around, a, b, solve), Ascent(around, a, b, solve)]
@@ -493,7 +504,7 @@ def climb_from_two_starts(families: Sequence[Family], a: Tensors, b: Tensors, so
 
 
 def _other_sites(families: Sequence[Family], k: int) -> dict[str, dict[int, list[Site]]]:
-    """Return the sites of other families on the tensors of family k, by tensor and index of the family."""
+    """Return the sites of other families on the tensors of family k, by tensor name and family index."""
     own = {group.name for group in (*families[k].members, *families[k].fixed)}
     result: dict[str, dict[int, list[Site]]] = {}
     for number, other in enumerate(families):

@@ -1,4 +1,4 @@
-"""Climbs of many pairs at once, in portions that bound the memory, and the best of several climbs for each pair."""
+"""Climbs of many pairs at once, in chunks that limit the memory, and the choice of the best climb for each pair."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,9 +20,12 @@ from regauge.core.remembered import remembered
 from regauge.core.symmetry import Symmetry
 
 PORTION_PAIRS = 256
-"""Most pairs at a time: beyond this nothing is gained, and the caches are left."""
+"""The maximal number of pairs in a chunk. Larger chunks are not faster, because they exceed the caches."""
 PORTION_BYTES = 3 << 23
-"""Most bytes of both networks of the pairs at a time, unless one pair has more; costs take a few times that."""
+"""The maximal number of bytes of both networks in a chunk, unless one pair needs more.
+
+Costs need a few times as much.
+"""
 
 
 T = TypeVar("T")
@@ -30,14 +33,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Climbs:
-    """One climb for each pair.
+    """The results of one climb for each pair.
 
     Attributes:
-        element: The end of the climb, a batch over all groups.
-        objective: The objective there.
-        history: The objective at the start and after each sweep; pairs that ended earlier repeat their last value.
-        is_converged: Whether nothing moved in the last sweep.
-        moved: Tensors of the second networks, already moved by `element`, bit for bit as by the action.
+        element: The element at the end of each climb, as a batch over all groups.
+        objective: The objective at this element.
+        history: The objective at the start and after each sweep. Pairs that ended earlier repeat their last objective.
+        is_converged: Whether no group changed in the last sweep.
+        moved: Tensors of the second networks after `element` was applied, with the same bits as `Symmetry.act` returns.
     """
 
     element: Element
@@ -59,7 +62,7 @@ class Climbs:
         )
 
     def but(self, rows: Tensor, other: "Climbs") -> "Climbs":
-        """Return these climbs, with the climbs of the pairs `rows` replaced by `other`."""
+        """Return these climbs, after `other` has replaced the climbs of the pairs `rows`."""
         if len(rows) == len(self.objective):
             return other
         steps = max(len(self.history), len(other.history))
@@ -72,12 +75,12 @@ class Climbs:
         )
 
     def lift(self, offset: Tensor) -> "Climbs":
-        """Add a number to the objective of each pair, at the end of the climb and in the history."""
+        """Add a number to each pair's objective, both at the end of the climb and in the history."""
         return replace(self, objective=self.objective + offset, history=self.history + offset)
 
 
 def portions(*networks: Mapping[str, Tensor]) -> Iterator[slice]:
-    """Yield slices of pairs that bound the memory in use; every tensor has a leading axis of pairs."""
+    """Yield slices of pairs that limit the memory. Every tensor has a leading pair axis."""
     count = len(next(iter(networks[0].values())))
     each = sum(t.numel() * t.element_size() for params in networks for t in params.values()) // max(1, count)
     size = max(1, min(PORTION_PAIRS, PORTION_BYTES // max(1, each)))
@@ -87,10 +90,10 @@ def portions(*networks: Mapping[str, Tensor]) -> Iterator[slice]:
 
 
 def side_by_side(work: Callable[[slice], T], parts: Sequence[slice]) -> list[T]:
-    """Return the results of `work` on all parts, which run in parallel, one for each thread of torch.
+    """Return the results of `work` on all parts, computed in parallel with one part per torch thread.
 
-    The operations of a climb are too small to be shared among threads. It is faster if each thread climbs with
-    different pairs. The number of threads is restored afterwards.
+    The operations of a climb are too small to be divided among threads. Climbing is faster if each thread processes
+    different pairs. Torch's number of threads is restored afterwards.
     """
     threads = min(torch.get_num_threads(), len(parts))
     if threads < 2:
@@ -118,16 +121,16 @@ def climb(
     max_sweeps: int = 100,
     tolerance: float = 1e-9,
 ) -> Climbs:
-    """Climb with all pairs at once; see `Ascent` for the objective and the steps.
+    """Run climbs for all pairs at once; see `Ascent` for the objective and the steps.
 
     Args:
-        symmetry: The symmetry, with every size known.
-        a: Compared tensors of the first networks, `[pair, ...]`.
-        b: Compared tensors of the second networks.
-        start: The initial elements, a batch without positive scales; the identity by default.
-        is_from_barycenter: Whether every family is chosen once before the sweeps, with unknown families averaged.
-        max_sweeps: Largest number of sweeps.
-        tolerance: A step must gain more than this share of `sum |a| |b|`.
+        symmetry: The symmetry. All its sizes must be known.
+        a: The compared tensors of the first networks, `[pair, ...]`.
+        b: The compared tensors of the second networks.
+        start: A batch of initial elements without positive scales. Default: the identity.
+        is_from_barycenter: Whether every family is chosen once before the sweeps, while unknown families are averaged.
+        max_sweeps: The maximal number of sweeps.
+        tolerance: A step is taken only if it gains more than this share of `sum |a| |b|`.
     """
     ascent = make_ascent(symmetry, a, b, start=start, tolerance=tolerance)
     if is_from_barycenter:
@@ -148,7 +151,7 @@ def climb(
 def make_ascent(
     symmetry: Symmetry, a: Tensors, b: Tensors, *, start: Element | None = None, tolerance: float = 1e-9
 ) -> Ascent:
-    """Return an ascent over all families of a symmetry that act on some tensors `[pair, ...]`."""
+    """Return an ascent over all families of a symmetry that act on given tensors, `[pair, ...]`."""
     around, searches = _neighborhoods(symmetry, tuple(a)), 1
     if all(tensor.device.type != "cpu" for tensor in a.values()):
         from regauge.alignment.engine.searches import count_searches  # matching on a CPU does not need it
@@ -163,16 +166,19 @@ def _neighborhoods(symmetry: Symmetry, names: tuple[str, ...]) -> Neighborhoods:
 
 
 def is_exact(symmetry: Symmetry, name: str) -> bool:
-    """Return whether a climb moves a tensor to the same bits as the action; shifts and rotations prevent this."""
+    """Return whether a climb transforms a tensor to the same bits as `Symmetry.act`.
+
+    Shifts and rotations prevent this.
+    """
     return not any(site.group.matrix != "none" or any(site.placement.shift) for site in symmetry.sites[name])
 
 
 class Pursuit:
-    """An ascent of a single pair whose first network changes between climbs.
+    """An ascent for a single pair of networks, where the first network changes between climbs.
 
-    Every climb begins at the end of the last climb, with its potentials, and only looks at changed tensors of the first
-    network. The tensors are the compared ones, without a leading axis; `start` may be any element. `changed` names the
-    tensors of the second network that the last climb moved.
+    Every climb begins at the end of the last climb, with its potentials, and searches only groups on tensors of the
+    first network that have changed. The tensors are the compared tensors, without a leading axis. `start` may be any
+    element. `changed` contains the names of the second network's tensors that the last climb changed.
     """
 
     def __init__(self, symmetry: Symmetry, a: Tensors, b: Tensors, start: Element, tolerance: float = 1e-9) -> None:
@@ -183,11 +189,11 @@ class Pursuit:
         self.changed: set[str] = set()
 
     def aim_at(self, a: Tensors) -> None:
-        """Replace tensors of the first network; names missing in `a` stay as they are."""
+        """Replace tensors of the first network. Names that `a` lacks are unchanged."""
         self._ascent.aim_at(_batch(a))
 
     def climb(self, max_sweeps: int) -> float:
-        """Sweep until nothing moves; return the gain."""
+        """Sweep until no group changes, and return the gain."""
         before, writes = float(self._ascent.gained), dict(self._ascent.networks.writes)
         self._ascent.climb(torch.arange(1), max_sweeps)
         moved = {name for name, count in self._ascent.networks.writes.items() if count != writes[name]}
@@ -197,7 +203,7 @@ class Pursuit:
 
     @property
     def element(self) -> Element:
-        """The element that moves the given second network to its current state."""
+        """The element that maps the given second network to its current state."""
         found = self._ascent.networks.element.fill(self._symmetry.identity((1,))).item(0)
         return self._symmetry.compose(found, self._start)
 
@@ -208,7 +214,7 @@ class Pursuit:
 
     @property
     def second(self) -> dict[str, Tensor]:
-        """The current second network; later climbs may write into its tensors."""
+        """The current second network. Later climbs may overwrite its tensors."""
         return {name: tensor[0] for name, tensor in self._ascent.networks.second().items()}
 
 
@@ -218,11 +224,11 @@ def _batch(tensors: Tensors) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Fallback:
-    """A further climb from another point, for pairs whose climbs so far ended below the objective of that point.
+    """A further climb from another initial element, for pairs whose climbs so far ended below the objective there.
 
     Attributes:
-        worth: The objective of this point.
-        climb: Function that climbs with some pairs from this point.
+        worth: The objective at this initial element.
+        climb: A function that runs the climb for some pairs from this initial element.
     """
 
     worth: Float64[Tensor, " pair"]
@@ -235,18 +241,19 @@ def ladder(
     initial: Float64[Tensor, " pair"],
     losses: Callable[[Element], Tensor] | None = None,
 ) -> tuple[Climbs, Float64[Tensor, "try pair"]]:
-    """Choose the best of several climbs for each pair, after further climbs for pairs that ended too low.
+    """Choose the best climb for each pair, after further climbs for pairs with too low an objective.
 
     Args:
-        climbs: One climb for each pair from every start; random starts come last.
-        fallbacks: Further climbs, tried in this order. The last one begins at the identity.
-        initial: The objective of the identity.
-        losses: The task loss of each pair at its element. If losses are given and there are several climbs, the loss
-            decides between climbs that end at or above the identity. Otherwise the objective decides.
+        climbs: One climb for each pair from every start. Random starts come last.
+        fallbacks: Further climbs, which are tried in this order. The last one starts at the identity.
+        initial: The objective at the identity.
+        losses: The task loss of each pair at the element of each climb. If losses are given and there are several
+            climbs, the loss selects among climbs whose objective is at least that of the identity. Otherwise, the
+            objective selects.
 
     Returns:
-        The best climb of each pair, and the objective that every climb reached. NaN marks pairs that did not need a
-        climb.
+        The best climb of each pair, and the objective that every climb reached. For pairs that did not need a climb,
+        the objective of this climb is NaN.
     """
     ends, first = list(climbs), climbs[0]
     starts = [end.objective for end in ends]

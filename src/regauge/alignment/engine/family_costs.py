@@ -1,4 +1,4 @@
-"""The cost of a family for many pairs at once: constant terms are summed once, and moved terms are corrected."""
+"""The cost of a family for many pairs at once. Constant terms are summed once, and other terms are corrected."""
 
 import functools
 from collections.abc import Collection
@@ -18,10 +18,11 @@ from regauge.core.families import Family, barycenter, inner_products, shift_cost
 
 @dataclass
 class _Term:
-    """One site of a root on a tensor, and the other sites on this tensor, including those of the root along other axes.
+    """One site of a root on a tensor, and the other sites on this tensor, which may belong to the root on other axes.
 
-    The term is part of the kept sums (once `is_present`), or is recomputed every time. If one other group reorders the
-    tensor, `neighbor` corrects the term. If only the root acts, the term may have a quadratic part, `shift`.
+    The term is included in the stored sums (if `is_present`), or is computed anew every time. If one other group
+    permutes the tensor, `neighbor` corrects the term. If only the root acts on the tensor, the term may have a
+    quadratic part, `shift`.
     """
 
     name: str
@@ -36,8 +37,9 @@ class _Term:
 class FamilyCost:
     """The cost of one family without nested groups, for every pair.
 
-    The cost uses second networks that all *other* families have moved so that the best value does not depend on the
-    family's current value. A tensor on which only this family acts enters once and is never moved.
+    The cost uses second networks to which only the *other* families have been applied. So the best value does not
+    depend on the current value of the family. A tensor on which only this family acts is added once and never
+    transformed.
     """
 
     def __init__(self, networks: PairedNetworks, family: Family) -> None:
@@ -57,7 +59,7 @@ class FamilyCost:
         self._dtype = functools.reduce(torch.promote_types, {networks.a[term.name].dtype for term in self._terms})
 
     def aim_at(self, names: Collection[str]) -> None:
-        """Mark the sums for recomputation if they use these first tensors; the potentials stay."""
+        """Mark the sums that use these tensors of the first networks for recomputation. The potentials are kept."""
         if not any(term.name in names for term in self._terms):
             return
         self._sums.clear()
@@ -67,7 +69,10 @@ class FamilyCost:
                 term.neighbor.aim()
 
     def closest(self, cost: Cost, rows: Tensor, current: Value, slack: Float64[Tensor, " row"]) -> Closest:
-        """Return the best values for some pairs, from the last potentials; orders within `slack` of the best stay."""
+        """Return the best values for some pairs, using the last potentials.
+
+        Permutations within `slack` of the best are kept.
+        """
         potentials = None if self._potentials is None else at(self._potentials, rows)
         found = closest(self._root, cost, current=current.perm, slack=slack, potentials=potentials, is_repeated=True)
         if found.potentials is not None:
@@ -77,7 +82,7 @@ class FamilyCost:
         return found
 
     def cost(self, rows: Tensor, unknown: Collection[str] = ()) -> Cost:
-        """Return the cost for some pairs, with averages over the groups `unknown`."""
+        """Return the cost for some pairs, averaged over the groups `unknown`."""
         networks = self._networks
         every = None if len(rows) == networks.pairs else rows
         extra: dict[Character, Tensor] = {}
@@ -109,7 +114,7 @@ class FamilyCost:
         return Cost(matrices, tuple(shifts))
 
     def _keep(self, term: _Term, rows: Tensor) -> None:
-        """Update a kept term, which is part of the sums afterwards."""
+        """Update a term that is stored in the sums."""
         if term.neighbor is None and term.is_present:
             return
         networks, key = self._networks, character(term.site.placement)

@@ -1,11 +1,11 @@
-"""First values of rotations, by tensors and products of two tensors that no other group changes.
+"""Initial rotations, computed from tensors that no other group changes and from products of two tensors.
 
-Other groups also act on a tensor of a residual stream: orders of hidden units and heads, and matrices within heads.
-The elements of these groups are unknown at first, but they cancel in products. One kind of product is that of weights
-that read the stream with weights that write into it. Another kind is that of queries with keys. A rotation of the
-stream acts on both sides of such a product.
-Given products, a rotation follows the function of the layers. Given only tensors with matched inner units, it follows
-the noise that the best matches find in them.
+Other groups also act on the tensors of a residual stream: permutations of hidden units and heads, and matrices within
+heads. The elements of these groups are unknown at first, but they cancel in certain products. One kind of product is
+that of weights that read the stream with weights that write to it. Another kind is that of query weights with key
+weights. A rotation of the stream acts on both sides of such a product. With products, the rotation is determined by the
+function of the layers. Without products, tensors with matched inner units would determine the rotation, and it would
+follow the noise in these matches.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,18 +24,16 @@ from regauge.core.groups import Group
 from regauge.core.products import matmul
 
 SHARE = 0.3
-"""Weight of all products together, as a share of that of all tensors that nothing else moves."""
+"""The weight of all products together, relative to that of all tensors that no other group changes."""
 STEPS = 8
-"""Most steps of a rotation towards the products."""
+"""The maximal number of steps of a rotation towards the products."""
 LEAST = 1e-9
-"""Smallest gain of a step, as a share of the objective."""
+"""The smallest gain of a step, as a share of the objective."""
 
 
 @dataclass(frozen=True)
 class Side:
-    """A part of a matrix: the axis on which the rotation acts, and the indices along the other axis, with other sites
-    there.
-    """
+    """Part of a matrix: the axis on which the rotation acts, and the indices along the other axis with their sites."""
 
     name: str
     axis: int
@@ -43,7 +41,7 @@ class Side:
     sites: Mapping[str, Site]
 
     def of(self, tensors: Tensors) -> Float[Tensor, "pair n m"]:
-        """Return the values of the part, with units of the rotation along the first axis."""
+        """Return the entries of this part. The first axis indexes the units of the rotation."""
         tensor = tensors[self.name] if self.axis == 0 else tensors[self.name].mT
         positions = self.positions.to(tensor.device)
         return tensor if len(positions) == tensor.shape[-1] else tensor.index_select(-1, positions)
@@ -51,10 +49,9 @@ class Side:
 
 @dataclass(frozen=True)
 class TwoSided:
-    """Two parts whose product only the rotation moves, because other groups move both inner axes in the same way.
+    """Two parts whose product only the rotation changes, because other groups act on both inner axes in the same way.
 
-    For each index of the first part, `index` holds the index of the second part, because heads may share keys and
-    values.
+    For each index of the first part, `index` contains the index of the second part. Heads may share keys and values.
     """
 
     first: Side
@@ -62,18 +59,18 @@ class TwoSided:
     index: Int64[Tensor, " m"]
 
     def of(self, tensors: Tensors) -> Float[Tensor, "pair n n"]:
-        """Return the product of tensors `[pair, ...]`."""
+        """Return the product of the two parts, given tensors `[pair, ...]`."""
         second = self.second.of(tensors)
         return matmul(self.first.of(tensors), second.index_select(-1, self.index.to(second.device)).mT)
 
 
 def chosen_sites(sites: Sites) -> dict[str, list[Site]]:
-    """Return the sites of groups that matching chooses; positive scales stay at one."""
+    """Return the sites of groups that matching optimizes. Positive scales stay at one."""
     return {name: [site for site in local if has_choice(site.group)] for name, local in sites.items()}
 
 
 def find_products(name: str, sites: Sites, shapes: Mapping[str, Sequence[int]]) -> list[TwoSided]:
-    """Return the products of tensors of these shapes on which only the named group acts, and from both sides."""
+    """Return the products of tensors with these shapes on which only the named group acts, from both sides."""
     parts = [part for tensor, local in sites.items() for part in _parts(name, tensor, local, shapes[tensor])]
     pairs = ((one, other) for k, one in enumerate(parts) for other in parts[:k])
     return [found for pair in pairs if (found := _product(*pair) or _product(*pair[::-1])) is not None]
@@ -97,9 +94,7 @@ def _parts(name: str, tensor: str, local: Sequence[Site], shape: Sequence[int]) 
 
 
 def _product(first: Side, second: Side) -> TwoSided | None:
-    """Return the product of two parts, if each index of the first has an index of the second that moves along with
-    it.
-    """
+    """Return the product of two parts if every index of the first has an index of the second with the same action."""
     shared = [(first.sites.get(name), site) for name, site in second.sites.items()]
     alone = [site for name, site in first.sites.items() if name not in second.sites]
     if any(site.group.matrix != "none" or _turns(site) for site in alone):
@@ -119,7 +114,7 @@ def _product(first: Side, second: Side) -> TwoSided | None:
 
 
 def _owners(site: Site, positions: Tensor) -> list[Tensor]:
-    """Return the indices of the bases, and the unit, that own each position of an axis."""
+    """Return the unit, and the indices of the bases, that own each position on an axis."""
     order = site.positions.argsort()
     place = order[torch.searchsorted(site.positions[order], positions)]
     return [column[place] for column in (*(index for _, index in site.bases), site.units)]
@@ -131,8 +126,9 @@ def _turns(site: Site) -> bool:
 
 
 def _cancels(one: Site, other: Site) -> bool:
-    """Return whether the action of a group at two sites cancels in a product; positive scales are balanced, and
-    stay.
+    """Return whether a group's actions at two sites cancel in a product.
+
+    Positive scales are balanced, and matching does not change them.
     """
     x, y = one.placement, other.placement
     is_signed_alike = [e % 2 for e in x.sign] == [e % 2 for e in y.sign] and x.parity == y.parity
@@ -144,16 +140,16 @@ def _cancels(one: Site, other: Site) -> bool:
 class FirstRotation:
     """The steps of a rotation that maximizes `<R, C> + sum_k w_k <A_k, R B_k R'>` over products A and B.
 
-    C sums the inner products of tensors that no other group moves. Each inner product is divided by the square root of
-    the product of both norms. Large tensors thus get less weight, because they mostly stay near their initialization.
-    All products have equal weight.
+    C is the sum of the inner products of tensors that no other group changes. Each inner product is divided by the
+    square root of the product of both norms. Therefore large tensors have less weight. Most large tensors stay near
+    their initialization. All products have equal weight.
 
     Attributes:
-        group: The rotation.
+        group: The name of the group that rotates.
         count: The number of products.
-        steps: The number of steps so far.
-        matrix: The value so far.
-        best: The value with the largest objective so far.
+        steps: The number of steps taken.
+        matrix: The current rotation.
+        best: The rotation with the largest objective so far.
     """
 
     group: Group
@@ -170,19 +166,19 @@ class FirstRotation:
         self._gained: Tensor | float = 0.0
 
     def add(self, cost: Float64[Tensor, "pair n n"], size: Float64[Tensor, " pair"]) -> None:
-        """Add the term of a tensor, by its inner products and the product of its norms."""
+        """Add the term of a tensor, given its inner products and the product of its norms."""
         self._cost = self._cost + cost * torch.where(size > 0, size, 1.0).rsqrt()[:, None, None].to(cost)
         self._reach = self._reach + size.sqrt()
 
     def start(self) -> bool:
-        """Choose the best value for the tensors alone, if any tensor has a term."""
+        """Choose the best rotation for the tensors alone, if any tensor has a term."""
         if not (isinstance(self._cost, Tensor) and isinstance(self._reach, Tensor) and bool((self._reach > 0).all())):
             return False
         self.matrix = self.best = self._solve(self._cost)
         return True
 
     def see(self, a: Float[Tensor, "pair n n"], b: Float[Tensor, "pair n n"]) -> None:
-        """Add the term of a product of the first networks and of the second networks after a rotation by `matrix`."""
+        """Add the term of one product, given for the first networks and for the second networks rotated by `matrix`."""
         size = norms(a) * norms(b)
         weight = SHARE / self.count * self._reach / torch.where(size > 0, size, 1.0)
         linear = (matmul(a, b.mT) + matmul(a.mT, b)).double()
@@ -190,7 +186,7 @@ class FirstRotation:
         self._gained = self._gained + weight * dots(a, b)
 
     def step(self) -> bool:
-        """Step to the best value of the linearized objective; return whether the last step raised the objective."""
+        """Step to the best rotation for the linearized objective. Return whether the last step raised the objective."""
         assert isinstance(self._cost, Tensor)
         assert isinstance(self._linear, Tensor)
         here = self.matrix.to(self._cost)
@@ -211,7 +207,7 @@ class FirstRotation:
 def first_rotations(
     groups: Sequence[Group], sites: Mapping[str, Sequence[Site]], a: Tensors, b: Tensors
 ) -> dict[str, Value]:
-    """Return the first values of the given groups that have products, on networks `[pair, ...]`."""
+    """Return the initial rotations of those given groups that have products, for networks `[pair, ...]`."""
     result, sites = {}, chosen_sites(sites)
     for group in groups:
         own = {name: local for name, local in sites.items() if any(s.group.name == group.name for s in local)}

@@ -1,11 +1,11 @@
-"""Pairs of networks in the frame of their comparison: at the points of smallest norm on their orbits.
+"""Pairs of networks in the frame of their comparison: as the networks of smallest norm on their orbits.
 
-A filter before batch normalization may be scaled such that gamma compensates for the scale while sigma stays. This
-moves the running mean and leaves the variance so that the statistics no longer fit the activations. The function is
-kept with statistics as stored, but recomputed statistics undo a part of the move. The second network therefore keeps
-its statistics, unless it is a copy: a network with the statistics of the first one, moved in this manner. The variances
-identify copies. In a copy, the variances equal those of the first network. In a trained network, the variances follow
-the scales of its filters.
+If a filter before batch normalization is scaled, gamma can compensate for the scale while the running variance stays.
+This changes the running mean but not the variance. The statistics then no longer match the activations. With the stored
+statistics, the function stays the same. Recomputed statistics undo part of the transformation. Therefore the second
+network keeps its statistics, unless it is a copy. A copy is the first network, including its statistics, after such a
+transformation. The variances identify copies. In a copy, the variances equal those of the first network. In a trained
+network, the variances change with the scales of its filters.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -29,20 +29,20 @@ from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 
 Scales = Literal["balance", "recompute", "keep"]
-"""Whether networks are compared where their positive scales and matrices are balanced, or as they are.
+"""Whether networks are compared after their positive scales and matrices are balanced, or as given.
 
-Scales that move running statistics stay, but with "balance" in copies; see `match_frames`.
+Scales that change running statistics are not balanced, except with "balance" in copies; see `match_frames`.
 """
 EQUAL_TENSORS = 1e-5
-"""Tensors whose distance is below this share of their norm are equal within rounding; so much is lost in float32."""
+"""Tensors count as equal if their distance is below this share of their norm. Rounding in float32 loses as much."""
 MOVED = 0.25
-"""Statistics are those of the first network, moved, if taking these over leaves less than this share of their gap."""
+"""Statistics count as transformed copies of the first network's if adopting these leaves less than this share."""
 
 
 def balances_of(symmetry: Symmetry, scales: Scales, task: Task | None) -> tuple[Buffers, ...]:
-    """Return the kinds of balancing to try: none, or with running statistics kept and, for copies, also moved.
+    """Return the kinds of balancing to try: none, or keeping running statistics and (for copies) changing them.
 
-    If statistics are recomputed, which a task may require, they are kept in copies as well.
+    If statistics are recomputed, as some tasks require, balancing keeps them in copies as well.
     """
     if scales == "keep" or not has_balance(symmetry):
         return ()
@@ -52,22 +52,22 @@ def balances_of(symmetry: Symmetry, scales: Scales, task: Task | None) -> tuple[
 
 @dataclass(frozen=True)
 class Frame:
-    """The compared tensors of pairs of networks, balanced or as given, and the conversion back to the given networks.
+    """The compared tensors of pairs of networks, balanced or as given, and conversion back to the given networks.
 
-    The first network does not move. The second network gets the scales and invertible matrices of the first. If both
-    networks are balanced, only rotations of these matrices remain free, and rotations keep every norm. Straight lines
-    stay straight, because scales and matrices act linearly. Up to scales and matrices, `(1 - t) a + t act(element, b)`
-    is the same network as the point at t on the line between the balanced networks.
+    The first network is not changed. The second network gets the scales and invertible matrices of the first. If both
+    networks are balanced, only rotations of these matrices remain to be chosen, and rotations keep every norm. Linear
+    paths stay linear, because scales and matrices act linearly. Up to scales and matrices,
+    `(1 - t) a + t act(element, b)` equals the point t on the linear path between the balanced networks.
 
     Attributes:
-        symmetry: The symmetry of all networks, with every size known.
+        symmetry: The symmetry of all networks. All its sizes are known.
         a: The first networks, `[pair, ...]`.
         b: The second networks.
-        given: The second networks as given, before balancing.
-        sides: Elements that balance the first and the second networks; None if they are compared as given.
-        buffers: Whether running statistics are moved.
-        rigid: For each group of invertible matrices, the pairs in which the group only rotates, because its values are
-            singular within rounding in one of the networks.
+        given: The second networks before balancing.
+        sides: The elements that balance the first and the second networks. None if networks are compared as given.
+        buffers: Whether balancing changes running statistics.
+        rigid: For each group of invertible matrices, the pairs in which the group may only rotate, because Gram
+            matrices are singular within rounding in one of the networks.
     """
 
     symmetry: Symmetry
@@ -87,7 +87,7 @@ class Frame:
         scales: Scales,
         buffers: Buffers = "keep",
     ) -> "Frame":
-        """Return the frame that compares networks `[pair, ...]` with the given treatment of scales."""
+        """Return the frame for comparing networks `[pair, ...]` with the given treatment of scales and buffers."""
         params_a, params_b, symmetry = symmetry.sums(params_a), symmetry.sums(params_b), symmetry.on_sums
         a, b = compared([params_a, params_b], symmetry)
         if scales == "keep" or not has_balance(symmetry):
@@ -98,7 +98,7 @@ class Frame:
         return cls(symmetry, *moved, b, (left, right), buffers, found[0].rigid)
 
     def under(self, symmetry: Symmetry) -> "Frame":
-        """Return this frame under another symmetry that has the same scales and invertible matrices."""
+        """Return this frame with another symmetry that has the same scales and invertible matrices."""
         a, b, given = ({n: t[n] for n in t if n in symmetry.sites} for t in (self.a, self.b, self.given))
         sides = self.sides
         if sides is not None:
@@ -107,7 +107,7 @@ class Frame:
         return replace(self, symmetry=symmetry, a=a, b=b, given=given, sides=sides)
 
     def second(self, element: Element, names: Iterable[str]) -> dict[str, Tensor]:
-        """Return some of the second networks in this frame, moved by an element of the given networks."""
+        """Return some tensors of the second networks in this frame after an element of the given networks has acted."""
         if self.sides is not None:
             left, right = self.sides
             back = self.symmetry.compose(element, self.symmetry.inverse(right))
@@ -116,13 +116,11 @@ class Frame:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences about groups that can only be rotated."""
+        """Messages about groups that may only rotate."""
         return notes_on(self.rigid)
 
     def original(self) -> Tensors:
-        """Return the second networks moved by the element that balances the first; this is the identity of given
-        networks.
-        """
+        """Return the second networks after the element that balances the first ones: the given networks' identity."""
         return self.b if self.sides is None else move_by(self.symmetry, self.sides[0], self.given)
 
     def identity_objective(self) -> Float64[Tensor, " pair"]:
@@ -139,18 +137,18 @@ class Frame:
         return total
 
     def objective(self, b: Tensors) -> Float64[Tensor, " pair"]:
-        """Return the inner products of the first networks and other networks."""
+        """Return the inner products of the first networks with other networks."""
         return torch.stack([dots(self.a[name], b[name]) for name in self.a]).sum(0)
 
     def rows(self, rows: Tensor) -> "Frame":
-        """Return the frame of some pairs."""
+        """Return the frame of the selected pairs."""
         a, b, given = ({n: at(t, rows) for n, t in tensors.items()} for tensors in (self.a, self.b, self.given))
         sides = None if self.sides is None else (self.sides[0].rows(rows), self.sides[1].rows(rows))
         rigid = {name: flags[rows] for name, flags in self.rigid.items()}
         return Frame(self.symmetry, a, b, given, sides, self.buffers, rigid)
 
     def turnable(self, params_a: Params, params_b: Params) -> tuple[Params, Params]:
-        """Return both networks of a single pair with balanced invertible matrices and with scales as given."""
+        """Return both networks of a single pair with balanced invertible matrices, but with the given scales."""
         if self.sides is None or not _linear(self.symmetry):
             return params_a, params_b
         sides = (select_parts(side.item(0), self.symmetry.groups, ("linear",)) for side in self.sides)
@@ -171,20 +169,20 @@ class FramedProblem(Problem):
     """Pairs of networks that are already balanced.
 
     Attributes:
-        frame: The networks balanced, with running statistics kept.
+        frame: The balanced networks, where running statistics are kept.
     """
 
     frame: Frame | None = None
 
     def __getitem__(self, rows: slice | Tensor) -> "FramedProblem":
-        """Return the problem of some pairs."""
+        """Return the problem of the selected pairs."""
         chosen = torch.arange(self.pairs)[rows]
         frame = None if self.frame is None else self.frame.rows(chosen)
         return replace(self, a=select(self.a, rows), b=select(self.b, rows), frame=frame)
 
 
 def are_isometric(symmetry: Symmetry, a: Tensors, b: Tensors) -> Bool[Tensor, " pair"]:
-    """Return whether balanced networks of a pair may be equal up to orders, signs and rotations, by invariant sums."""
+    """Return whether invariants allow balanced networks to be equal up to permutations, signs and rotations."""
     result = torch.ones(len(next(iter(b.values()))), dtype=torch.bool)
     for name, sites in symmetry.sites.items():
         is_rotated = any(site.group.matrix != "none" for site in sites)
@@ -195,7 +193,7 @@ def are_isometric(symmetry: Symmetry, a: Tensors, b: Tensors) -> Bool[Tensor, " 
 
 
 def notes_on(rigid: Mapping[str, Tensor]) -> tuple[str, ...]:
-    """Return a sentence about each group that `Balance` left unchanged in some pairs."""
+    """Return a message about each group whose matrices `Balance` left unchanged in some pairs."""
     result = []
     for name, flags in rigid.items():
         where = f" in {int(flags.sum())} of {len(flags)} pairs" if len(flags) > 1 else ""
@@ -214,7 +212,7 @@ def is_stretched(symmetry: Symmetry, name: str) -> bool:
 
 
 def move_by(symmetry: Symmetry, balance: Element, tensors: Tensors) -> dict[str, Tensor]:
-    """Return tensors moved by the positive factors and invertible matrices of an element that balances a network."""
+    """Apply the positive factors and invertible matrices of an element that balances a network to tensors."""
     return _moved(symmetry, _act.ReadValues(stretching(symmetry, balance)), tensors)
 
 
@@ -224,7 +222,7 @@ def _moved(symmetry: Symmetry, read: _act.ReadValues, tensors: Tensors) -> dict[
 
 
 def stretching(symmetry: Symmetry, element: Element) -> Element:
-    """Return an element with only the positive factors and invertible matrices of a given element."""
+    """Return an element that has only the positive factors and invertible matrices of the given element."""
     linear = _linear(symmetry)
     values = {n: Value(scale=v.scale, matrix=v.matrix if n in linear else None) for n, v in element.items()}
     return Element(values, element.batch)
@@ -235,12 +233,12 @@ def _linear(symmetry: Symmetry) -> frozenset[str]:
 
 
 def match_frames(problem: Problem, scales: Scales, match: Callable[[Frame], Results]) -> Results:
-    """Match pairs with running statistics kept; match copies also with statistics that balancing moves.
+    """Match pairs while running statistics are kept. Match copies also with statistics that balancing changes.
 
     Args:
-        problem: The pairs.
+        problem: The pairs of networks.
         scales: The treatment of scales, as in `WeightMatching`.
-        match: Function that matches the pairs in a frame.
+        match: A function that matches the pairs in a frame.
     """
     symmetry = problem.symmetry
     known = problem.frame if isinstance(problem, FramedProblem) and scales != "keep" else None
@@ -258,20 +256,20 @@ def match_frames(problem: Problem, scales: Scales, match: Callable[[Frame], Resu
 def are_moved_copies(
     symmetry: Symmetry, a: Mapping[str, Tensor], kept: Mapping[str, Tensor], moved: Mapping[str, Tensor]
 ) -> Bool[Tensor, " pair"]:
-    """Return whether second networks have the statistics of the first networks, but moved away from their activations.
+    """Return whether second networks have the first networks' statistics, but transformed away from their activations.
 
     Args:
         symmetry: The symmetry of all networks.
         a: The first networks, `[pair, ...]`.
-        kept: The second networks, aligned with their statistics kept.
-        moved: The second networks, aligned with the statistics moved to those of the first networks.
+        kept: The second networks, aligned while their statistics are kept.
+        moved: The second networks, aligned while their statistics are changed to those of the first networks.
     """
     before, after = (statistics_gap(symmetry, a, other) for other in (kept, moved))
     return (after < MOVED * before) | are_equal(a, moved)
 
 
 def have_equal_variances(symmetry: Symmetry, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Bool[Tensor, " pair"]:
-    """Return whether statistics that elements only reorder nearly equal those of the first networks, in any order."""
+    """Return whether statistics that elements only permute nearly equal those of the first networks, up to order."""
     moved = {p.parameter for group in symmetry.groups for p in group.placements if any((*p.scale, *p.sign))}
     kept = [name for name in symmetry.buffers if name in symmetry.sites and name not in moved]
     ordered = [{name: one[name].flatten(1).sort(1).values for name in kept} for one in (a, b)]
@@ -279,13 +277,13 @@ def have_equal_variances(symmetry: Symmetry, a: Mapping[str, Tensor], b: Mapping
 
 
 def statistics_gap(symmetry: Symmetry, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Float64[Tensor, " pair"]:
-    """Return the distance of running statistics from those of the first networks, relative to their norm."""
+    """Return the distance of running statistics to those of the first networks, relative to the norm of the latter."""
     names = [name for name in symmetry.buffers if name in symmetry.sites]
     return _measure_gap(*({name: one[name] for name in names} for one in (a, b)))
 
 
 def _measure_gap(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Float64[Tensor, " pair"]:
-    """Return the root mean square distance of tensors `[pair, ...]`, each relative to the norm of the first one."""
+    """Return the root mean square distance of tensors `[pair, ...]`, each relative to the first tensor's norm."""
     shares = [torch.zeros(1, dtype=torch.float64)] * (not a)
     for name, tensor in a.items():
         x, y = (one.detach().cpu().double().flatten(1) for one in (tensor, b[name]))
@@ -307,5 +305,5 @@ def are_equal(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Bool[Tensor, 
 
 
 def share_of_rounding(dtypes: Iterable[torch.dtype]) -> float:
-    """Return the share of the norm of a tensor that rounding may change, in the coarsest of some dtypes."""
+    """Return the share of a tensor's norm that rounding may change, for the coarsest of the given dtypes."""
     return max(EQUAL_TENSORS, *(2 * torch.finfo(dtype).eps for dtype in dtypes))

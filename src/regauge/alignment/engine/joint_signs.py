@@ -1,10 +1,10 @@
-"""Signs of two groups whose units share the entries of one axis, such as heads and the rotary pairs within them.
+"""Signs of two groups whose units share the entries of one axis, such as heads and rotary pairs within heads.
 
-An entry of head h and pair j is multiplied by `s_h t_j`. All s together determine the best t, and all t together
-determine the best s. If the code only alternates between s and t, it ends in a local optimum. The reason is that wrong
-signs of heads cancel the evidence of the heads about the pairs. The evidence of a single head does not cancel. The
-alternation is therefore run once from each head alone. If there are few heads, it is run from all combinations of their
-signs.
+The entry of head h and pair j is multiplied by `s_h t_j`. All signs s together determine the best signs t, and all t
+together determine the best s. If the code only alternated between s and t, it would end in a local optimum. The reason
+is that wrong head signs cancel the evidence of the heads about the pairs. The evidence of a single head does not
+cancel. Therefore the alternation is run once from each head alone. If there are few heads, it is run from all
+combinations of their signs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,19 +23,20 @@ from regauge.core.groups import Group
 from regauge.core.signs import SignCode
 
 MOST_UNITS = 64
-"""The smaller of the two groups has at most this many units, each of which the turns begin from."""
+"""The smaller group may have at most this many units. The alternation starts once from each unit."""
 MOST_VALUES = 1 << 21
-"""All signs of the smaller group are tried, which is exact, as long as what they are tried on has no more values."""
+"""All sign combinations of the smaller group are tried, which is exact, if this needs at most this many entries."""
 TURNS = 8
-"""Most turns from each start."""
+"""The maximal number of alternations from each start."""
 
 Signs = Int8[Tensor, "family row unit"]
 
 
 @dataclass(frozen=True)
 class SignPair:
-    """Two families whose roots have signs on one axis of a tensor, as indices; the family with fewer units comes
-    first.
+    """Indices of two families whose roots have signs on one axis of a tensor.
+
+    The family with fewer units comes first.
     """
 
     first: int
@@ -44,9 +45,7 @@ class SignPair:
     sites: Mapping[str, Sequence[Site]]
 
     def closest(self, a: Tensors, b: Tensors) -> tuple[Signs, Signs, Float64[Tensor, " row"]]:
-        """Return the best signs of both families relative to `b`, and their gain; `b` is moved by the current
-        values.
-        """
+        """Return the best signs of both families relative to the current ones in `b`, and their gain."""
         terms = self._terms(a, b)
         total = torch.stack([term.sum((-1, -2)) for term in terms.values()]).sum(0)
         rows, (left, right) = len(total), self.groups
@@ -83,8 +82,9 @@ class SignPair:
         return *signs, torch.maximum(value - best, torch.zeros_like(best))
 
     def _terms(self, a: Tensors, b: Tensors) -> dict[tuple[Character, Character], Float64[Tensor, "row first second"]]:
-        """Return inner products by the characters of both groups; entries outside a group are added to its first
-        unit.
+        """Return inner products by the characters of both groups.
+
+        Entries outside a group are assigned to its first unit.
         """
         left, right = self.groups
         terms: dict[tuple[Character, Character], Tensor] = {}
@@ -119,8 +119,7 @@ class SignPair:
         return terms
 
     def _second(self, terms: Mapping[tuple[Character, Character], Tensor], s: Signs, share: Tensor) -> Signs:
-        """Return the best signs of the second group, `[family, start, row, unit]`, from a share of the first group's
-        units."""
+        """Return the second group's best signs, `[family, start, row, unit]`, given some units of the first group."""
         costs: dict[Character, Tensor] = {}
         for (left, right), term in terms.items():
             weight = share * _factor(left, s) if any(left) else _factor(left, s)
@@ -175,11 +174,11 @@ def _meet(one: Family, other: Family) -> bool:
 
 
 def _acts_across(sites: Sequence[Site]) -> bool:
-    """Return whether signs multiply a tensor along several axes; sums along one axis cannot represent this."""
+    """Return whether signs multiply a tensor along several axes, which sums along one axis cannot represent."""
     return len({site.placement.axis for site in sites if any(site.placement.sign)}) > 1
 
 
 def _factor(key: Character, signs: Signs) -> Tensor:
-    """Return the factor of a character for each unit, `[..., unit]`."""
+    """Return the sign of a character for each unit, `[..., unit]`."""
     factor = unit_signs(key, Value(sign=signs.movedim(0, -2)))
     return torch.ones(signs.shape[1:], dtype=torch.float64) if factor is None else factor

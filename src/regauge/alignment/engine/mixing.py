@@ -19,9 +19,9 @@ from regauge.core.families import Tensors
 from regauge.core.symmetry import Symmetry
 
 MAX_SWEEPS = 20
-"""Most sweeps over groups that respond, where none over the mixture follow."""
+"""The maximal number of sweeps over the groups with responses, if no sweeps over the mixture follow."""
 LEAST_GAIN = 1e-11
-"""A step must gain more than this share of the norms involved."""
+"""A step is taken only if it gains more than this share of the norms of its tensors."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,10 @@ class Responses:
     """Tensors of both networks, such as activations, on which the groups of the symmetry act as on parameters.
 
     Attributes:
-        symmetry: The symmetry of the networks with its groups placed on these tensors as well.
-        a: Tensors of the first networks, `[pair, ...]`.
-        b: Tensors of the second networks.
-        reach: An upper bound of the inner product of the tensors.
+        symmetry: The symmetry of the networks, whose groups also have placements on these tensors.
+        a: The tensors of the first networks, `[pair, ...]`.
+        b: The tensors of the second networks.
+        reach: An upper bound on the inner product of these tensors.
     """
 
     symmetry: Symmetry
@@ -52,13 +52,13 @@ def match_mixture(
 ) -> Results:
     """Match pairs by `(1 - weight) <responses> / reach + weight <a, g b> / sum |a| |b|`.
 
-    The term of the responses is maximized first. If the groups respond independently, each group has one exact
-    solution. Ascent on the mixture continues from this element, or from the identity if that is better. Without sweeps
-    the initial element is the result.
+    The responses term is maximized first. If groups act on the responses independently, each group has one exact
+    solution. Ascent on the mixture then continues from the resulting element, or from the identity if it is better. If
+    `max_sweeps` is zero, the initial element is the result.
 
-    Responses may not determine rotations and some signs. With `is_completed`, rotations and signs are first chosen by
-    the parameters, given the order of the units. As in weight matching, the best anchored groups come first, and
-    unknown groups are averaged.
+    The responses may not determine rotations and some signs. If `is_completed`, the parameters first determine
+    rotations and signs, given the permutations of units. As in weight matching, groups whose cost is known best come
+    first, and unknown groups are averaged.
     """
     norm = sum((norms(frame.a[name]) * norms(frame.b[name]) for name in frame.a), torch.zeros(problem.pairs).double())
     norm = torch.where(norm == 0, 1.0, norm)
@@ -101,7 +101,10 @@ def match_mixture(
 
 
 def _complete(symmetry: Symmetry, a: Tensors, b: Tensors, start: Element | None) -> Element:
-    """Return signs, shifts and matrices for the orders of an element, with the best anchored groups first."""
+    """Return signs, shifts and matrices that complete an element's permutations.
+
+    Groups with the best-known cost come first.
+    """
     groups = tuple(group.unordered for group in symmetry.groups)
     fixed, blank = replace(symmetry, groups=groups), symmetry.identity((len(next(iter(b.values()))),))
     start = blank if start is None else start
@@ -117,7 +120,7 @@ def _complete(symmetry: Symmetry, a: Tensors, b: Tensors, start: Element | None)
 
 
 def _turns(site: Site) -> bool:
-    """Return whether a group does more than reorder values."""
+    """Return whether a group does more than permute entries."""
     place = site.placement
     return site.group.matrix != "none" or any((*place.sign, *place.parity, *place.shift))
 

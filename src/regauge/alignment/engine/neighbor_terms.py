@@ -1,4 +1,4 @@
-"""Two groups on one tensor: the cost of one group is corrected for the moves of the other."""
+"""Two groups on one tensor: the cost of one group is corrected when the value of the other changes."""
 
 import torch
 from jaxtyping import Float, Int, Int8
@@ -10,17 +10,18 @@ from regauge.core.closest import character
 from regauge.core.families import inner_products, unfold
 
 SHARES = (1 / 16, 1 / 4, 1.0)
-"""Pairs in which at most this share of the neighbor's units moved are corrected together, by as many units."""
+"""Pairs in which at most this share of the neighbor's units changed are corrected together, by equally many units."""
 
 
 class NeighborTerm:
     """The term `sum_u <a[u, i], (h b)[u, j]>` of one group's cost, where another group's element h acts on u.
 
-    `update` adds to the cost the changes since the last update, which are the products with units that h moved. The
-    group whose cost this is acts at the site `own` of the tensor. The other group acts at `neighbor`, on another axis.
+    `update` adds the changes since the last update to the cost. These changes are products with the units that h
+    changed. The group to which the cost belongs acts at the site `own` of the tensor. The other group acts at
+    `neighbor`, on another axis.
 
-    Elements are on the CPU, and the moved units are found there so that the code never waits for the device of the
-    tensors.
+    Elements are stored on the CPU, where the changed units are determined. So the code never waits for the device of
+    the tensors.
     """
 
     def __init__(self, networks: PairedNetworks, name: str, own: Site, neighbor: Site) -> None:
@@ -35,7 +36,7 @@ class NeighborTerm:
 
     @staticmethod
     def fits(networks: PairedNetworks, name: str, own: Site, neighbor: Site) -> bool:
-        """Return whether the neighbor only reorders and flips units, along a whole axis but not the group's axis."""
+        """Return whether the neighbor only permutes and flips units, along a whole axis that is not the group's."""
         a, b = networks.a[name], networks.b[name]
         is_whole = neighbor.positions.numel() == a.shape[1 + neighbor.placement.axis]
         is_more = any(neighbor.placement.shift) or any(own.placement.shift) or neighbor.group.matrix != "none"
@@ -48,13 +49,13 @@ class NeighborTerm:
         return self._neighbor.group.name
 
     def aim(self) -> None:
-        """Use the current first networks from now on; the next update adds the whole term."""
+        """Use the current first networks from now on. The next update adds the whole term."""
         self._a = self._by_unit(self._networks.a[self._name])
         self._factor.zero_()
         self._seen = -1
 
     def update(self, sums: Float[Tensor, "pair target source"], rows: Tensor) -> None:
-        """Bring `sums` of the pairs `rows` up to date with the other group."""
+        """Update the `sums` of the pairs `rows` to the current value of the other group."""
         writes = self._networks.writes[self.group]
         if writes == self._seen:
             return
@@ -70,7 +71,7 @@ class NeighborTerm:
         put(self._factor, rows, factor)
 
     def _add_changes(self, sums: Tensor, rows: Tensor, perm: Tensor, factor: Tensor) -> None:
-        """Correct every pair by about as many units as changed in the pair."""
+        """Correct every pair, using about as many units as changed in it."""
         changed = (perm != at(self._perm, rows)) | (factor != at(self._factor, rows))
         if len(sums) == 1:
             units = changed[0].nonzero().T
@@ -89,7 +90,7 @@ class NeighborTerm:
                 self._correct(sums, rows[here], most, perm[here], factor[here])
 
     def _add_whole(self, sums: Float[Tensor, "pair target source"]) -> None:
-        """Add the whole term of a single pair, from its second tensor as currently moved."""
+        """Add the whole term of a single pair, computed from its current second tensor."""
         group, b = self._own.group, self._networks.moved([self._name])[self._name]
         product = inner_products(group, unfold(self._a, self._own, 1), unfold(b, self._own, 1))
         if self._networks.writes[group.name]:
@@ -108,7 +109,7 @@ class NeighborTerm:
         perm: Int[Tensor, "row all_units"],
         factor: Int8[Tensor, "row all_units"],
     ) -> None:
-        """Add the products with some units of the neighbor, or with all units."""
+        """Add the products with some units of the neighbor, or with all of its units."""
         before = at(self._factor, rows)
         new = self._take(self._b, rows, perm, units, factor if self._is_signed else None)
         if bool(before.any()):
@@ -122,9 +123,9 @@ class NeighborTerm:
             sums.index_add_(0, _send(rows, sums), change.to(sums.dtype))
 
     def _by_unit(self, tensor: Tensor) -> Tensor:
-        """Copy the tensor of several pairs, contiguous, as `[pair, unit of the neighbor, rest, unit of the group]`.
+        """Return the tensor of several pairs, contiguous, as `[pair, unit of the neighbor, rest, unit of the group]`.
 
-        The tensor of a single pair may be large and is therefore returned without a copy.
+        For a single pair, the tensor may be large and is not copied.
         """
         if len(tensor) == 1:
             return tensor
@@ -137,9 +138,7 @@ class NeighborTerm:
     def _take(
         self, tensor: Tensor, rows: Tensor, perm: Tensor | None, units: Tensor | None, factor: Tensor | None
     ) -> Tensor:
-        """Return entries of `factor * tensor[rows, perm]`, only at the given units of the neighbor; a copy if
-        permuted.
-        """
+        """Return `factor * tensor[rows, perm]` at some of the neighbor's units. If permuted, the result is a copy."""
         if units is not None:
             perm = units if perm is None else perm.gather(1, units)
             factor = None if factor is None else factor.gather(1, units)
@@ -155,7 +154,7 @@ class NeighborTerm:
         return taken
 
     def _unfold(self, taken: Tensor) -> Float[Tensor, "row target rest"]:
-        """Return the taken entries, by unit of the group."""
+        """Return the selected entries, arranged by unit of the group."""
         return unfold(taken, self._own, 1) if len(self._perm) == 1 else taken.flatten(1, 2).mT
 
     def _take_single(self, tensor: Tensor, perm: Tensor | None, factor: Tensor | None) -> Tensor:
@@ -173,7 +172,7 @@ class NeighborTerm:
 
 
 def _in_order(tensor: Tensor, site: Site) -> Tensor:
-    """Return a tensor `[pair, ...]` with the entries that units of a site own, in the order of the units."""
+    """Return the entries of a tensor `[pair, ...]` that units of a site own, in the order of the units."""
     axis = 1 + site.placement.axis
     if site.is_sorted and site.positions.numel() == tensor.shape[axis]:
         return tensor
@@ -181,5 +180,5 @@ def _in_order(tensor: Tensor, site: Site) -> Tensor:
 
 
 def _send(index: Tensor, there: Tensor) -> Tensor:
-    """Copy a small tensor to the device of another one, without waiting for the device."""
+    """Copy a small tensor to the device of another tensor without waiting for the device."""
     return index.to(there.device, non_blocking=True)

@@ -1,13 +1,13 @@
-"""Nested groups: every pair of blocks is a separate problem, and an assignment of blocks chooses among the pairs.
+"""Nested groups: each pair of blocks is a separate problem, and an assignment of blocks selects among the pairs.
 
-A block permutation with groups inside it (attention heads, experts, normalization groups) is solved in two levels. On
-the first level, for each pair of blocks (u, v), the best inner elements bring block v of the second network to block u
-of the first. On the second level, the objectives of these elements are the profits of an assignment between blocks. If
-no inner groups share a tensor, the inner problems are solved exactly, and the whole solution is exact. If inner groups
-share tensors, each pair is solved by coordinate ascent from two initial elements. Deeper nesting repeats these levels
-within each pair.
+A block permutation with groups inside the blocks (attention heads, experts, normalization groups) is solved on two
+levels. First, for each pair of blocks (u, v), the best inner elements are found. The best inner elements bring block v
+of the second network closest to block u of the first. Second, the objectives of these elements are the profits of an
+assignment between blocks. If no inner groups share a tensor, the inner problems are solved exactly. Then the whole
+solution is exact. If inner groups share tensors, coordinate ascent from two initial elements solves each pair. For
+deeper nesting, the two levels are repeated within each pair.
 
-All tensors here have one leading axis of independent problems.
+All tensors in this module have one leading axis of independent problems.
 """
 
 import math
@@ -48,8 +48,7 @@ class Blocks:
 
 
 def split(family: Family, a: Tensors, b: Tensors) -> Blocks:
-    """Return one tensor per site of the root, its blocks along axis 1, with the sites of the inner groups on a
-    block."""
+    """Return one tensor per site of the root with blocks along axis 1, and the sites of the inner groups on a block."""
     root = family.root
     inner = {group.name: _outside(group, root) for group in (*family.members[1:], *family.fixed)}
     blocks = Blocks({}, {}, {}, [])
@@ -76,7 +75,7 @@ def _outside(group: Group, root: Group) -> Group:
 
 
 def _on_block(site: Site, root: Group, axis: int, row: Tensor, inner: Mapping[str, Group]) -> Site | None:
-    """Return a site of an inner group in the coordinates of one block; None if its copies are along another axis."""
+    """Return an inner group's site in the coordinates of one block; None if its copies are along another axis."""
     within = site.group.within
     if root.name in within:
         where = site.bases[within.index(root.name)][0]
@@ -104,9 +103,9 @@ def _on_block(site: Site, root: Group, axis: int, row: Tensor, inner: Mapping[st
 
 
 COMPRESSED = 1 << 22
-"""Values of all pairs of blocks above which their inner products are compared instead."""
+"""If all pairs of blocks have more entries than this, the inner products of their rows are compared instead."""
 SIGN_FAMILIES = 4
-"""A base with more families of signs than this keeps them at plus one."""
+"""If a base has more sign families than this, its signs stay plus one."""
 
 
 @dataclass(frozen=True)
@@ -118,12 +117,12 @@ class _Inner:
 
 
 def solve_family(family: Family, a: Tensors, b: Tensors) -> tuple[Element, Tensor]:
-    """Return the best element of a family, all other groups held fixed.
+    """Return the best element of a family while all other groups are fixed.
 
     Args:
-        family: The family; its sites are relative to the tensors without their leading axis.
-        a: First networks, `[problem, ...]`.
-        b: Second networks, moved by the known groups.
+        family: The family. The sites of the family ignore the leading axis of the tensors.
+        a: The first networks, `[problem, ...]`.
+        b: The second networks, to which the fixed groups have been applied.
 
     Returns:
         One element for each problem, and its gain over the identity in the linear objective.
@@ -177,16 +176,16 @@ def solve_family(family: Family, a: Tensors, b: Tensors) -> tuple[Element, Tenso
 
 
 def _block_products(root: Group, a: Tensors, b: Tensors) -> Tensor:
-    """Return inner products of all pairs of blocks, `[problem, u, v]`.
+    """Return the inner products of all pairs of blocks, `[problem, u, v]`.
 
-    If the root does not reorder blocks, only the product of each block with itself is returned.
+    If the root does not permute blocks, only the inner product of each block with itself is returned.
     """
     terms = [inner_products(root, a[key].flatten(2), b[key].flatten(2)).double() for key in a]
     return torch.stack(terms).sum(0).cpu()
 
 
 def _components(blocks: Blocks, b: Tensors, root: Group) -> list[_Inner]:
-    """Solve inner families that share tensors together, and each of the other families alone."""
+    """Optimize inner families that share tensors jointly, and each of the other families alone."""
     parts: list[tuple[set[str], list[Family]]] = []
     for family in blocks.families:
         keys, together = set(family.sites), [family]
@@ -219,16 +218,17 @@ def _components(blocks: Blocks, b: Tensors, root: Group) -> list[_Inner]:
 
 
 def pair_blocks(a: Tensor, b: Tensor, sites: Sequence[Site], *, is_permuted: bool) -> tuple[Tensor, Tensor]:
-    """Return blocks `[problem, block, ...]` of both networks for all pairs of blocks, `[problem * u * v, ...]`.
+    """Return the blocks `[problem, block, ...]` of both networks for all pairs, `[problem * u * v, ...]`.
 
-    For two large blocks, only the inner products of their rows are needed, over the axes on which no inner group acts.
-    These products then replace the first block, and an identity matrix replaces the second: `<A, g B> = <A B^T, g I>`.
+    For large blocks, only the inner products of their rows are needed. The products sum over the axes on which no inner
+    group acts. These products replace the first block, and an identity matrix replaces the second:
+    `<A, g B> = <A B^T, g I>`.
 
     Args:
-        a: Blocks of the first network.
-        b: Blocks of the second network.
+        a: The blocks of the first network.
+        b: The blocks of the second network.
         sites: The sites of inner groups.
-        is_permuted: Whether all pairs are needed, or only each block with itself.
+        is_permuted: Whether all pairs of blocks are needed, or only the pair of each block with itself.
     """
     ndim, size = a.ndim - 2, a.shape[1]
     v = size if is_permuted else 1
@@ -254,12 +254,12 @@ def pair_blocks(a: Tensor, b: Tensor, sites: Sequence[Site], *, is_permuted: boo
 
 
 def is_compressed(pairs: int, rows: int, rest: int) -> bool:
-    """Return whether inner products of rows replace blocks of `rows` times `rest` values."""
+    """Return whether inner products of rows replace blocks that have `rows` times `rest` entries."""
     return rest > rows and pairs * rows * rest > COMPRESSED
 
 
 def _all_pairs(family: Family, a: Tensors, b: Tensors, root: Group) -> _Inner:
-    """Solve one inner group alone, by one product of matrices per place for the costs of all pairs of blocks."""
+    """Optimize one inner group alone. One matrix product per site gives the costs of all pairs of blocks."""
     group, blocks = family.root, root.size
     matrices: dict[Character, Tensor] = {}
     shifts: list[ShiftCost] = []
@@ -287,7 +287,7 @@ def _all_pairs(family: Family, a: Tensors, b: Tensors, root: Group) -> _Inner:
 
 
 def _move_base(family: Family, group: Group, value: Value) -> Value:
-    """Return an inner value `[problem, block, *other bases, ...]` with the block axis at its place among the bases."""
+    """Return an inner value `[problem, block, *other bases, ...]` after moving the block axis to its position."""
     place = 1 + group.within.index(family.root.name)
     return value.map(lambda t: t.movedim(1, place))
 

@@ -1,4 +1,4 @@
-"""Pairs of networks along a leading axis, and the element that moves the second network of each pair."""
+"""Pairs of networks along a leading axis, and the current element for the second network of each pair."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,26 +16,26 @@ from regauge.core.families import Family, Tensors
 from regauge.core.groups import Group
 
 IN_PLACE = 0.6
-"""Up to this share of moved units a tensor is written in place; above it a new one costs less."""
+"""If at most this share of units changes, a tensor is updated in place. Otherwise a new tensor is cheaper."""
 PerPair = Float64[Tensor, " pair"]
 
 
 class PairedNetworks:
-    """Both networks of every pair, and an element for each pair. Moved tensors are computed on access.
+    """Both networks of each pair, and one element for each pair. The transformed tensors are computed on access.
 
-    Tensors stay on their device, and so do the costs by which they are compared. Elements and values for each pair are
-    on the CPU.
+    Tensors stay on their device, and the costs for comparisons are computed there. Elements and numbers for each pair
+    are on the CPU.
 
     Args:
-        families: The families that are chosen; their sites are relative to the tensors without their leading axis.
-        a: First networks, `[pair, ...]`.
-        b: Second networks.
-        start: The initial elements, a batch without positive scales; the identity by default.
+        families: The families to optimize. The sites of the families ignore the leading axis of the tensors.
+        a: The first networks, `[pair, ...]`.
+        b: The second networks.
+        start: A batch of initial elements without positive scales. Default: the identity.
 
     Attributes:
-        pairs: Number of pairs.
-        sites: For each tensor, the sites of all groups that are chosen.
-        writes: The number of times that the value of each group was set; zero if it is the identity.
+        pairs: The number of pairs.
+        sites: For each tensor, the sites of all groups that are optimized.
+        writes: How often each group's value was set. This count is zero if the value is the identity.
     """
 
     def __init__(self, families: Sequence[Family], a: Tensors, b: Tensors, start: Element | None = None) -> None:
@@ -59,7 +59,7 @@ class PairedNetworks:
 
     @property
     def element(self) -> Element:
-        """Return the current element of every pair, without groups outside the families."""
+        """Return the current element of each pair, without groups outside the families."""
         return Element(self.values, (self.pairs,))
 
     def value(self, name: str, rows: Tensor | None = None) -> Value:
@@ -77,13 +77,13 @@ class PairedNetworks:
         self.writes[name] += 1
 
     def compose(self, family: Family, rows: Tensor, relative: Element, moved: Tensors) -> None:
-        """Compose the current values of one family with an element.
+        """Multiply the current values of one family by an element.
 
         Args:
-            family: The family whose groups are moved.
+            family: The family whose groups take the step.
             rows: The pairs.
-            relative: The step.
-            moved: The tensors of these pairs after the step, if they are known.
+            relative: The step, relative to the current values.
+            moved: The tensors of these pairs after the step, if they are already known.
         """
         groups = (*family.members, *family.fixed)
         current = Element({group.name: self.value(group.name, rows) for group in groups}, (len(rows),))
@@ -94,10 +94,10 @@ class PairedNetworks:
             self._keep(moved)
 
     def moved(self, names: Iterable[str] | None = None, rows: Tensor | None = None) -> dict[str, Tensor]:
-        """Return the tensors of the second networks on which chosen groups act, moved by the current element.
+        """Return the second networks' tensors on which optimized groups act, after the current element was applied.
 
-        The tensors of a single pair are kept, and the next call updates them in place. If nothing has moved them, they
-        are the given tensors and not copies.
+        For a single pair, the tensors are cached, and the next call updates them in place. If all groups are at the
+        identity, the given tensors themselves are returned, not copies.
         """
         names = self.sites if names is None else names
         if self.pairs > 1:
@@ -110,8 +110,9 @@ class PairedNetworks:
         return {name: moved.get(name, tensor) for name, tensor in self.b.items()}
 
     def _follow(self, name: str) -> Tensor:
-        """Update a kept tensor of a single second network and return it; only changes since the last call are
-        written.
+        """Update and return a cached tensor of a single second network.
+
+        Only changes since the last call are written.
         """
         sites, kept = self.sites[name], self._kept.get(name, self._given)
         stale = [site for site in sites if any(kept.writes[group] != self.writes[group] for group in _names(site))]
@@ -128,14 +129,14 @@ class PairedNetworks:
         return tensor
 
     def _keep(self, tensors: Tensors) -> None:
-        """Keep tensors of a single second network, as moved by the current values."""
+        """Cache tensors of a single second network after the current values were applied."""
         now = _Kept(tensors, dict(self.values), dict(self.writes))
         self._kept |= dict.fromkeys(tensors, now)
 
     def moved_by(self, name: str, sites: Sequence[Site], rows: Tensor | None = None) -> Tensor:
-        """Return a tensor of the second networks, moved by the current values at the given sites only.
+        """Return a tensor of the second networks after the current values were applied at the given sites only.
 
-        If nothing has moved the tensor, the given tensor is returned and not a copy.
+        If all groups are at the identity, the given tensor itself is returned, not a copy.
         """
         tensor = at(self.b[name], rows)
         sites = [site for site in sites if any(self.writes.get(group, 1) for group in _names(site))]
@@ -146,8 +147,9 @@ class PairedNetworks:
         return act_on(self._groups, {name: sites}, element, {name: tensor})[name]
 
     def objectives(self, moved: Tensors, rows: Tensor | None = None) -> PerPair:
-        """Return `<a, moved> - (|moved|^2 - |b|^2) / 2` over the tensors in `moved`; only shifts change the second
-        part.
+        """Return `<a, moved> - (|moved|^2 - |b|^2) / 2` over the tensors in `moved`.
+
+        Only shifts change the second term.
         """
         total = torch.zeros(self.pairs if rows is None else len(rows), dtype=torch.float64)
         for name, y in moved.items():
@@ -163,7 +165,7 @@ class PairedNetworks:
 
 @dataclass(frozen=True)
 class _Kept:
-    """Tensors of a single second network, the values that moved them, and how often these values had been set."""
+    """Cached tensors of a single second network, the values that were applied, and how often they had been set."""
 
     tensors: Tensors
     values: Mapping[str, Value]
@@ -176,7 +178,7 @@ def _names(site: Site) -> tuple[str, ...]:
 
 
 def _move_on(tensor: Tensor, site: Site, before: Value, now: Value, *, is_ours: bool) -> Tensor:
-    """Return a tensor `[1, ...]` that `before` moved at a site, moved by `now` instead; in place if few units move."""
+    """Return a tensor `[1, ...]` with the action of `before` at a site replaced by `now`, if possible in place."""
     units = torch.arange(site.group.size)
     # Unit i of the tensor is b[before[i]] and shall be b[now[i]], which is unit before^-1[now[i]] of the tensor. Signs
     # are their own inverses, so those of both values multiply.
@@ -201,7 +203,7 @@ def _move_on(tensor: Tensor, site: Site, before: Value, now: Value, *, is_ours: 
 
 
 def unit_factors(site: Site, value: Value, count: int) -> Int8[Tensor, "pair unit"]:
-    """Return the signs by which values of `count` pairs multiply the units at a site."""
+    """Return the signs that values of `count` pairs multiply the units by at a site."""
     factor = torch.ones(count, site.group.size, dtype=torch.int8)
     signs = 0 if value.sign is None else value.sign.shape[-2]
     for k, exponent in enumerate(character(site.placement)):
@@ -217,7 +219,7 @@ def unit_factors(site: Site, value: Value, count: int) -> Int8[Tensor, "pair uni
 def act_on(
     groups: Collection[Group], sites: Mapping[str, Sequence[Site]], element: Element, tensors: Tensors
 ) -> dict[str, Tensor]:
-    """Return tensors `[pair, ...]` moved by a batch of elements at the given sites."""
+    """Apply a batch of elements at the given sites to tensors `[pair, ...]`, and return the results."""
     local = {name: list(own) for name, own in sites.items()}
     ndims = {name: tensors[name].ndim - 1 for name in sites}
     own = {name: tensors[name] for name in sites}
@@ -228,12 +230,12 @@ def act_on(
 
 
 def at(tensor: Tensor, rows: Tensor | None) -> Tensor:
-    """Return the selected pairs of a tensor, without a copy if all pairs are selected."""
+    """Return the selected pairs of a tensor. If all pairs are selected, the tensor is not copied."""
     return tensor if rows is None or rows.shape[0] == tensor.shape[0] else tensor[rows]
 
 
 def put(into: Tensor, rows: Tensor, new: Tensor) -> None:
-    """Overwrite some pairs of a tensor."""
+    """Overwrite the selected pairs of a tensor."""
     if rows.shape[0] == into.shape[0]:
         into.copy_(new)
     else:
@@ -241,7 +243,7 @@ def put(into: Tensor, rows: Tensor, new: Tensor) -> None:
 
 
 def dots(x: Float64[Tensor, "pair *shape"], y: Float64[Tensor, "pair *shape"]) -> PerPair:
-    """Return the inner product of each pair: rows in their given precision, the sum over rows in float64."""
+    """Return the inner product of each pair: rows in their own precision, and the sum over rows in float64."""
     if x.ndim > 3:
         x, y = x.flatten(2), y.flatten(2)
     products: Tensor = torch.linalg.vecdot(x, y) if x.ndim > 1 else x * y

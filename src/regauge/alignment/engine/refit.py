@@ -1,9 +1,9 @@
-"""Fits of scales and matrices to the first network after units are matched, for networks that are nearly copies.
+"""Fitting of scales and matrices to the first network after units are matched, for networks that are nearly copies.
 
-Balancing a network by itself gives a gain with a single value as much weight as all values of a filter. If that gain is
-small compared with its noise, balancing determines the unit's scale poorly. The same holds for the small singular
+When a network is balanced alone, a gain with one entry has as much weight as all entries of a filter. If the gain is
+small compared with its noise, balancing determines the unit's scale poorly. The same problem arises for small singular
 values of a product of matrices. After units are matched, scales and matrices can be fitted to the first network
-instead. Signs are then chosen once more between the fitted networks.
+instead. Signs are then optimized once more between the fitted networks.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -26,28 +26,28 @@ from regauge.core.groups import Group
 from regauge.core.symmetry import Symmetry
 
 NEAR = 0.05
-"""Squared distance of nearly equal networks, as a share of the squared norm."""
+"""Networks count as nearly equal if their squared distance is below this share of the squared norm."""
 EXACT = {4: 1e-13, 8: 1e-26}
-"""Below this share nothing is left to fit, by bytes of a value: it is a distance of some units in the last place."""
+"""Below this share, there is nothing left to fit: the distance is a few units in the last place. By bytes per entry."""
 SWEEPS = 100
-"""Most rounds over all groups."""
+"""The maximal number of rounds over all groups."""
 SETTLED = 1e-5
-"""A round that lowers the squared distance by less than this share is the last one."""
+"""The last round is the one that lowers the squared distance by less than this share."""
 REMEMBERED = 5
-"""Rounds before the last one from which the next one is extrapolated."""
+"""The number of earlier rounds that are used to extrapolate the next one."""
 LONGEST_STEP = 1.0
-"""Norm of the longest step of the logarithms of a unit's factors, or of the entries of a matrix."""
+"""The norm of the longest step, in the logarithms of a unit's factors or in the entries of a matrix."""
 FLAT = 1e-11
-"""A direction whose curvature is below this share of the largest changes next to nothing, and is left alone."""
+"""A direction counts as flat, and stays unchanged, if its curvature is below this share of the largest one."""
 
 HALVINGS = 40
-"""Halvings of the interval that holds the damping of a long step."""
+"""The number of times that the interval for the damping of a long step is halved."""
 
 PerPair = Float64[Tensor, " pair"]
 
 
 def refit_near_copies(problem: Problem, found: Results, frame: Frame) -> Results:
-    """Fit second networks that nearly equal their first ones, if the fit brings them closer."""
+    """Fit second networks that nearly equal their first networks, if the fit brings them closer."""
     if frame.sides is None or not frame.a:
         return found
     symmetry = problem.symmetry
@@ -64,7 +64,7 @@ def refit_near_copies(problem: Problem, found: Results, frame: Frame) -> Results
 def refit(symmetry: Symmetry, buffers: Buffers, params_a: Tensors, params_b: Tensors) -> tuple[Element, Tensor]:
     """Return elements that bring nearly equal second networks closer to the first ones, and a mask of these pairs.
 
-    Networks are `[pair, ...]`. The element is the identity for all other pairs.
+    All tensors have shape `[pair, ...]`. For all other pairs, the element is the identity.
     """
     symmetry = count_frozen_gains(symmetry, buffers)
     a, b = compared([params_a, params_b], symmetry)
@@ -103,13 +103,16 @@ def is_near_copy(square: Tensor, norm: Tensor, *, is_double: bool = False) -> Te
 
 
 def _match(symmetry: Symmetry, a: Tensors, b: Tensors) -> tuple[Element, Tensor]:
-    """Choose orders, signs and rotations once more; return them and the remaining squared distances."""
+    """Optimize permutations, signs and rotations once more. Return them and the remaining squared distances."""
     element = climb(symmetry, a, b).element
     return element, squared_distances(a, _move(symmetry, element, b))
 
 
 def _fit_parts(symmetry: Symmetry, groups: Collection[Group], a: Tensors, b: Tensors) -> tuple[Element, PerPair]:
-    """Fit part by part, as networks on the disk are fitted: rounds of one part do not extrapolate another part."""
+    """Fit one independent part after the other, as for networks on disk.
+
+    Rounds of one part do not extrapolate another.
+    """
     total, left = symmetry.identity((len(next(iter(a.values()))),)), squared_distances(a, b)
     for part in fitted_parts(symmetry, groups, a):
         x, y = ({name: tensors[name] for name in a if name in part} for tensors in (a, b))
@@ -125,13 +128,14 @@ def _move(symmetry: Symmetry, element: Element, tensors: Tensors) -> dict[str, T
 
 
 class GroupFit:
-    """A Gauss-Newton step of the scales or the matrices of one group, from sums over the tensors that it acts on.
+    """A Gauss-Newton step of one group's scales or matrices, computed from sums over the tensors on which it acts.
 
-    The step X of second networks y towards first ones x minimizes `sum |x - y - X y|^2` over the places of the group.
-    For scales X multiplies each unit by the exponents of its families times their steps t so that t solves the normal
-    equations of the unit. A matrix moves `y` to `(1 + X) y` where it acts, and to `(1 - X') y` where its inverse acts:
-    `X F + G X = sum (x - y) y' - sum y (x - y)'`, with the Gram matrices F and G of both kinds of places. If a group
-    acts on several axes of one tensor, their curvatures are multiplied such that the sum is never below the true one.
+    The step X of second networks y towards first networks x minimizes `sum |x - y - X y|^2` over the sites of the
+    group. For scales, X multiplies each unit by the exponents of its families times their steps t. The steps t solve
+    the normal equations of the unit. A matrix changes `y` to `(1 + X) y` where it acts, and to `(1 - X') y` where its
+    inverse acts. So X solves `X F + G X = sum (x - y) y' - sum y (x - y)'`, with the Gram matrices F and G of both
+    kinds of sites. If a group acts on several axes of one tensor, the curvatures are multiplied by a factor. Then their
+    sum is never below the true curvature.
 
     Attributes:
         sites: The sites of the group on compared tensors.
@@ -146,7 +150,7 @@ class GroupFit:
         self.sites = {name: local for name, local in moved.items() if local and name not in symmetry.buffers}
 
     def add(self, name: str, x: Tensor, y: Tensor) -> None:
-        """Add the terms of a tensor of both networks, `[pair, *shape]`."""
+        """Add the terms of one tensor of both networks, `[pair, *shape]`."""
         sites, is_linear = self.sites[name], self.group.matrix == "linear"
         shared = len({site.placement.axis for site in sites})
         for site in sites:
@@ -169,7 +173,7 @@ class GroupFit:
         self._sums[key] = self._sums[key] + term.cpu() if key in self._sums else term.cpu()
 
     def step(self) -> tuple[Value, PerPair]:
-        """Return the step and its first-order decrease of the squared distance; reset all sums."""
+        """Return the step and its first-order decrease of the squared distance, and reset all sums."""
         sums, self._sums = self._sums, {}
         right = sums["right"]
         if self.group.matrix == "linear":
@@ -185,17 +189,17 @@ class GroupFit:
 def fit_continuous(symmetry: Symmetry, groups: Collection[Group], a: Tensors, b: Tensors) -> tuple[Element, PerPair]:
     """Return nearby scales and matrices that bring each second network closest to its first one, and the distances.
 
-    All computations are in double precision. Small tensors are moved step by step. Large tensors are moved from their
-    given values each time, which needs no memory for moved copies.
+    All computations are in double precision. Small tensors are updated step by step. Large tensors are transformed from
+    their given entries each time. This needs no memory for transformed copies.
 
     Args:
-        symmetry: The symmetry, with every size known.
+        symmetry: The symmetry. All its sizes must be known.
         groups: The groups whose scales or matrices are fitted; see `fitted_groups`.
-        a: Compared tensors of the first networks, `[pair, ...]`.
-        b: Compared tensors of the second networks.
+        a: The compared tensors of the first networks, `[pair, ...]`.
+        b: The compared tensors of the second networks.
 
     Returns:
-        The element and the remaining squared distances.
+        The element, and the remaining squared distances.
 
     References:
         Nocedal and Wright (2006), Numerical Optimization, section 10.3, for Gauss-Newton steps; Bartels and Stewart
@@ -245,13 +249,13 @@ def fit_continuous(symmetry: Symmetry, groups: Collection[Group], a: Tensors, b:
 
 
 class Extrapolation:
-    """Anderson's acceleration of rounds of steps: a linear extrapolation of the last rounds to their limit.
+    """Anderson acceleration of rounds of steps: a linear extrapolation of the latest rounds to their limit.
 
-    Each round changes the logarithms of scales and the entries of matrices. Among the combinations of the last rounds,
-    the acceleration takes the one with the smallest change.
+    Each round changes the logarithms of scales and the entries of matrices. Among the linear combinations of the latest
+    rounds, the method chooses the one with the smallest change.
 
     Args:
-        groups: The names of the groups that rounds change.
+        groups: The names of the groups that the rounds change.
 
     References:
         Walker and Ni (2011), Anderson acceleration for fixed-point iterations, equation 2.3.
@@ -263,7 +267,7 @@ class Extrapolation:
         self._changes: list[Tensor] = []
 
     def extrapolate(self, start: Element, end: Element) -> Element:
-        """Return the element from which to continue after another round; after the first round, its end."""
+        """Return the element from which the next round continues. After the first round, this is the round's result."""
         last = self._flat(end)
         self._ends = [*self._ends[-REMEMBERED:], last]
         self._changes = [*self._changes[-REMEMBERED:], last - self._flat(start)]
@@ -290,13 +294,16 @@ class Extrapolation:
 
 
 def fitted_groups(symmetry: Symmetry, buffers: Buffers) -> list[Group]:
-    """Return the fitted groups; scales that move running statistics are included if balancing may move them."""
+    """Return the groups to fit.
+
+    Scales that change running statistics are included only if balancing may change these.
+    """
     is_kept = {g.name: buffers == "keep" and _moves_statistics(symmetry, g) for g in symmetry.groups}
     return [g for g in symmetry.groups if g.matrix == "linear" or (g.scales and not is_kept[g.name])]
 
 
 def fitted_parts(symmetry: Symmetry, groups: Collection[Group], names: Collection[str]) -> list[frozenset[str]]:
-    """Return the named tensors that `fit_continuous` uses, in parts that do not depend on one another."""
+    """Return the named tensors that `fit_continuous` uses, as sets that do not depend on one another."""
     moved: dict[tuple[str, int], set[str]] = {}
     for group in groups:
         for place in (place for place in group.placements if place.parameter in names):
@@ -307,7 +314,10 @@ def fitted_parts(symmetry: Symmetry, groups: Collection[Group], names: Collectio
 
 
 def join(known: Element, found: Mapping[str, Value]) -> Element:
-    """Return the element of two parts: each part moves units of scales, and whole matrices, that the other leaves."""
+    """Return the element that combines two parts.
+
+    Each part changes scales and matrices that the other does not change.
+    """
     for name, value in found.items():
         here = known[name]
         scale = None if here.scale is None or value.scale is None else here.scale * value.scale
@@ -317,7 +327,7 @@ def join(known: Element, found: Mapping[str, Value]) -> Element:
 
 
 def squared_distances(a: Tensors, b: Tensors) -> PerPair:
-    """Return the squared distance of both networks of each pair."""
+    """Return the squared distance between the two networks of each pair."""
     return torch.stack([dots(a[name] - b[name], a[name] - b[name]) for name in a]).sum(0)
 
 
@@ -337,8 +347,8 @@ def _sylvester(
 def _solve(curvature: Float64[Tensor, "*lead k"], right: Float64[Tensor, "*lead k"]) -> Float64[Tensor, "*lead k"]:
     """Return `right / (curvature + d)` with the smallest d >= 0 that limits its length; zero in flat directions.
 
-    Poorly determined directions thus do not slow down the others, as they would if all directions were shortened
-    equally.
+    Therefore poorly determined directions do not slow down the others. That would happen if all directions were
+    shortened equally.
     """
     is_flat = curvature <= FLAT * curvature.amax(-1, keepdim=True)
     right, curvature = torch.where(is_flat, 0.0, right), torch.where(is_flat, 1.0, curvature)

@@ -1,4 +1,4 @@
-"""Searches of several families at the same time, on the CPU while a device computes the next costs."""
+"""Simultaneous searches of several families on the CPU, while a device computes the next costs."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -10,26 +10,26 @@ import torch
 
 T = TypeVar("T")
 MOST_SEARCHES = 16
-"""Searches at a time: each holds its costs twice."""
+"""The maximal number of simultaneous searches. Each search stores its costs twice."""
 
 
 class Launch(Protocol):
-    """A function that starts work, and returns a function that waits for the result."""
+    """A function that starts work and returns a function that waits for the result."""
 
     def __call__(self, work: Callable[[], T], /) -> Callable[[], T]: ...
 
 
 def count_searches() -> int:
-    """Return the number of searches that run at a time, one for each core."""
+    """Return the number of simultaneous searches, which is one for each core."""
     return min(MOST_SEARCHES, os.cpu_count() or 1)
 
 
 @contextmanager
 def searching(count: int, device: torch.device) -> Iterator[Launch]:
-    """Start work in threads, `count` at a time.
+    """Start work in up to `count` threads at a time.
 
-    Exact assignments release the interpreter lock. A thread works in the stream and the gradient mode of the thread
-    that starts it, so the order of operations on the device stays the same.
+    Exact assignments release the interpreter lock. A thread uses the stream and the gradient mode of the thread that
+    starts it. So the order of operations on the device stays the same.
     """
     has_gradients = torch.is_grad_enabled()
     stream = torch.cuda.current_stream(device) if device.type == "cuda" else None

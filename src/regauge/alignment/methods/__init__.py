@@ -1,1 +1,1 @@
-"""The methods of alignment, one file each."""
+"""The alignment methods, one file for each."""

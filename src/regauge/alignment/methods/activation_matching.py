@@ -1,4 +1,4 @@
-"""Activation matching, and mixtures of activation and weight matching."""
+"""Activation matching, and mixtures of activation matching and weight matching."""
 
 from dataclasses import dataclass
 
@@ -14,40 +14,42 @@ from regauge.core.outputs import Outputs
 from regauge.core.task import Task
 
 TIES = 1e-4
-"""Share of the parameters in activation matching."""
+"""The weight of the parameters in the objective of activation matching, which breaks ties."""
 
 
 @dataclass(frozen=True)
 class ActivationMatching(Method):
-    """The element under which the units of two networks have the most similar responses to the same inputs.
+    """A method that finds the element for which the units of two networks respond most similarly to the same inputs.
 
-    It maximizes a sum over all units of the first network. Each unit contributes its correlation (or covariance, or
-    mean product) with the signed unit that the element moves to the same position. All groups that discovery finds take
-    part, by their action on the values that layers read. These values are outputs of activation functions, every state
-    of a residual stream, and queries, keys and values of attention heads. Values on which a group acts in the same way
-    are summed. Entries along all other axes (images, positions, tokens) are samples. In correlations, units that a
-    rotation mixes share their mean variance so that the result does not depend on the basis.
+    The objective is a sum over all units of the first network. Each unit contributes its correlation (or covariance, or
+    mean product) with the signed unit of the second network that the element assigns to it. All groups that discovery
+    finds are optimized, through their action on the values that layers read. These values include outputs of activation
+    functions, all states of a residual stream, and queries, keys and values of attention heads. Values on which a group
+    acts in the same way are summed. Entries along all other axes (images, positions, tokens) are samples. In
+    correlations, units that a rotation mixes share their mean variance. Therefore the result does not depend on the
+    basis.
 
-    The data are read once, for both networks and all groups. Memory holds one matrix of units against units for each
-    value. In this method groups are independent of one another, and their order does not matter.
+    The data are read once, for both networks and all groups. Memory holds one matrix for each value, with one entry for
+    each pair of units. In this method, groups are independent of one another, and their order has no effect.
 
-    The papers maximize the product of activations that are not centered, and keep scales. For permutations, this
-    minimizes the squared distance between the activations of both networks. `ActivationMatching(statistic="product",
-    scales="keep")` is the published method. The defaults differ from the published method.
+    The papers maximize the mean product of activations without centering, and keep scales. For permutations, this
+    minimizes the squared distance between the activations of both networks.
+    `ActivationMatching(statistic="product", scales="keep")` is the published method. The defaults differ from the
+    published method.
 
-    Departure from the papers, for every statistic: parameters enter the objective with a share of 1e-4, and decide if
-    activations leave a choice. Otherwise the choice would be arbitrary for units that never respond, and between a sign
-    and a half period of a sine unit. Arbitrary choices raise the loss halfway between the networks.
+    For every statistic, this method departs from the papers: parameters have a weight of 1e-4 in the objective, and
+    decide where activations do not. Without this term, the choice would be arbitrary for units that never respond, and
+    between a sign and a half-period shift of a sine unit. Arbitrary choices raise the loss at the midpoint between the
+    networks.
 
     Attributes:
-        statistic: Pearson's "correlation", in which all units count alike; "covariance", in which units count by how
-            much they vary; or "product", the mean of the product without centering, in which they count by how large
-            they are, as published.
-        max_sweeps: Largest number of sweeps over the groups.
-        outputs: The outputs of the module that count, as it was given to `discover`.
-        scales: The treatment of scales, as in `WeightMatching`. "balance" brings the second network to the scales of
-            the first, except those that move running statistics. With "recompute" these stay in copies, too. "keep"
-            moves values and multiplies them by signs only.
+        statistic: "correlation" (Pearson's) gives all units equal weight. "covariance" weights units by how much they
+            vary. "product", as published, is the mean product without centering, and weights units by their magnitude.
+        max_sweeps: The maximal number of sweeps over the groups.
+        outputs: The outputs of the module to use, as passed to `discover`.
+        scales: The treatment of scales, as in `WeightMatching`. "balance" gives the second network the scales of the
+            first, except scales that change running statistics. With "recompute", these scales also stay unchanged in
+            copies. With "keep", elements only permute entries and multiply them by signs.
 
     References:
         Li et al. (2016), Convergent learning, section 3 (correlations); Ainsworth et al. (2023), Git Re-Basin,
@@ -72,13 +74,13 @@ class ActivationMatching(Method):
         return TIES
 
     def match(self, problem: Problem) -> Results:
-        """See `align`; the module is traced once for all pairs."""
+        """See `align`. The module is traced once for all pairs."""
         task = problem.require_task(self)
         traces = Traces(problem.symmetry, task.module, precision_of(problem.a, problem.b), self.outputs)
         return match_each(problem, lambda pair: self._match_pair(pair, task, traces))
 
     def _match_pair(self, problem: Problem, task: Task, traces: Traces) -> Results:
-        """Ascend on the mixture, from the better one of the identity and the best element for the activations alone."""
+        """Ascend on the mixture, from the identity or, if it is better, the best element for activations alone."""
 
         def match(frame: Frame) -> Results:
             costs = activation_costs(*frame.turnable(*problem.pair(0)), traces, task, self.statistic)
@@ -91,24 +93,25 @@ class ActivationMatching(Method):
 
 @dataclass(frozen=True)
 class MixedMatching(ActivationMatching):
-    """Activation matching and weight matching in one objective.
+    """Activation matching and weight matching combined in one objective.
 
-    It maximizes
+    The method maximizes
 
         share * <activations> / reach + (1 - share) * <a, g b> / sum |a| |b|
 
-    The first term is the objective of `ActivationMatching` divided by its largest value, at which every unit is
-    correlated perfectly. The second term is the objective of `WeightMatching` divided by its largest value, at which
-    every tensor of the second network is parallel to that of the first. Activations are matched first, because this
-    matching has no local optima. Coordinate ascent on the sum continues from the result. Parameters are compared after
-    the positive scales of both networks are balanced, as in `WeightMatching`. The element brings the second network to
-    the scales of the first.
+    The first term is the objective of `ActivationMatching` divided by its largest possible value, where every unit has
+    a perfectly correlated partner. The second term is the objective of `WeightMatching` divided by its largest possible
+    value, where every tensor of the second network is parallel to that of the first. Activations are matched first,
+    because this problem has no local optima. Coordinate ascent on the sum continues from the result. Parameters are
+    compared after the positive scales of both networks are balanced, as in `WeightMatching`. The element gives the
+    second network the scales of the first.
 
     If networks learn the same function with different features, weights alone match units poorly, especially in
-    residual networks. Activations alone ignore how units are connected. The sum matches better than either term.
+    residual networks. Activations alone ignore how units are connected. The sum gives better matches than either term
+    alone.
 
     Attributes:
-        share: The share of the activations, from 0 to 1; other settings are those of `ActivationMatching`.
+        share: The weight of the activations, from 0 to 1. Other settings are those of `ActivationMatching`.
     """
 
     share: float = 0.5

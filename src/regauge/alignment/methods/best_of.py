@@ -1,4 +1,4 @@
-"""The best of several methods by the loss halfway between the two networks."""
+"""Selection among several methods by the loss at the midpoint between the two networks."""
 
 from dataclasses import dataclass
 
@@ -11,16 +11,17 @@ from regauge.alignment.result import Results
 
 @dataclass(frozen=True)
 class BestOf(Method):
-    """Every method is tried, and the element with the lowest task loss at the midpoint is kept.
+    """A method that tries several methods and keeps the element with the lowest task loss at the midpoint.
 
-    The objectives of different methods cannot be compared. The inner product of the weights does not predict the
-    barrier; on residual networks a larger product can even come with a higher barrier. The loss halfway between the
-    networks can be compared. The objective of this method is minus that loss, on examples that no method has seen. The
-    identity is also a candidate, so the result is never worse than no alignment.
+    The objectives of different methods are not comparable. The inner product of the weights does not predict the
+    barrier. On residual networks, a larger product can even come with a higher barrier. The midpoint loss is
+    comparable. The objective of this method is minus the midpoint loss, on examples that no method has seen. The
+    identity is also a candidate. Therefore the result is never worse than no alignment.
 
     Attributes:
-        methods: The methods in the order in which they are tried; the first of equally good ones is kept.
-        kept: The share of the examples that choose and that no method sees; with 0 all choose.
+        methods: The methods, in the order in which they are tried. If several are equally good, the first one is kept.
+        kept: The share of the examples that no method sees and that select the element. If 0, all examples are used for
+            both.
     """
 
     methods: tuple[Method, ...] = (WeightMatching(), MixedMatching())

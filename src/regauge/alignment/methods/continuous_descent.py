@@ -1,4 +1,4 @@
-"""Continuous descent on rotations, invertible matrices and scales, by gradients of the loss between the networks."""
+"""Continuous descent on rotations, invertible matrices and scales, with gradients of the loss between the networks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -23,34 +23,36 @@ from regauge.core.task import Batch
 from regauge.training import Adam, PlainProgram, differentiate
 
 CHANGE = 1e-3
-"""The descent has converged when the loss changed by less than this share between the last two judgements."""
+"""The descent has converged if the loss changed by less than this share between the last two evaluations."""
 
 
 @dataclass(frozen=True)
 class ContinuousDescent(DescentMethod):
-    """Gradient descent on the continuous part of the symmetry, on the task loss between the two networks.
+    """Gradient descent on the continuous part of the symmetry.
 
-    The second network, moved by the initial element g, is moved further by `h = exp(X)`. X is a skew-symmetric matrix
-    for every orthogonal group, and any matrix for every linear group. For families of positive scales, X holds the
-    logarithms of the factors that leave running statistics as they are. X starts at zero. Adam lowers the task loss of
-    `(1 - t) a + t h g b`, on one batch after the other.
+    The descent minimizes the task loss between the two networks. The initial element g is applied to the second network
+    first, and `h = exp(X)` is applied to the result. X is a skew-symmetric matrix for every orthogonal group, and an
+    arbitrary matrix for every linear group. For families of positive scales, X contains the logarithms of the factors.
+    Factors that would change running statistics are excluded. X starts at zero. Adam minimizes the task loss of
+    `(1 - t) a + t h g b` on one batch after the other.
 
-    Orders, signs and half periods stay as in the initial element. Give a method that chooses them as `init`. For
-    another round, give this method as `init` of `Sinkhorn` or `StraightThrough`. The mean of X over the latest steps is
-    evaluated on kept examples (`DescentMethod`). The objective is minus the loss on these examples. This is the loss
-    halfway or, for random points, the mean loss at t = 1/4, 1/2, 3/4. The cost of a batch is proportional to its size.
-    Every evaluation takes one or three passes over the kept examples.
+    Permutations, signs and half periods stay as in the initial element. To choose them, pass another method as `init`.
+    For another round, pass this method as `init` of `Sinkhorn` or `StraightThrough`. The mean of X over the latest
+    steps is evaluated on held-out examples (`DescentMethod`). The objective is minus the loss on these examples. This
+    is the midpoint loss or, with random points, the mean loss at t = 1/4, 1/2, 3/4. The cost of a batch is proportional
+    to its size. Every evaluation takes one or three passes over the held-out examples.
 
-    Weights can be rotated freely in the residual stream of a transformer whose gains are folded. There, the closest
-    parameters do not give the lowest loss halfway. The descent makes the path of such networks nearly flat. In networks
-    of ReLU units the descent changes the scales. Halfway between different units, activations shrink. A factor s on one
-    side of a unit and 1/s on the other side compensates for this: `(1 + s) (1 + 1/s) / 4 > 1`.
+    In a transformer with folded gains, any rotation may act on the residual stream. In this case, the closest
+    parameters do not give the lowest midpoint loss. For such networks, the descent makes the linear path nearly free of
+    a barrier. In ReLU networks, the descent changes the scales. Activations shrink at the midpoint between different
+    units. A factor s on one side of a unit and 1/s on the other side compensates for the shrinkage:
+    `(1 + s) (1 + 1/s) / 4 > 1`.
 
     Attributes:
-        loss: "random", where t is uniform in (0, 1) at every step; or "midpoint", where it is one half.
-        init: An element, or a method whose result is the start; None is the identity.
-        lr: The learning rate of Adam for rotations, in radians, and for matrices.
-        scale_lr: The learning rate of the logarithms of scales, which may move much further.
+        loss: "random": t is uniformly random in (0, 1) at every step. "midpoint": t is one half.
+        init: The initial element: an element, a method whose result is used, or None for the identity.
+        lr: Adam's learning rate for rotations (in radians) and for matrices.
+        scale_lr: Adam's learning rate for the logarithms of scales, which may change much more.
 
     References:
         Theus et al. (2025), Generalized linear mode connectivity for transformers, who learn elements on the task loss
@@ -84,7 +86,7 @@ class ContinuousDescent(DescentMethod):
         return super().reads_representatives(symmetry, has_task=has_task) and not is_lost
 
     def learn(self, problem: Problem, start: Element, notes: tuple[str, ...], course: DescentCourse) -> Results:
-        """See `DescentMethod`: the losses of many pairs fall in one program."""
+        """See `DescentMethod`. One optimization minimizes the losses of many pairs."""
         symmetry, count = problem.symmetry, problem.pairs
         candidates = Candidates(problem, start, line_measure(problem, self.loss), notes)
         generators = {group.name: _generators(group, symmetry, count) for group in symmetry.groups}
@@ -110,9 +112,10 @@ class ContinuousDescent(DescentMethod):
         return candidates.result(is_converged)
 
     def _exponential(self, symmetry: Symmetry, freedom: Mapping[str, Tensor], pairs: int) -> Element:
-        """Return `exp(X)` for each pair: rotations, invertible matrices and positive factors; nothing else moves.
+        """Return `exp(X)` for each pair: rotations, invertible matrices and positive factors.
 
-        Adam has one learning rate for all coordinates. The coordinates of scales are therefore in units of `scale_lr`.
+        Other values are the identity. Adam uses one learning rate for all coordinates. Therefore the coordinates of
+        scales are in units of `scale_lr`.
         """
         element = symmetry.identity((pairs,))
         for name, x in freedom.items():
@@ -128,7 +131,7 @@ class ContinuousDescent(DescentMethod):
 
 
 def _generators(group: Group, symmetry: Symmetry, pairs: int) -> Tensor:
-    """Return zero coordinates of a group's Lie algebra for each pair: matrices, or logarithms of scales, if any."""
+    """Return zero coordinates of a group's Lie algebra for each pair: matrices, or logarithms of scales."""
     blocks = (pairs, *(symmetry[base].size for base in group.within))
     n = group.size - group.keeps_ones
     shape = (*blocks, n, n) if group.matrix != "none" else (*blocks, len(kept_scales(symmetry, group)), n)

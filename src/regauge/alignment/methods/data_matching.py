@@ -1,4 +1,4 @@
-"""The best of mixed, activation and weight matching, by the loss halfway on examples that no method has seen."""
+"""Selection among mixed, activation and weight matching by the midpoint loss on examples that no method has seen."""
 
 from dataclasses import dataclass, fields, replace
 
@@ -13,19 +13,19 @@ from regauge.alignment.result import Results
 
 @dataclass(frozen=True)
 class DataMatching(MixedMatching):
-    """`MixedMatching`, `ActivationMatching` or `WeightMatching`, whichever has the lowest loss halfway on kept
-    examples.
+    """`MixedMatching`, `ActivationMatching` or `WeightMatching`, whichever has the lowest midpoint loss.
 
-    On transformers weights help. On convolutional networks with batch normalization, activations alone are often
-    better. With few examples, weights alone can be better. Only data can decide which method is best. A share of the
-    examples is therefore kept from all methods and serves to choose between their elements. The objective is that of
-    the chosen method, so objectives of different pairs may differ in their units.
+    On transformers, comparing weights helps. On convolutional networks with batch normalization, activations alone are
+    often better. If there are few examples, weights alone can be better. Only data can show which method is best.
+    Therefore a share of the examples is held out from all methods and selects among their elements. The objective is
+    that of the selected method. So objectives of different pairs may have different units.
 
-    If the examples of a task cannot be split (`Task.split`), the choice uses the examples that the methods have seen. A
-    note of the result then reports this.
+    If the examples of a task cannot be split (`Task.split`), the selection uses the examples that the methods have
+    seen. In this case, the result has a note.
 
     Attributes:
-        kept: The share of the examples that choose; with 0 all do. Other settings are those of `MixedMatching`.
+        kept: The share of the examples that are held out for the selection. If 0, all examples are used for both
+            purposes. Other settings are those of `MixedMatching`.
     """
 
     kept: float = KEPT
@@ -35,7 +35,7 @@ class DataMatching(MixedMatching):
         require_kept(self.kept)
 
     def match(self, problem: Problem) -> Results:
-        """See `align`; every pair gets the element that is best for this pair."""
+        """See `align`. Every pair gets the element that is best for this pair."""
         problem.require_task(self)
         problem, told = problem.divided(self.kept)
         settings = {one.name: getattr(self, one.name) for one in fields(ActivationMatching)}

@@ -1,4 +1,4 @@
-"""Gaussian matching: the element that brings one diagonal Gaussian posterior closest to another's."""
+"""Gaussian matching: finds the element that brings one diagonal Gaussian posterior closest to another."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -24,10 +24,10 @@ ROLES: tuple[Role, ...] = ("parameters", "magnitudes")
 
 @dataclass(frozen=True)
 class GaussianMatching(Method):
-    """Match two diagonal Gaussians over parameters, given as pairs (means, standard deviations).
+    """A method that matches two diagonal Gaussians over parameters, given as pairs (means, standard deviations).
 
-    Let g be the element that moves the second Gaussian N(m_b, s_b^2). Let |g| reorder and scale like g, without signs
-    and shifts. The cost is one of these:
+    Let g be the element that acts on the second Gaussian N(m_b, s_b^2). Let |g| permute and scale like g, but without
+    signs and shifts. The cost is one of the following:
 
     | cost | what is made small | what is maximized, up to constants |
     | --- | --- | --- |
@@ -36,33 +36,34 @@ class GaussianMatching(Method):
     | kl | `KL(g q_b, q_a)` | `<m_a / s_a^2, g m_b> - <1 / (2 s_a^2), abs(g) (m_b^2 + s_b^2)>` |
     | symmetric kl | `KL(g q_b, q_a) + KL(q_a, g q_b)` | that, and the same with the networks exchanged |
 
-    Here w is `std_weight`. Minimizing each cost is weight matching with two or four dictionaries, a `JointMatching` of
-    "parameters" and "magnitudes". If a divergence falls by some amount, the objective grows by the same amount. If W2^2
-    falls, the objective grows by half the amount.
+    Here w is `std_weight`. Minimizing each cost is weight matching with two or four dictionaries: a `JointMatching` of
+    "parameters" and "magnitudes". If a divergence decreases by some amount, the objective increases by the same amount.
+    If W2^2 decreases, the objective increases by half this amount.
 
-    Departures from the paper. Appendix B of the paper states that the divergence becomes a distance of means, because
-    no other term depends on the permutation. This is wrong. The trace `sum abs(g) s_b^2 / s_a^2` depends on the
-    permutation, and the distance of the means is weighted by precisions. This method keeps both terms. On trained
-    networks no divergence gave lower barriers than the Wasserstein cost, and the Wasserstein cost gave no lower
-    barriers than means alone. Equation 16 prints covariances in place of roots of covariances; equation 17, with
-    standard deviations, is correct.
+    This method departs from the paper. Appendix B of the paper states that the divergence reduces to a distance between
+    means, because no other term depends on the permutation. This is wrong. The trace `sum abs(g) s_b^2 / s_a^2` depends
+    on the permutation, and the distance between means is weighted by precisions. This method includes both terms. On
+    trained networks, no divergence gave lower barriers than the Wasserstein cost. The Wasserstein cost gave no lower
+    barriers than means alone. Equation 16 of the paper prints covariances in place of their square roots. Equation 17,
+    with standard deviations, is correct.
 
     Orthogonal and linear groups stay at the identity, because a rotated diagonal Gaussian is not diagonal. A divergence
-    is linear only in elements that keep every magnitude. So with a divergence, positive scales and shifts also stay at
-    the identity. The means are a whole network with its buffers. Standard deviations may be left out for parameters
-    that are certain, and are not needed for buffers. A divergence needs the standard deviations of all parameters,
-    because it is infinite between certain values.
+    is linear only in elements that keep all magnitudes. So if the cost is a divergence, positive scales and shifts also
+    stay at the identity. The means are a complete network, including its buffers. Standard deviations can be omitted
+    for parameters that are certain, and are not needed for buffers. A divergence needs standard deviations for all
+    parameters, because it is infinite between parameters without uncertainty.
 
     Attributes:
-        cost: The cost that is minimized.
-        std_weight: The weight of standard deviations under the Wasserstein cost; that of means is 1.
-        method: The method that matches the Gaussians, by parameters, without data. By default, weight matching for
-            two and `MergeMany` for many, which bring each to the Wasserstein barycenter of the others. Both leave
-            positive scales as they are: the distance itself is minimized. `WeightMatching()` makes the outcome
-            independent of how the posteriors are scaled.
+        cost: The cost to minimize.
+        std_weight: The weight of standard deviations in the Wasserstein cost. The weight of means is 1.
+        method: The method that matches the Gaussians. This method must compare parameters and use no data. Default:
+            weight matching for two networks, and `MergeMany` for more, which matches each one to the Wasserstein
+            barycenter of the others. Both default methods leave positive scales unchanged and therefore minimize the
+            distance itself. With `WeightMatching()`, the result does not depend on how the posteriors are scaled.
 
     Raises:
-        ValueError: The cost is unknown, or the weight is negative, not finite, or has nothing to weigh.
+        ValueError: The cost is unknown, or the weight is negative, not finite, or given for a cost that does not use
+            it.
 
     References:
         Rossi et al. (2023), On permutation symmetries in Bayesian neural network posteriors, equations 17 to 19,
@@ -84,11 +85,11 @@ class GaussianMatching(Method):
 
     @property
     def joint_roles(self) -> tuple[Role, ...]:
-        """The roles of means and standard deviations; signs and shifts do not act on standard deviations."""
+        """The roles of means and standard deviations. Signs and shifts do not act on standard deviations."""
         return ROLES
 
     def match(self, problem: Problem) -> Results:
-        """See `align`; the task is not used.
+        """See `align`. The task is not used.
 
         Raises:
             ValueError: A standard deviation is negative, or it is zero or missing although the cost is a divergence.
@@ -105,7 +106,7 @@ class GaussianMatching(Method):
         return replace(found, symmetry=problem.symmetry, element=element, params=problem.move(element))
 
     def match_many(self, problem: ManyProblem) -> ManyResult:
-        """See `align_many`; the task is not used.
+        """See `align_many`. The task is not used.
 
         Raises:
             ValueError: A standard deviation is negative, or the cost is a divergence.
@@ -126,11 +127,11 @@ class GaussianMatching(Method):
 
 
 def _divergence_problem(problem: Problem, *, is_symmetric: bool) -> Problem:
-    """Return two dictionaries, or four for both directions, whose inner products are negative divergences.
+    """Return two dictionaries (four for both directions) whose inner products are negative divergences.
 
-    `-KL(g q_b, q_a)` is linear in g. Its coefficients are dictionaries of the first network, which multiply
-    dictionaries of the second network. It is linear only for elements without scales and shifts, because only these
-    elements keep every magnitude.
+    `-KL(g q_b, q_a)` is linear in g. The coefficients of this function are dictionaries of the first network, which are
+    multiplied with dictionaries of the second network. The divergence is linear only for elements without scales and
+    shifts, because only these elements keep all magnitudes.
     """
     # -KL(N(m, v), N(m_a, v_a)) = <m_a / v_a, m> - <1 / (2 v_a), m^2 + v> + terms that no permutation or sign changes.
     # The second product holds the trace and the squares of the means, which depend on the permutation, too.
@@ -153,12 +154,12 @@ def _divergence_problem(problem: Problem, *, is_symmetric: bool) -> Problem:
 
 Moment = Callable[[Tensor, Tensor], Tensor]
 COEFFICIENTS: tuple[Moment, Moment] = (lambda m, s: m / s.square(), lambda m, s: -0.5 / s.square())
-"""Functions of means and deviations: the factors of the other network's means and second moments in a divergence."""
+"""Functions of means and deviations. In a divergence, they multiply the other network's means and second moments."""
 MOMENTS: tuple[Moment, Moment] = (lambda m, s: m, lambda m, s: m.square() + s.square())
 
 
 def _each(functions: tuple[Moment, Moment], params: Mapping[str, Tensor], symmetry: Symmetry) -> Params:
-    """Return two dictionaries of functions of means and deviations."""
+    """Return two dictionaries, computed by two functions of means and deviations."""
     result = {}
     for k, function in enumerate(functions):
         for joint in params:
@@ -171,7 +172,7 @@ def _each(functions: tuple[Moment, Moment], params: Mapping[str, Tensor], symmet
 
 
 def _further(names: Mapping[str, Any]) -> dict[str, Any]:
-    """Return dictionaries 0 and 1 under the names of dictionaries 2 and 3."""
+    """Return dictionaries 0 and 1, renamed to dictionaries 2 and 3."""
     split = ((*dictionary_of(joint), value) for joint, value in names.items())
     return {joint_name(k + 2, name): value for k, name, value in split}
 

@@ -1,4 +1,7 @@
-"""Joint matching of several dictionaries of parameters, which one element moves together, each by its role."""
+"""Joint matching of several dictionaries of parameters.
+
+One element acts on all of them, on each according to its role.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -19,30 +22,34 @@ from regauge.core.symmetry import Symmetry
 
 @dataclass(frozen=True)
 class JointMatching(Method):
-    """A method for tuples of parameter dictionaries: one element moves all of them, and each has a weight.
+    """A method for tuples of parameter dictionaries. One element acts on all of them, and each has a weight.
 
-    `method` maximizes `sum_k weights[k] <a_k, g b_k>`, where `g` acts on dictionary k according to the role of k:
+    `method` maximizes `sum_k weights[k] <a_k, g b_k>`, where `g` acts on dictionary k according to its role:
 
     | role | permutations | positive scales | signs | shifts | rotations |
     | --- | --- | --- | --- | --- | --- |
     | parameters | move it | multiply it | multiply it | are added | rotate it |
     | magnitudes | move it | multiply it | - | - | not possible |
 
-    If one dictionary has magnitudes, orthogonal and linear groups stay at the identity. The reason is that a rotated
+    If a dictionary contains magnitudes, orthogonal and linear groups stay at the identity. The reason is that a rotated
     diagonal Gaussian has correlations, which standard deviations cannot represent.
 
-    The first dictionary is complete and includes buffers. The other dictionaries may lack some of its names; missing
-    names do not enter the cost. A task is not used, because a task runs networks and not tuples of dictionaries.
+    The first dictionary is complete and includes buffers. The other dictionaries may lack some of its names. Missing
+    names contribute nothing to the cost. A task is not used, because a task evaluates networks, not tuples of
+    dictionaries.
 
     Attributes:
-        roles: The role of each dictionary, in order; the first is "parameters".
-        weights: The weight of each dictionary, not negative, 1 by default. A dictionary of weight 0 is moved only.
-        method: A method that compares parameters, without data. By default, weight matching for two networks and,
-            for many, matching of each to the mean of the others (`MergeMany`), both leaving positive scales as they
-            are. A method for pairs aligns many to the first.
+        roles: The role of each dictionary, in order. The first role must be "parameters".
+        weights: The nonnegative weight of each dictionary. Default: 1. The element also acts on dictionaries of weight
+            0, but they do not contribute to the objective.
+        method: The method that matches the dictionaries. This method must compare parameters and use no data. Default:
+            weight matching for two networks and, for more, matching of each network to the mean of the others
+            (`MergeMany`). Both default methods leave positive scales unchanged. A method for pairs aligns all networks
+            to the first one.
 
     Raises:
-        ValueError: A role is unknown, the first is not "parameters", or the weights do not fit the roles.
+        ValueError: A role is unknown, the first role is not "parameters", or the number of weights differs from the
+            number of roles.
     """
 
     roles: tuple[Role, ...]
@@ -70,7 +77,7 @@ class JointMatching(Method):
         """See `align`.
 
         Raises:
-            ValueError: A dictionary of magnitudes has a negative number.
+            ValueError: A dictionary of magnitudes contains a negative number.
         """
         for k, params in enumerate((problem.a, problem.b)):
             require_magnitudes(params, problem.symmetry, self.roles, label(k))
@@ -85,7 +92,7 @@ class JointMatching(Method):
         """See `align_many`.
 
         Raises:
-            ValueError: A dictionary of magnitudes has a negative number.
+            ValueError: A dictionary of magnitudes contains a negative number.
         """
         for k, params in enumerate(problem.networks):
             require_magnitudes(params, problem.symmetry, self.roles, label(k))
@@ -103,7 +110,10 @@ class JointMatching(Method):
         return 1.0 if self.weights is None else self.weights[dictionary_of(name)[0]]
 
     def _weigh(self, params: Mapping[str, Tensor]) -> Params:
-        """Multiply dictionaries by the roots of their weights so that both networks share each weight evenly."""
+        """Multiply dictionaries by the square roots of their weights.
+
+        The two networks of a pair then share each weight evenly.
+        """
         result = {}
         for name, tensor in params.items():
             weight = self._weight(name)
@@ -113,7 +123,7 @@ class JointMatching(Method):
         return result
 
     def _weigh_symmetry(self, symmetry: Symmetry) -> Symmetry:
-        """Return the symmetry of weighted dictionaries; dictionaries of weight 0 are moved like buffers."""
+        """Return the symmetry of weighted dictionaries. Dictionaries of weight 0 are treated like buffers."""
         buffers = dict.fromkeys((*symmetry.buffers, *(name for name in symmetry.shapes if not self._weight(name))))
         groups = []
         for group in symmetry.groups:
@@ -123,15 +133,15 @@ class JointMatching(Method):
         return replace(symmetry, groups=tuple(groups), buffers=tuple(buffers))
 
     def _as_given(self, params: Mapping[str, Tensor]) -> Params:
-        """Return the tensors of dictionaries of weight 1, which were matched without a factor."""
+        """Return the tensors of dictionaries with weight 1, which were matched without a factor."""
         return {name: tensor for name, tensor in params.items() if self._weight(name) == 1}
 
 
 def require_magnitudes(params: Mapping[str, Tensor], symmetry: Symmetry, roles: tuple[Role, ...], of: str) -> None:
-    """Raise an error if a dictionary of magnitudes has negative values.
+    """Raise an error if a dictionary of magnitudes contains negative numbers.
 
     Raises:
-        ValueError: A value is negative; `of` is the name of the network in the message.
+        ValueError: A number is negative. The message contains `of`, the name of the network.
     """
     for joint, tensor in params.items():
         k, name = dictionary_of(joint)

@@ -1,4 +1,4 @@
-"""Coordinate ascent that moves many networks into one universe: each network is matched to the mean of the others."""
+"""Coordinate ascent that maps many networks into one universe: each network is matched to the mean of the others."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,38 +19,40 @@ from regauge.core.params import Params, count_models, select
 from regauge.core.symmetry import Symmetry
 
 NETWORKS_AT_ONCE = 512
-"""Networks whose distances from the mean are computed together."""
+"""The number of networks whose distances from the mean are computed together."""
 
 
 @dataclass(frozen=True)
 class MergeMany(ManyMethod):
-    """A method that matches each network to the mean of the others, until no network moves any more.
+    """A method that matches each network to the mean of the others, until no element changes.
 
-    It maximizes the sum over pairs of the inner products of the moved networks (`universe_objective`). If a step of one
-    network raises its inner product with the mean of the others, the objective grows by K - 1 times as much. The
-    objective therefore never falls. The result is a local optimum: no single group of a single network can be improved.
+    It maximizes the sum of the inner products between all pairs of transformed networks (`universe_objective`). If a
+    step raises one network's inner product with the mean of the others, the objective rises by K - 1 times as much.
+    Therefore the objective never decreases. The result is a local optimum: changing a single group of a single network
+    cannot improve it.
 
-    Departures from the paper. Networks are first placed one after the other. Each is matched to the mean of the
-    networks that are already placed, because the mean of networks that are not aligned is a poor target. All networks
-    are then visited in a fixed order, and a network is visited again only if others moved.
+    This method departs from the paper. First, the networks are placed in the universe one after the other. Each network
+    is matched to the mean of the networks that are already placed. The mean of networks that are not aligned would be a
+    poor target. Then all networks are visited in a fixed order. A network is visited again only if other networks
+    changed.
 
     If there are more than `core` networks, only the first `core` networks are visited one by one. All networks are then
-    matched at once to the mean of the core. Further rounds match all networks to the mean of all networks, and lower
-    the mean squared distance from this mean (`gather`). For many networks, the mean of all networks and the mean of all
-    others are nearly the same. Rounds are many times faster than visits. The result is only close to a local optimum,
-    because the rounds end at `tolerance`.
+    matched at once to the mean of these core networks. Further rounds match all networks to the mean of all networks,
+    which lowers the mean squared distance from this mean (`gather`). If there are many networks, the mean of all
+    networks is nearly the same as the mean of all others. Rounds over all networks are many times faster than visits.
+    The result is only close to a local optimum, because the rounds end at `tolerance`.
 
     Attributes:
-        inner: Method that places a network; its `max_sweeps` and `tolerance` hold for the later rounds too, its
-            `scales` for all of it.
-        start: Place the networks in "sequence", or begin at the "identity" as published. Whatever the start, the
-            identity is tried when the result would be worse than it.
-        restarts: Further climbs with the networks in random order. The one with the largest objective is kept
-            or, given a task, the one whose mean network has the smallest loss.
-        max_rounds: Largest number of rounds over the networks in each climb.
-        core: Largest number of networks that are visited one by one.
-        tolerance: With more than `core` networks, a round that lowers the mean squared distance from the mean by less
-            than this share is the last.
+        inner: The method that places a network. The `max_sweeps` and `tolerance` of this method also apply to the later
+            rounds, and its `scales` to the whole of `MergeMany`.
+        start: Whether to place the networks in "sequence", or to start at the "identity" as published. With either
+            start, the identity is also tried if the result would be worse than it.
+        restarts: The number of further climbs, with the networks in random order. The climb with the largest objective
+            is kept. If there is a task, the climb whose mean network has the smallest loss is kept.
+        max_rounds: The maximal number of rounds over the networks in each climb.
+        core: The maximal number of networks that are visited one by one.
+        tolerance: If there are more than `core` networks, the last round is the one that lowers the mean squared
+            distance from the mean by less than this share.
 
     References:
         Ainsworth, Hayase and Srinivasa (2023), Git Re-Basin, appendix A.10, algorithm 2 (MergeMany).
@@ -78,7 +80,7 @@ class MergeMany(ManyMethod):
             raise ValueError("inner.init is an element for one pair of networks; leave it out to align many")
 
     def match_many(self, problem: ManyProblem) -> ManyResult:
-        """See `align_many`; the task chooses between restarts."""
+        """See `align_many`. If there is a task, it selects among restarts."""
         count = len(problem.networks)
 
         def climbs(tensors: Sequence[Tensors]) -> list[Climbs]:
@@ -125,7 +127,7 @@ class MergeMany(ManyMethod):
 
 @dataclass(frozen=True)
 class Gathered:
-    """A population in one universe after some rounds: a batch of elements, the moved networks, and their mean.
+    """A population in one universe after some rounds: a batch of elements, the transformed networks, and their mean.
 
     The spread is the mean squared distance from the mean, over all parameters.
     """
@@ -138,7 +140,7 @@ class Gathered:
 
     @classmethod
     def of(cls, symmetry: Symmetry, element: Element, params: Params) -> "Gathered":
-        """Return networks that were moved by `element`."""
+        """Return the population after `element` was applied to the networks."""
         ignored = {*symmetry.buffers, *(name for names in symmetry.tied for name in names[1:])}
         floating = {name: tensor for name, tensor in params.items() if tensor.is_floating_point()}
         mean = {n: t.mean(0, dtype=torch.float64).to(t.dtype) if n in floating else t[0] for n, t in params.items()}
@@ -155,22 +157,23 @@ def gather(
     is_placed: bool = True,
     generator: torch.Generator | None = None,
 ) -> Iterator[Gathered]:
-    """Bring a population of any size into one universe, in rounds that move all networks at once.
+    """Map a population of any size into one universe, in rounds that transform all networks at once.
 
-    Let x_i be the moved networks and m their mean. The rounds lower the spread 1/n sum_i |x_i - m|^2, which is half the
-    mean squared distance over all ordered pairs. Matching every network to m lowers each term, and the new mean
-    minimizes the sum. The spread therefore never rises.
+    Let x_i be the transformed networks and m their mean. The rounds lower the spread 1/n sum_i |x_i - m|^2. This spread
+    is half the mean squared distance over all ordered pairs. Matching every network to m lowers each term, and the new
+    mean minimizes the sum. Therefore the spread never increases.
 
     Args:
-        params: The population, with one leading model axis on every tensor.
-        symmetry: The symmetry of all networks, with every size known.
-        settings: `inner` matches networks, whose positive scales are kept.
-        order: The order of the networks; the first `settings.core` networks are aligned with one another first.
-        is_placed: Whether these networks are aligned first; otherwise all networks begin at the identity.
+        params: The population, with a leading model axis on every tensor.
+        symmetry: The symmetry of all networks. All its sizes must be known.
+        settings: The settings. `inner` matches networks, and their positive scales are kept.
+        order: The order of the networks. The first `settings.core` networks in this order are aligned with one another
+            first.
+        is_placed: Whether these first networks are aligned first. If not, all networks start at the identity.
         generator: The random number generator, for a method with restarts.
 
     Yields:
-        The population before the first round and after each round. Its spread never exceeds that of the given
+        The population before the first round and after each round. The spread never exceeds that of the given
         population.
     """
     count = count_models(params)
@@ -204,7 +207,7 @@ def gather(
 
 
 def _squares(tensor: Tensor, mean: Tensor) -> float:
-    """Return the sum of squared distances of `[n, ...]` from their mean, in portions."""
+    """Return the sum of squared distances of `[n, ...]` from their mean, computed in chunks."""
     parts = torch.split(tensor, NETWORKS_AT_ONCE)
     return sum(float(torch.linalg.vector_norm(part - mean, dtype=torch.float64)) ** 2 for part in parts)
 
@@ -216,10 +219,10 @@ def improve(
     settings: MergeMany,
     order: Sequence[int],
 ) -> Climbs:
-    """Run rounds in which each network climbs towards the mean of the others, from given elements.
+    """Run rounds in which each network climbs towards the mean of the others, starting from given elements.
 
-    Every network keeps its `Pursuit`. A later visit thus only looks at tensors that other networks moved, and starts
-    from the potentials of the previous visit.
+    Every network has a `Pursuit` that is kept between visits. Therefore a later visit only searches groups whose target
+    tensors have changed, and starts from the potentials of the previous visit.
     """
     others, inner = len(tensors) - 1, settings.inner
     placed = [move(symmetry, element, network) for element, network in zip(elements, tensors, strict=True)]

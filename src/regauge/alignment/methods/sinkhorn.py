@@ -1,4 +1,4 @@
-"""Sinkhorn re-basin: permutations relaxed to doubly stochastic plans and optimized by gradients."""
+"""Sinkhorn re-basin: permutations are relaxed to doubly stochastic plans and optimized by gradients."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -25,10 +25,10 @@ from regauge.training import Adam, PlainProgram, differentiate
 
 @dataclass(frozen=True)
 class Sinkhorn(DescentMethod):
-    """Gradient descent on relaxed permutations and signs, on the loss between the two networks.
+    """Gradient descent on relaxed permutations and signs, which minimizes a loss between the two networks.
 
-    The second network, moved by the initial element g, is moved further by doubly stochastic plans P and soft
-    signs: `P(g b)`. Adam changes their logits such that a loss falls:
+    The initial element g is applied to the second network first. Doubly stochastic plans P and soft signs are then
+    applied to the result: `P(g b)`. Adam changes the logits of plans and signs to minimize a loss:
 
     | loss | what it is | needs |
     | --- | --- | --- |
@@ -36,26 +36,27 @@ class Sinkhorn(DescentMethod):
     | "midpoint" | the task loss of `(a + P(g b)) / 2` on one batch after the other | a task |
     | "random" | the task loss of `(1 - t) a + t P(g b)`, t uniform in (0, 1) at every step | a task |
 
-    After every `every` steps the plans are rounded to the closest permutations. The hard elements are evaluated by the
-    same loss. A task loss is evaluated on kept examples (`DescentMethod`). For "random", it is the mean loss at t =
-    1/4, 1/2, 3/4. The method returns the best of these elements, the initial element and the identity. If `keeps` is
-    "last", it returns the last element. The objective is minus the loss, and is maximized. The cost of a batch is
-    proportional to its size, and every evaluation takes a pass over all kept examples. A task of a few thousand
-    examples, in batches of some hundred, is therefore best.
+    After every `every` steps, the plans are rounded to the closest permutations. The hard elements are evaluated with
+    the same loss. A task loss is evaluated on held-out examples (`DescentMethod`). For "random", it is the mean loss at
+    t = 1/4, 1/2, 3/4. The method returns the best of these elements, the initial element and the identity. If `keeps`
+    is "last", it returns the last element instead. The objective is minus the loss, and is maximized. The cost of a
+    batch is proportional to its size, and every evaluation takes one pass over all held-out examples. Therefore a task
+    with a few thousand examples, in batches of some hundred, is best.
 
-    Departures from the paper. The descent begins near the result of weight matching. Its learning rate is ten times
-    larger, so it needs a quarter of the steps. `init=None, confidence=0.02, lr=0.3, steps=100, keeps="last"` begins at
-    the identity, as published. The gradient solves a positive definite system of half the size. Positive scales, shifts
-    and rotations stay as in the initial element.
+    This method departs from the paper. The descent starts near the result of weight matching. The learning rate is ten
+    times larger than in the paper, and a quarter of the steps is enough. With
+    `init=None, confidence=0.02, lr=0.3, steps=100, keeps="last"`, it starts at the identity, as published. Computing
+    the gradient solves a positive definite system of half the size. Positive scales, shifts and rotations stay as in
+    the initial element.
 
     Attributes:
-        loss: The loss that falls.
-        init: An element, or a method whose result is the start; None is the identity.
-        lr: The learning rate of Adam, for logits in units of the temperature.
+        loss: The loss to minimize.
+        init: The initial element: an element, a method whose result is used, or None for the identity.
+        lr: Adam's learning rate, for logits in units of the temperature.
         temperature: The temperature of the Sinkhorn operator.
-        confidence: The share of each row of a plan that is given to the initial element at the start.
-        keeps: The "best" of all elements that were judged, or the "last", as published, which may be worse than the
-            initial one.
+        confidence: The share of each row of a plan that the initial plan gives to the initial element.
+        keeps: "best" returns the best of all evaluated elements. "last", as published, returns the last one, which may
+            be worse than the initial one.
 
     References:
         Pena et al. (2023), Re-Basin via Implicit Sinkhorn Differentiation, equations 6 to 9; Eisenberger et al.
@@ -85,7 +86,7 @@ class Sinkhorn(DescentMethod):
         return self.loss != "l2"
 
     def learn(self, problem: Problem, start: Element, notes: tuple[str, ...], course: DescentCourse) -> Results:
-        """See `DescentMethod`: the losses of all pairs fall in one program."""
+        """See `DescentMethod`. One optimization minimizes the losses of all pairs."""
         params_a, params_b, symmetry, count = problem.a, problem.b, problem.symmetry, problem.pairs
         task = None if self.loss == "l2" else problem.task
         candidates = Candidates(problem, start, self._measure(problem), notes)
@@ -122,7 +123,7 @@ class Sinkhorn(DescentMethod):
         return candidates.result(is_converged)
 
     def _measure(self, problem: Problem) -> Measure | None:
-        """Return the objective by which rounded plans are evaluated; None stands for the loss halfway."""
+        """Return the objective that evaluates rounded plans; None for the default, the midpoint loss."""
 
         def squares(params: Params) -> Tensor:
             a, b = compared([problem.a, params], problem.symmetry)
@@ -133,7 +134,7 @@ class Sinkhorn(DescentMethod):
 
 
 def _floats(*networks: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-    """Return all values of networks except counters, in float32 or float64 and on one device."""
+    """Return all tensors of networks except counters, in float32 or float64 and on one device."""
     first = networks[0]
     result = []
     for params in networks:

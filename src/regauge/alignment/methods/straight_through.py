@@ -1,4 +1,4 @@
-"""Straight-through matching: weight matching toward a target that gradients of the midpoint loss move."""
+"""Straight-through matching: weight matching to a target that gradients of the midpoint loss change."""
 
 from dataclasses import dataclass, field
 
@@ -21,22 +21,22 @@ from regauge.training import SGD, PlainProgram
 
 @dataclass(frozen=True)
 class StraightThrough(DescentMethod):
-    """Matching to a target that follows the loss, by gradients that ignore the matching.
+    """Matching to a target that gradient descent changes. The gradients ignore the matching step (straight-through).
 
-    The target theta begins at the first network. At every step the second network is matched to theta, by
-    coordinate ascent on `<theta, g b>` from the last element. The loss of `(a + g b) / 2` on the next batch is
-    differentiated with respect to g b, and this gradient is applied to theta. The objective is minus the midpoint loss
-    over kept examples (`DescentMethod`).
+    The target theta starts at the first network. At every step, the second network is matched to theta by coordinate
+    ascent on `<theta, g b>`, starting from the last element. The loss of `(a + g b) / 2` on the next batch is
+    differentiated with respect to g b, and the gradient step is applied to theta. The objective is minus the midpoint
+    loss on held-out examples (`DescentMethod`).
 
-    Departures from the paper. Theta is matched over every group of the symmetry. The learning rate is thirty times
-    larger, and the last element is preferred to the element with the best single batch. On MNIST this gave lower
-    barriers.
+    This method departs from the paper. Every group of the symmetry is matched to theta. The learning rate is thirty
+    times larger. The last element is preferred to the element with the best single batch. On MNIST, these changes gave
+    lower barriers.
 
     Attributes:
-        init: An element, or a method whose result is the start; None is the identity.
+        init: The initial element: an element, a method whose result is used, or None for the identity.
         lr: The learning rate of gradient descent with momentum.
-        momentum: Its momentum.
-        sweeps: Largest number of sweeps of coordinate ascent in each step.
+        momentum: The momentum of gradient descent.
+        sweeps: The maximal number of coordinate ascent sweeps in each step.
 
     References:
         Ainsworth, Hayase and Srinivasa (2023), Git Re-Basin, section 3.3, algorithm 3.
@@ -58,7 +58,7 @@ class StraightThrough(DescentMethod):
 
     @property
     def _size(self) -> int:
-        """Return a size that makes pairs run one after the other."""
+        """Return a size for which pairs are processed one after the other."""
         return 1
 
     def learn(self, problem: Problem, start: Element, notes: tuple[str, ...], course: DescentCourse) -> Results:

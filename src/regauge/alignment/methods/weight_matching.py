@@ -1,4 +1,4 @@
-"""Weight matching: the element that brings the parameters of one network closest to another's."""
+"""Weight matching: finds the element that brings the parameters of one network closest to those of another."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,54 +21,59 @@ from regauge.core.groups import class_labels
 from regauge.core.symmetry import Symmetry
 
 TRIES = 32
-"""Most further climbs of a copy of the first network that the first climb has missed."""
+"""The maximal number of further climbs for a copy of the first network that the first climb did not recognize."""
 MISSED = 1e-4
-"""A copy is missed if its objective lacks more than this share of its largest value. Rounding to 16 bits lacks less."""
+"""A copy counts as not recognized if its objective falls short of the largest possible value by more than this share.
+
+Rounding to 16 bits causes a smaller shortfall.
+"""
 
 
 @dataclass(frozen=True)
 class WeightMatching(Method):
     """Coordinate ascent on the inner product of the parameters, over every group of the symmetry.
 
-    It maximizes `<a, g b>` over reorderings, signs, half-period shifts and rotations, which minimizes `|a - g b|`. Each
-    step finds the exact optimum of one group, and of the groups nested in it, given all others. The result is a local
-    optimum; it is global if there is only one group.
+    The method maximizes `<a, g b>` over permutations, signs, half-period shifts and rotations. This minimizes
+    `|a - g b|`. Each step finds the exact optimum of one group and of the groups nested in it, while all others are
+    fixed. The result is a local optimum. The optimum is global if there is only one group.
 
-    Positive scales and invertible matrices are not searched. If a symmetry has them, both networks are first moved to
-    the points of smallest norm on their orbits (`regauge.core.balance`); a and b are these points. Only a rotation of
-    each invertible matrix then remains to be chosen. The second network gets the scales and matrices of the first
-    network. The outcome therefore does not depend on the given points of the orbits. Scales could also be chosen
-    together with the permutation to minimize the distance. Such scales would shrink the weights of units that agree
-    little, and would depend on the scales of the first network. If the two networks are nearly the same, scales and
-    matrices are fitted by least squares if the fit brings the networks closer. The fit helps because a gain near zero
-    determines a unit's scale poorly.
+    Positive scales and invertible matrices are not optimized. If a symmetry has them, both networks are first balanced:
+    a and b are the networks of smallest norm on their orbits (`regauge.core.balance`). For each invertible matrix, only
+    a rotation then remains to be chosen. The second network gets the scales and matrices of the first network.
+    Therefore the result does not depend on how the given networks are scaled. Instead, scales could be chosen together
+    with the permutation to minimize the distance. Scales chosen in this way would shrink the weights of units that
+    agree little, and would depend on the scales of the first network. If the two networks are nearly equal, scales and
+    matrices are fitted by least squares, provided that the fit brings the networks closer. The fit helps because a gain
+    near zero determines a unit's scale poorly.
 
-    Departures from the paper. The first costs use the barycenter of groups that are not chosen yet, and the best
-    anchored group is chosen first. This recovers planted permutations of residual networks; a start from the identity
-    does not. Rotations come first, by values that no other group changes (`regauge.alignment.engine.first_rotations`).
-    Groups are visited in a fixed order and only if a neighbor moved. Buffers move but do not count. Norms and fourth
-    powers show whether the second network is a copy of the first. For copies, further climbs begin at random elements
-    until the copy is found.
+    This method departs from the paper. The first costs are averages over the groups that are not chosen yet (the
+    barycenter). The group whose cost is known best is chosen first. This recovers planted permutations of residual
+    networks, and a start from the identity does not. Rotations come first, computed from tensors that no other group
+    changes (`regauge.alignment.engine.first_rotations`). Groups are visited in a fixed order, and only if a neighboring
+    group changed. Elements act on buffers, but buffers do not contribute to the objective. Norms and fourth powers show
+    whether the second network can be a copy of the first. For copies, further climbs start from random elements until
+    the copy is recognized.
 
     Attributes:
-        start: Begin at the "barycenter", or at the "identity" as published. The identity is tried whenever the result
-            would be worse than it.
-        restarts: Further climbs from random elements, run as one batch. Without a task the climb with the largest
-            objective is kept. With a task it is the climb with the smallest task loss halfway between the networks,
-            among those that end at or above the identity: the objective says next to nothing about that loss. The
-            reported objective is that of the kept climb and never below the identity's; the loss is compared between
-            climbs only.
-        init: The start of the first climb in place of `start`: an element from another method or an earlier
-            result. Parts that matching does not choose are left out: positive factors, and all of an invertible
-            matrix but its nearest rotation. For `align_pairs` a single element or one for each pair.
-        max_sweeps: Largest number of sweeps over the groups in each climb.
-        tolerance: A step must gain more than this share of `sum |a| |b|`.
-        scales: "balance" as described. The second network keeps its running statistics and the scales of filters before
-            batch normalization. The scales of the first network would move statistics away from their own activations,
-            and new statistics would undo part of the move. Only a copy of the first network whose statistics were moved
-            takes them over. With "recompute", or with a task that computes statistics anew (`prepare`), no network
-            does. "keep" compares the networks as they are, leaves all factors at one, and chooses an invertible matrix
-            among the orthogonal ones.
+        start: The start of the ascent: the "barycenter", or the "identity" as published. The identity is also tried if
+            the result would be worse than it.
+        restarts: The number of further climbs from random elements, which run as one batch. Without a task, the climb
+            with the largest objective is kept. With a task, the climb with the smallest midpoint loss is kept, among
+            climbs whose objective is at least that of the identity. The objective predicts next to nothing about the
+            midpoint loss. The reported objective is that of the kept climb, and is never below that of the identity.
+            The loss is only compared between climbs.
+        init: The initial element of the first climb, which replaces `start`. This element may come from another method
+            or an earlier result. Parts that matching does not choose are ignored: positive factors, and for an
+            invertible matrix all but its nearest rotation. For `align_pairs`, a single element or one element for each
+            pair.
+        max_sweeps: The maximal number of sweeps over the groups in each climb.
+        tolerance: A step is taken only if it gains more than this share of `sum |a| |b|`.
+        scales: With "balance", networks are balanced as described above. The second network keeps its running
+            statistics and the scales of filters before batch normalization. If the second network got the scales of the
+            first, its statistics would no longer match its activations. Recomputed statistics would undo part of the
+            transformation. Only copies of the first network with transformed statistics get these scales. With
+            "recompute", or with a task that recomputes statistics (`prepare`), no network gets them. "keep" compares
+            the networks as given, leaves all factors at one, and restricts invertible matrices to orthogonal matrices.
 
     References:
         Ainsworth, Hayase and Srinivasa (2023), Git Re-Basin, section 3.2, algorithm 1.
@@ -90,7 +95,7 @@ class WeightMatching(Method):
             )
 
     def match(self, problem: Problem) -> Results:
-        """See `align` and `align_pairs`; the task chooses between restarts."""
+        """See `align` and `align_pairs`. If there is a task, it selects among restarts."""
         symmetry, pairs = problem.symmetry, problem.pairs
         init = None if self.init is None else _isometric(symmetry, self.init, pairs)
         restarts = []
@@ -146,7 +151,7 @@ class WeightMatching(Method):
         )
 
     def _climb_copies(self, frame: Frame, climbs: Sequence[Climbs]) -> list[Climbs]:
-        """Climb again from random elements until all pairs are equal whose values show that they may be equal."""
+        """Climb again from random elements, until all pairs whose invariants allow equality are equal."""
         most = torch.stack([norms(frame.a[name]) * norms(frame.b[name]) for name in frame.a]).sum(0)
         reached = torch.stack([one.objective for one in climbs]).amax(0)
         rows = ((reached < (1 - MISSED) * most) & climbs[0].is_converged).nonzero().flatten()
@@ -165,7 +170,7 @@ class WeightMatching(Method):
         return found
 
     def _climbs(self, frame: Frame, starts: Sequence[Element]) -> list[Climbs]:
-        """Return one climb from each start; the climbs of a single pair run as one batch."""
+        """Return one climb from each start. For a single pair, all climbs run as one batch."""
         if not starts or starts[0].batch[0] > 1:
             return [self._climb(frame, frame.a, frame.b, start) for start in starts]
         count, all_starts, climbs = len(starts), concatenate(starts), []
@@ -199,7 +204,7 @@ class WeightMatching(Method):
 
 
 def random_isometry(symmetry: Symmetry, generator: torch.Generator, batch: tuple[int, ...] = ()) -> Element:
-    """Return a random element that keeps every norm: no scales, no shifts, no invertible matrices that stretch."""
+    """Return a random element that keeps every norm: no scales, no shifts, and only orthogonal matrices."""
     element, blank = symmetry.random(generator, ("permutation", "sign", "linear"), batch), symmetry.identity(batch)
     for group in symmetry.groups:
         if group.matrix == "linear":
@@ -208,7 +213,7 @@ def random_isometry(symmetry: Symmetry, generator: torch.Generator, batch: tuple
 
 
 def _isometric(symmetry: Symmetry, init: Element, pairs: int) -> Element:
-    """Restrict an element to what matching chooses, for each pair: scales of one, and the nearest rotations."""
+    """Restrict an element to the parts that matching chooses: scales become one, and matrices the nearest rotations."""
     init = materialize(init, symmetry.groups)
     if init.batch not in ((), (pairs,)):
         raise ValueError(

@@ -1,1 +1,1 @@
-"""Alignment of checkpoints that do not fit in memory: a plan, sweeps over the files, and the state between them."""
+"""Alignment of checkpoints that do not fit in memory: a plan, sweeps over the files, and a resumable state."""

@@ -1,7 +1,7 @@
-"""Balance networks on the disk, and fit the scales of nearly equal ones, part by part.
+"""Balancing of networks on disk, and fitting of the scales of nearly equal networks, in independent parts.
 
-Tensors whose scales depend on one another are read together, one after the other. Only sums over the axes on which no
-scales act are kept of them.
+If the scales of several tensors depend on one another, these tensors are read one after the other as one part. Memory
+holds only their sums over the axes on which no scales act.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -26,8 +26,7 @@ from regauge.core.symmetry import Symmetry
 def balance_streamed(
     checkpoints: Sequence[Checkpoint], symmetry: Symmetry, buffers: Buffers, passes: Passes
 ) -> tuple[list[Element], tuple[str, ...]]:
-    """Return the element that balances each network, and sentences on groups that keep their matrices; see
-    `balance_alike`."""
+    """Return the element that balances each network, and messages on unbalanced groups; see `balance_alike`."""
     symmetry = count_frozen_gains(symmetry, buffers)
     sides, notes = [symmetry.identity()] * len(checkpoints), list[str]()
 
@@ -57,15 +56,16 @@ def fit_streamed(
     parts: Iterable[Collection[str]],
     passes: Passes,
 ) -> tuple[Element, bool]:
-    """Return the scales and matrices that bring the second network closest to the first, and whether that is closer.
+    """Return the scales and matrices that bring the second network closest to the first, and whether it gets closer.
 
     Args:
         a: The first network.
-        b: The second network, moved next to the first.
-        symmetry: The symmetry, with every size known, and gains of frozen normalization counted.
-        groups: The groups that are fitted; see `fitted_groups`.
-        parts: Tensors that are fitted together; see `fitted_parts`.
-        passes: Counts what is read.
+        b: The second network, already aligned to the first.
+        symmetry: The symmetry. All its sizes must be known, and gains of frozen normalization must be treated as
+            parameters.
+        groups: The groups to fit; see `fitted_groups`.
+        parts: The sets of tensors that are fitted together; see `fitted_parts`.
+        passes: A counter for the bytes that are read.
     """
     total, gained, chosen = symmetry.identity(), 0.0, {group.name for group in groups}
 
@@ -87,13 +87,13 @@ def fit_streamed(
 
 
 def _read_part(checkpoint: Checkpoint, symmetry: Symmetry, part: Collection[str]) -> Params:
-    """Read what `balance` needs of some tensors, and all running statistics."""
+    """Read the data that `balance` needs from some tensors, and all running statistics."""
     params = {name: checkpoint.read(name) for name in sorted(set(symmetry.buffers) & symmetry.sites.keys())}
     return params | {name: _reduce(checkpoint, symmetry, name) for name in sorted(part)}
 
 
 def _restrict(symmetry: Symmetry, params: Params) -> Symmetry:
-    """Return the symmetry on some parameters alone, of these shapes, without what acts on axes that were summed up."""
+    """Return the symmetry restricted to some parameters with these shapes, without actions on summed axes."""
     shapes = {name: tuple(tensor.shape) for name, tensor in params.items()}
 
     def is_kept(place: Placement) -> bool:
@@ -107,9 +107,9 @@ def _restrict(symmetry: Symmetry, params: Params) -> Symmetry:
 
 
 def summed_axes(symmetry: Symmetry, name: str) -> tuple[int, ...]:
-    """Return the axes of a tensor over which products may be summed up: no scales act there, and no matrices anywhere.
+    """Return the axes of a tensor over which products can be summed, because no scales and no matrices act there.
 
-    Where matrices act, it is the first axis of a tensor that is read in pieces.
+    If matrices act on the tensor, only the first axis is possible, if the tensor is read in chunks.
     """
     sites, ndim = symmetry.sites[name], len(symmetry.shapes[name])
     if any(site.group.matrix == "linear" for site in sites):
@@ -123,9 +123,9 @@ def _is_mixed(symmetry: Symmetry, name: str) -> bool:
 
 
 def _reduce(checkpoint: Checkpoint, symmetry: Symmetry, name: str) -> Tensor:
-    """Return a tensor, or another one with the same sums over the axes that may be summed up.
+    """Return a tensor, or a smaller tensor that has the same sums over the axes that can be summed.
 
-    These are sums of squares, or where matrices act the inner products of all columns.
+    These are sums of squares or, if matrices act, the inner products of all columns.
     """
     axes = summed_axes(symmetry, name)
     if not axes:
@@ -144,10 +144,10 @@ def _reduce(checkpoint: Checkpoint, symmetry: Symmetry, name: str) -> Tensor:
 
 
 def _read_pair(a: Checkpoint, b: Checkpoint, symmetry: Symmetry, name: str) -> tuple[Tensor, Tensor]:
-    """Return both tensors of a name as a batch of one pair.
+    """Return both networks' tensors with this name as a batch of one pair.
 
-    Of those with axes that may be summed up, others with the same sums of squares and of products over these, or where
-    matrices act of the products of all columns, so that what acts on the other axes brings them as close.
+    If axes can be summed, smaller tensors replace them. The smaller tensors have the same sums of squares and products
+    (or, if matrices act, the same products of all columns), and so give the same fit.
     """
     dtype = work_dtype(a.stored[name].dtype, b.stored[name].dtype)
     axes, sums = summed_axes(symmetry, name), _Sums(symmetry, name)
@@ -169,10 +169,10 @@ def _read_pair(a: Checkpoint, b: Checkpoint, symmetry: Symmetry, name: str) -> t
 
 
 class _Sums:
-    """Sums of products of some tensors over axes that may be summed up, in float64, some rows at a time.
+    """Sums of products of some tensors over axes that can be summed, in float64, accumulated over chunks of rows.
 
-    They are those of each tensor with itself and with later ones, value by value, or where matrices act one matrix of
-    the products of all columns of all tensors.
+    The products are those of each tensor with itself and with later tensors, entry by entry. If matrices act, one
+    matrix contains the products of all columns of all tensors.
     """
 
     def __init__(self, symmetry: Symmetry, name: str) -> None:
@@ -180,7 +180,7 @@ class _Sums:
         self.found: list[Tensor] = []
 
     def add(self, tensors: Sequence[Tensor]) -> None:
-        """Add a range of rows of all tensors."""
+        """Add the products for a range of rows of all tensors."""
         rows = max(1, CHUNK // (16 * max(1, tensors[0][:1].numel())))
         parts = [self._products(part) for part in zip(*(torch.split(tensor, rows) for tensor in tensors), strict=True)]
         for sums in parts if 0 in self._axes else [[torch.cat(own) for own in zip(*parts, strict=True)]]:

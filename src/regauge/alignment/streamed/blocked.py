@@ -1,9 +1,9 @@
-"""Ascent in a working set whose tensors are read one after the other: memory holds only the cost of one group.
+"""Ascent in a working set whose tensors are read one after the other. Memory holds only the cost of one group.
 
-A cost is a sum over tensors, so a tensor can be freed before the next one is read. One matrix in the dtype of the
-tensors sums up the profits under the best signs. The assignment is found in the memory of this matrix. The steps are
-those of `Ascent`. Families of signs are chosen first, with an average over the values that are still unknown. Then the
-order of the group is chosen. These steps are repeated until no step gains.
+A cost is a sum over tensors. So each tensor can be released before the next one is read. One matrix in the dtype of the
+tensors accumulates the profits under the best signs. The assignment is computed in the memory of this matrix. The steps
+are those of `Ascent`. First, the sign families are chosen, where values that are still unknown are averaged. Then the
+permutation of the group is chosen. These two steps are repeated until no step gains.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -28,13 +28,14 @@ from regauge.core.symmetry import Symmetry
 
 @dataclass
 class BlockedClimb:
-    """The choices in one working set that is read in blocks.
+    """The ascent over the groups of one working set whose tensors are read one after the other.
 
     Attributes:
-        source: Both networks, the second moved by the element of the climb.
-        symmetry: The symmetry, with every size known.
+        source: Both networks, where the second one has been transformed by the element of the climb.
+        symmetry: The symmetry. All its sizes must be known.
         one: The working set.
-        tolerance: A step must gain more than this share of `sum |a| |b|` over the tensors of its family.
+        tolerance: A step is taken only if it gains more than this share of `sum |a| |b|` over the tensors of its
+            family.
     """
 
     source: Source
@@ -51,7 +52,7 @@ class BlockedClimb:
         self._norms: dict[str, float] = {}
 
     def run(self, max_sweeps: int, *, is_first: bool) -> bool:
-        """Repeat steps until no step gains, and return whether that happened within `max_sweeps`."""
+        """Repeat steps until no step gains. Return whether this happened within `max_sweeps`."""
         waiting = set(range(len(self._families)))
         if is_first:
             for k, family in enumerate(self._families):
@@ -71,7 +72,7 @@ class BlockedClimb:
         return bool(self._families[j].sites.keys() & self._families[k].sites.keys())
 
     def _improve(self, family: Family, unknown: Collection[str] = (), *, is_first: bool = False) -> bool:
-        """Take the best value of a family if it gains enough or is the first value; return whether it was taken."""
+        """Set a family to its best value if this gains enough or is the first value. Return whether it was set."""
         given, root = self.source.place, family.root
         if root.is_permuted:
             profits, before = self._profits(family)
@@ -101,9 +102,9 @@ class BlockedClimb:
         return False
 
     def _profits(self, family: Family) -> tuple[Tensor, float]:
-        """Return the largest profit of each pair of units over signs, and the total profit of the units in place.
+        """Return the largest profit of each pair of units over signs, and the total profit without a permutation.
 
-        Characters are independent, so each character contributes the absolute value of its sum.
+        Characters are independent. So each character contributes the absolute value of its sum.
         """
         terms: dict[Character, list[tuple[str, Site]]] = {}
         for name, local in family.own_sites.items():
@@ -123,7 +124,7 @@ class BlockedClimb:
         return total, reached
 
     def _add_products(self, total: Tensor, name: str, site: Site) -> None:
-        """Add the inner products of all pairs of units at a site, some units at a time."""
+        """Add the inner products of all pairs of units at a site, in chunks of units."""
         step = max(1, CHUNK // (4 * len(total)))
         for x, y in self._pairs(name):
             left, right = unfold(x, site), unfold(y, site).to(total.dtype)
@@ -131,7 +132,7 @@ class BlockedClimb:
                 add_matmul(total[first : first + step], left[first : first + step].to(total.dtype), right.mT)
 
     def _cost(self, group: Group, unknown: Collection[str] = ()) -> Cost:
-        """Return the cost of a group whose units keep their places, averaged over the values of unknown groups."""
+        """Return the cost of a group without a permutation of its units, averaged over the values of unknown groups."""
         cost = Cost({})
         for name, local in self._sites.items():
             own = [replace(site, group=group) for site in local if site.group.name == group.name]
@@ -149,7 +150,7 @@ class BlockedClimb:
         return Cost(matrices)
 
     def _pairs(self, name: str) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield both tensors with a name, in pieces if no group acts on the first axis."""
+        """Yield both networks' tensors with a name, in chunks if no group acts on the first axis."""
         squares = torch.zeros(2, dtype=torch.float64)
         for rows in row_ranges(self.symmetry, name):
             x, y = self.source.pair(name, rows)

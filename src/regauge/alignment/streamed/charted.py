@@ -1,7 +1,7 @@
-"""Checkpoints that stay on the disk, matched as representatives and moved to the coordinates of the first one.
+"""Checkpoints on disk that are matched by their representatives and mapped to the coordinates of the first one.
 
-The steps are those of `regauge.alignment.representatives`. A match by orders decides whether residual streams are
-rotated. Near copies are also matched as they are. For copies, symmetries that hold only with the stored statistics are
+The steps are those of `regauge.alignment.representatives`. A match by permutations determines whether residual streams
+are rotated. Near copies are also matched as given. For copies, symmetries that hold only with the stored statistics are
 applied last.
 """
 
@@ -40,19 +40,19 @@ from regauge.core.progress import ALONE, Crew, Progress
 from regauge.core.symmetry import Symmetry
 
 Run = Callable[[str, Checkpoint, Checkpoint, Plan, WeightMatching], StreamedResult]
-"""Function that matches two checkpoints in a stage of a name, which it goes on with where an earlier run stopped."""
+"""A function that matches two checkpoints in a named stage, and resumes a stage that an earlier run did not finish."""
 
 
 @dataclass(frozen=True)
 class ChartPlans:
-    """Plans for the stages in which representatives are matched.
+    """The plans of the stages in which representatives are matched.
 
     Attributes:
-        symmetry: The symmetry of the networks, with every size known.
-        method: The method.
-        rotate: The choice of the user.
-        plans: The plan of each stage. The stage "orders" decides on rotations. The stages "reordered" and "rotated"
-            match by the method. The stage "given" matches near copies as they are.
+        symmetry: The symmetry of the networks. All its sizes must be known.
+        method: The alignment method.
+        rotate: The caller's option for rotations.
+        plans: The plan of each stage. The stage "orders" determines whether to rotate. The stages "reordered" and
+            "rotated" match with the method. The stage "given" matches near copies as given.
     """
 
     symmetry: Symmetry
@@ -64,7 +64,7 @@ class ChartPlans:
     def make(
         cls, symmetry: Symmetry, method: WeightMatching, rotate: Rotate, plan: Callable[..., Plan]
     ) -> "ChartPlans":
-        """Plan all stages that may be needed, with the function `plan(symmetry, method, chart)`."""
+        """Plan all stages that may be needed, by calling `plan(symmetry, method, chart)`."""
         data, is_open = symmetry.on_data, rotate != "never" and bool(symmetry.rotatable)
         behind = data.on_representatives()
         plans = {"given": plan(data, _as_given(method), data), "reordered": plan(behind, method, data)}
@@ -75,14 +75,14 @@ class ChartPlans:
 
     @property
     def first(self) -> Plan:
-        """The plan of the first stage, with the largest memory of all stages."""
+        """The plan of the first stage. This plan has the largest memory bound of all stages."""
         stage = "rotated" if self.rotate == "always" and "rotated" in self.plans else "orders"
         return replace(self.plans[stage], peak=max(plan.peak for plan in self.plans.values()))
 
     def match(
         self, checkpoints: Iterable[Checkpoint], runs: Iterable[Run], progress: Progress, crew: Crew = ALONE
     ) -> list[StreamedResult]:
-        """Match all further checkpoints to the first one; either all of them are rotated or none."""
+        """Match all further checkpoints to the first one. Either all of them are rotated or none."""
         first, *others = checkpoints
         pairs = [_ChartedPair(self, first, other, run, progress, crew) for other, run in zip(others, runs, strict=True)]
         choices = [pair.choose() for pair in pairs]
@@ -91,13 +91,13 @@ class ChartPlans:
 
 
 def _as_given(method: WeightMatching) -> WeightMatching:
-    """Return the method that matches near copies as they are."""
+    """Return the method that matches near copies as given."""
     return WeightMatching(scales=method.scales)
 
 
 @dataclass
 class _ChartedPair:
-    """Two checkpoints that are matched as representatives."""
+    """Two checkpoints that are matched by their representatives."""
 
     chart: ChartPlans
     a: Checkpoint
@@ -116,11 +116,11 @@ class _ChartedPair:
         return RepresentativeCheckpoint(self.a, self._data), RepresentativeCheckpoint(self.b, self._data)
 
     def choose(self) -> RotationChoice[StreamedResult]:
-        """Choose between rotations and orders."""
+        """Choose between rotations and permutations."""
         return RotationChoice.of(self._data, self._behind, self.chart.rotate, self._explain)
 
     def match(self, choice: RotationChoice[StreamedResult], is_rotated: bool) -> StreamedResult:
-        """Match the second network to the first one, and move it to the coordinates of the first one."""
+        """Match the second network to the first one, and map it to the coordinates of the first one."""
         method, names = self.chart.method, self._data.rotatable if is_rotated else ()
         found = choice.known
         if found is None or is_rotated or method != WeightMatching():
@@ -140,7 +140,7 @@ class _ChartedPair:
         return found
 
     def _explain(self) -> tuple[tuple[Tensor, Tensor, Tensor], StreamedResult]:
-        """Match by orders, and measure how much of the difference the match explains; see `RotationChoice.of`."""
+        """Match by permutations, and measure how much of the networks this match explains; see `RotationChoice.of`."""
         a, b = self._behind
         known = self._run("orders", a, b, WeightMatching())
         symmetry, plan = known.symmetry.on_sums, self.chart.plans["orders"]
@@ -183,7 +183,7 @@ class _ChartedPair:
         return MovedCheckpoint(self.b, self._data, element)
 
     def _settle(self, there: Element) -> Element:
-        """Return the element with the least remaining distance if the networks are near copies."""
+        """If the networks are near copies, return the element with the smallest remaining distance."""
         left, norm = self._distance(self.a, self._moved(there))
         if not bool(is_near_copy(torch.tensor(left), torch.tensor(norm))):
             return there
@@ -196,7 +196,7 @@ class _ChartedPair:
         return further if self._distance(self.a, self._moved(further))[0] < left else there
 
     def _take_over_statistics(self, element: Element) -> Element:
-        """Return the element, extended for copies by symmetries that hold only with the stored statistics."""
+        """Return the element. For copies, extend it by symmetries that hold only with the stored statistics."""
         whole = self.chart.symmetry
         if element.translation:
             moves = element.translated({}).rotated({}), element

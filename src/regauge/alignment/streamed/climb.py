@@ -1,4 +1,4 @@
-"""A climb between two checkpoints on the disk; the engine climbs in one working set after the other."""
+"""A climb between two checkpoints on disk. The engine optimizes one working set after the other."""
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -28,21 +28,21 @@ from regauge.core.lazy_chart import Rows
 from regauge.core.products import matmul
 
 SAVE_SECONDS = 20.0
-"""The state is saved between working sets when that long has passed."""
+"""The time in seconds after which the state is saved, once a working set is complete."""
 
 
 @dataclass
 class StreamedAscent:
-    """The sweeps over both networks that complete a climb.
+    """The sweeps over both networks that make up one climb.
 
     Attributes:
         source: Both networks, in the frame of their comparison.
-        plan: The plan that was made for both networks.
+        plan: The plan for both networks.
         method: The method, without restarts and `init`.
         state: The state of the climb.
-        keep: Function that stores the state for a later run.
+        keep: A function that stores the state for a later run.
         passes: The counter of the bytes that are read.
-        label: The label of the climb, if there are several climbs.
+        label: The label of the climb if there are several climbs.
     """
 
     source: Source
@@ -57,7 +57,7 @@ class StreamedAscent:
         self._symmetry, self._saved, self._crew = self.plan.symmetry, time.monotonic(), self.passes.crew
 
     def run(self) -> None:
-        """Climb until nothing can be improved; climb again from the identity if the result is below it."""
+        """Climb until no step gains. If the result is worse than the identity, climb again from the identity."""
         state, is_from_barycenter = self.state, self.method.start == "barycenter"
         if not state.is_anchored:
             if is_from_barycenter:
@@ -79,9 +79,9 @@ class StreamedAscent:
         self.keep()
 
     def _anchor(self) -> Element:
-        """Choose the first values of the spread groups, and return the element.
+        """Choose the initial values of the spread groups, and return the element.
 
-        The group whose values depend least on unknown groups comes first.
+        The group whose tensors depend least on unknown groups comes first.
         """
         inside = {g.name for one in self.plan.sets for family in one.families for g in family.members}
         waiting = list(self.plan.spread)
@@ -101,7 +101,7 @@ class StreamedAscent:
         return self.state.element
 
     def _turn(self, name: str) -> bool:
-        """Choose the first value of a rotated spread group as `first_rotations` does; return whether there is one."""
+        """Choose the initial rotation of a spread group as `first_rotations` does. Return whether there is one."""
         group, parts = self._symmetry[name], [names for names, _ in self.plan.parts(name)]
         if group.matrix != "orthogonal":
             return False
@@ -135,12 +135,12 @@ class StreamedAscent:
         return True
 
     def _set(self, name: str, matrix: Tensor) -> None:
-        """Set the rotation of a group, given with a leading axis."""
+        """Set the rotation of a group. The matrix has a leading pair axis."""
         self.state.element = self.state.element.replace(name, Value(matrix=matrix[0]))
         self.source.refresh()
 
     def _climb(self) -> bool:
-        """Sweep until nothing can be improved; return whether that was reached."""
+        """Sweep until no step gains. Return whether this was reached."""
         state, rounds = self.state, self.plan.rounds
         while len(state.history) < self.method.max_sweeps:
             totals = {name: self._total(name) for name in (rounds[len(state.history) % len(rounds)] if rounds else ())}
@@ -168,7 +168,7 @@ class StreamedAscent:
         return False
 
     def _sweep(self, totals: Mapping[str, Total]) -> tuple[float, bool]:
-        """Return the objective after a climb in every working set, and whether all of these climbs converged."""
+        """Climb in every working set. Return the objective, and whether all of these climbs converged."""
         self.source.refresh()
         crew, is_alone, element = self._crew, self._crew.size == 1, self.state.element
 
@@ -239,7 +239,7 @@ class StreamedAscent:
         return gained, is_settled
 
     def _sum_up(self, name: str, rows: Rows, totals: Mapping[str, Total], costs: dict[str, Cost]) -> float:
-        """Return the objective of a tensor, or of some rows; add the tensor to costs and release it."""
+        """Return the objective of a tensor or of some rows. Add the tensor to the costs and release it."""
         x, y, norm = self.source.load(name, rows)
         for spread, total in totals.items():
             costs[spread] += part_cost(total.group, {name: self._symmetry.sites[name]}, {name: (x, y)}.__getitem__)
@@ -260,7 +260,7 @@ class StreamedAscent:
     def _add(
         self, totals: Mapping[str, Total], a: Tensors, b: Tensors, signs: Mapping[str, tuple[int, ...]] | None = None
     ) -> None:
-        """Add tensors of both networks to the costs of spread groups; `signs` were chosen with these tensors."""
+        """Add tensors of both networks to the costs of spread groups. `signs` were chosen with these tensors."""
         sites = {name: self._symmetry.sites[name] for name in a}
         for name, total in totals.items():
             total.add(part_cost(total.group, sites, lambda n: (a[n], b[n])), (signs or {}).get(name, ()))
@@ -270,22 +270,22 @@ class StreamedAscent:
         return Total(group, self.plan.shared_signs(group))
 
     def _compose(self, values: Mapping[str, Value]) -> None:
-        """Compose the current values of some groups with relative values."""
+        """Multiply the current values of some groups by relative values."""
         relative = Element(values).fill(self._symmetry.identity())
         self.state.element = self._symmetry.compose(relative, self.state.element)
 
     def _known_share(self, name: str, unknown: set[str]) -> float:
-        """Return the share of the values of a spread group on which no other unknown group acts."""
+        """Return the share of a spread group's entries on which no other unknown group acts."""
         own, sizes = self.plan.spread[name].sites, self.plan.sizes
         free = [n for n in own if not any(s.group.name in unknown - {name} for s in self._symmetry.sites[n])]
         return sizes.nbytes(free) / max(1, sizes.nbytes(own))
 
     def _is_telling(self, group: str, name: str, unknown: set[str]) -> bool:
-        """Return whether the average of a tensor over other unknown groups still depends on a group."""
+        """Return whether a tensor still depends on a group after averaging over other unknown groups."""
         hidden = [s for s in self._symmetry.sites[name] if s.group.name in unknown and s.group.name != group]
         return barycenter(torch.empty(self._symmetry.shapes[name], device="meta"), hidden) is not None
 
 
 def _solve(totals: Mapping[str, Total]) -> dict[str, tuple[Value, float]]:
-    """Return the best value of every spread group, and the gain of this value."""
+    """Return the best value of every spread group, and its gain."""
     return {name: total.closest() for name, total in totals.items()}

@@ -1,4 +1,4 @@
-"""Streamed alignment: checkpoints on the disk, their plan, and the output, which an interrupted run can resume."""
+"""Streamed alignment: checkpoints on disk, their plan, and an output that an interrupted run can resume."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -31,14 +31,14 @@ from regauge.core.task import Task
 
 @dataclass(frozen=True)
 class StreamedJob:
-    """Checkpoints on the disk that are aligned to the first checkpoint.
+    """Checkpoints on disk that are aligned to the first checkpoint.
 
     Attributes:
         job: The checkpoints.
         method: The method.
-        symmetry: The symmetry of the networks, with every size known.
-        plan: The plan of the first matching, including the memory of all steps.
-        chart: The plans of matching representatives, if networks differ from their representatives.
+        symmetry: The symmetry of the networks. All its sizes must be known.
+        plan: The plan of the first matching, including the memory for all steps.
+        chart: The plans for matching representatives, if networks can differ from their representatives.
         rotate: Whether residual streams are rotated, as in `rg.align`.
     """
 
@@ -50,10 +50,10 @@ class StreamedJob:
     rotate: Rotate = "auto"
 
     def with_memory(self, nbytes: int, work: str) -> "StreamedJob":
-        """Return a copy whose plan also counts `nbytes`, the memory that the `work` after the alignment holds.
+        """Return a copy whose plan also includes `nbytes`, the memory that the `work` after the alignment needs.
 
         Raises:
-            ValueError: The memory exceeds the limit.
+            ValueError: The required memory exceeds the limit.
         """
         limit, peak = self.job.limit.nbytes, int(SLACK * nbytes) + BASE + self.plan.held
         if peak > limit:
@@ -64,10 +64,10 @@ class StreamedJob:
         return replace(self, plan=replace(self.plan, peak=max(self.plan.peak, peak)))
 
     def begin(self, settings: Mapping[str, Any]) -> Staging:
-        """Return the folder in which the output is written; a run is resumed only with the same inputs and settings.
+        """Return the folder for the output. A run is resumed only if the inputs and settings are the same.
 
         Raises:
-            ValueError: There is no output, or the run to be resumed had other inputs.
+            ValueError: There is no output, or the run to resume had other inputs.
         """
         files = {
             str(file.resolve()): [file.stat().st_size, file.stat().st_mtime_ns]
@@ -79,7 +79,7 @@ class StreamedJob:
         return self.job.stage(inputs)
 
     def match(self, staging: Staging, progress: Progress) -> list[StreamedResult]:
-        """Align all further checkpoints to the first one; continue where an earlier run stopped."""
+        """Align all further checkpoints to the first one, or resume where an earlier run stopped."""
 
         def run(k: int, stage: str, a: Checkpoint, b: Checkpoint, plan: Plan, method: WeightMatching) -> StreamedResult:
             kept = staging.progress.with_name(f"{k}.{stage}{staging.progress.name}")
@@ -111,14 +111,13 @@ def plan_job(
     *,
     chart: Symmetry | None = None,
 ) -> StreamedJob:
-    """Check the checkpoints and plan the reading and the memory, before anything is written.
+    """Check the checkpoints, and plan reading and memory before anything is written.
 
-    A caller that matches representatives gives the whole symmetry as `chart`, and as `symmetry` the symmetry of the
-    representatives.
+    If the caller matches representatives, `chart` is the whole symmetry, and `symmetry` is that of the representatives.
 
     Raises:
-        ValueError: The checkpoints differ in their tensors; the method needs networks in memory, or there is a task; or
-            no plan fits into the allowed memory.
+        ValueError: The checkpoints differ in their tensors, the method needs networks in memory, there is a task, or no
+            plan fits into the allowed memory.
     """
     require_choice(rotate)
     if task is not None:
@@ -158,9 +157,9 @@ def plan_job(
 def align_job(
     streamed: StreamedJob, progress: Progress = no_progress, *, make: Callable[[Element], Pieces] | None = None
 ) -> StreamedResult:
-    """Align the second checkpoint to the first one, and write it with its alignment next to it.
+    """Align the second checkpoint to the first one, and write it together with its alignment.
 
-    The moved second checkpoint is written, unless `make` derives another output from the element.
+    If `make` is given, it derives another output from the element, and the aligned checkpoint itself is not written.
     """
     with streamed.begin({"command": "align"}) as staging:
         (found,) = streamed.match(staging, progress)

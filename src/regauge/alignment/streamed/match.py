@@ -1,4 +1,4 @@
-"""Weight matching of two checkpoints on the disk: balancing, climbing and, for near copies, fitting of scales."""
+"""Weight matching of two checkpoints on disk: balancing, climbing and (for near copies) fitting of scales."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -26,27 +26,28 @@ from regauge.core.params import Params
 from regauge.core.progress import ALONE, Crew, Progress, no_progress
 
 FITS = 3
-"""Steps of fitting scales: scales, all else once more, scales."""
+"""The number of fitting steps: scales, then all other groups once more, then scales."""
 
 
 @dataclass(frozen=True)
 class StreamedResult(Result[Params]):
-    """The outcome of an alignment of networks on the disk.
+    """The result of an alignment of networks on disk.
 
-    Until the moved network is written, `params` is empty. Afterwards it is a mapping that reads tensors on access.
+    `params` is empty until the aligned network is written. Afterwards, `params` is a mapping that reads tensors on
+    access.
     """
 
     timings: tuple[str, ...] = ()
 
     @property
     def report(self) -> str:
-        """Sentences on the objective, on properties that could not be taken over, and on the speed of reading."""
+        """Return sentences on the objective, on properties that could not be adopted, and on the reading speed."""
         gained, *timings = self.course
         return "\n".join([gained, *self.notes, *timings])
 
     @property
     def course(self) -> tuple[str, ...]:
-        """Sentences on the objective and on the speed of reading."""
+        """Return sentences on the objective and the reading speed."""
         moving = "" if self.is_converged else "; it was still moving when it stopped"
         gained = f"objective {self.initial:.6g} -> {self.objective:.6g} in {len(self.history)} sweeps{moving}"
         return (gained, *self.timings)
@@ -63,34 +64,35 @@ def align_streamed(
     progress: Progress = no_progress,
     crew: Crew = ALONE,
 ) -> StreamedResult:
-    """Match the weights of checkpoints that do not fit in memory.
+    """Match the weights of two checkpoints that do not fit in memory.
 
-    A sweep reads both checkpoints once. Each working set is moved by the known groups, and its own groups climb as in
-    memory. The terms of the working set are then added to the costs of the spread groups. At the end of the sweep the
-    spread groups take their best values. The groups are thus visited one after the other as in memory, and the
-    objective rises with every sweep. The first values of the spread groups come from values that the unknown groups
-    cannot change (`barycenter`): embeddings, heads, gains. First values of rotations also use products within working
-    sets, in a few passes. Without spread groups there is one sweep, and the result is that of `align`.
+    Each sweep reads both checkpoints once. The known groups are applied to each working set, and then its own groups
+    are optimized as in memory. The terms of the working set are added to the costs of the spread groups. At the end of
+    the sweep, the spread groups are set to their best values. Therefore the groups are optimized one after the other as
+    in memory, and the objective rises with every sweep. The initial values of the spread groups are computed from
+    embeddings, heads, gains and other tensors on which unknown groups have no effect (`barycenter`). Initial values of
+    rotations also use products within working sets, which take a few passes. Without spread groups, there is only one
+    sweep, and the result is that of `align`.
 
-    A spread group that acts on two axes of one tensor takes its linear step. If the objective falls in the next sweep,
-    the step is undone and the climb ends.
+    If a spread group acts on two axes of one tensor, it takes a linearized step. If the objective decreases in the next
+    sweep, this step is undone and the climb ends.
 
-    As in memory, networks whose scales move running statistics climb twice. This finds copies with moved statistics.
-    The scales of nearly equal networks are fitted to the scales of the first network.
+    If scales change running statistics, two climbs are run, as in memory. The second climb recognizes copies with
+    transformed statistics. If the networks are nearly equal, the scales of the second are fitted to those of the first.
 
     Args:
-        a: The network that stays.
-        b: The network that moves.
-        plan: The plan that was made for both networks.
+        a: The first network, which stays unchanged.
+        b: The second network, which is aligned.
+        plan: The plan for both networks.
         method: The method, without restarts and `init`.
-        state: The state of an earlier run; later states are passed to `keep`.
-        keep: Function that stores a state for a later run.
+        state: The state of an earlier run. Later states are passed to `keep`.
+        keep: A function that stores a state for a later run.
         progress: A function that shows the progress in bytes.
-        crew: The processes that share each pass. Costs of spread groups are summed over the processes, and the first
-            process solves.
+        crew: The processes that share the work of each pass. The costs of spread groups are summed over the processes,
+            and the first process solves for the values.
 
     Raises:
-        ValueError: A tensor holds NaN or Inf.
+        ValueError: A tensor contains NaN or Inf.
     """
     state = state or State()
     with large_blocks_returned():
@@ -155,7 +157,7 @@ class _Matching:
         return Moved(self.b, partial(move_tensor, self._symmetry, element))
 
     def _balance(self) -> None:
-        """Begin a climb for each kind of balancing."""
+        """Balance the networks, and begin one climb for each kind of balancing."""
         state, identity = self.state, self._symmetry.identity()
         if not self._balances:
             state.climbs = [ClimbState(identity)]
@@ -174,7 +176,7 @@ class _Matching:
         StreamedAscent(source, self.plan, method or self.method, climb, keep, self.passes, label).run()
 
     def _choose(self) -> Element:
-        """Return the element of the best climb; scales are fitted only if it ends close to the first network."""
+        """Return the element of the best climb. Scales are fitted only if the networks are nearly equal."""
         state, symmetry = self.state, self._symmetry
         elements = [climb.found(symmetry) for climb in state.climbs]
         state.fits = FITS
@@ -192,7 +194,7 @@ class _Matching:
         return element
 
     def _is_moved_copy(self, kept: Element, moved: Element) -> bool:
-        """Return whether the second network has the moved statistics of the first network; see `match_frames`."""
+        """Return whether the second network has transformed statistics of the first network; see `match_frames`."""
         if self._are_equal(kept):
             return False
 
@@ -205,7 +207,7 @@ class _Matching:
         return after < MOVED * before or self._are_equal(moved)
 
     def _are_equal(self, element: Element) -> bool:
-        """Return whether an element makes all moved tensors equal within rounding."""
+        """Return whether an element makes all transformed tensors equal to the first network's within rounding."""
         for name in (name for name in self._symmetry.sites if self.a.stored[name].dtype.is_floating_point):
             square, norm = measure_square(self.a, self._moved(element), self._symmetry, [name], self.passes)
             share = share_of_rounding(one.stored[name].dtype for one in (self.a, self.b))
@@ -220,7 +222,7 @@ class _Matching:
         return a, b
 
     def _fit(self, moved: Moved) -> tuple[Element, bool]:
-        """Return the element of one step of `refit_near_copies`, and whether it brings the networks closer."""
+        """Return the element of one `refit_near_copies` step, and whether it brings the networks closer."""
         symmetry = self._symmetry
         if self.state.fits != 1:
             with self.passes.timed("fitting scales", self.plan.sweep_bytes):

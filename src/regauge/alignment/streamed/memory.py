@@ -1,4 +1,4 @@
-"""Bounds on the memory that the parts of a streamed alignment hold, computed from shapes."""
+"""Bounds on the memory that each part of a streamed alignment needs, computed from shapes."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -13,45 +13,45 @@ from regauge.core.groups import Group
 from regauge.core.symmetry import Symmetry
 
 SLACK = 1.1
-"""Factor for memory that the allocator holds without using it; large blocks go back to the system."""
+"""A factor for memory that the allocator reserves without using it. Large blocks are returned to the system."""
 BASE = 96 << 20
-"""Buffers (of matrix products also, in every thread), indices, and the graph of the symmetry."""
+"""Memory for buffers (including those of matrix products in every thread), indices, and the graph of the symmetry."""
 
 ASSIGNING = 3.5
-"""Matrices that an assignment holds besides its costs."""
+"""The number of matrices that an assignment needs in addition to its costs."""
 ROTATING = 10.0
-"""Matrices that a singular value decomposition holds."""
+"""The number of matrices that a singular value decomposition needs."""
 MOVED = 5
-"""Copies of a tensor, in float64, that balancing its matrices holds."""
+"""The number of float64 copies of a tensor that balancing its matrices needs."""
 FITTED = 4
-"""Copies of a tensor, in float64, that fitting it holds besides those of all."""
+"""The number of float64 copies of a tensor that fitting it needs, in addition to those of all tensors."""
 GRAMS = 5
-"""Copies of a matrix of inner products that taking its root holds."""
+"""The number of copies of a matrix of inner products that computing its root needs."""
 PAIRED = 4.25
-"""Copies of the blocks of a nested group, for all pairs of blocks, that its exact step holds."""
+"""The number of copies of a nested group's blocks, for all pairs of blocks, that its exact step needs."""
 CHARTED, SCALED = 4, 2.5
-"""Copies of a tensor, in the next wider dtype, that taking translations or gains alone out of it holds."""
+"""The number of copies of a tensor, in the next wider dtype, for removing translations, or only gains, from it."""
 TRANSLATED = 5
-"""Copies of a tensor, in float64, that moving it by translations and rotations holds."""
+"""The number of float64 copies of a tensor for applying translations and rotations to it."""
 ROTATED = 2.5, 1
-"""Copies in the next wider dtype, and in float64, of a tensor that is rotated and to which nothing is added."""
+"""The numbers of copies, in the next wider dtype and in float64, of a tensor that is rotated but not translated."""
 ROTATIONS = 6
-"""Elements with the matrices of groups that a climb holds."""
+"""The number of elements with group matrices that a climb keeps."""
 WRITTEN = 4
-"""The same while tensors are moved by one of them."""
+"""The number of such elements while one of them is applied to tensors."""
 TURNED = 4
-"""Matrices that the first value of a rotation of a spread group holds besides these."""
+"""The number of additional matrices that computing a spread group's initial rotation needs."""
 
 Part = tuple[Sequence[str], Sequence[Family], bool]
-"""A working set: its tensors, its families, and whether it is read in blocks."""
+"""A working set: its tensors, its families, and whether its tensors are read one after the other."""
 
 
 class Sizes:
-    """Sizes of compared tensors in the precision of the computation.
+    """The sizes of compared tensors in the precision of the computation.
 
     Args:
         symmetry: The symmetry under which the tensors are matched.
-        stored: The bytes per value of each tensor in the files.
+        stored: The bytes per entry of each tensor in the files.
         chart: The symmetry whose representatives are compared.
     """
 
@@ -68,15 +68,15 @@ class Sizes:
         return name in self._itemsizes
 
     def numel(self, name: str) -> int:
-        """Return the number of values of a tensor."""
+        """Return the number of entries of a tensor."""
         return math.prod(self.symmetry.shapes[name])
 
     def nbytes(self, names: Iterable[str]) -> int:
-        """Return the bytes of some tensors of one network."""
+        """Return the total bytes of some tensors of one network."""
         return sum(self.numel(name) * self._itemsizes[name] for name in names if self.has(name))
 
     def is_pieced(self, name: str) -> bool:
-        """Return whether a tensor is read in pieces."""
+        """Return whether a tensor is read in chunks."""
         return len(row_ranges(self.symmetry, name)) > 1
 
     def total_peak(
@@ -87,14 +87,14 @@ class Sizes:
         balanced: Iterable[Collection[str]],
         fitted: Iterable[Collection[str]],
     ) -> tuple[int, int | None]:
-        """Return the bound for a whole plan, and the index of the working set that needs the most memory, if one does.
+        """Return the memory bound of a whole plan, and the index of the working set that determines it, if one does.
 
         Args:
             sets: The working sets.
-            loose: Tensors outside of the working sets.
-            shared: For each spread group, the number of families of signs that are chosen together with its order.
-            balanced: Tensors whose scales are balanced together.
-            fitted: Tensors whose scales are fitted together.
+            loose: The tensors outside the working sets.
+            shared: For each spread group, the number of sign families that are chosen together with its permutation.
+            balanced: The sets of tensors whose scales are balanced together.
+            fitted: The sets of tensors whose scales are fitted together.
         """
         spread = [self.spread_peak(self.symmetry[name], count) for name, count in shared.items()]
         roots = [group for group in self.symmetry.groups if group.matrix != "none" and not group.within]
@@ -111,7 +111,7 @@ class Sizes:
         return int(SLACK * highest) + BASE, max(range(len(peaks)), key=peaks.__getitem__, default=None)
 
     def set_peak(self, names: Collection[str], families: Sequence[Family], is_blocked: bool = False) -> int:
-        """Return the bytes while a working set is in memory: both networks, moved values, costs, and sums."""
+        """Return the bytes while a working set is in memory: both networks, transformed tensors, costs, and sums."""
         if is_blocked:
             return self._blocked_peak(names, families)
         own, largest = self.nbytes(names), max((self.nbytes([name]) for name in names), default=0)
@@ -122,7 +122,7 @@ class Sizes:
         return max(climbing, 2 * own + self._summing(names, inside), 2 * own + self._reading(names))
 
     def _blocked_peak(self, names: Collection[str], families: Sequence[Family]) -> int:
-        """Return the bytes while a working set is read in blocks: two tensors, and one or two matrices."""
+        """Return the bytes while a working set is read tensor by tensor: two tensors, and one or two matrices."""
         largest, profits = max(map(self._piece, names)), 0
         for root in (family.root for family in families):
             own = [p for p in root.placements if self.has(p.parameter)]
@@ -135,18 +135,19 @@ class Sizes:
         return max(climbing, 5 * largest + max(self._summing(names, inside), reading))
 
     def spread_peak(self, group: Group, shared: int) -> tuple[int, int]:
-        """Return the bytes of the sums of a spread group, and of choosing the value of the group from these sums."""
+        """Return the bytes of a spread group's sums, and the bytes that are needed to choose its value from them."""
         sums = (2**shared if group.signs and not group.shifts else _characters(group)) * _matrix(group)
         return sums, int((ROTATING if group.matrix != "none" else ASSIGNING) * _matrix(group))
 
     def loose_peak(self, name: str) -> int:
-        """Return the bytes while a tensor outside of all working sets is read."""
+        """Return the bytes while a tensor outside all working sets is read."""
         return 6 * self._piece(name) + self._summing([name]) + self._reading([name])
 
     def balance_peak(self, part: Collection[str]) -> int:
-        """Return the bytes while some tensors are balanced: squares in float64, and a second copy of one of them.
+        """Return the bytes while some tensors are balanced: squares in float64, and a second copy of one tensor.
 
-        Tensors on which matrices act are also held in float64. One of these tensors is also moved, scaled and unfolded.
+        Tensors on which matrices act are also stored in float64. One of these tensors is also transformed, scaled and
+        unfolded.
         """
         mixed = [n for n in part if self._is_mixed(n)]
         squares = [8 * self._kept(n) for n in part]
@@ -155,7 +156,7 @@ class Sizes:
         return sum(squares) + 2 * max(squares) + reading + self._reading(part) + moving
 
     def fit_peak(self, part: Collection[str]) -> int:
-        """Return the bytes while scales and matrices are fitted on some tensors: both networks, and a moved copy."""
+        """Return the bytes while scales and matrices are fitted on tensors: both networks, and a transformed copy."""
         kept, widest, reading = 0, 0, 0
         for name in part:
             if summed_axes(self.symmetry, name):  # Two values stand for each sum, or twice as many rows as columns.
@@ -168,13 +169,13 @@ class Sizes:
         return 2 * kept + max(FITTED * widest, reading) + self._reading(part)
 
     def chart_peak(self) -> int:
-        """Return the bytes while coordinates are found from whole tensors, and while tensors are moved."""
+        """Return the bytes while coordinates are computed from whole tensors, and while elements act on tensors."""
         families = () if self._chart is None else self._chart.translations
         whole = {name for one in families for name in (one.entries.parameter, *one.coefficients)}
         return max(8 * TRANSLATED * max(map(self.numel, whole), default=0), self.moving_peak(1))
 
     def moving_peak(self, networks: int) -> int:
-        """Return the bytes while translations and rotations move one tensor of `networks` networks."""
+        """Return the bytes while translations and rotations act on one tensor of `networks` networks."""
         if self._chart is None:
             return 0
         turned = {place.parameter for name in self._chart.rotatable for place in self._chart[name].placements}
@@ -187,24 +188,24 @@ class Sizes:
         return int(max(each, default=0)) + networks * matrices
 
     def _reading(self, names: Iterable[str]) -> int:
-        """Return the bytes while one of some tensors is read and brought to coordinates."""
+        """Return the bytes while one of the given tensors is read and converted to coordinates."""
         copies = {n: CHARTED if n in self._added else SCALED for n in names if n in self._charted}
         return int(max((k * self._wider.get(n, 8) * self._at_once(n) for n, k in copies.items()), default=0))
 
     def _products(self, name: str) -> int:
-        """Return the bytes of the products that are summed up at once."""
+        """Return the bytes of the products that are summed at once."""
         return min(2 * CHUNK, 24 * self.numel(name)) if summed_axes(self.symmetry, name) else 0
 
     def _piece(self, name: str) -> int:
-        """Return the bytes of the part of a tensor that is read at once, in the precision of the computation."""
+        """Return the bytes of the chunk of a tensor that is read at once, in the precision of the computation."""
         return min(CHUNK, self.nbytes([name])) if self.is_pieced(name) else self.nbytes([name])
 
     def _at_once(self, name: str) -> int:
-        """Return the number of values of a tensor that are read at once."""
+        """Return the number of entries of a tensor that are read at once."""
         return min(self.numel(name), CHUNK // 4) if self.is_pieced(name) else self.numel(name)
 
     def _kept(self, name: str) -> int:
-        """Return the number of values that balancing keeps for a tensor."""
+        """Return the number of entries that balancing keeps for a tensor."""
         axes, shape = summed_axes(self.symmetry, name), self.symmetry.shapes[name]
         values = math.prod(length for axis, length in enumerate(shape) if axis not in axes)
         return values * (values if axes and self._is_mixed(name) else 1)
@@ -213,7 +214,7 @@ class Sizes:
         return any(site.group.matrix == "linear" for site in self.symmetry.sites[name])
 
     def _summing(self, names: Collection[str], inside: Collection[str] = ()) -> int:
-        """Return the bytes while the costs of a group outside of `inside` are summed up over some tensors."""
+        """Return the bytes while the costs of a group outside `inside` are summed over some tensors."""
         groups = {site.group.name: site.group for name in names for site in self.symmetry.sites[name]}
         counts = {
             name: len({character(p) for p in group.placements if p.parameter in names})
@@ -223,7 +224,7 @@ class Sizes:
         return max(((count + 4) * _matrix(groups[name]) for name, count in counts.items()), default=0)
 
     def _solving(self, family: Family) -> int:
-        """Return the bytes that the exact step of a family holds."""
+        """Return the bytes that the exact step of a family needs."""
         root = family.root
         if not family.is_nested:
             return self.spread_peak(root, 0)[1]

@@ -1,4 +1,4 @@
-"""Passes over two files, with progress in bytes and a message about the duration of each pass."""
+"""Passes over two files, which show progress in bytes and record the duration of each pass."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -15,8 +15,8 @@ class Passes:
     Args:
         checkpoints: The checkpoints that are read.
         timings: A list to which a message about each pass is appended.
-        progress: Shows each pass.
-        crew: The processes that share each pass.
+        progress: A function that shows the progress of each pass.
+        crew: The processes that share the work of each pass.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Passes:
 
     @property
     def bytes_and_seconds(self) -> tuple[int, float]:
-        """The bytes that were read so far, and the seconds that reading took."""
+        """The number of bytes read so far, and the seconds that reading them took."""
         readings = [one.read_so_far for one in self._checkpoints]
         return sum(r.nbytes for r in readings), sum(r.seconds for r in readings)
 
@@ -54,7 +54,7 @@ class Passes:
         self.advance(self._left)
 
     def advance(self, nbytes: int) -> None:
-        """Show that `nbytes` more bytes were read."""
+        """Report that `nbytes` more bytes were read."""
         nbytes = min(nbytes, self._left)
         self._show(nbytes)
         self._left -= nbytes

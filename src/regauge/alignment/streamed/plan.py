@@ -1,9 +1,10 @@
-"""The plan of a streamed alignment: the memory in use and the order of reading.
+"""The plan of a streamed alignment: memory bounds and the order of reading.
 
-Groups whose tensors together exceed the memory are *spread*, for example a transformer's residual stream. Without the
-spread groups, the other groups form components that share no tensor. These components are the *working sets*, for
-example a layer's attention or its MLP. They are read one after the other. Some families of signs of a spread group act
-within a single working set, such as the signs of one norm's gain. These signs are chosen in this working set.
+If all tensors of a group together exceed the memory limit, the group is *spread*. An example is a transformer's
+residual stream. If the spread groups are removed, the other groups form components that share no tensor. These
+components are the *working sets*, for example a layer's attention or its MLP. Working sets are read one after the
+other. Some sign families of a spread group act within a single working set, such as the signs of one norm's gain. The
+signs of such a family are chosen in this working set.
 """
 
 import math
@@ -27,16 +28,16 @@ from regauge.core.signs import SignCode
 from regauge.core.symmetry import Symmetry
 
 MAX_SHARED = 4
-"""Most families of signs, of those that act in several working sets, that are chosen; others keep their signs."""
+"""The maximal number of chosen sign families that act in several working sets. Other families keep their signs."""
 MARGIN = 1.1
-"""Signs of a spread group join working sets as long as none becomes larger than the largest one by this factor."""
+"""Signs of a spread group join working sets as long as none grows beyond this factor times the largest one."""
 
 
 @dataclass(frozen=True)
 class WorkingSet:
-    """Tensors that are in memory together, and the groups and signs of spread groups that act only on these tensors.
+    """Tensors that are in memory together, and the groups, and signs of spread groups, that act only on these tensors.
 
-    If `is_blocked`, there is at most one group, and the tensors are in memory one after the other; see `BlockedClimb`.
+    If `is_blocked`, there is at most one group, and the tensors are read one after the other; see `BlockedClimb`.
     """
 
     names: tuple[str, ...]
@@ -45,14 +46,14 @@ class WorkingSet:
     is_blocked: bool = False
 
     def sign_families(self, symmetry: Symmetry) -> list[Family]:
-        """Return the spread groups of `signs`, reduced to these signs and without orders."""
+        """Return the spread groups of `signs`, restricted to these signs and without permutations."""
         groups = tuple(_keep_signs(symmetry[name], chosen, self.names) for name, chosen in self.signs.items())
         return families(groups, {name: resolve(groups, name, symmetry.shapes[name]) for name in self.names})
 
     def whole_value(self, symmetry: Symmetry, name: str, value: Value) -> Value:
         """Return the complete value of a group, given a value that has only the signs of this working set.
 
-        A group that is not spread keeps its value.
+        The value of a group that is not spread is returned unchanged.
         """
         if name not in self.signs:
             return value
@@ -62,7 +63,7 @@ class WorkingSet:
         return Value(sign=sign.index_copy(0, torch.tensor(self.signs[name]), value.sign))
 
     def own_values(self, element: Element) -> dict[str, Value]:
-        """Return the values of the groups that act only here, and of spread groups with signs that act only here."""
+        """Return the values of groups that act only here, and of spread groups whose signs act only here."""
         names = {group.name for family in self.families for group in family.members}
         return {name: element[name] for name in (*names, *self.signs)}
 
@@ -83,19 +84,21 @@ class WorkingSet:
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of a streamed alignment.
+    """The plan of a streamed alignment: working sets, spread families, and memory bounds.
 
     Attributes:
-        symmetry: The symmetry, with every size known, on the names of the checkpoints.
+        symmetry: The symmetry, with the tensor names of the checkpoints. All its sizes are known.
         sizes: The sizes of the compared tensors.
-        sets: The working sets, in the order of the parameters.
-        loose: Tensors on which only spread groups act; they are read in pieces.
-        spread: The families that are chosen after a sweep from its summed costs, by the names of their roots.
-        rounds: The names of the spread families in rounds that share no tensor; each sweep chooses one round.
-        fitted: Tensors whose scales and matrices are fitted together, with gains of frozen normalization.
-        sweep_bytes: Bytes that one sweep reads from both checkpoints.
-        peak: Bound on the memory in use at any time, in bytes, including `held`.
-        held: Bytes in `peak` that the process held when the plan was made.
+        sets: The working sets, in the order of their parameters.
+        loose: Tensors on which only spread groups act. Loose tensors are read in chunks.
+        spread: The families that are chosen after a sweep from the summed costs, by the names of their roots.
+        rounds: The names of the spread families, in rounds of families that share no tensor. Each sweep chooses one
+            round.
+        fitted: The sets of tensors whose scales and matrices are fitted together, including gains of frozen
+            normalization.
+        sweep_bytes: The number of bytes that one sweep reads from both checkpoints.
+        peak: A bound on the memory in use at any time, in bytes. The bound includes `held`.
+        held: The bytes within `peak` that the process already used when the plan was made.
     """
 
     symmetry: Symmetry
@@ -111,12 +114,12 @@ class Plan:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All compared tensors."""
+        """The names of all compared tensors."""
         return (*(name for one in self.sets for name in one.names), *self.loose)
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """A table of the working sets; working sets with equal numbers share a row."""
+        """A table of the working sets. Working sets with the same sizes share a row."""
         alike: dict[tuple[int, ...], list[str]] = {}
         for one in self.sets:
             values = sum(self.sizes.numel(name) for name in one.names)
@@ -129,16 +132,16 @@ class Plan:
         return rows
 
     def shared_signs(self, group: Group) -> tuple[int, ...]:
-        """Return the families of signs of a spread group that are chosen with its order."""
+        """Return the sign families of a spread group that are chosen together with its permutation."""
         local = {f for one in self.sets for f in one.signs.get(group.name, ())}
         reach = [sum(place.sign[f] % 2 for place in group.placements) for f in range(group.signs)]
         free = sorted((f for f in range(group.signs) if f not in local), key=lambda f: -reach[f])
         return tuple(sorted(free[:MAX_SHARED]))
 
     def parts(self, name: str) -> list[tuple[tuple[str, ...], tuple[int, ...]]]:
-        """Return the tensors of a spread family, part by part, with its signs that are chosen in each part.
+        """Return the parts of a spread family: the tensors of each part, and the sign families that are chosen there.
 
-        The tensors of a part are in memory together.
+        The tensors of one part are in memory together.
         """
         own = self.spread[name].sites
         parts = [(tuple(n for n in one.names if n in own), one.signs.get(name, ())) for one in self.sets]
@@ -154,15 +157,15 @@ def make_plan(
     held: int = 0,
     chart: Symmetry | None = None,
 ) -> Plan:
-    """Return the plan that holds at most `memory` bytes at once.
+    """Return a plan that needs at most `memory` bytes at any time.
 
     Args:
-        symmetry: The symmetry, with every size known.
-        dtypes: The dtype of every tensor, in each checkpoint.
-        memory: The limit on memory in bytes.
+        symmetry: The symmetry. All its sizes must be known.
+        dtypes: The dtype of every tensor in each checkpoint.
+        memory: The memory limit in bytes.
         balances: The kinds of balancing; see `balances_of`.
-        held: Bytes that the process already holds, for example after tracing the model.
-        chart: The symmetry whose representatives are matched, if the networks are not matched as they are.
+        held: The bytes that the process already uses, for example after tracing the model.
+        chart: The symmetry whose representatives are matched. None if networks are matched as given.
 
     Raises:
         ValueError: No plan fits into the memory.
@@ -227,7 +230,7 @@ def _working_sets(
 ) -> tuple[WorkingSet, ...]:
     """Return the connected components of the families that are not spread.
 
-    Signs of spread groups join components if the memory allows it.
+    Signs of spread groups join components if the memory limit allows it.
     """
     parts: list[tuple[set[str], set[tuple[str, int]]]] = []
 
@@ -264,13 +267,16 @@ def _working_sets(
 
 
 def can_be_blocked(symmetry: Symmetry, one: WorkingSet) -> bool:
-    """Return whether a working set can be read one tensor at a time: it has at most one group of plain orders."""
+    """Return whether a working set can be read one tensor at a time.
+
+    It may have at most one plain permutation group.
+    """
     groups = [*one.sign_families(symmetry), *one.families]
     return len(one.families) <= 1 and not Neighborhoods.of(groups).sign_pairs and all(map(_is_plain, one.families))
 
 
 def _is_plain(family: Family) -> bool:
-    """Return whether the cost of a family is a single matrix after the signs of each pair of units are chosen."""
+    """Return whether a family's cost is a single matrix after the signs of each pair of units are chosen."""
     root = family.root
     is_simple = root.is_permuted and root.matrix == "none" and not (root.shifts or root.classes)
     characters = {character(site.placement) for local in family.own_sites.values() for site in local}

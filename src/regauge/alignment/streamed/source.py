@@ -1,4 +1,4 @@
-"""Tensors of checkpoints on the disk: balanced, moved by an element, and compared, in pieces if possible."""
+"""Tensors of checkpoints on disk: balanced, transformed by an element, and compared, in chunks if possible."""
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -30,16 +30,16 @@ from regauge.core.symmetry import Symmetry
 class Total:
     """The objective of one group, as a sum over parts of the network.
 
-    A part is a working set or a loose tensor. Some families of signs act in one part alone. Given the signs that parts
-    share, each part chooses its own signs for every pair of units. So one matrix for each pattern of shared signs
-    suffices. With the shared signs s of a unit, the own signs t of a part, and the inner products C of a part, the
-    matrix is
+    A part is a working set or a tensor outside all working sets. Some sign families act only in one part. Given the
+    signs that parts share, each part chooses its own signs for every pair of units. So one matrix for each pattern of
+    shared signs is sufficient. Let s be the shared signs of a unit, t the own signs of a part, and C the inner products
+    of a part. The matrix is
 
         P_s[i, j] = sum over parts of max_t sum_chi chi(s, t) C_chi[i, j]
 
-    This matrix is exact, and no separate matrix for each norm of a transformer is needed.
+    This matrix is exact. A transformer needs no separate matrix for each norm.
 
-    Families of signs that are neither `shared` nor chosen by a part stay unchanged.
+    Sign families that are neither `shared` nor chosen by a part stay unchanged.
     """
 
     def __init__(self, group: Group, shared: Sequence[int]) -> None:
@@ -49,7 +49,7 @@ class Total:
         self._shifts: list[ShiftCost] = []
 
     def add(self, cost: Cost, own: Sequence[int]) -> None:
-        """Add a part, in which the families of signs `own` are chosen."""
+        """Add a part in which the sign families `own` are chosen."""
         matrices = cost.matrices
         if self._is_by_pattern and matrices:
             matrices = {p: self._best(matrices, p, own) for p in product((0, 1), repeat=len(self._shared))}
@@ -61,12 +61,12 @@ class Total:
         self._shifts.extend(cost.shifts)
 
     def sum(self, crew: Crew) -> None:
-        """Sum the parts of all processes."""
+        """Sum the matrices over all processes."""
         self._matrices = crew.sum(self._matrices)
         self._shifts = [one for own in crew.map(lambda _: self._shifts, range(crew.size)) for one in own]
 
     def closest(self) -> tuple[Value, float]:
-        """Return the best value relative to the current one, and its gain; signs that parts choose stay one."""
+        """Return the best value relative to the current one, and its gain. Signs that parts choose stay one."""
         group, matrices = self.group, list(self._matrices.values())
         if not matrices:
             return _element.identity((group,))[group.name], 0.0
@@ -103,9 +103,9 @@ def part_cost(
     load: Callable[[str], tuple[Tensor, Tensor]],
     unknown: Collection[str] = (),
 ) -> Cost:
-    """Return the cost of a group on the tensors of `sites`, which `load` returns for both networks.
+    """Return the cost of a group on the tensors of `sites`. The function `load` returns them for both networks.
 
-    Tensors are averaged over unknown groups. If the group itself is unknown, a tensor is averaged over its action along
+    Tensors are averaged over unknown groups. If the group itself is unknown, tensors are averaged over its action on
     other axes.
     """
     matrices: dict[Character, Tensor] = {}
@@ -129,7 +129,7 @@ def part_cost(
 class Source:
     """The tensors of both networks of a streamed alignment, in the frame of their comparison.
 
-    The second network is moved by the element that the state has at the call of `refresh`.
+    The second network is transformed by the element that the state had when `refresh` was called.
 
     Attributes:
         terms: The terms of `scale` and `identity` for all tensors that were loaded since `refresh`.
@@ -140,7 +140,7 @@ class Source:
         self.refresh()
 
     def refresh(self) -> None:
-        """Use the element of the state to move the balanced second network, and reset all sums."""
+        """Use the current element of the state for the second network from now on, and reset all sums."""
         right, element = self._state.right, self._state.element
         self._total = element if right is None else self._symmetry.compose(element, right)
         self.terms: list[tuple[float, float]] = []
@@ -152,20 +152,20 @@ class Source:
 
     @property
     def identity(self) -> float:
-        """The objective of the identity, over the tensors that the first sweep loaded."""
+        """The objective of the identity, summed over the tensors that the first sweep loaded."""
         return sum(identity for _, identity in self.terms)
 
     @property
     def place(self) -> tuple[Element, Element]:
-        """The element of the state, and the element that moves the second network: balancing, then that element."""
+        """The element of the state, and the full element of the second network: balancing, followed by the former."""
         return self._state.element, self._total
 
     def go_to(self, place: tuple[Element, Element]) -> None:
-        """Go back to an earlier pair of elements, as `place` returned it."""
+        """Go back to an earlier pair of elements that `place` returned."""
         self._state.element, self._total = place
 
     def compose(self, values: Mapping[str, Value]) -> None:
-        """Compose the current element with values of some groups, without reading the other groups."""
+        """Multiply the current element by values of some groups, without reading the other groups."""
         element, total = self.place
         self.go_to((_move_on(self._symmetry, values, element), _move_on(self._symmetry, values, total)))
 
@@ -174,17 +174,17 @@ class Source:
         return work_dtype(*(one.stored[name].dtype for one in (self._a, self._b)))
 
     def pair(self, name: str, rows: tuple[int, int] | None = None) -> tuple[Tensor, Tensor]:
-        """Return both tensors of a name, balanced; the second one is also moved."""
+        """Return both networks' tensors with this name, balanced. The current element has acted on the second one."""
         y = move_tensor(self._symmetry, self._total, name, self._read(self._b, name, rows))
         return self._place(name, self._read(self._a, name, rows), self._state.left), y
 
     def load(self, name: str, rows: tuple[int, int] | None = None) -> tuple[Tensor, Tensor, float]:
-        """Return both tensors of a name, and the squared norm of the second tensor before it moves.
+        """Return both networks' tensors with this name, and the second one's squared norm before the element acts.
 
-        Both tensors are balanced, and the second tensor is moved.
+        Both tensors are balanced, and the current element has acted on the second one.
 
         Raises:
-            ValueError: A tensor holds NaN or Inf; this is checked in the first sweep.
+            ValueError: A tensor contains NaN or Inf. The first sweep checks this.
         """
         state = self._state
         x, y = (self._read(one, name, rows) for one in (self._a, self._b))
@@ -200,15 +200,15 @@ class Source:
         return x, move_tensor(self._symmetry, self._total, name, y), norm
 
     def objective(self, name: str, x: Tensor, y: Tensor, norm: float) -> float:
-        """Return the term of a loaded tensor in the objective, `<x, y> - (|y|^2 - norm) / 2`; most moves keep norms."""
+        """Return a loaded tensor's term in the objective, `<x, y> - (|y|^2 - norm) / 2`. Most elements keep norms."""
         return dot(x, y) - ((dot(y, y) - norm) / 2 if self._is_changing(name) else 0.0)
 
     def nbytes(self, names: Sequence[str]) -> int:
-        """Return the number of bytes of some tensors in both files."""
+        """Return the total bytes of some tensors in both files."""
         return sum(one.stored[name].nbytes for one in (self._a, self._b) for name in names)
 
     def _read(self, one: Checkpoint, name: str, rows: tuple[int, int] | None) -> Tensor:
-        """Return a tensor of one of the networks; until the first sweep has ended, check that its values are finite."""
+        """Return a tensor of one network. Until the first sweep has ended, check that its entries are finite."""
         tensor = one.read(name, rows=rows, dtype=self.dtype_of(name))
         if self._state.initial is None:
             require_finite({name: tensor}, str(one.path), self._symmetry.structure)
@@ -218,16 +218,17 @@ class Source:
         return tensor if scales is None else move_by(self._symmetry, scales, {name: tensor})[name]
 
     def _is_changing(self, name: str) -> bool:
-        """Return whether moves change the norm of a tensor.
+        """Return whether the current element changes the norm of a tensor.
 
-        Shifts do. In a climb from the identity, so does the element that balances the first network.
+        Shifts change norms. If the climb started from the identity, the element that balances the first network also
+        changes norms.
         """
         is_shifted = any(any(site.placement.shift) for site in self._symmetry.sites[name])
         return is_shifted or (self._state.is_from_identity and is_stretched(self._symmetry, name))
 
 
 def _move_on(symmetry: Symmetry, values: Mapping[str, Value], element: Element) -> Element:
-    """Return the product of values of some groups with an element.
+    """Return the product of the values of some groups with an element.
 
     No other group may be nested in these groups.
     """
@@ -241,7 +242,7 @@ def _move_on(symmetry: Symmetry, values: Mapping[str, Value], element: Element) 
 
 
 class Moved(Checkpoint):
-    """A checkpoint whose tensors are moved when they are read, also by ranges of a first axis without an action."""
+    """A checkpoint whose tensors are transformed when they are read. Ranges are possible if no group acts on axis 0."""
 
     def __init__(self, source: Checkpoint, move: Callable[[str, Tensor], Tensor]) -> None:
         super().__init__(source.label, source.path, source.stored, source.metadata)
@@ -250,12 +251,12 @@ class Moved(Checkpoint):
         self._move = move
 
     def read(self, name: str, *, rows: tuple[int, int] | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """Return a moved copy of one tensor, or of a range of its first axis if no group acts on this axis."""
+        """Return a transformed copy of one tensor, or of a range of its first axis if no group acts on this axis."""
         return self._move(name, self.source.read(name, rows=rows, dtype=dtype))
 
 
 def move_pieces(checkpoint: Checkpoint, symmetry: Symmetry, element: Element) -> Pieces:
-    """Yield the values of `symmetry.act(element, params)`, with the dtypes of the checkpoint, one tensor at a time."""
+    """Yield the tensors of `symmetry.act(element, params)` one at a time, in the dtypes of the checkpoint."""
     moved = MovedCheckpoint(checkpoint, symmetry, element)
 
     def pieces(name: str) -> Iterator[Tensor]:
@@ -268,7 +269,7 @@ def move_pieces(checkpoint: Checkpoint, symmetry: Symmetry, element: Element) ->
 def measure_square(
     a: Checkpoint, b: Checkpoint, symmetry: Symmetry, names: Iterable[str], passes: Passes
 ) -> tuple[float, float]:
-    """Return the squared distance between some tensors of two networks, and the squared norm of the first network's."""
+    """Return the squared distance between some tensors of two networks, and the squared norm in the first network."""
 
     def measure(name: str) -> list[tuple[float, float]]:
         dtype, found = work_dtype(*(one.stored[name].dtype for one in (a, b))), []
@@ -288,9 +289,9 @@ def measure_square(
 def measure_distances(
     reference: Checkpoint, checkpoint: Checkpoint, symmetry: Symmetry, element: Element
 ) -> tuple[float, float]:
-    """Return the distance of a network to a reference before and after an element moves it; see `distance`.
+    """Return the distance of a network to a reference before and after an element acts on it; see `distance`.
 
-    Values are compared in the dtypes in which they are stored.
+    Tensors are compared in the dtypes in which they are stored.
     """
     squares, aligned = [0.0, 0.0], MovedCheckpoint(checkpoint, symmetry, element)
     for name, blank in checkpoint.on_meta().items():

@@ -1,4 +1,4 @@
-"""The state of a streamed alignment, and the file that keeps it for a later run."""
+"""The state of a streamed alignment, and the file that stores it for a later run."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
@@ -16,20 +16,21 @@ from regauge.core.typed_json import require_fields
 
 @dataclass
 class ClimbState:
-    """The results of one climb between two readings.
+    """The results of one climb between two sweeps.
 
     Attributes:
-        element: The element so far, between the balanced networks.
-        left: The element that balances the first network; None if the networks are not balanced.
+        element: The current element, between the balanced networks.
+        left: The element that balances the first network. None if the networks are not balanced.
         right: The element that balances the second network.
-        before: The element before the last step of spread groups, until that step is known to gain.
-        is_anchored: Whether the spread groups have their first values.
-        is_from_identity: Whether this climb began at the identity because the first climb ended below the identity.
-        matched: The number of working sets in which values were chosen already.
-        history: Objective after each sweep.
-        initial: Objective of the identity.
+        before: The element before the last step of the spread groups. This element is kept until the step is known to
+            gain.
+        is_anchored: Whether the spread groups have their initial values.
+        is_from_identity: Whether this climb started at the identity because the first climb ended below the identity.
+        matched: The number of working sets in which values have already been chosen.
+        history: The objective after each sweep.
+        initial: The objective of the identity.
         quiet: The number of consecutive rounds in which no spread group could be improved.
-        is_converged: Whether the climb ended because no step gains; None before it ends.
+        is_converged: Whether the climb ended because no step gains. None until it ends.
     """
 
     element: Element
@@ -45,14 +46,14 @@ class ClimbState:
     is_converged: bool | None = None
 
     def begin_at_identity(self, symmetry: Symmetry) -> None:
-        """Begin again at the element that is the identity between the networks before they are balanced."""
+        """Start again at the element that is the identity between the networks as given."""
         self.is_from_identity, self.before = True, None
         self.history, self.quiet, self.element = [], 0, symmetry.identity()
         if self.left is not None and self.right is not None:
             self.element = symmetry.compose(self.left, symmetry.inverse(self.right))
 
     def found(self, symmetry: Symmetry) -> Element:
-        """Return the element so far, between the networks as they are."""
+        """Return the current element, between the networks as given."""
         if self.left is None or self.right is None:
             return self.element
         return symmetry.compose(symmetry.inverse(self.left), symmetry.compose(self.element, self.right))
@@ -60,14 +61,14 @@ class ClimbState:
 
 @dataclass
 class State:
-    """The results of a streamed alignment between two readings.
+    """The results of a streamed alignment between two sweeps.
 
     Attributes:
-        climbs: One climb for each way of balancing the networks; empty before balancing.
-        chosen: The index of the climb that is kept, after all climbs have ended.
-        found: The element that the kept climb found, between the networks as they are.
-        fits: The number of completed steps of fitting scales.
-        notes: Messages about properties of the first network that the second one could not take over.
+        climbs: One climb for each kind of balancing. Empty before balancing.
+        chosen: The index of the climb that is kept, once all climbs have ended.
+        found: The element that the kept climb found, between the networks as given.
+        fits: The number of completed fitting steps.
+        notes: Messages about properties of the first network that the second network could not adopt.
         timings: A message about each pass over the files: its duration, the amount of data read, and the speed.
     """
 
@@ -83,7 +84,7 @@ WORK = "streamed alignment"
 
 
 def save_state(state: State, path: Path) -> None:
-    """Write a state to a file, and replace the earlier state there."""
+    """Write a state to a file, and replace an earlier state in this file."""
     tensors: dict[str, Tensor] = {}
 
     def document(part: State | ClimbState, place: str) -> dict[str, Any]:
@@ -99,10 +100,10 @@ def save_state(state: State, path: Path) -> None:
 
 
 def load_state(path: Path, symmetry: Symmetry) -> State | None:
-    """Read the state that `save_state` wrote for a symmetry; return None if there is no file.
+    """Return the state that `save_state` wrote for a symmetry, or None if there is no file.
 
     Raises:
-        StateError: The file is damaged, or holds no state.
+        StateError: The file is damaged, or does not contain a state.
     """
     file = StateFile(path, work=WORK)
     kept = file.read({})
@@ -113,7 +114,7 @@ def load_state(path: Path, symmetry: Symmetry) -> State | None:
 
 
 def _read_state(tensors: Mapping[str, Tensor], whole: Mapping[str, Any], symmetry: Symmetry) -> State:
-    """Return the state that tensors of `save_state` describe; other input raises an error of any of several types."""
+    """Return the state that the tensors of `save_state` represent. Other input may raise various errors."""
     groups = [group.name for group in symmetry.groups]
     found: dict[str, dict[str, dict[str, dict[str, Tensor]]]] = {}
     for key, tensor in tensors.items():
@@ -140,7 +141,7 @@ def _read_state(tensors: Mapping[str, Tensor], whole: Mapping[str, Any], symmetr
 
 
 def _require_element(symmetry: Symmetry, element: Element, kind: str) -> None:
-    """Raise a ValueError unless an element has values of the symmetry's shapes and its orders are permutations."""
+    """Raise a ValueError unless an element's shapes fit the symmetry and its permutations are valid."""
     with torch.device("meta"):
         identity = symmetry.identity()
     for name, value in identity.items():

@@ -58,7 +58,7 @@ class TensorSpec(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Return the number of values of a tensor."""
+        """Return the number of entries of a tensor."""
         return math.prod(self.shape)
 
     @property

@@ -31,7 +31,7 @@ class Blank:
 
     @property
     def numel(self) -> int:
-        """Return the number of values of a tensor."""
+        """Return the number of entries of a tensor."""
         return math.prod(self.shape)
 
 

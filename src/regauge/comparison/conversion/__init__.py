@@ -1,1 +1,1 @@
-"""Conversions: how the tensors of one implementation of a model are made of those of another one."""
+"""Conversions: how to compute the tensors of one implementation of a model from those of another."""

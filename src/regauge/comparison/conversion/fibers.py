@@ -15,15 +15,15 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 PROJECTIONS = 6
-"""Random projections of a fiber; with its length they tell millions of fibers apart."""
+"""The number of random projections of a fiber. Together with its length, they distinguish millions of fibers."""
 LOOSE = 8.0
-"""Distance of projections of equal fibers, in units of their root mean square and of the format's precision."""
+"""The largest distance between projections of equal fibers, in units of root mean square and format precision."""
 TIGHT = 4.0
-"""Difference of equal values, in units of the largest of their fiber and of the format's precision."""
+"""The largest difference of equal entries, relative to the largest entry of their fiber and the format's precision."""
 NEIGHBORS = 4
-"""Fibers that are looked at for each one: equal ones may lie in several tensors, such as those of a tied head."""
+"""The number of candidates for each fiber. Equal fibers may occur in several tensors, such as those of a tied head."""
 CHUNK = 1 << 24
-"""Values that are projected at once."""
+"""The number of entries that are projected at once."""
 
 
 def fibers_of(tensor: Tensor, axis: int) -> Tensor:
@@ -33,11 +33,11 @@ def fibers_of(tensor: Tensor, axis: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Marks:
-    """Features by which the fibers along one axis of a tensor are found in other tensors.
+    """Features that identify the fibers along one axis of a tensor in other tensors.
 
     Attributes:
-        ordered: Random projections of each fiber, followed by its root mean square; `[fibers, PROJECTIONS + 1]`.
-        unordered: Features that do not depend on the order of the values of a fiber, followed by its root mean square.
+        ordered: Random projections of each fiber, followed by its root mean square: `[fibers, PROJECTIONS + 1]`.
+        unordered: Features that do not depend on the order of a fiber's entries, followed by its root mean square.
     """
 
     ordered: Floats
@@ -45,7 +45,7 @@ class Marks:
 
     @classmethod
     def of(cls, tensor: Tensor, axis: int) -> "Marks":
-        """Compute the features of a tensor in float64, one part at a time."""
+        """Compute the features of a tensor in float64, in chunks."""
         rows = fibers_of(tensor, axis)
         plan = _projections(rows.shape[1])
         parts = [_marks(part.double(), plan) for part in torch.split(rows, max(1, CHUNK // rows.shape[1]))]
@@ -71,13 +71,13 @@ def _marks(rows: Tensor, plan: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Owners:
-    """All fibers of one length in a network, each with its tensor and axis.
+    """All fibers of one length in a network, with the tensor and axis of each fiber.
 
     Attributes:
-        keys: The names of the tensors with the axes of the fibers.
-        marks: The features of all fibers, one row per fiber.
-        key: For each fiber, the position of its tensor in `keys`.
-        index: For each fiber, its index in the tensor.
+        keys: The names of the tensors, together with the axes of the fibers.
+        marks: The features of all fibers, with one row for each fiber.
+        key: For each fiber, the index of its tensor in `keys`.
+        index: For each fiber, its index within the tensor.
     """
 
     keys: tuple[tuple[str, int], ...]
@@ -87,7 +87,7 @@ class Owners:
 
     @classmethod
     def of(cls, marks: Sequence[tuple[tuple[str, int], Floats]]) -> "Owners":
-        """Concatenate the features of several tensors."""
+        """Return the concatenated features of several tensors."""
         counts = [len(one) for _, one in marks]
         return cls(
             tuple(key for key, _ in marks),
@@ -97,12 +97,12 @@ class Owners:
         )
 
     def tree(self, *, scaled: bool) -> KDTree:
-        """Return the search tree of nearest fibers; if `scaled`, fibers are divided by their root mean squares."""
+        """Return a search tree for the nearest fibers. If `scaled`, fibers are divided by their root mean squares."""
         return KDTree(unit(self.marks) if scaled else self.marks)
 
 
 def unit(marks: Floats) -> Floats:
-    """Return the features of fibers divided by their root mean squares; zero fibers stay."""
+    """Return the features of fibers divided by their root mean squares. Zero fibers are unchanged."""
     size = marks[:, -1:]
     return np.divide(marks, size, out=marks.copy(), where=size > 0)
 
@@ -110,11 +110,11 @@ def unit(marks: Floats) -> Floats:
 def nearest(
     marks: Floats, owners: Owners, tree: KDTree, precision: float
 ) -> Iterator[tuple[tuple[str, int], Ints, Ints]]:
-    """Yield the tensors with fibers similar to the given fibers, beginning with the tensor that has most of them.
+    """Yield the tensors that contain fibers similar to the given fibers. The tensor with most such fibers comes first.
 
     Yields:
-        The tensor with its axis, the indices of the given fibers that the tensor may hold, and the indices of these
-        fibers in the tensor.
+        The tensor with its axis, the indices of the given fibers that it may contain, and the indices of these fibers
+        within the tensor.
     """
     count = min(NEIGHBORS, len(owners.marks))
     distance, places = tree.query(marks, k=[*range(1, count + 1)])
@@ -128,6 +128,6 @@ def nearest(
 
 
 def equal_fibers(b: Tensor, made: Tensor, precision: float) -> Tensor:
-    """Return for each pair of rows whether all values are equal up to rounding."""
+    """Return, for each pair of rows, whether all entries are equal up to rounding."""
     largest = torch.maximum(b.abs().amax(1), made.abs().amax(1))
     return (b - made).abs().amax(1) <= TIGHT * precision * largest

@@ -19,7 +19,7 @@ from regauge.core.counted import count
 from regauge.core.progress import Progress, no_progress
 
 FEW = 4
-"""Tensors that are searched first; only if all of them are found are the others."""
+"""The number of tensors that are searched first. The others are searched only if all of these are found."""
 
 
 @check_arguments
@@ -30,27 +30,27 @@ def find_tensor_map(
     out: Output | str | Path | None = None,
     progress: Progress = no_progress,
 ) -> TensorMap:
-    """Find formulas that compute the tensors of implementation B of a model from the tensors of implementation A.
+    """Find formulas that compute the tensors of implementation B of a model from those of implementation A.
 
-    The formulas are found from the values of the tensors. Tensors may be renamed, transposed, reshaped, interleaved by
-    head, or multiplied by a number; a number may be added to vectors. They may be packed and split (queries, keys and
-    values; gates and ups; experts), or reordered (the halves of rotary pairs; permuted units). The result has a torch
-    formula for each tensor, or the reason why a formula is missing. The result also converts other networks of
+    The search uses the entries of the tensors. Tensors may be renamed, transposed, reshaped, interleaved by head, or
+    multiplied by a number. A number may be added to vectors. Tensors may be concatenated and split (queries, keys and
+    values; gates and ups; experts) or permuted (the halves of rotary pairs; permuted units). The result contains a
+    torch formula for each tensor, or the reason why there is no formula. The formulas also convert other networks of
     implementation A.
 
-    Vectors along one axis are matched by random projections in trees of nearest neighbors. All values are compared
-    afterwards. A formula is reported only if the values agree up to the rounding of the coarser format.
+    Vectors along one axis are matched by nearest-neighbor search on random projections. Afterwards, all entries are
+    compared. A formula is reported only if all entries agree up to the rounding of the coarser format.
 
     Args:
         a: The source network: tensors by name, a module, or the path of a checkpoint.
-        b: The network whose tensors are explained.
-        out: The path of a self-contained `.html` page of the conversion, or an `Output`.
-        progress: Shows the number of processed tensors.
+        b: The target network, for whose tensors formulas are found.
+        out: The path or `Output` of a self-contained `.html` page of the conversion.
+        progress: A function that shows how many tensors are done.
 
     Raises:
         FileExistsError: The page exists and may not be replaced.
         FileNotFoundError: A checkpoint does not exist.
-        ValueError: A network holds NaN, or holds no tensors with values.
+        ValueError: A network contains NaN, or contains no tensors with entries.
     """
     require_page(out)
     one, two = _opened(a), _opened(b)
@@ -62,7 +62,7 @@ def find_tensor_map(
 
 
 def find_layout(a: str | Path, b: str | Path, *, progress: Progress = no_progress) -> TensorMap | None:
-    """Find a conversion if the names (apart from prefixes) or shapes of two checkpoints differ; else return None."""
+    """Find a conversion if names (apart from prefixes) or shapes of two checkpoints differ. Otherwise return None."""
     with Checkpoint.open(a) as one, Checkpoint.open(b) as two:
         shapes = [{name: place.shape for name, place in network.stored.items()} for network in (one, two)]
     is_other = any(not _is_among(*pair, other) for own, other in (shapes, shapes[::-1]) for pair in own.items())
@@ -70,7 +70,7 @@ def find_layout(a: str | Path, b: str | Path, *, progress: Progress = no_progres
 
 
 def _is_among(name: str, shape: tuple[int, ...], shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Return whether names with or without a prefix contain a name with its shape."""
+    """Return whether `shapes` contains a name, with or without a prefix, that has this shape."""
     shorter = (name[at:] for at in (0, *(at + 1 for at, letter in enumerate(name) if letter == ".")))
     if any(shapes.get(one) == shape for one in shorter):
         return True
@@ -78,7 +78,7 @@ def _is_among(name: str, shape: tuple[int, ...], shapes: Mapping[str, tuple[int,
 
 
 def find_reordered(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> str:
-    """Return a message about tensors of B that hold the values of A in another order, or an empty text."""
+    """Return a message about tensors of B that contain A's entries in another order, or an empty string."""
     names = [
         name
         for name in a
@@ -115,7 +115,7 @@ def _opened(network: Mapping[str, Tensor] | nn.Module | str | Path) -> Mapping[s
 
 
 def _explain(given: GivenTensors, params: Mapping[str, Tensor], advance: Callable[[], object]) -> TensorMap:
-    """Return the origins of all tensors of B: first of matrices, then of vectors, last of constants."""
+    """Return the origins of all tensors of B. Matrices are searched first, then vectors, and constants last."""
     origins: dict[str, MadeTensor] = {}
     flat, constant = [], []
     for name in params:

@@ -24,18 +24,18 @@ from regauge.comparison.conversion.fibers import (
 from regauge.comparison.conversion.tensor_map import ROUNDED, MadeTensor, SourceTensor
 
 SHORT = 4
-"""Fibers of fewer values than that are searched only where a tensor has no longer ones."""
+"""Fibers with fewer entries than this are searched only if a tensor has no longer fibers."""
 NEAR = 0.5
-"""Relative difference up to which another tensor is named as the nearest one."""
+"""The largest relative difference at which another tensor is named as the nearest one."""
 Found = tuple[list[SourceTensor], Ints, Ints, Ints | None, float | Floats]
-"""Sources, and for each fiber its source and its number there; the order inside fibers, and their factor."""
+"""The sources; for each fiber its source and its index there; the order of entries within fibers; and their factor."""
 
 
 def is_measured(name: str, tensor: Tensor, label: str) -> bool:
-    """Return whether a tensor is searched by its values; integers and masks with -Inf are compared as a whole.
+    """Return whether a tensor is searched by its entries. Integers and masks with -Inf are only compared as a whole.
 
     Raises:
-        ValueError: The tensor holds NaN.
+        ValueError: The tensor contains NaN.
     """
     if not tensor.is_floating_point() or not tensor.numel():
         return False
@@ -45,26 +45,26 @@ def is_measured(name: str, tensor: Tensor, label: str) -> bool:
 
 
 def squeeze(tensor: Tensor) -> Tensor:
-    """Return a tensor without gradients and without axes of one entry."""
+    """Return a tensor without gradients and without axes of length one."""
     return tensor.detach().squeeze()
 
 
 def is_constant(tensor: Tensor) -> bool:
-    """Return whether all values are the same."""
+    """Return whether all entries are equal."""
     return bool((tensor == tensor.reshape(-1)[0]).all())
 
 
 class GivenTensors:
-    """The tensors of network A, with the features by which they are searched.
+    """The tensors of network A, with the features that the search uses.
 
     Attributes:
         params: The tensors.
         shapes: The shapes of the tensors.
-        constants: The values of tensors whose entries are all equal.
-        vectors: Tensors with one axis, squeezed and in float64.
-        integers: Names of tensors that are compared as a whole.
-        marks: For each length of fibers, the tensors and axes with this length, with their features.
-        used: Names of tensors from which tensors of B are made.
+        constants: For each tensor whose entries are all equal, its value.
+        vectors: The tensors with one axis, squeezed and in float64.
+        integers: The names of tensors that are only compared as a whole.
+        marks: For each fiber length, the tensors and axes with this length, and their features.
+        used: The names of tensors that formulas for B use.
     """
 
     def __init__(self, params: Mapping[str, Tensor], label: str, advance: Callable[[], object]) -> None:
@@ -96,11 +96,11 @@ class GivenTensors:
             self.marks.setdefault(flat.shape[axis], {})[name, axis] = Marks.of(flat, axis)
 
     def precision(self, tensor: Tensor) -> float:
-        """Return the precision of the coarsest format among the tensors of A and this tensor."""
+        """Return the precision of the coarsest format among the tensors of A and the given tensor."""
         return max(self._precision, torch.finfo(tensor.dtype).eps)
 
     def owners(self, length: int, kind: str) -> tuple[Owners, KDTree]:
-        """Return the fibers of one length with their search tree, for ordered, unordered or scaled features."""
+        """Return the fibers of one length and their search tree, for ordered, unordered or scaled features."""
         if (length, kind) not in self._owners:
             read = self.marks[length].items()
             found = Owners.of([(key, one.unordered if kind == "unordered" else one.ordered) for key, one in read])
@@ -108,7 +108,7 @@ class GivenTensors:
         return self._owners[length, kind]
 
     def likeness(self, name: str) -> Callable[[str], tuple[bool, bool, float]]:
-        """Return the sort key for tensors with equal values: similar names and unused tensors come first."""
+        """Return a sort key for tensors with equal entries. Similar names and unused tensors come first."""
         numbers = findall(r"\d+", name)
 
         def key(other: str) -> tuple[bool, bool, float]:
@@ -118,12 +118,12 @@ class GivenTensors:
         return key
 
     def use(self, origin: MadeTensor) -> MadeTensor:
-        """Record the tensors from which a tensor of B is made."""
+        """Record which tensors the formula of a tensor of B uses."""
         self.used |= {one.name for one in origin.sources if one.name is not None}
         return origin
 
     def is_equal(self, one: str, two: str) -> bool:
-        """Return whether two tensors are equal, such as a tied head and the embedding."""
+        """Return whether two tensors are equal. For example, a tied head equals the embedding."""
         return self.shapes[one] == self.shapes[two] and torch.equal(self.params[one], self.params[two])
 
 
@@ -153,14 +153,14 @@ def match_matrix(given: GivenTensors, name: str, tensor: Tensor) -> MadeTensor:
 
 
 def match_row(given: GivenTensors, name: str, tensor: Tensor) -> MadeTensor | None:
-    """Return the origin of a vector that is a fiber of a tensor, such as a tensor of stacked layers."""
+    """Return the origin of a vector that is a fiber of a tensor. An example is a tensor of stacked layers."""
     flat = squeeze(tensor)
     found = None if len(flat) not in given.marks else _fibers(given, name, flat, 0, "ordered")
     return None if found is None else MadeTensor(name, tuple(tensor.shape), tuple(found[0]), 0, found[1], found[2])
 
 
 def _fibers(given: GivenTensors, name: str, flat: Tensor, axis: int, kind: str) -> Found | None:
-    """Return the fibers of A that equal the fibers along one axis, or None."""
+    """Return the fibers of A that equal the fibers of a tensor along one axis, or None."""
     rows, precision = fibers_of(flat, axis).double(), given.precision(flat)
     own = Marks.of(flat, axis)
     owners, tree = given.owners(flat.shape[axis], kind)
@@ -202,7 +202,7 @@ def _fibers(given: GivenTensors, name: str, flat: Tensor, axis: int, kind: str) 
 def _candidates(
     given: GivenTensors, name: str, own: Marks, owners: Owners, tree: KDTree, kind: str, precision: float
 ) -> Iterator[tuple[tuple[str, int], Ints, Ints]]:
-    """Yield the tensors of A that may hold fibers: first tensors with all fibers in order, then by their number."""
+    """Yield the tensors of A that may contain the fibers: first those with all fibers in order, then by number."""
     marks = own.unordered if kind == "unordered" else own.ordered
     if kind != "scaled":
         everything = np.arange(len(marks))
@@ -247,7 +247,7 @@ def _looks_like(one: Floats, two: Floats, precision: float) -> bool:
 
 
 def _settled(own: Floats, at: Ints, taken: Ints, marks: Floats, precision: float) -> Ints:
-    """Return fiber indices in which equal fibers, such as rows of zeros, continue the preceding run of indices."""
+    """Return fiber indices where equal fibers, such as rows of zeros, continue the preceding run of indices."""
     result = taken.copy()
     for place in range(1, len(at)):
         wanted = result[place - 1] + 1
@@ -259,7 +259,7 @@ def _settled(own: Floats, at: Ints, taken: Ints, marks: Floats, precision: float
 
 
 def _order_of(made: Tensor, rows: Tensor) -> Ints:
-    """Return the order of columns that maps one matrix to another, if there is one."""
+    """Return the permutation of columns that maps one matrix to another, if there is one."""
     weights = torch.randn(len(rows), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     here, there = torch.argsort(weights @ rows, stable=True), torch.argsort(weights @ made, stable=True)
     order = torch.empty_like(here)
@@ -277,7 +277,7 @@ def _one_factor(factors: Floats, owner: Ints, precision: float) -> float | Float
 
 
 def complete(origin: MadeTensor, rows: Tensor) -> MadeTensor:
-    """Return an origin in which the missing fibers are a constant, or which has the reason why they are missing."""
+    """Return an origin in which missing fibers are a constant, or which gives the reason why they are missing."""
     missing = origin.owner < 0
     if not missing.any():
         return origin
@@ -293,7 +293,7 @@ def complete(origin: MadeTensor, rows: Tensor) -> MadeTensor:
 
 
 def measure(origin: MadeTensor, tensor: Tensor, params: Mapping[str, Tensor]) -> MadeTensor:
-    """Return an origin with the difference between the found fibers of a tensor and the values of its formula."""
+    """Return an origin with the difference between the found fibers of a tensor and the result of its formula."""
     made = origin.make(params)
     flat = squeeze(tensor).double()
     rows = flat.reshape(-1, 1) if origin.axis is None else fibers_of(flat, origin.axis)

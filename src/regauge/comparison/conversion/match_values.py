@@ -1,4 +1,4 @@
-"""The search for vectors, constants and integers of B in A: as a whole, as a row, next to a matrix, or in runs."""
+"""The search for vectors, constants and integers of B in A: as a whole, as a row, like a matrix, or in runs."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -22,7 +22,7 @@ from regauge.comparison.conversion.match_fibers import (
 from regauge.comparison.conversion.tensor_map import MadeTensor, SourceTensor
 
 SEEDS = 64
-"""Places at which a run of equal values is tried to begin."""
+"""The number of positions that are tried as the beginning of a run of equal entries."""
 
 
 def match_values(given: GivenTensors, name: str, tensor: Tensor, origins: Mapping[str, MadeTensor]) -> MadeTensor:
@@ -67,7 +67,7 @@ def match_values(given: GivenTensors, name: str, tensor: Tensor, origins: Mappin
 def _like_sibling(
     given: GivenTensors, name: str, tensor: Tensor, origins: Mapping[str, MadeTensor]
 ) -> MadeTensor | None:
-    """Return the origin of a vector that is assembled like the fibers of the matrix in the same module."""
+    """Return the origin of a vector that is assembled in the same way as the matrix of the same module."""
     vector, precision = tensor.detach().reshape(-1).double(), given.precision(tensor)
     module, _, last = name.rpartition(".")
     for sibling, made in origins.items():
@@ -99,7 +99,7 @@ def _like_sibling(
 
 
 def _scaled_vector(given: GivenTensors, name: str, tensor: Tensor) -> MadeTensor | None:
-    """Return the origin of a vector that is another vector times a number, plus a number."""
+    """Return the origin of a vector that equals another vector times a number, plus a number."""
     vector, precision = tensor.detach().reshape(-1).double(), given.precision(tensor)
     likeness, places = given.likeness(name), np.arange(len(vector))
     zeros = np.zeros(len(vector), dtype=np.int64)
@@ -127,7 +127,7 @@ def _scaled_vector(given: GivenTensors, name: str, tensor: Tensor) -> MadeTensor
 
 
 def _runs(given: GivenTensors, name: str, tensor: Tensor) -> MadeTensor | None:
-    """Return the origin of a vector that is assembled from the longest matching runs of values of other vectors."""
+    """Return the origin of a vector that is assembled from the longest matching runs of entries of other vectors."""
     if not given.vectors:
         return None
     vector = tensor.detach().reshape(-1).double()

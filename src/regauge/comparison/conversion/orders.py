@@ -1,4 +1,4 @@
-"""Orders of fibers, written with slices, reshapes, transposes and concatenations."""
+"""Permutations of fibers, written as slices, reshapes, transposes and concatenations."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,18 +10,18 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 
 RUNS = 6
-"""Slices that an order may be put together of, such as the gates of a recurrent cell."""
+"""The maximal number of slices in one permutation. An example is the gates of a recurrent cell."""
 
 
 @dataclass(frozen=True)
 class Strided:
-    """An index that reshape, index and permute can express: in a mixed radix, each digit has a constant stride.
+    """An index that reshaping, indexing and permuting can express: its mixed-radix digits have constant strides.
 
     Attributes:
         shape: The shape to which the source is reshaped.
-        fixed: For each axis of the reshaped source, the position that is taken, or None for the whole axis.
+        fixed: For each axis of the reshaped source, the index that is selected, or None for the whole axis.
         order: The remaining axes, in the order in which they are read.
-        flipped: The axes that are read backward.
+        flipped: The axes that are read in reverse order.
     """
 
     shape: tuple[int, ...]
@@ -31,7 +31,7 @@ class Strided:
 
     @classmethod
     def of(cls, index: Ints, size: int) -> "Strided | None":
-        """Return the form for an index into `size` positions, or None if the index has no such form."""
+        """Return this form for an index into `size` positions, or None if there is no such form."""
         start, levels = int(index[0]), _levels(index)
         if levels is None:
             return None
@@ -72,9 +72,9 @@ class Strided:
         return np.asarray(taken.transpose([kept.index(axis) for axis in self.order]).reshape(-1), dtype=np.int64)
 
     def write(self, source: str, tail: Sequence[int]) -> str:
-        """Return the torch expression that takes these positions of a source whose remaining axes are `tail`.
+        """Return the torch expression that selects these positions from a source with the remaining axes `tail`.
 
-        The value of the expression has the positions along its first axes, which are not yet merged into one axis.
+        The expression has the positions along its first axes. These axes are not merged yet.
         """
         text = source
         if len(self.shape) > 1:
@@ -95,7 +95,7 @@ class Strided:
 
 
 def _levels(index: Ints) -> list[tuple[int, int]] | None:
-    """Return the lengths and strides of the digits of an index, the slowest digit first."""
+    """Return the lengths and strides of the digits of an index. The slowest digit comes first."""
     levels: list[tuple[int, int]] = []
     while len(index) > 1:
         steps = np.diff(index)
@@ -112,7 +112,7 @@ def _levels(index: Ints) -> list[tuple[int, int]] | None:
 
 
 def write_places(source: str, index: Ints, size: int, tail: Sequence[int]) -> str | None:
-    """Return the expression that takes positions along the flattened first axis of a source, or None."""
+    """Return an expression that selects positions along the flattened first axis of a source, or None."""
     start, count = int(index[0]), len(index)
     if np.array_equal(index, np.arange(start, start + count)):
         end = start + count
@@ -127,7 +127,7 @@ def write_places(source: str, index: Ints, size: int, tail: Sequence[int]) -> st
 
 
 def periods(owner: Ints) -> int | None:
-    """Return the number of equal consecutive groups in which each owner occurs in one run, or None."""
+    """Return the number of equal consecutive segments in which each owner occurs in a single run, or None."""
     starts = np.flatnonzero(np.diff(owner, prepend=-1))
     order = owner[starts]
     count = len(set(order.tolist()))
@@ -139,7 +139,7 @@ def periods(owner: Ints) -> int | None:
 
 
 def segments(owner: Ints) -> list[slice]:
-    """Return consecutive slices, cut at positions where no owner occurs on both sides."""
+    """Return consecutive slices, cut at all positions where no owner occurs on both sides."""
     last = {one: at for at, one in enumerate(owner.tolist())}
     found, start, end = [], 0, 0
     for at, one in enumerate(owner.tolist()):

@@ -1,4 +1,4 @@
-"""Formulas that compute the tensors of one implementation of a model from the tensors of another one."""
+"""Formulas that compute the tensors of one implementation of a model from the tensors of another."""
 
 import json
 import re
@@ -22,25 +22,25 @@ from regauge.core.counted import count, shorten
 from regauge.core.params import Params
 
 NO_ORDER = "order"
-"""The name, in a formula, of an order that no reshape gives."""
+"""The name, in a formula, of a permutation that no reshape expresses."""
 SHOWN = 4
-"""Tensors of a concatenation that a table shows."""
+"""The number of tensors that a table shows for a concatenation."""
 TELLING = 0.5
-"""Share of B's values that A has from which on both are implementations of one model."""
+"""If A contains at least this share of B's entries, both are implementations of one model."""
 ALIKE = 1e-2
-"""Relative difference of factors of fibers that are the same number, but for rounding."""
+"""Factors of fibers whose relative difference is at most this count as equal up to rounding."""
 ROUNDED = 1e-12
-"""Relative difference up to which values are called equal."""
+"""The relative difference up to which entries are called equal."""
 
 
 @dataclass(frozen=True)
 class SourceTensor:
-    """A tensor of A whose fibers are used in a formula, or a constant.
+    """A tensor of A whose fibers a formula uses, or a constant.
 
     Attributes:
-        name: The name of the tensor; None for a constant.
-        axis: The axis of its fibers, without axes of one entry; None for single values.
-        shape: Its shape.
+        name: The name of the tensor. None for a constant.
+        axis: The axis of its fibers. Axes of length one do not count. None if the source consists of single entries.
+        shape: The shape of the tensor.
         value: The value of the constant.
     """
 
@@ -51,7 +51,7 @@ class SourceTensor:
 
     @property
     def squeezed(self) -> tuple[int, ...]:
-        """The shape without axes of one entry."""
+        """The shape without axes of length one."""
         return tuple(one for one in self.shape if one != 1)
 
     def rows(self, tensor: Tensor) -> Tensor:
@@ -59,7 +59,7 @@ class SourceTensor:
         return tensor.reshape(-1, 1) if self.axis is None else fibers_of(tensor.reshape(self.squeezed), self.axis)
 
     def write(self) -> str:
-        """Return the torch expression of the fibers."""
+        """Return a torch expression for the fibers."""
         text = _item(self.name) + (".squeeze()" if self.squeezed != self.shape else "")
         if self.axis is None:
             return text if len(self.squeezed) == 1 else f"{text}.flatten()"
@@ -76,17 +76,17 @@ class MadeTensor:
 
     Attributes:
         name: The name of the tensor of B.
-        shape: Its shape.
-        sources: The tensors of A that are used; empty if no value of the tensor was found.
-        axis: The axis of the fibers of B, without axes of one entry; None for single values.
-        owner: For each fiber of B, the position of its source in `sources`, or -1 if no source was found.
-        index: For each fiber of B, its index in the source.
-        inner: The order of values within all fibers; None for the order of the source.
-        factor: The factor of the fibers: one number, or one number for each fiber.
+        shape: The shape of the tensor.
+        sources: The tensors of A that the formula uses. Empty if no entry of the tensor was found.
+        axis: The axis of the fibers of B. Axes of length one do not count. None if entries are matched one by one.
+        owner: For each fiber of B, the index of its source in `sources`, or -1 if no source was found.
+        index: For each fiber of B, its index within the source.
+        inner: The order of entries within all fibers. None if it is the order of the source.
+        factor: The factor of the fibers: one number, or one for each fiber.
         offset: The number that is added after the multiplication.
-        difference: The difference between B and the value of the formula, relative to the norm of B; 0 if all values
-            are equal.
-        reason: The reason why some or all values were not found.
+        difference: The difference between B and the result of the formula, relative to the norm of B. The difference is
+            0 if all entries are equal.
+        reason: The reason why some or all entries were not found.
     """
 
     name: str
@@ -103,21 +103,21 @@ class MadeTensor:
 
     @property
     def squeezed(self) -> tuple[int, ...]:
-        """The shape without axes of one entry."""
+        """The shape without axes of length one."""
         return tuple(one for one in self.shape if one != 1)
 
     @property
     def found(self) -> int:
-        """The number of values that come from A or are a constant."""
+        """The number of entries that come from A or are a constant."""
         return round(prod(self.shape) * float((self.owner >= 0).mean())) if self.sources else 0
 
     @property
     def is_complete(self) -> bool:
-        """Whether all values were found."""
+        """Whether all entries were found."""
         return bool(self.sources) and bool((self.owner >= 0).all())
 
     def make(self, params: Mapping[str, Tensor], dtype: torch.dtype = torch.float64) -> Tensor:
-        """Compute the fibers of the tensor, as rows, from the tensors of A; rows that were not found are zero."""
+        """Compute the fibers of the tensor, as rows, from the tensors of A. Rows that were not found are zero."""
         length = 1 if self.axis is None else self.squeezed[self.axis]
         rows = torch.zeros(len(self.owner), length, dtype=dtype)
         for place, source in enumerate(self.sources):
@@ -132,7 +132,7 @@ class MadeTensor:
         return rows * torch.from_numpy(self.factor).to(dtype)[:, None]
 
     def shaped(self, rows: Tensor) -> Tensor:
-        """Return rows of fibers in the shape of the tensor."""
+        """Return rows of fibers, arranged in the shape of the tensor."""
         if self.axis is None:
             return rows.reshape(self.shape)
         others = [one for axis, one in enumerate(self.squeezed) if axis != self.axis]
@@ -144,7 +144,7 @@ class MadeTensor:
         return all(self._factor(place) is not None for place in range(len(self.sources)))
 
     def _factor(self, place: int) -> float | None:
-        """Return the common factor of the fibers of one source, if there is one."""
+        """Return the common factor of the fibers from one source, if there is one."""
         if isinstance(self.factor, float):
             return self.factor
         own = self.factor[self.owner == place]
@@ -153,14 +153,14 @@ class MadeTensor:
 
     @property
     def formula(self) -> str:
-        """The torch expression of the tensor over the state dict `a`; the name `order` stands for an index tensor.
+        """The torch expression of the tensor, given the state dict `a`. The name `order` denotes an index tensor.
 
         The expression is empty if the tensor was not found.
         """
         return self.write(None)
 
     def write(self, shown: int | None) -> str:
-        """Return the formula, in which concatenations of many tensors are shortened to the first `shown` tensors."""
+        """Return the formula, where concatenations of many tensors are shortened to the first `shown` tensors."""
         if not self.sources:
             return ""
         text = self._copied() or self._gathered(shown)
@@ -171,7 +171,7 @@ class MadeTensor:
         return text if self.offset == 0 else f"{text} {'-' if self.offset < 0 else '+'} {abs(self.offset):.9g}"
 
     def _copied(self) -> str | None:
-        """Return the formula of a whole tensor whose axes are permuted, or None."""
+        """Return the formula of a whole tensor with permuted axes, or None."""
         source = self.sources[0]
         if len(self.sources) > 1 or self.inner is not None or (self.owner < 0).any():
             return None
@@ -201,7 +201,7 @@ class MadeTensor:
         return None
 
     def _stacked(self, used: Sequence[int], shown: int | None) -> str | None:
-        """Return the formula of equal tensors that are stacked along the first axis, or None."""
+        """Return the formula of tensors of equal shape that are stacked along the first axis, or None."""
         sources = [self.sources[place] for place in used]
         shape = self.shape[1:]
         if self.inner is not None or any(one.name is None or one.shape != shape for one in sources):
@@ -219,7 +219,7 @@ class MadeTensor:
         return f"torch.stack([{_list(names, shown)}])"
 
     def _parts(self, owner: Ints, index: Ints, tail: Sequence[int], shown: int | None) -> list[str]:
-        """Return the formulas of fibers that are concatenated source after source, or in equal groups."""
+        """Return the formulas of fibers that are concatenated source by source, or in equal segments."""
         groups, parts = periods(owner), []
         for place in dict.fromkeys(owner.tolist()):
             source, own = self.sources[place], index[owner == place]
@@ -238,7 +238,7 @@ class MadeTensor:
         return [f"torch.cat([{_list(parts, shown)}], 1).flatten(0, 1)"]
 
     def _gathered(self, shown: int | None) -> str:
-        """Return the formula of fibers that are sliced, reordered and concatenated."""
+        """Return the formula of fibers that are sliced, permuted and concatenated."""
         tail = [] if self.axis is None else [self.squeezed[self.axis]]
         used = list(dict.fromkeys(one for one in self.owner.tolist() if one >= 0))
         if len(used) > 1 and (stacked := self._stacked(used, shown)):
@@ -282,12 +282,12 @@ def _transposed(text: str) -> str:
 
 @dataclass(frozen=True)
 class TensorMap:
-    """Formulas that compute the tensors of network B from the tensors of network A; the result of `find_tensor_map`.
+    """Formulas that compute the tensors of network B from those of network A. `find_tensor_map` returns this class.
 
     Attributes:
-        origins: For each tensor of B, by name, the tensors of A and the operations that make it.
-        unused: Tensors of A of which B has no values, except copies of tensors that B has.
-        parted: Tensors of A of which B has only some values.
+        origins: For each tensor of B, by name, the tensors of A and the operations that compute it.
+        unused: The tensors of A of which B contains no entries, except copies of tensors that B contains.
+        parted: The tensors of A of which B contains only some entries.
         labels: The names of both networks.
     """
 
@@ -298,17 +298,17 @@ class TensorMap:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Tensors of B with values that are not in A."""
+        """The tensors of B with entries that A does not contain."""
         return tuple(name for name, one in self.origins.items() if not one.is_complete)
 
     @cached_property
     def uneven(self) -> Mapping[str, str]:
-        """Tensors of B with another formula than in most layers, each with an example of the usual formula."""
+        """The tensors of B whose formula differs from that in most layers, each with an example of the usual one."""
         return _uneven(self.origins)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Messages about remarkable findings."""
+        """Messages about unusual findings."""
         notes = [
             f"{one!r} is made in another way than {usual!r} of another layer" for one, usual in self.uneven.items()
         ]
@@ -322,13 +322,13 @@ class TensorMap:
 
     @property
     def is_layout(self) -> bool:
-        """Whether B holds exactly the values of A, rearranged in the same way in all layers."""
+        """Whether B contains exactly the entries of A, rearranged in the same way in all layers."""
         is_plain = all(NO_ORDER not in one.formula and one.has_factors for one in self.origins.values())
         return is_plain and not (self.missing or self.unused or self.parted or self.uneven)
 
     @property
     def is_telling(self) -> bool:
-        """Whether enough values were found to conclude that missing values are errors of a conversion."""
+        """Whether enough entries were found to conclude that missing entries are errors of a conversion."""
         return self.share > TELLING
 
     @property
@@ -340,18 +340,21 @@ class TensorMap:
 
     @property
     def share(self) -> float:
-        """The share of values of B that come from A; constants count as found."""
+        """The share of B's entries that come from A. Constants count as found."""
         total = sum(prod(one.shape) for one in self.origins.values())
         return sum(one.found for one in self.origins.values()) / max(total, 1)
 
     @property
     def difference(self) -> float:
-        """The largest difference of all tensors that were found, relative to their norms; 0 if all values are equal."""
+        """The largest difference over all tensors that were found, relative to their norms.
+
+        The difference is 0 if all entries are equal.
+        """
         return max((one.difference for one in self.origins.values() if one.sources), default=0.0)
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The result as plain values for JSON and pages, with a torch formula for each tensor of B."""
+        """The result as plain values for JSON and HTML pages, with a torch formula for each tensor of B."""
         return {
             "verdict": self.verdict,
             "reason": str(self),
@@ -366,7 +369,10 @@ class TensorMap:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """The table of all tensors. Layers with the same formula share one row, with `*` for the layer."""
+        """A table of all tensors.
+
+        Layers with the same formula share one row, in which `*` replaces the layer number.
+        """
         rows: dict[tuple[str, str], dict[str, Any]] = {}
         for name, one in self.origins.items():
             text = one.write(SHOWN) if one.is_complete else "; ".join(filter(None, (one.write(SHOWN), one.reason)))
@@ -394,7 +400,7 @@ class TensorMap:
         return f"all {total} tensors of B are made of A's tensors{uneven}; {equal}{unused}"
 
     def write_page(self, out: Output | str | Path | None) -> None:
-        """Write the page, a self-contained `.html` file; do nothing if `out` is None.
+        """Write a self-contained `.html` page. If `out` is None, do nothing.
 
         Raises:
             FileExistsError: The page exists and may not be replaced.
@@ -409,14 +415,14 @@ class TensorMap:
         """Convert another network of implementation A to implementation B.
 
         Args:
-            params: The tensors of the network, by the names of A.
+            params: The tensors of the network, with the names of A.
 
         Returns:
-            The converted tensors by the names of B, in new memory, with the dtypes of their sources.
+            The converted tensors with the names of B, in new memory and with the dtypes of their sources.
 
         Raises:
             KeyError: A required tensor is missing.
-            ValueError: A tensor of B cannot be made from tensors of A, or a tensor of A has another shape.
+            ValueError: The formula of a tensor of B is missing, or a tensor of A has another shape.
         """
         if self.missing:
             raise ValueError(
@@ -440,7 +446,7 @@ class TensorMap:
 
 
 def _pattern(name: str, text: str) -> tuple[str, str]:
-    """Return a name and a formula, with `*` in place of the numbers in the name that both contain."""
+    """Return a name and a formula. `*` replaces the numbers that occur in both."""
     numbers = re.findall(r"\d+", name)
     inside = [re.findall(r"\d+", one) for one in re.findall(r'a\["([^"]*)"\]', text)]
     if not numbers or any(one[:1] != numbers[:1] for one in inside if one):
@@ -452,7 +458,7 @@ def _pattern(name: str, text: str) -> tuple[str, str]:
 
 
 def _uneven(origins: Mapping[str, MadeTensor]) -> dict[str, str]:
-    """Return tensors with another formula than in most layers, each with an example of the usual formula."""
+    """Return the tensors whose formula differs from that in most layers, each with an example of the usual formula."""
     kinds: dict[str, dict[str, list[str]]] = {}
     for name, one in origins.items():
         key, text = _pattern(name, one.write(None))

@@ -1,1 +1,1 @@
-"""Random elements that move the networks of a population: drawn together, and applied in a few operations."""
+"""Random elements for the networks of a population, which are sampled together and applied in a few operations."""

@@ -1,4 +1,4 @@
-"""Gather indices, factors and shifts of each tensor under random elements, stored as broadcast tables."""
+"""Gather indices, factors and shifts for each tensor under random elements, stored as broadcast tables."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -14,33 +14,36 @@ from regauge.core.moving.random_draws import Draws, blank
 from regauge.core.symmetry import Symmetry
 
 Unmoved = Sequence[tuple[tuple[int, ...], Tensor]]
-"""Tables whose sum is where rows come from if nothing moves, and over which axes of the tensor each is spread."""
+"""Tables that sum to the source row under the identity, and for each table the axes of the tensor that it covers."""
 LONG_ROW = 4
-"""Least number of values behind the last axis that a group acts on for which whole rows are moved."""
+"""Whole rows are gathered if at least this many entries follow each index of the last axis on which a group acts."""
 
 
 @dataclass(frozen=True, eq=False)
 class Term:
-    """Columns of a table, spread over some axes of a tensor; a displacement by one unit moves `step` rows there."""
+    """Columns of a table, broadcast over some axes of a tensor.
+
+    A displacement of one unit moves `step` rows in the tensor.
+    """
 
     columns: Int[Tensor, " columns"] | slice
     shape: tuple[int, ...]
     step: int = 0
 
     def of(self, table: Num[Tensor, "models width"]) -> Tensor:
-        """Look up the entries in a table: `[models, *shape]`."""
+        """Return the entries of the table for each network: `[models, *shape]`."""
         if isinstance(self.columns, slice):
             return table[:, self.columns].view(len(table), *self.shape)
         return table.gather(1, self.columns.expand(len(table), -1)).view(len(table), *self.shape)
 
     def spread(self, shape: tuple[int, ...], width: int) -> Int[Tensor, " values"]:
-        """Return the column of the table for each value of a tensor."""
+        """Return, for each entry of a tensor, its column in the table."""
         return torch.arange(width)[self.columns].view(self.shape).expand(shape).reshape(-1)
 
 
 @dataclass(frozen=True, eq=False)
 class MovedTensor:
-    """A tensor, counted in rows of `run` values, and the terms that move, multiply and shift it."""
+    """A tensor, divided into rows of `run` entries, and the terms that displace, multiply and shift these rows."""
 
     name: str
     shape: tuple[int, ...]
@@ -55,7 +58,7 @@ class MovedTensor:
         return math.prod(self.shape)
 
     def unmoved(self, first: Int[Tensor, " models"]) -> Unmoved:
-        """Return tables whose sum is the source index of each row under the identity.
+        """Return tables that sum to the source index of each row under the identity.
 
         `first` is the index of the first row of each network.
         """
@@ -68,7 +71,7 @@ class MovedTensor:
         unmoved: Unmoved,
         out: Int[Tensor, "models *shape"],
     ) -> None:
-        """Write the source index of each row; `unmoved` may hold more networks than the table."""
+        """Write the source index of each row to `out`. `unmoved` may hold more networks than the table."""
         totals = []
         for shape, total in unmoved:
             total = total[: len(table)]
@@ -82,7 +85,7 @@ class MovedTensor:
             torch.add(reduce(torch.add, totals[:-1]), totals[-1], out=out)
 
     def multiply(self, table: Num[Tensor, "models width"], out: Num[Tensor, "models *shape"]) -> None:
-        """Write the product of the factors of each row."""
+        """Write the product of the factors of each row to `out`."""
         terms = [term.of(table) for term in self.factors]
         is_whole = tuple(map(max, zip(*(term.shape for term in terms), strict=True))) == tuple(out.shape)
         if len(terms) > 1 and is_whole:
@@ -94,7 +97,7 @@ class MovedTensor:
 
     @cached_property
     def _counted(self) -> tuple[tuple[tuple[int, ...], Tensor], ...]:
-        """Tables whose sum is the index of each row: one table over the axes of each term, and one over other axes."""
+        """Tables that sum to the index of each row: one over the axes of each term, and one over all other axes."""
         left, tables = [axis for axis, n in enumerate(self.shape) if n > 1], []
         for shape in dict.fromkeys(term.shape for term in self.moves):
             mine = [axis for axis in left if shape[axis] > 1]
@@ -103,7 +106,7 @@ class MovedTensor:
         return (*tables, ((), self._count(left))) if left or not tables else tuple(tables)
 
     def _count(self, axes: Sequence[int]) -> Tensor:
-        """Return the row indices along some axes, with length one for all other axes."""
+        """Return the row indices along some axes. All other axes have length one."""
         total = torch.zeros([1] * (1 + len(self.shape)), dtype=torch.int32)
         for axis in axes:
             steps = torch.arange(self.shape[axis], dtype=torch.int32) * math.prod(self.shape[axis + 1 :])
@@ -112,7 +115,7 @@ class MovedTensor:
 
 
 def moved_tensors(symmetry: Symmetry, draws: Draws, names: Iterable[str]) -> list[MovedTensor]:
-    """Return the moves, factors and shifts of each named tensor that an element moves."""
+    """Return the displacements, factors and shifts of each named tensor on which an element acts."""
     found = [_moved_tensor(symmetry, draws, name) for name in names]
     return [tensor for tensor in found if tensor.moves or tensor.factors or tensor.shifts]
 
@@ -137,9 +140,9 @@ def _moved_tensor(symmetry: Symmetry, draws: Draws, name: str) -> MovedTensor:
 
 
 def _term(symmetry: Symmetry, site: Site, shape: tuple[int, ...], columns: slice, blank: int, step: int = 0) -> Term:
-    """Return the column of the displacement or factor of each unit.
+    """Return the term with the table column of each unit's displacement or factor.
 
-    If the site does not act on a unit's place, this is the column of the identity.
+    At positions where the site does not act, the column is that of the identity.
     """
     spread = tuple(n if axis in site.axes else 1 for axis, n in enumerate(shape))
     if not site.bases and site.is_plain and site.group.size == shape[site.placement.axis]:

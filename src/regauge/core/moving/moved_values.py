@@ -1,4 +1,4 @@
-"""Moves of those tensors of a population that random elements move value by value, a portion of networks at a time."""
+"""Random elements applied entry by entry to those tensors of a population that have short rows."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,16 +14,16 @@ from regauge.core.moving.random_draws import Drawn, Draws, ElementRun, blank, po
 from regauge.core.params import Params
 
 SMALL = 256
-"""Tensors of up to so many values that follow one another are moved together, column by column."""
+"""Consecutive tensors with at most this many entries are transformed together, column by column."""
 VALUES_AT_ONCE = 1 << 19
-"""Values that are moved at once: with their places and factors, about what a cache holds."""
+"""The number of entries that are gathered at once. With their indices and factors, they about fill a cache."""
 LARGEST_PLACE = 2**31 - 1
-"""Places that 32 bits can count."""
+"""The largest index that fits in 32 bits."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Layer:
-    """Small tensors laid end to end: the column of a table for each value, and the step of its displacement."""
+    """One term for concatenated small tensors: the table column of each entry, and the step of its displacement."""
 
     columns: Int[Tensor, "1 values"]
     steps: Int[Tensor, " values"]
@@ -33,7 +33,7 @@ class _Layer:
 
 
 class _Small:
-    """Consecutive small tensors, moved as one tensor."""
+    """Consecutive small tensors, which are transformed as one tensor."""
 
     def __init__(self, tensors: Sequence[MovedTensor], draws: Draws) -> None:
         self._sizes = [tensor.size for tensor in tensors]
@@ -59,7 +59,10 @@ class _Small:
 
 
 class _Large:
-    """One tensor whose source indices and factors are sums and products of tables over its axes."""
+    """One large tensor.
+
+    The source indices of the tensor are sums, and its factors products, of tables over its axes.
+    """
 
     def __init__(self, tensor: MovedTensor) -> None:
         self._tensor, self.size = tensor, tensor.size
@@ -76,12 +79,12 @@ class _Large:
 
 @dataclass(frozen=True, eq=False)
 class _Memory:
-    """Tensors of networks in one block of memory.
+    """The tensors of several networks in one block of memory.
 
     Attributes:
-        values: All values, beginning with the first value of the first network.
-        stride: The distance between the first values of consecutive networks.
-        begins: The position of the first value of each tensor of the first network.
+        values: All entries, beginning with the first entry of the first network.
+        stride: The distance between the first entries of consecutive networks.
+        begins: The position of the first entry of each tensor in the first network.
         tensors: Views of the block.
     """
 
@@ -92,9 +95,9 @@ class _Memory:
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor]) -> "_Memory":
-        """Return the block of memory that holds all tensors, or a new block with a copy of the tensors.
+        """Return the block of memory that holds all tensors. If there is no such block, copy the tensors to a new one.
 
-        Tensors read from a store share one block.
+        Tensors that were read from a store share one block.
         """
         first, models = tensors[0], len(tensors[0])
         storage, stride = first.untyped_storage().data_ptr(), first.stride(0)
@@ -109,9 +112,9 @@ class _Memory:
         return cls(block.view(-1), begins[-1], begins[:-1], views)
 
     def runs(self, sizes: Sequence[int]) -> list[tuple[int, int, Num[Tensor, "models run"]]]:
-        """Return runs of tensors that are consecutive in memory.
+        """Return groups of tensors that are consecutive in memory.
 
-        A run is its first value and its end in the order of all values, and a view of the memory.
+        Each group is given by the positions of its first entry and its end, and by a view of the memory.
         """
         runs, models = list[tuple[int, int, Tensor]](), len(self.tensors[0])
         ends = [begin + size for begin, size in zip(self.begins, sizes, strict=True)]
@@ -128,7 +131,7 @@ class _Memory:
 
 
 class MovedValues:
-    """Tensors of one dtype that are moved value by value."""
+    """Tensors of one dtype that are transformed entry by entry."""
 
     def __init__(self, tensors: Sequence[MovedTensor], draws: Draws) -> None:
         self.tensors, self._sizes = tensors, [tensor.size for tensor in tensors]
@@ -148,7 +151,7 @@ class MovedValues:
         factors: Float[Tensor, "elements factors"] | None,
         shifts: Float[Tensor, "elements shifts"] | None,
     ) -> Params:
-        """Move tensors of networks, in place if the tensors lie in one block of memory."""
+        """Transform tensors of networks, in place if the tensors lie in one block of memory."""
         memory, total = _Memory.of([params[tensor.name] for tensor in self.tensors]), sum(self._sizes)
         source, stride, runs = memory.values, memory.stride, memory.runs(self._sizes)
         elements = max(share.elements for share in shares)
@@ -185,21 +188,21 @@ class MovedValues:
         return {one.name: tensor for one, tensor in zip(self.tensors, memory.tensors, strict=True)}
 
     def _place(self, table: Int[Tensor, "some moves"], unmoved: Sequence[Unmoved], out: Tensor) -> None:
-        """Write the source index of each value, for consecutive networks."""
+        """Write the source index of each entry for consecutive networks."""
         start = 0
         for (_, part), known in zip(self._parts, unmoved, strict=True):
             part.place(table, known, out[:, start : start + part.size])
             start += part.size
 
     def _multiply(self, table: Float[Tensor, "some factors"], out: Tensor) -> None:
-        """Write the product of the factors of each value."""
+        """Write the product of the factors of each entry."""
         start = 0
         for _, part in self._parts:
             part.multiply(table, out[:, start : start + part.size])
             start += part.size
 
     def _add(self, table: Float[Tensor, "some shifts"], memory: _Memory) -> list[tuple[Tensor, Tensor]]:
-        """Return pairs: a tensor to which half periods add a number, and the summand."""
+        """Return pairs of a tensor to which half periods add a constant, and this constant."""
         return [
             (home, reduce(torch.add, [term.of(table) for term in tensor.shifts]).to(home.device))
             for tensor, home in zip(self.tensors, memory.tensors, strict=True)
@@ -208,7 +211,7 @@ class MovedValues:
 
 
 def _is_dense(tensor: Tensor) -> bool:
-    """Return whether the values of each network are consecutive."""
+    """Return whether the entries of each network are consecutive in memory."""
     stride, wanted = tensor.stride(), 1
     for axis in range(tensor.ndim - 1, 0, -1):
         if stride[axis] != wanted and tensor.shape[axis] != 1:
@@ -220,7 +223,7 @@ def _is_dense(tensor: Tensor) -> bool:
 def _layers(
     tensors: Sequence[MovedTensor], terms_of: Callable[[MovedTensor], tuple[Term, ...]], blank: int
 ) -> tuple[_Layer, ...]:
-    """Return layers: the first term of every small tensor, then the second term of every small tensor, and so on."""
+    """Return layers. Layer k holds the k-th term of every small tensor."""
     layers = []
     for k in range(max((len(terms_of(tensor)) for tensor in tensors), default=0)):
         columns, steps = [], []

@@ -1,4 +1,4 @@
-"""Random permutations, signs, scales and half periods of all groups of a symmetry, sampled from one random tensor."""
+"""Random permutations, signs, scales and half periods of all groups of a symmetry, computed from one random tensor."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,26 +16,26 @@ from regauge.core.symmetry import Symmetry
 
 Key = TypeVar("Key")
 Factor = tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
-"""A group, and the exponents of its scales, its signs, and the signs of its odd half periods."""
+"""A group, and the exponents of its scales, of its signs, and of the signs of its odd half periods."""
 Shift = tuple[str, tuple[float, ...]]
-"""A group, and what its half periods add."""
+"""A group, and the amounts that its half periods add."""
 Array = NDArray[Any]
 
 Source = tuple[Sequence[int], torch.Generator]
-"""Numbers of networks in batches that are moved by the same elements, and the chance from which these are drawn."""
+"""The sizes of batches that are transformed by the same elements, and the generator that samples these elements."""
 
 WORD = 63
-"""Random bits of a number."""
+"""The number of random bits in one random integer."""
 LOW = 24
-"""Low bits of a number, which choose signs and half periods, or a scale; those above them order the units."""
+"""The number of low bits that choose signs and half periods, or a scale. The higher bits permute the units."""
 
 VECTOR = 64
-"""Values that a processor takes at once, or a multiple of them."""
+"""The number of entries that a processor handles at once, or a multiple of it."""
 
 
 @dataclass(frozen=True)
 class ElementRun:
-    """Consecutive elements, and the batches that they move: element k moves network k of each batch.
+    """Consecutive elements, and the batches on which they act: element k acts on network k of each batch.
 
     Attributes:
         first: The index of the first element.
@@ -48,9 +48,9 @@ class ElementRun:
     batches: tuple[tuple[int, int], ...]
 
     def networks(self, some: slice, start: int) -> Iterator[tuple[int, int]]:
-        """Yield the first network and the number of networks of each batch that some elements move.
+        """Yield, for each batch, the index of the first network on which some elements act, and the number of networks.
 
-        `start` is the index of the first of these elements.
+        `start` is the index of the first of these elements within the run.
         """
         for first, count in self.batches:
             n = min(some.stop - some.start, count - start)
@@ -59,7 +59,7 @@ class ElementRun:
 
 
 def shares_of(sources: Sequence[Source]) -> list[ElementRun]:
-    """Assign elements to networks; if every source has a single batch, one share covers all networks."""
+    """Assign elements to networks. If every source has a single batch, one run covers all networks."""
     if all(len(counts) == 1 for counts, _ in sources):
         total = sum(counts[0] for counts, _ in sources)
         return [ElementRun(0, total, ((0, total),))]
@@ -72,7 +72,7 @@ def shares_of(sources: Sequence[Source]) -> list[ElementRun]:
 
 
 def portions(shares: Sequence[ElementRun], step: int) -> Iterator[tuple[ElementRun, slice, int]]:
-    """Yield the elements of each share in portions, with the index in the share of the first element of the portion."""
+    """Yield consecutive slices of each run's elements, and for each slice the index in the run of its first element."""
     for share in shares:
         for start in range(0, share.elements, step):
             stop = min(start + step, share.elements)
@@ -81,15 +81,15 @@ def portions(shares: Sequence[ElementRun], step: int) -> Iterator[tuple[ElementR
 
 @dataclass(frozen=True)
 class Drawn:
-    """Sampled elements for some networks, as tables with a column for each unit of each copy of a group.
+    """Sampled elements for some networks, stored as tables with one column for each unit of each copy of a group.
 
-    The last column of each table is the identity.
+    The last column of each table represents the identity.
 
     Attributes:
-        displacements: The index of the unit from which each unit takes its values, minus the index of the unit itself.
-        logs: Binary logarithms of the scales of each kind of factor; None if there are no scales.
-        signs: Signs of each kind of factor; None if there are no signs.
-        shifts: The amount that each kind of half period adds; None if there are no half periods.
+        displacements: The index of the source unit of each unit, minus the index of the unit itself.
+        logs: Base-2 logarithms of the scales for each kind of factor, or None if there are no scales.
+        signs: Signs for each kind of factor, or None if there are no signs.
+        shifts: The amounts that each kind of half period adds, or None if there are no half periods.
     """
 
     displacements: Int[Tensor, "models moves"]
@@ -98,7 +98,7 @@ class Drawn:
     shifts: Float[Tensor, "models shifts"] | None
 
     def factors(self, dtype: torch.dtype) -> Tensor | None:
-        """Return the product of signs and scales by which values are multiplied, or None if there are neither."""
+        """Return the products of signs and scales that multiply entries, or None if there are no signs and scales."""
         signs = None if self.signs is None else self.signs.to(dtype)
         scales = None
         if self.logs is not None:
@@ -109,15 +109,15 @@ class Drawn:
 
 
 class Draws:
-    """A plan of the random numbers that each network of a batch needs, made once for a symmetry and some parts.
+    """A plan of the random numbers that each network of a batch needs, computed once for a symmetry and some parts.
 
-    Each unit has one random number. The high bits of this number order the units. The low bits choose the state of the
-    signs and half periods of the unit together. Each scale has another random number.
+    Each unit has one random integer. Sorting by the high bits permutes the units. The low bits choose the joint state
+    of the unit's signs and half periods. Each scale has a random integer of its own.
 
     Attributes:
-        moves: The columns of the displacements of each permuted group.
-        factors: The columns of each kind of factor.
-        shifts: The columns of each kind of shift.
+        moves: The table columns for the displacements of each permuted group.
+        factors: The table columns for each kind of factor.
+        shifts: The table columns for each kind of shift.
     """
 
     def __init__(self, symmetry: Symmetry, parts: Sequence[str]) -> None:
@@ -158,7 +158,7 @@ class Draws:
         self._logs = self._exponents(scales)
 
     def factor_of(self, group: Group, place: Placement) -> Factor | None:
-        """Return the kind of factor of a placement, limited to the sampled parts; None if there is no factor."""
+        """Return the kind of factor of a placement, restricted to the sampled parts; None if there is no factor."""
 
         def wanted(part: str, exponents: Sequence[int]) -> tuple[int, ...]:
             return tuple(exponents) if part in self._parts and any(exponents) else ()
@@ -171,10 +171,10 @@ class Draws:
         return (group.name, tuple(place.shift)) if "shift" in self._parts and any(place.shift) else None
 
     def draw(self, sources: Sequence[tuple[int, torch.Generator]]) -> Drawn:
-        """Sample elements from generators; each source gives the number of elements and the generator.
+        """Sample elements from generators. Each source contains batch sizes and a generator.
 
-        Permutations and signs are uniformly random. Scales lie between 1/2 and 2, with uniformly random logarithms.
-        Shifts are -1, 0 or 1.
+        Permutations and signs are uniformly random. Scales lie between 1/2 and 2, and their logarithms are uniformly
+        random. Shifts are -1, 0 or 1.
         """
         models = sum(count for count, _ in sources)
         bits = torch.empty(models, self._width, dtype=torch.int64)
@@ -209,7 +209,7 @@ class Draws:
         )
 
     def _rank_units(self, copies: Int[Tensor, " moves"]) -> None:
-        """Prepare the sort that permutes the units of each copy, or of each class of a copy, among themselves."""
+        """Prepare the sort that permutes the units within each copy, or within each class of a copy."""
         count = len(copies)
         column = max(1, (count - 1).bit_length())
         high = column + (int(copies.max()) if count else 0).bit_length()
@@ -219,7 +219,7 @@ class Draws:
         self._is_in_order = bool((self._targets == np.arange(count)).all())
 
     def _permute(self, bits: Array) -> Int[Tensor, "models moves"]:
-        """Return displacements: sort the units of each copy by random bits."""
+        """Return random displacements, obtained by sorting the units of each copy by random bits."""
         count = len(self._order)
         displacements = np.zeros((len(bits), count + 1), np.int32)
         if count:
@@ -241,7 +241,7 @@ class Draws:
         return int(2**signs * 3**shifts)
 
     def _decode(self, group: Group) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the sign bits and the half periods of each state, one tensor for each family."""
+        """Return the sign bits and the half periods for each joint state, one tensor for each family."""
         state = torch.arange(self._count_states(group))
         signs = group.signs * ("sign" in self._parts)
         shifts = group.shifts * ("shift" in self._parts)
@@ -251,7 +251,7 @@ class Draws:
         )
 
     def _sign_states(self, factor: Factor) -> Tensor:
-        """Return the sign of a kind of factor in each state."""
+        """Return the sign that a kind of factor has in each joint state."""
         group, _, sign, parity = factor
         bits, shifts = self._decode(self._groups[group])
         flips = [one for one, e in zip(bits, sign, strict=False) if e]
@@ -259,7 +259,7 @@ class Draws:
         return 1 - 2 * (sum(flips, torch.zeros(self._count_states(self._groups[group]), dtype=torch.int64)) & 1)
 
     def _shift_states(self, shift: Shift) -> Tensor:
-        """Return the amount that a kind of shift adds in each state of the half periods."""
+        """Return the amount that a kind of shift adds in each joint state."""
         group, amounts = shift
         _, shifts = self._decode(self._groups[group])
         return torch.stack([one.double() * amount for one, amount in zip(shifts, amounts, strict=True)]).sum(0)
@@ -271,7 +271,10 @@ class Draws:
         states: Callable[[Any], Tensor],
         dtype: torch.dtype,
     ) -> tuple[Array, Array, Array] | None:
-        """Return the values of all kinds in all states, and for each column its unit and the start of its values."""
+        """Return the values of all kinds in all states.
+
+        Also return, for each column, its unit and where its values start.
+        """
         made = [(kind, states(kind), units[kind[0]]) for kind in kinds]
         if not any(bool((values != values[0]).any()) for _, values, _ in made):
             return None
@@ -286,9 +289,9 @@ class Draws:
         )
 
     def _exponents(self, scales: Mapping[tuple[str, int], slice]) -> list[tuple[Tensor, Tensor]]:
-        """Return the scales and exponents of each column of the factors, in layers.
+        """Return the scales and exponents for each column of the factors, in layers.
 
-        The first layer has the first scale of each column, the second layer the second scale, and so on.
+        Layer k holds the k-th scale of each column.
         """
         width, layers = blank(self.factors) + 1, list[tuple[Tensor, Tensor]]()
         for (group, exponents, _, _), columns in self.factors.items():
@@ -302,7 +305,7 @@ class Draws:
 
 
 def blank(places: Mapping[Key, slice]) -> int:
-    """Return the index of the last column of a table, which is the identity."""
+    """Return the index of the last column of a table, which represents the identity."""
     return max((columns.stop for columns in places.values()), default=0)
 
 

@@ -1,4 +1,4 @@
-"""Random elements of one symmetry that move populations row by row: compiled once, drawn and applied together."""
+"""Random elements of one symmetry, applied to populations: compiled once, then sampled and applied together."""
 
 from collections.abc import Mapping, Sequence
 from functools import reduce
@@ -14,23 +14,23 @@ from regauge.core.params import VALUES, Params
 from regauge.core.symmetry import Symmetry
 
 ROW_VALUES_AT_ONCE = 1 << 17
-"""Values that are moved at once, which a cache holds."""
+"""The number of entries that are gathered at once. A cache holds them."""
 LONG = 64
-"""Least length of rows that are gathered by network and row; shorter ones are taken from all rows laid end to end."""
+"""The length from which rows are gathered by network and row. Shorter rows are gathered from all concatenated rows."""
 WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Whole numbers of so many bytes, as which numpy sees any value."""
+"""Integer dtypes by size in bytes. Numpy copies entries of any dtype as integers of the same size."""
 
 
 class RandomMoves:
-    """Random elements without matrices, sampled like those of `symmetry.random`, for each network of a population.
+    """Random elements without matrices for each network of a population, sampled as by `symmetry.random`.
 
-    Tables that depend only on the symmetry are computed once. A call then takes one random tensor, and one sort for all
-    permutations. The source index of a value is a sum of small tables over the axes of its tensor. One gather moves all
-    values.
+    Tables that depend only on the symmetry are computed once. Each call then samples one random tensor and needs one
+    sort for all permutations. The source index of an entry is a sum of small tables over the axes of its tensor. One
+    gather moves all entries.
 
     Args:
-        symmetry: The symmetry, with every size known.
-        parts: Some of "permutation", "sign", "scale" and "shift".
+        symmetry: The symmetry. All its sizes must be known.
+        parts: Some of the names "permutation", "sign", "scale" and "shift".
     """
 
     def __init__(self, symmetry: Symmetry, parts: Sequence[str]) -> None:
@@ -39,13 +39,13 @@ class RandomMoves:
         self._known: dict[tuple[str, ...], tuple[list[MovedTensor], MovedValues]] = {}
 
     def __call__(self, params: Mapping[str, Tensor], sources: Sequence[Source]) -> Params:
-        """Return the networks, each moved by an element that is independent of the other elements of its batch.
+        """Return the networks after a random element has acted on each. The elements within a batch are independent.
 
         Args:
-            params: The networks, with one leading model axis. Their memory is reused, so their values afterwards are
-                undefined.
-            sources: The sizes of consecutive batches that share elements, and the generator of these elements. Element
-                k of a generator moves network k of each of its batches.
+            params: The networks, with one leading model axis. The memory of the networks is reused, and their entries
+                are undefined after the call.
+            sources: For each generator, the sizes of the consecutive batches that share its elements. Element k of a
+                generator acts on network k of each of its batches.
         """
         for name, number in self.symmetry.added.items():
             if name in params:
@@ -72,7 +72,7 @@ class RandomMoves:
         return moved
 
     def _compile(self, names: tuple[str, ...]) -> tuple[list[MovedTensor], MovedValues]:
-        """Return the tensors that are moved by rows, and the tensors that are moved by values."""
+        """Return the tensors that are transformed row by row, and the tensors that are transformed entry by entry."""
         if names not in self._known:
             found = moved_tensors(self.symmetry, self._draws, names)
             values = MovedValues([tensor for tensor in found if tensor.run == 1], self._draws)
@@ -88,7 +88,7 @@ def move_rows(
     factors: Float[Tensor, "elements factors"] | None,
     shifts: Float[Tensor, "elements shifts"] | None,
 ) -> None:
-    """Move one tensor of all networks in place; the elements of a share move each batch of the share."""
+    """Transform one tensor of all networks in place. The elements of a run act on each batch of the run."""
     step = min(max(share.elements for share in shares), max(1, ROW_VALUES_AT_ONCE // (tensor.size * tensor.run)))
     unmoved = tensor.unmoved(torch.zeros(step, dtype=torch.int32))
     behind = [1] * (networks.ndim - 1 - len(tensor.shape))
@@ -118,7 +118,7 @@ def move_rows(
 def _take_rows(x: Num[Tensor, "models rows run"], places: Int[Tensor, "models rows"]) -> Num[Tensor, "models rows run"]:
     """Return the rows `x[model, places[model]]`.
 
-    Numpy copies rows that are not consecutive several times as fast as torch.
+    Numpy copies rows that are not consecutive several times as fast as torch does.
     """
     models, whole = torch.arange(len(x)).unsqueeze(1), WHOLE.get(x.itemsize)
     if x.device.type != "cpu" or whole is None:

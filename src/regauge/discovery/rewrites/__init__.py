@@ -1,1 +1,1 @@
-"""Rewrites of parameters that leave the function unchanged and expose rotations that normalization hides."""
+"""Rewrites of parameters that leave the function unchanged and reveal rotations that normalization hides."""

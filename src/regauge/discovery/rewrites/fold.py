@@ -1,4 +1,4 @@
-"""Folding of gains, biases and means into later layers, without changing the function."""
+"""Folding of gains, biases and means into later layers, which leaves the function unchanged."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,21 +17,21 @@ from regauge.discovery.discover import REFUSED, discover
 from regauge.discovery.rewrites.gains import fold_gains
 
 EXACT = 1e-12
-"""The fraction of a parameter's largest value below which a coordinate is zero up to rounding."""
+"""A coordinate counts as zero if it is below this fraction of the parameter's largest entry."""
 
 
 @dataclass(frozen=True)
 class Folded:
-    """A network that computes the same function with gains of one.
+    """A network that computes the same function, but has gains of one.
 
     Attributes:
-        params: Parameters with the same names, shapes, dtypes and devices so that the architecture stays the same.
-        ones: Gains that are exactly one now, for `discover(..., ones=folded.ones)`.
-        zeros: Biases, or parts of biases, that are zero now because other parameters have absorbed them.
-        centered: The name and the axis of each parameter whose mean along the axis was removed. A later norm removes
-            this mean anyway.
-        max_error: Largest relative change of the outputs on the example inputs, in float64.
-        notes: Sentences about parameters that stayed unchanged, with the reasons.
+        params: Parameters with the same names, shapes, dtypes and devices. The parameters fit the same architecture.
+        ones: The gains that are now exactly one, to be passed to `discover(..., ones=folded.ones)`.
+        zeros: Biases, or parts of biases, that are now zero because other parameters have absorbed them.
+        centered: The name and axis of each parameter from which the mean along the axis was subtracted. A later norm
+            removes this mean anyway.
+        max_error: The largest relative change of the outputs on the example inputs, in float64.
+        notes: Messages about parameters that were not changed, with the reasons.
     """
 
     params: Params
@@ -61,29 +61,30 @@ def fold(
     outputs: Outputs = None,
     symmetry: Symmetry | None = None,
 ) -> Folded:
-    """Rewrite a network without changing its function, such that as few parameters as possible are redundant.
+    """Rewrite a network to remove redundant parameters, without changing its function.
 
-    Three rewrites remove redundancy. They use the gains and the translations of the symmetry:
+    Three rewrites remove redundancy. The rewrites use the gains and translations of the symmetry:
 
-    - A gain moves into the parameters that read it, by the scales and signs of the symmetry, and becomes one. If a gain
-      is zero, the parameters that read it become zero, unless something is added to it before they read it.
-    - A bias moves to a parameter that can absorb it. The bias of a LayerNorm moves to the layers that read it, and the
-      bias of values to the output projection. The bias of a recurrent state moves to the bias of its input. Other
-      biases have no effect, such as a bias of keys before a softmax. The bias becomes zero.
-    - A mean that a LayerNorm or a softmax removes becomes zero in the parameters that write to it. The mean also
-      becomes zero in parameters that read values that sum to zero.
+    - A gain is multiplied into the parameters that read it, by the scales and signs of the symmetry. The gain then
+      becomes one. If a gain is zero, the parameters that read it become zero, unless something is added after the gain.
+    - A bias is moved into a parameter that can absorb it, and becomes zero. The bias of a LayerNorm moves into the
+      layers that read it, and the bias of attention values moves into the output projection. The bias of a recurrent
+      state moves into the bias of the layer's input. Other biases have no effect, such as a key bias before a softmax,
+      and also become zero.
+    - If a LayerNorm or softmax removes a mean, this mean becomes zero in the parameters that write to the normalized
+      value. The mean also becomes zero in parameters that read values whose sum is zero.
 
-    With gains of one, the residual stream can be rotated; pass `ones` to `discover` to find these rotations. Each step
-    is checked on the example inputs in float64. If a step changes the outputs, it is left out and a note is added. The
-    result loads into the same architecture.
+    If gains are one, rotations can act on the residual stream. To find them, pass `ones` to `discover`. Each step is
+    checked on the example inputs in float64. If a step changes the outputs, it is undone, and a note is added. The
+    resulting parameters fit the same architecture.
 
     Args:
         params: One network.
-        module: The architecture of the network. The module's own parameters are not used.
+        module: A module with the architecture of the network. The module's own parameters are not used.
         example_inputs: Example inputs, as for `discover`.
-        example_kwargs: Keyword inputs.
-        outputs: The outputs that must stay, as for `discover`.
-        symmetry: The symmetry that `discover` finds for the module without `ones`. If it is left out, it is discovered.
+        example_kwargs: Keyword arguments of the module.
+        outputs: The outputs that must not change, as for `discover`.
+        symmetry: The symmetry that `discover` finds for the module without `ones`. If None, the symmetry is discovered.
 
     Raises:
         TraceError: `torch.export` cannot trace the module.
@@ -116,7 +117,7 @@ def fold(
 
 
 class _Folding:
-    """The network so far, in float64 and with the numbers that the model adds to gains, and the rewrites so far."""
+    """The rewrites so far, and the current network in float64, including the constants that the model adds to gains."""
 
     def __init__(self, symmetry: Symmetry, state: Params, probe: Any) -> None:
         self.symmetry = symmetry
@@ -138,9 +139,9 @@ class _Folding:
         self.is_careful = False
 
     def run(self) -> None:
-        """Remove translations, fold the gains, then remove the translations that a gain of zero had blocked.
+        """Remove translations, fold the gains, and then remove the translations that a gain of zero had blocked.
 
-        Translations come first so that no bias is added after a gain of zero.
+        Translations are removed first. Otherwise a bias could be added after a gain of zero.
         """
         self._check("translations", self._take_out)
         self._check("gains", self._fold)
@@ -156,7 +157,7 @@ class _Folding:
         return Folded(result, ones, tuple(self.zeros), tuple(self.centered), self.max_error, tuple(self.notes))
 
     def _check(self, subject: str, step: Callable[[], None]) -> None:
-        """Run a step. If it changes the outputs, run it again and check every single rewrite."""
+        """Run a step. If the step changes the outputs, run it again and check every single rewrite."""
         before = dict(self.params), self.ones, tuple(self.zeros), tuple(self.centered), tuple(self.notes)
         for self.is_careful in (False, True):
             step()
@@ -172,7 +173,10 @@ class _Folding:
         )
 
     def _take(self, name: str, changed: Mapping[str, Tensor]) -> bool:
-        """Accept changed parameters and return True; if single rewrites are checked, reject a change of the outputs."""
+        """Accept changed parameters and return True.
+
+        If single rewrites are checked, reject those that change the outputs.
+        """
         before = dict(self.params)
         self._write(changed)
         if not self.is_careful or self._error() <= self.tolerance:

@@ -1,4 +1,4 @@
-"""Folding of gains into later layers, by the element of the symmetry that makes the gains one."""
+"""Folding of gains into later layers by the element of the symmetry that makes the gains one."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -20,7 +20,7 @@ from regauge.discovery.trace import Program
 def gains(program: Program) -> tuple[str, ...]:
     """Return, in graph order, the parameters with one axis that multiply a value entry by entry.
 
-    They are gains of norms and factors of products that the model writes out.
+    Such parameters are gains of norms, or factors of products in the model's own code.
     """
     found: dict[str, None] = {}
     for node in program.graph.graph.nodes:
@@ -39,7 +39,7 @@ def gains(program: Program) -> tuple[str, ...]:
 
 
 def _original(operand: object) -> str:
-    """Return the name of the placeholder that an operand is a copy of, or an empty string."""
+    """Return the name of the placeholder of which an operand is a copy, or an empty string."""
     while isinstance(operand, Node) and operand.op == "call_function" and operator_name(operand) in COPIES:
         operand = operand.args[0]
     return operand.name if isinstance(operand, Node) and operand.op == "placeholder" else ""
@@ -48,15 +48,15 @@ def _original(operand: object) -> str:
 def fold_gains(
     params: Mapping[str, Tensor], symmetry: Symmetry, names: Sequence[str]
 ) -> tuple[Params, tuple[str, ...], dict[str, str]]:
-    """Make gains one by the scales and signs of the symmetry.
+    """Make gains one with the scales and signs of the symmetry.
 
-    An entry of a gain that is zero cannot be scaled to one. For such an entry, the parameters that read the gain become
-    zero instead. This requires that the other parameters that the scale multiplies (the bias next to the gain) are zero
-    there. If two gains share one scale, only the first gain is folded. The network is given and returned as
-    `symmetry.sums`, for a symmetry that is `on_sums`.
+    If an entry of a gain is zero, no scale makes it one. Instead, the entries of the parameters that read it become
+    zero. This requires that the scale's other parameters, such as the bias after the gain, are zero at this entry. If
+    two gains share one scale, only the first gain is folded. The network is passed and returned as `symmetry.sums`, and
+    the symmetry must be an `on_sums` symmetry.
 
     Returns:
-        The network, the gains that are exactly one now, and the other gains, each with the reason.
+        The network, the gains that are now exactly one, and the other gains with the reason for each.
     """
     current = dict(params)
     ones: list[str] = []
@@ -85,13 +85,14 @@ GAIN_IS_ZERO = "it is zero somewhere, which no scale makes one"
 def unit_gains(
     values: Mapping[str, Tensor], symmetry: Symmetry, names: Sequence[str]
 ) -> tuple[Element, tuple[str, ...], dict[str, str]]:
-    """Return the scales and signs that bring gains to one, computed from the gains alone, for networks of any size.
+    """Return the scales and signs that bring gains to one.
 
-    Unlike `fold_gains`, this function leaves gains with a zero entry unchanged.
+    The scales and signs depend only on the gains, for networks of any size. Unlike `fold_gains`, this function does not
+    change gains that have a zero entry.
 
     Returns:
-        The element, the gains that it brings to one (up to rounding) or that are one already, and the other gains, each
-        with the reason.
+        The element, the gains that are one after it acts (up to rounding), and the other gains with the reason for
+        each.
     """
     values, symmetry = symmetry.sums(values), symmetry.on_sums
     element = symmetry.identity()
@@ -114,7 +115,7 @@ def unit_gains(
 
 
 class _Family:
-    """The gains that one group scales, with their sites, and the gains that were already made one."""
+    """The gains that one group scales, their sites, and the gains that are already one."""
 
     def __init__(self, group: Group, symmetry: Symmetry, names: Sequence[str]) -> None:
         self._group, self._symmetry = group, symmetry
@@ -126,7 +127,7 @@ class _Family:
         self.kept: list[str] = []
 
     def choose(self, params: Mapping[str, Tensor]) -> list[str]:
-        """Return gains that can all be made one together, because their exponents are independent."""
+        """Return gains that can be made one together, because their exponents are independent."""
         result: list[str] = []
         for name in self.sites:
             rows = [*result, name]
@@ -137,7 +138,7 @@ class _Family:
         return result
 
     def unit(self, chosen: Sequence[str], values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the scales and signs that bring all chosen gains to one at once."""
+        """Return the scales and signs that bring all chosen gains to one."""
         gains = [self._by_unit(name, values[name]) for name in chosen]
         rows = torch.tensor([self.sites[name].placement.scale for name in chosen], dtype=torch.float64)
         logs = torch.stack([gain.abs().log() for gain in gains], -2)  # [*bases, gains, size]
@@ -154,7 +155,7 @@ class _Family:
         return found
 
     def fold(self, name: str, params: Params) -> Params | None:
-        """Return the network with this gain made one and the earlier gains unchanged; None if this is impossible."""
+        """Return the network in which this gain is one and earlier gains are unchanged; None if this is impossible."""
         gain = self._by_unit(name, params[name])
         rows = torch.tensor([self.sites[n].placement.scale for n in (*self.kept, name)], dtype=torch.float64)
         direction = torch.linalg.pinv(rows)[:, -1]
@@ -187,7 +188,7 @@ class _Family:
     def _local(self, name: str, direction: Tensor) -> Symmetry:
         """Return the group on the parameters that its scales in a direction, or the signs of a gain, multiply.
 
-        The returned group reorders nothing.
+        The returned group does not permute units.
         """
         flips = self._flips(self.kept, name)
 
@@ -204,13 +205,13 @@ class _Family:
         return Symmetry(tuple(local), {key: self._symmetry.shapes[key] for key in touched})
 
     def _flips(self, fixed: Sequence[str], name: str) -> frozenset[int]:
-        """Return the families of signs that together flip one gain and no fixed gain; empty if there are none."""
+        """Return the sign families that together flip one gain and no fixed gain; empty if there are none."""
         gains = [self.sites[gain].placement.sign for gain in (*fixed, name)]
         families = [dict(enumerate(flips)) for flips in zip(*gains, strict=True)]
         return frozenset(combination(families, {len(fixed): 1}, modulus=2) or ())
 
     def _by_unit(self, name: str, gain: Tensor) -> Tensor:
-        """Return the gain as `[*bases, size]`."""
+        """Return the gain arranged by unit, `[*bases, size]`."""
         site = self.sites[name]
         result = torch.ones(self._shape(), dtype=gain.dtype)
         result[(*(index for _, index in site.bases), site.units)] = gain.flatten()[site.positions]

@@ -8,14 +8,14 @@ from regauge.discovery.rules.reductions import reduce
 
 
 def all_pairs(b: Builder, call: Call) -> Value:
-    """Return the norm of the difference of each row of one tensor and each row of another (cdist)."""
+    """Return the norms of the differences between each row of one tensor and each row of another (cdist)."""
     x, y = as_value(b, call["x1"]), as_value(b, call["x2"])
     x, y = b.unsqueeze(x, x.ndim - 1), b.unsqueeze(y, y.ndim - 2)
     return _norm(b, _difference(b, x, y, (*call.shape, x.shape[-1])), call["p"])
 
 
 def own_pairs(b: Builder, call: Call) -> Value:
-    """Return the norm of the difference of each pair of rows of one tensor, in a fixed order (pdist)."""
+    """Return the norms of the differences between all pairs of rows of one tensor, in a fixed order (pdist)."""
     x = as_value(b, call.x)
     shape = [*call.shape, x.shape[1]]
     pairs = b.carry(x, [None, 1], shape, law.linear, ended=None, reason=f"{b.op}: pairs of rows")
@@ -23,7 +23,7 @@ def own_pairs(b: Builder, call: Call) -> Value:
 
 
 def distance(b: Builder, call: Call) -> Value:
-    """Return the norm of all entries of a difference (dist)."""
+    """Return the norm of the difference of two tensors over all entries (dist)."""
     x, y = as_value(b, call["self"]), as_value(b, call["other"])
     shape = [max(pair) for pair in zip(x.shape, y.shape, strict=True)]
     difference = _difference(b, x, y, shape)
@@ -32,7 +32,7 @@ def distance(b: Builder, call: Call) -> Value:
 
 
 def singular_values(b: Builder, call: Call) -> Value:
-    """Return the singular values of matrices, which orders and signs of rows and columns do not change."""
+    """Return the singular values of matrices. Permutations and signs of rows and columns do not change them."""
     x = as_value(b, call.x)
     sources = [*range(x.ndim - 2), None]
     reason = f"{b.op}: singular values in their order"
@@ -40,7 +40,7 @@ def singular_values(b: Builder, call: Call) -> Value:
 
 
 def matrix_norm(b: Builder, call: Call) -> Value:
-    """Return norms of matrices, of any order."""
+    """Return matrix norms of any order."""
     return reduce(b, as_value(b, call.x), call, law.magnitude, "magnitude")
 
 
@@ -54,10 +54,10 @@ def _norm(b: Builder, x: Value, order: float) -> Value:
 
 
 def _kind(order: float, count: int) -> tuple[Over, LawOf]:
-    """Return the kind of reduction and the law for a norm of some order.
+    """Return the kind of reduction and the law for a norm of the given order.
 
-    Rotations along one axis preserve the 2-norm, and signs preserve every norm. The norm of order zero counts the
-    nonzero entries.
+    Rotations along one axis keep the 2-norm, and signs keep every norm. The norm of order zero is the number of nonzero
+    entries.
     """
     return "norm" if order == 2 and count == 1 else "magnitude", law.fixed if order == 0 else law.magnitude
 

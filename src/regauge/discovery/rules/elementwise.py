@@ -1,4 +1,4 @@
-"""Functions of single entries, and of the entries of several tensors at the same index."""
+"""Functions of single entries, and of entries at the same index of several tensors."""
 
 import math
 from functools import partial
@@ -14,7 +14,7 @@ from regauge.discovery.operators import Call, NoRuleError, Rule, as_value, named
 
 
 def unary(along: LawOf) -> Rule:
-    """Return a rule for a function of each entry with the given law."""
+    """Return a rule with the given law for a function of each entry."""
 
     def rule(b: Builder, call: Call) -> Value:
         require_evaluation(call)
@@ -24,20 +24,20 @@ def unary(along: LawOf) -> Rule:
 
 
 def copy(b: Builder, call: Call) -> Value | Stacked:
-    """Return a copy of the values: clone, contiguous, dropout in evaluation mode."""
+    """Return a copy of a tensor: clone, contiguous, dropout in evaluation mode."""
     require_evaluation(call)
     return call.x if isinstance(call.x, Stacked) else b.unary(call.x, law.same)
 
 
 def native_dropout(b: Builder, call: Call) -> Any:
-    """Return values and mask; in evaluation mode the mask is all ones."""
+    """Return the tensor and the mask. In evaluation mode, the mask consists of ones."""
     return [copy(b, call), Value.fixed(call.shapes[1], uniform=frozenset(range(len(call.shapes[1]))))]
 
 
 def cast(b: Builder, call: Call) -> Value | Stacked:
-    """Return a conversion between dtypes.
+    """Return the tensor converted to another dtype.
 
-    Every transformation passes a conversion between floating-point dtypes. Only reorderings pass any other conversion.
+    Every transformation passes a conversion between floating-point dtypes. Only permutations pass any other conversion.
     """
     pieces = call.x.pieces if isinstance(call.x, Stacked) else [call.x]
     if all(call.is_float) and all(isinstance(x, Value) and x.index_of is None for x in pieces):
@@ -52,7 +52,7 @@ def cast(b: Builder, call: Call) -> Value | Stacked:
 
 
 def add(b: Builder, call: Call) -> Value:
-    """Return a sum or a difference with a factor, such as x + alpha * y (add, sub, rsub)."""
+    """Return a sum or difference with an optional factor, such as x + alpha * y (add, sub, rsub)."""
     x, y = _operands(b, call)
     alpha = call.get("alpha", 1)
     if call.name == "rsub":
@@ -86,13 +86,13 @@ def lerp(b: Builder, call: Call) -> Value:
 
 
 def joint(b: Builder, call: Call) -> Value:
-    """Return a function of the entries at one index, such as a comparison or a logical function."""
+    """Return a function of the entries at each index, such as a comparison or a logical function."""
     operands = [as_value(b, v) for v in call.arguments.values() if isinstance(v, Value | Stacked)]
     return b.joint(operands, call.shape)
 
 
 def compare(b: Builder, call: Call) -> Value:
-    """Return a comparison with a number; positive scales of the input do not change a comparison with zero."""
+    """Return a comparison with a number. Positive scales of the input do not change a comparison with zero."""
     x, other = _operands(b, call)
     if not isinstance(other, Value) and isinstance(x, Value) and other == 0:
         return b.unary(x, ZERO_OR_NOT if call.name in ("eq", "ne", "not_equal") else law.compared)
@@ -100,7 +100,7 @@ def compare(b: Builder, call: Call) -> Value:
 
 
 def choose(b: Builder, call: Call) -> Value:
-    """Return entries of two tensors, or of a tensor and a number, that a mask chooses (where, masked_fill)."""
+    """Return entries that a mask selects from two tensors, or from a tensor and a number (where, masked_fill)."""
     mask = as_value(b, call.first("condition", "mask"))
     return b.add([_operand(b, call["self"]), _operand(b, call.first("other", "value"))], call.shape, select=mask)
 
@@ -142,7 +142,7 @@ def threshold(b: Builder, call: Call) -> Value:
 
 
 def prelu(b: Builder, call: Call) -> Value:
-    """Return max(x, 0) + w * min(x, 0): scales pass from x to the result, and the slopes w follow the channel order."""
+    """Return max(x, 0) + w * min(x, 0). Scales pass from x to the result, and w is permuted with the channels."""
     x, weight = as_value(b, call["self"]), as_value(b, call["weight"])
     dim = 1 if x.ndim > 1 else 0
     if weight.ndim > 1:  # The kernel behind it broadcasts.
@@ -162,20 +162,20 @@ def prelu(b: Builder, call: Call) -> Value:
 
 
 def copy_sign(b: Builder, call: Call) -> Value:
-    """Return the magnitudes of one tensor with the signs of another one or of a number."""
+    """Return the magnitudes of one tensor with the signs of another tensor or of a number."""
     x, other = _operands(b, call)
     magnitude = b.unary(x, law.magnitude)
     return b.mul([magnitude, b.unary(other, SIGN) if isinstance(other, Value) else 1.0], call.shape)
 
 
 def power_of_two(b: Builder, call: Call) -> Value:
-    """Return x times a power of two (ldexp)."""
+    """Return x multiplied by a power of two (ldexp)."""
     x, exponent = _operands(b, call)
     return b.mul([x, b.unary(exponent, law.fixed)], call.shape)
 
 
 def find_range(b: Builder, call: Call) -> Value:
-    """Return the index of the range in which each entry lies: bucketize, searchsorted."""
+    """Return the index of the range that contains each entry: bucketize, searchsorted."""
     x, bounds = call["self"], call.first("boundaries", "sorted_sequence")
     if not isinstance(x, Value) or not isinstance(bounds, Value) or len(bounds.shape) != 1:
         raise NoRuleError("bounds of each row")
@@ -185,7 +185,7 @@ def find_range(b: Builder, call: Call) -> Value:
 
 
 def glu(b: Builder, call: Call) -> Value:
-    """Return the first half of an axis times the sigmoid of the second half."""
+    """Return the first half of an axis multiplied by the sigmoid of the second half."""
     x, dim = as_value(b, call.x), call["dim"]
     half = x.shape[dim] // 2
     gate = b.unary(b.slice(x, dim, half, 2 * half), law.fixed)
@@ -197,7 +197,7 @@ def _operands(b: Builder, call: Call) -> list[Any]:
 
 
 def _operand(b: Builder, x: Any) -> Any:
-    """Return a tensor as a value, and a number unchanged."""
+    """Return a tensor as a value. A number is returned unchanged."""
     return as_value(b, x) if isinstance(x, Value | Stacked) else x
 
 
@@ -208,7 +208,7 @@ def _times(b: Builder, x: Any, factor: Any) -> Any:
 
 
 LARGEST_LOWER_BOUND = 1e-6
-"""Largest lower bound of norms that only keeps divisors from being zero: nonzero norms are taken to exceed it."""
+"""The largest lower bound on norms that only prevents division by zero. Nonzero norms are assumed to exceed it."""
 SIGN = law.entrywise((0, 1), (1, 1))
 ZERO_OR_NOT = law.entrywise((0, 1), (0, 1))
 ROOT = law.entrywise((1, -2), None)

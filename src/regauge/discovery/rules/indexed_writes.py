@@ -1,4 +1,4 @@
-"""Writes of values into another tensor, at positions that are addressed by index or by a mask."""
+"""Writes of entries into another tensor, at positions given by an index or a mask."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,11 +22,14 @@ REDUCED: dict[str | None, LawOf] = {
     "prod": law.fixed,
     "multiply": law.fixed,
 }
-"""The law along the other axes, by the reduction of values that meet. The number of factors of a product is unknown."""
+"""The law along the other axes for each reduction of entries that are written to the same position.
+
+The number of factors in a product is unknown.
+"""
 
 
 def index_into(b: Builder, call: Call) -> Value:
-    """Return x with slices of a source at positions along one axis: written, added, or reduced with x's values."""
+    """Return x after slices of a source are written, added or reduced into x at positions along one axis."""
     x, source, positions = (as_value(b, call[key]) for key in ("self", "source", "index"))
     dim = call["dim"] % x.ndim
     kept = {k: k for k in range(x.ndim) if k != dim}
@@ -34,7 +37,7 @@ def index_into(b: Builder, call: Call) -> Value:
 
 
 def index_fill(b: Builder, call: Call) -> Value:
-    """Return x with a number at positions along one axis."""
+    """Return x after a number is written at positions along one axis."""
     x, positions, value = as_value(b, call["self"]), as_value(b, call["index"]), call["value"]
     source = as_value(b, value) if isinstance(value, Value | Stacked) else Value.fixed((), is_zero=value == 0)
     dim = call["dim"] % x.ndim
@@ -42,7 +45,7 @@ def index_fill(b: Builder, call: Call) -> Value:
 
 
 def scatter_into(b: Builder, call: Call) -> Value:
-    """Return x with entries of a source, or a number, at positions along one axis; positions are plain numbers."""
+    """Return x after entries of a source, or a number, are written at positions along one axis."""
     x, positions = as_value(b, call["self"]), as_value(b, call["index"])
     given = call.arguments.get("src", call.arguments.get("value"))
     is_number = not isinstance(given, Value | Stacked)
@@ -59,7 +62,7 @@ def scatter_into(b: Builder, call: Call) -> Value:
 
 
 def segment_reduce(b: Builder, call: Call) -> Value:
-    """Return sums, means, extrema or products of runs of one axis."""
+    """Return sums, means, extrema or products over consecutive segments of one axis."""
     x, axis, initial = as_value(b, call["data"]), call["axis"] % call["data"].ndim, call["initial"]
     along = law.fixed if initial is not None else REDUCED[call["reduce"]]
     for key in ("lengths", "indices", "offsets"):
@@ -70,7 +73,7 @@ def segment_reduce(b: Builder, call: Call) -> Value:
 
 
 def index_put(b: Builder, call: Call) -> Value:
-    """Return x after x[i, j] = values, or += values; transformations pass along the axes after the addressed axes."""
+    """Return x after x[i, j] = values, or += values. Transformations pass along the axes after the indexed axes."""
     x, values = as_value(b, call["self"]), as_value(b, call["values"])
     indices = list(call["indices"])
     addressed = len(indices)
@@ -86,9 +89,9 @@ def index_put(b: Builder, call: Call) -> Value:
 
 
 def masked_scatter(b: Builder, call: Call) -> Value:
-    """Return x with entries of a source, in their order, at the positions of a mask.
+    """Return x after entries of a source are written, in their order, to the positions that a mask selects.
 
-    If the mask is the same along the last axes, whole slices are written.
+    If the mask is constant along the last axes, whole slices are written.
     """
     x, source, mask = as_value(b, call["self"]), as_value(b, call["source"]), call["mask"]
     if not isinstance(mask, Value) or not mask.is_fixed or x.shape != call.shape:
@@ -111,9 +114,9 @@ def _put(
     positions: Sequence[Value],
     along: LawOf = law.linear,
 ) -> Value:
-    """Return x with values of a source.
+    """Return x after entries of a source are written to it.
 
-    `kept` maps axes of x to the matching axes of the source. All other axes are addressed.
+    `kept` maps axes of x to the corresponding axes of the source. All other axes are indexed.
     """
     reason = f"{b.op}: positions are addressed by index"
     for value in (x, source, *positions):

@@ -1,4 +1,4 @@
-"""Lookups: embeddings, gathers, and indices that point into an axis that can be permuted."""
+"""Lookups: embeddings, gathers, and indices that point into an axis on which a permutation may act."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from regauge.discovery.rules.indexed_writes import scatter_into
 def index(b: Builder, call: Call) -> Value:
     """Return x[i, :, j].
 
-    One index tensor is a lookup along its axis. Several index tensors freeze the axes that they address.
+    One index tensor is a lookup along its axis. Several index tensors freeze the axes that they index.
     """
     x, indices = as_value(b, call["self"]), list(call["indices"])
     indices += [None] * (x.ndim - len(indices))
@@ -48,7 +48,7 @@ def look_up(b: Builder, x: Value, dim: int, indices: Any) -> Value:
 
 
 def embedding_bag(b: Builder, call: Call) -> list[Value]:
-    """Return sums, means or maxima of rows of a table, with a weight for each row if weights are given."""
+    """Return sums, means or maxima of table rows. If weights are given, each row has a weight."""
     weight, bags = as_value(b, call["weight"]), call.shape[0]
     reason = f"{b.op}: positions are addressed by index"
     for key in ("indices", "offsets"):
@@ -82,10 +82,10 @@ def gather(b: Builder, call: Call) -> Value:
 
 
 def scatter(b: Builder, call: Call) -> Value:
-    """Write a source to positions along one axis, if the positions point into the axis.
+    """Write a source to positions along one axis, if these positions point into the axis.
 
-    The source is written into zeros, or it is a number that is written among other values. In all other cases the
-    positions are plain numbers.
+    The source may be written to a tensor of zeros, or a number may be written among other entries. In all other cases,
+    the positions are used as plain numbers.
     """
     base, positions = call["self"], call["index"]
     if not isinstance(positions, Value) or positions.index_of is None:
@@ -122,16 +122,16 @@ def scatter(b: Builder, call: Call) -> Value:
 
 
 def _is_any_order_of_one(b: Builder, positions: Value, dim: int) -> bool:
-    """Return whether positions along an axis come in an open order so that they also differ.
+    """Return whether positions along an axis have an open order, which also implies that they are distinct.
 
-    Reordering such positions together with the values does not change the result of a write.
+    If such positions and the values are permuted together, a write returns the same result.
     """
     ranks = list(algebra.leaves(positions.layouts[dim]))
     return any(list(algebra.leaves(order.value.layouts[order.dim])) == ranks for order in b.orders)
 
 
 def _overwrite(b: Builder, x: Value, positions: Value, dim: int) -> Value:
-    """Return x with a number at some positions of an axis into which the positions point."""
+    """Return x after a number is written to some positions along the axis into which they point."""
     points = _points_into(positions, x.shape[dim])
     others = [k for k in range(x.ndim) if k != dim]
     if points is None or any(x.shape[k] != positions.shape[k] for k in others):
@@ -163,17 +163,16 @@ def _points_into(positions: Value, size: int) -> Layout | None:
 
 
 def _address(b: Builder, x: Value, dim: int, positions: Value) -> Law:
-    """Freeze an axis that positions address as plain numbers, and return the law of the axis."""
+    """Freeze an axis that positions index as plain numbers, and return the law of the axis."""
     b.settle(positions)
     algebra.freeze(x.layouts[dim], f"{b.op}: positions are addressed by index")
     return law.mixed(x.axis(dim))
 
 
 def _many(b: Builder, x: Value, indices: list[Any], call: Call) -> Value:
-    """Return the result of indexing by several tensors.
+    """Return the result of indexing with several tensors.
 
-    The axes that the index tensors address and the axes of the index tensors are frozen. Transformations of the other
-    axes pass.
+    The indexed axes and the axes of the index tensors are frozen. Transformations of the other axes pass.
     """
     used = [k for k, i in enumerate(indices) if i is not None]
     tensors = [as_value(b, indices[k]) for k in used]

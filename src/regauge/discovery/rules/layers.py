@@ -1,4 +1,4 @@
-"""Layers expanded into products: attention, and recurrent layers as two steps whose states are tied to each other."""
+"""Layers expanded into products: attention, and recurrent layers as two steps with tied states."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,14 +12,14 @@ from regauge.discovery.rules.linear_maps import apply_linear, apply_matmul
 from regauge.discovery.rules.norms import normalize
 
 Cell = Callable[[Builder, Value, Sequence[Value], Sequence[Any]], list[Value]]
-"""One step of a recurrent layer: a function from the input, the state and the weights to the next state.
+"""One step of a recurrent layer: a function that maps the input, the state and the weights to the next state.
 
-The weights are the weights of the input and of the state, their biases, and the output projection of some LSTMs.
+The weights are those of the input and the state, their biases, and (for some LSTMs) the output projection.
 """
 
 
 def attention(b: Builder, call: Call) -> Value:
-    """Return softmax(q k^T + mask) v; with grouped queries, each key-value head serves several query heads."""
+    """Return softmax(q k^T + mask) v. With grouped queries, each key-value head serves several query heads."""
     if call.get("dropout_p", 0.0):
         raise NoRuleError("chance")
     q, k, v = (as_value(b, call[key]) for key in ("query", "key", "value"))
@@ -34,7 +34,7 @@ def attention(b: Builder, call: Call) -> Value:
 
 
 def one_step(cell: Cell) -> Rule:
-    """Return the rule of a cell."""
+    """Return the rule for a single step of a cell."""
 
     def rule(b: Builder, call: Call) -> list[Value]:
         state = call["hx"] if isinstance(call["hx"], list | tuple) else [call["hx"]]
@@ -45,7 +45,7 @@ def one_step(cell: Cell) -> Rule:
 
 
 def all_steps(cell: Cell) -> Rule:
-    """Return the rule of a recurrent layer."""
+    """Return the rule for a recurrent layer that applies the cell at all steps."""
 
     def rule(b: Builder, call: Call) -> Any:
         if call.get("data") is not None or "batch_sizes" in call.arguments:
@@ -82,7 +82,7 @@ def all_steps(cell: Cell) -> Rule:
 def _two_steps(
     b: Builder, cell: Cell, x: Value, time: int, start: Sequence[Value], weights: Sequence[Any]
 ) -> list[Value]:
-    """Return the state after two steps, tied to the two states before."""
+    """Return the state after two steps, tied to the two earlier states."""
     kept = [k for k in range(x.ndim) if k != time]
     now = b.carry(x, kept, [x.shape[k] for k in kept], law.linear, ended=None, reason=f"{b.op}: time")
     first = cell(b, now, start, weights)
@@ -93,7 +93,7 @@ def _two_steps(
 
 
 def _initial(b: Builder, states: Any, index: int) -> Value:
-    """Return one layer's initial state; a state of zeros, the usual case, ties nothing together."""
+    """Return the initial state of one layer. A state of zeros (the usual case) ties nothing together."""
     if isinstance(states, Value) and states.is_zero:
         return b.use(Value.fixed(states.shape[1:], is_zero=True))
     return as_value(b, b.select(as_value(b, states), 0, index))

@@ -10,7 +10,7 @@ from regauge.discovery.operators import Call, NoRuleError, Rule, as_value, named
 
 
 def apply_linear(b: Builder, x: Value, weight: Value, bias: Any) -> Value:
-    """Return x W^T + b over the last axis."""
+    """Return x W^T + b, applied to the last axis."""
     lead = list(range(x.ndim - 1))
     if weight.ndim == 1:
         result = b.multilinear([(x, [*lead, "in"]), (weight, ["in"])], lead, x.shape[:-1])
@@ -26,7 +26,7 @@ def matmul(b: Builder, call: Call) -> Value:
 
 
 def apply_matmul(b: Builder, x: Value, y: Value, shape: Sequence[int]) -> Value:
-    """Return a batched matrix product with broadcasting of the leading axes."""
+    """Return a batched matrix product whose leading axes broadcast."""
     lead = max(x.ndim, y.ndim, 2) - 2
 
     def labels(v: Value, last: Sequence[str]) -> list[Any]:
@@ -61,7 +61,7 @@ def add_product(b: Builder, call: Call) -> Value:
 
 
 def add_sum_of_products(b: Builder, call: Call) -> Value:
-    """Return beta * input + alpha * the sum of the products of a batch (addbmm)."""
+    """Return beta * input + alpha * the sum of the matrix products in a batch (addbmm)."""
     x, y = as_value(b, call["batch1"]), as_value(b, call["batch2"])
     total = b.multilinear([(x, ["n", "i", "k"]), (y, ["n", "k", "j"])], ["i", "j"], call.shape)
     offset, alpha, beta = as_value(b, call.x), call.get("alpha", 1), call.get("beta", 1)
@@ -69,7 +69,7 @@ def add_sum_of_products(b: Builder, call: Call) -> Value:
 
 
 def inner(b: Builder, call: Call) -> Value:
-    """Return the inner products of all rows of one tensor with all rows of another."""
+    """Return the inner products of all rows of one tensor with all rows of another tensor."""
     x, y = as_value(b, call["self"]), as_value(b, call["other"])
     rows, columns = [f"row {k}" for k in range(x.ndim - 1)], [f"column {k}" for k in range(y.ndim - 1)]
     return b.multilinear([(x, [*rows, "k"]), (y, [*columns, "k"])], [*rows, *columns], call.shape)
@@ -78,7 +78,7 @@ def inner(b: Builder, call: Call) -> Value:
 def inverse(b: Builder, call: Call) -> Value:
     """Return the inverse of matrices.
 
-    A transformation of the columns of a matrix acts inversely on the rows of its inverse, and vice versa.
+    A transformation of a matrix's columns acts inversely on the rows of the inverse matrix, and vice versa.
     """
     x = as_value(b, call.x)
     *lead, rows, columns = range(x.ndim)
@@ -91,7 +91,7 @@ def inverse(b: Builder, call: Call) -> Value:
 
 
 def solve(b: Builder, call: Call) -> Value:
-    """Return the solution of linear systems: the inverse of matrices times other matrices."""
+    """Return the solution of linear systems, which is the inverse of matrices times other matrices."""
     x, y = as_value(b, call["A"]), as_value(b, call["B"])
     if y.ndim != x.ndim or y.shape[:-2] != x.shape[:-2]:
         raise NoRuleError("a system with vectors on the right, or that broadcasts")
@@ -148,10 +148,10 @@ def einsum(b: Builder, call: Call) -> Value:
 
 
 def convolution(b: Builder, call: Call) -> Value:
-    """Return a convolution of any dimension, which may be grouped or transposed.
+    """Return a convolution with any number of spatial axes. The convolution may be grouped or transposed.
 
-    Channels transform as in a linear map. Spatial axes are frozen unless the convolution has kernels of size one and
-    keeps every position.
+    Channels are transformed as in a linear map. Spatial axes are frozen unless the kernels have size one and every
+    position is kept.
     """
     x, weight = as_value(b, call.x), as_value(b, call["weight"])
     groups, space = call.get("groups", 1), weight.ndim - 2

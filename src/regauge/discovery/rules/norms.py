@@ -17,7 +17,7 @@ def normalize(
 ) -> Value:
     """Return a function that treats the entries along `dims` jointly and symmetrically.
 
-    The axes in `dims` have the law `over`, and the function is odd along `odd_dims`.
+    The axes in `dims` have the law `over`. The function is odd along `odd_dims`.
     """
     dims = [d % x.ndim for d in dims]
 
@@ -32,7 +32,7 @@ def normalize(
 
 
 def layer_norm(b: Builder, call: Call) -> list[Value]:
-    """Return LayerNorm, or RMSNorm, which is odd and does not remove the mean."""
+    """Return LayerNorm or RMSNorm. RMSNorm is odd and does not subtract the mean."""
     x = as_value(b, call["input"])
     dims = range(x.ndim - len(ints(call["normalized_shape"])), x.ndim)
     if "rms" in call.name:
@@ -53,7 +53,7 @@ def group_norm(b: Builder, call: Call) -> list[Value]:
 
 
 def channel_norm(b: Builder, call: Call) -> list[Value]:
-    """Return batch or instance normalization, by the statistics of the input or by running statistics."""
+    """Return batch or instance normalization, with the statistics of the input or with running statistics."""
     x = as_value(b, call["input"])
     if call.name == "instance_norm":
         has_own, dims = call["use_input_stats"], list(range(2, x.ndim))
@@ -70,7 +70,7 @@ def channel_norm(b: Builder, call: Call) -> list[Value]:
 
 
 def _standardize(b: Builder, x: Value, mean: Value, var: Value) -> Value:
-    """Return (x - mean) / sqrt(var + eps), where eps keeps the variance from admitting a scale."""
+    """Return (x - mean) / sqrt(var + eps). Because of eps, no scale of the variance passes."""
     b.tie(x.layouts[1], mean.layouts[0], var.layouts[0])
     result = Value(x.layouts, x.shape)
     rows = ((1, -1, 0, 0), (1, 0, 0, -1), (0, 0, 1, 0))
@@ -82,7 +82,7 @@ def _standardize(b: Builder, x: Value, mean: Value, var: Value) -> Value:
 
 
 def weight_norm(b: Builder, call: Call) -> Value:
-    """Return g * v / |v|, with the norm over all axes or over all axes but one."""
+    """Return g * v / |v|, where the norm is over all axes or over all axes but one."""
     v, g, dim = as_value(b, call["v"]), as_value(b, call["g"]), call.get("dim", 0)
     if dim == -1:
         # Scales of units do not pass: only one that all entries share cancels.
@@ -95,7 +95,7 @@ def weight_norm(b: Builder, call: Call) -> Value:
 
 
 def cosine_similarity(b: Builder, call: Call) -> Value:
-    """Return x y / (|x| |y|), summed over one axis; a scale of x cancels if the norm of x is above eps."""
+    """Return x y / (|x| |y|), summed over one axis. A scale of x cancels if the norm of x exceeds eps."""
     x, y = as_value(b, call["x1"]), as_value(b, call["x2"])
     shape = np.broadcast_shapes(x.shape, y.shape)
     dim = call.get("dim", 1) % len(shape)
@@ -115,7 +115,7 @@ def _odd_jointly(i: Axis, o: Axis) -> Law:
 
 
 def _affine(b: Builder, x: Value, call: Call, dims: Sequence[int]) -> Value:
-    """Return x after the gain and the bias along consecutive axes."""
+    """Return x multiplied by a gain and shifted by a bias along consecutive axes."""
     for name, combine in (("weight", b.mul), ("bias", b.add)):
         if call.get(name) is not None:
             value = as_value(b, call[name])
@@ -126,7 +126,7 @@ def _affine(b: Builder, x: Value, call: Call, dims: Sequence[int]) -> Value:
 
 
 def _with_statistics(b: Builder, call: Call, x: Value, result: Value) -> list[Any]:
-    """Return the result and the statistics that native norms also return, which only training uses."""
+    """Return the result and the statistics that native norms also return. Only training uses the statistics."""
     return [result, *b.opaque([x] if any(call.is_used[1:]) else [], call.shapes[1:])]
 
 

@@ -1,4 +1,4 @@
-"""Sums, means, extrema, ranks, running sums and transforms along axes."""
+"""Sums, means, extrema, ranks, cumulative sums and transforms along axes."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from regauge.discovery.operators import Call, NoRuleError, Rule, as_value, ints,
 
 
 def dims_of(call: Call, ndim: int) -> list[int]:
-    """Return the axes that a reduction runs over, which are all axes if the call names none."""
+    """Return the axes of a reduction. If the call names none, return all axes."""
     dim = call.arguments.get("dim")
     if dim is None or dim in ([], ()):
         return list(range(ndim))
@@ -23,7 +23,7 @@ def reduce(b: Builder, x: Value, call: Call, along: LawOf, over: Over = "sum") -
 
 
 def reduction(along: LawOf) -> Rule:
-    """Return a rule for a symmetric reduction with the given law for the axes that stay."""
+    """Return a rule for a symmetric reduction, where the remaining axes have the given law."""
 
     def rule(b: Builder, call: Call) -> Value:
         return reduce(b, as_value(b, call.x), call, along)
@@ -32,19 +32,19 @@ def reduction(along: LawOf) -> Rule:
 
 
 def sum_of_squares(b: Builder, call: Call) -> Value:
-    """Return the sum or mean of x ** 2, the rotation-invariant form in which RMS norms are written."""
+    """Return the sum or mean of x ** 2, which rotations do not change. RMS norms are written in this form."""
     return reduce(b, call.x.factors[0], call, law.squared, "norm")
 
 
 def sum_of_products(b: Builder, call: Call) -> Value:
-    """Return the sum or mean of x * y over one axis: an inner product, along which matrices pass."""
+    """Return the sum or mean of x * y over one axis. This is an inner product, along which matrices pass."""
     (dim,) = dims_of(call, len(call.x.shape))
     result = inner_product(b, call.x.factors, call.x.shape, dim)
     return b.unsqueeze(result, dim) if call.get("keepdim", False) else result
 
 
 def inner_product(b: Builder, factors: Sequence[Value], shape: Sequence[int], dim: int) -> Value:
-    """Return the product of tensors that broadcast to a shape, summed over one axis."""
+    """Return the product of tensors, broadcast to a shape and summed over one axis."""
     kept = [k for k in range(len(shape)) if k != dim]
 
     def labels(x: Value) -> list[int | None]:
@@ -71,7 +71,7 @@ def variance(b: Builder, call: Call) -> list[Value]:
 
 
 def extremum(b: Builder, call: Call) -> Any:
-    """Return the max or min of two tensors, of all entries, or along one axis with the position of the extremum."""
+    """Return the maximum or minimum of two tensors, of all entries, or along one axis together with its position."""
     if "other" in call.arguments:
         return b.maximum([as_value(b, v) for v in list(call.arguments.values())[:2]], call.shape)
     x = as_value(b, call.x)
@@ -82,9 +82,9 @@ def extremum(b: Builder, call: Call) -> Any:
 
 
 def ranked(b: Builder, call: Call) -> Any:
-    """Return an entry by its rank, or the most frequent entry, with its position.
+    """Return an entry of given rank, or the most frequent entry, together with its position.
 
-    Scales pass. Signs do not pass, because they reverse the order.
+    Scales pass. Signs do not pass, because a sign reverses the order.
     """
     x = as_value(b, call.x)
     values = reduce(b, x, call, law.positive)
@@ -97,9 +97,10 @@ def histogram(b: Builder, call: Call) -> Value:
 
 
 def order(b: Builder, call: Call) -> list[Value]:
-    """Return sorted or largest entries and their positions (sort, topk, argsort).
+    """Return the sorted or the largest entries, and their positions (sort, topk, argsort).
 
-    Ranks have a fixed meaning unless the operator leaves the order open. The positions point into the compared axis.
+    Each rank has a fixed meaning, unless the operator leaves the order open. The positions point into the compared
+    axis.
     """
     x = as_value(b, call.x)
     is_open = not call.get("sorted", True)
@@ -121,7 +122,10 @@ def order(b: Builder, call: Call) -> list[Value]:
 
 
 def accumulate(b: Builder, call: Call) -> list[Value]:
-    """Return running sums or maxima: their axis is frozen, and transformations of the other axes pass."""
+    """Return cumulative sums or maxima.
+
+    The axis of the cumulation is frozen, and transformations of the other axes pass.
+    """
     x = as_value(b, call.x)
     sources = _without(x, call["dim"] % x.ndim)
     along = {"cumsum": law.linear, "cummax": law.positive, "cummin": law.positive}.get(call.name, law.fixed)
@@ -132,7 +136,7 @@ def accumulate(b: Builder, call: Call) -> list[Value]:
 
 
 def transform(b: Builder, call: Call) -> Value:
-    """Return Fourier transforms: positions along their axes are fixed, and transformations of the other axes pass."""
+    """Return Fourier transforms. The transformed axes are frozen, and transformations of the other axes pass."""
     x, dim = as_value(b, call.x), call.arguments.get("dim")
     if dim is None:
         dim = range(-len(call.get("s", x.shape)), 0)
@@ -142,7 +146,7 @@ def transform(b: Builder, call: Call) -> Value:
 
 
 def _without(x: Value, dim: int) -> list[int | None]:
-    """Return all axes, with None in place of one axis that a new axis replaces."""
+    """Return the indices of all axes, with None in place of the one axis that a new axis replaces."""
     return [None if d == dim else d for d in range(x.ndim)]
 
 

@@ -1,4 +1,4 @@
-"""Pooling, resampling and patches: channels pass, and positions are frozen unless each window is a single entry."""
+"""Pooling, resampling and patches. Channels pass. Positions are frozen unless each window is a single entry."""
 
 from regauge.discovery import laws as law
 from regauge.discovery.builder import Builder
@@ -8,7 +8,7 @@ from regauge.discovery.operators import Call, Rule, as_value, named, single_wind
 
 
 def pool(along: LawOf) -> Rule:
-    """Return a rule for pooling and resampling: spatial axes are frozen, channels have the given law."""
+    """Return a rule for pooling and resampling. Spatial axes are frozen, and channels have the given law."""
 
     def rule(b: Builder, call: Call) -> list[Value]:
         x = as_value(b, call.x)
@@ -32,7 +32,7 @@ def pool(along: LawOf) -> Rule:
 
 
 def unpool(b: Builder, call: Call) -> Value:
-    """Return the maxima of pooling at their earlier positions, among zeros."""
+    """Return a tensor of zeros in which pooled maxima are written to their original positions."""
     x, positions = as_value(b, call["self"]), as_value(b, call["indices"])
     lead = x.ndim - (3 if call.name.endswith("3d") else 2)
     reason = f"{b.op}: spatial axis"
@@ -47,7 +47,7 @@ def unpool(b: Builder, call: Call) -> Value:
 
 
 def sample(b: Builder, call: Call) -> Value:
-    """Return the values of an image or a volume at the positions of a grid."""
+    """Return the entries of an image or volume, sampled at the positions of a grid."""
     x, grid = as_value(b, call["input"]), as_value(b, call["grid"])
     reason = f"{b.op}: positions are read from a grid"
     b.freeze(grid, reason=reason)
@@ -56,13 +56,13 @@ def sample(b: Builder, call: Call) -> Value:
 
 
 def affine_grid(b: Builder, call: Call) -> Value:
-    """Return the positions of a regular grid, mapped by a matrix."""
+    """Return the positions of a regular grid after a matrix has transformed them."""
     sources = [0, *[None] * (len(call.shape) - 2), 1]
     return b.carry(as_value(b, call.x), sources, call.shape, law.linear, ended=None, reason=f"{b.op}: positions")
 
 
 def fold_patches(b: Builder, call: Call) -> Value:
-    """Return images made of patches (col2im), N (C K) L to N C H W: positions are frozen, channels pass."""
+    """Return images assembled from patches (col2im), N (C K) L to N C H W. Positions are frozen, and channels pass."""
     x = as_value(b, call.x)
     *lead, rows, places = x.shape
     channels = call.shape[-3]

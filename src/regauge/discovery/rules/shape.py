@@ -1,4 +1,4 @@
-"""Operators that only move values: views, permutations, slices, concatenation, repetition."""
+"""Operators that only rearrange entries: views, permutations, slices, concatenation, repetition."""
 
 import math
 from collections.abc import Sequence
@@ -20,10 +20,9 @@ def view(b: Builder, call: Call) -> Any:
 
 
 def permute(b: Builder, call: Call) -> Any:
-    """Permute the axes as the operator does.
+    """Permute axes in the same way as the operator.
 
-    The operator runs on a tensor whose axes have the sizes 1, 2, 3 and so on so that the sizes of the result give the
-    order.
+    To find the permutation, the operator is run on a tensor with axes of sizes 1, 2, 3 and so on.
     """
     _, *rest = call.arguments.items()
     numbers = torch.empty([*range(1, len(call.x.shape) + 1)], device="meta")
@@ -53,7 +52,7 @@ def repeat(b: Builder, call: Call) -> Value:
 
 
 def repeat_interleave(b: Builder, call: Call) -> Value:
-    """Repeat each index of an axis in place."""
+    """Repeat each index of an axis in place (repeat_interleave)."""
     x, count, dim = as_value(b, call.x), call["repeats"], call.arguments.get("dim")
     if not isinstance(count, int):
         raise NoRuleError("repeat_interleave with a tensor of counts")
@@ -93,7 +92,7 @@ def cat(b: Builder, call: Call) -> Value:
 
 
 def cat_wide(b: Builder, call: Call) -> Value:
-    """Concatenate tensors after adding the axes that they lack (hstack, vstack, dstack, column_stack)."""
+    """Concatenate tensors after adding axes that they lack (hstack, vstack, dstack, column_stack)."""
     first = {"vstack": [0], "dstack": [0, 2], "column_stack": [1]}.get(call.name, [])
     dim = {"vstack": 0, "dstack": 2, "column_stack": 1}.get(call.name)
     pieces = []
@@ -116,7 +115,7 @@ def stack(b: Builder, call: Call) -> Stacked:
 
 
 def pad(b: Builder, call: Call) -> Value:
-    """Pad a tensor: padding with zeros is a concatenation, and any other padding freezes the padded axes."""
+    """Pad a tensor. Padding with zeros is a concatenation, and any other padding freezes the padded axes."""
     x, widths = as_value(b, call.x), ints(call.first("pad", "padding"))
     dims = [x.ndim - 1 - k for k in range(len(widths) // 2)]
     is_constant = call.get("mode", "constant") == "constant" and not call.name.startswith(("refl", "repl"))
@@ -134,7 +133,7 @@ def pad(b: Builder, call: Call) -> Value:
 
 
 def write(b: Builder, call: Call) -> Value:
-    """Write a tensor to a range of one axis, or to one index of the axis."""
+    """Write a tensor into a range of one axis, or at one index of the axis."""
     x, source = as_value(b, call["self"]), as_value(b, call["src"])
     dim = call["dim"] % x.ndim
     size = x.shape[dim]
@@ -149,13 +148,13 @@ def write(b: Builder, call: Call) -> Value:
 
 
 def copy_into(b: Builder, call: Call) -> Value:
-    """Replace all values by the values of another tensor."""
+    """Replace all entries by the entries of another tensor."""
     wide = b.expand(as_value(b, call["src"]), call.shape)
     return wide if all(call.is_float) else b.unary(wide, law.fixed)
 
 
 def rearrange(b: Builder, call: Call) -> Value:
-    """Move positions within some axes by a fixed rule (flip, roll, triangular parts)."""
+    """Rearrange positions along some axes by a fixed rule (flip, roll, triangular parts)."""
     x = as_value(b, call.x)
     if call.name in ("tril", "triu"):
         return _rearrange(b, x, [x.ndim - 2, x.ndim - 1], call.shape, law.linear)
@@ -163,7 +162,7 @@ def rearrange(b: Builder, call: Call) -> Value:
 
 
 def shuffle(b: Builder, call: Call) -> Any:
-    """Exchange channels with pixels, or groups of channels with each other: split, permute and merge axes."""
+    """Exchange channels with pixels, or groups of channels with one another: split, permute and merge axes."""
     x = as_value(b, call.x)
     if call.name.endswith("channel_shuffle"):
         n, (c, *space), groups = 1, x.shape[1:], call["groups"]
@@ -180,7 +179,7 @@ def shuffle(b: Builder, call: Call) -> Any:
 
 
 def unfold_patches(b: Builder, call: Call) -> Any:
-    """Return the patches of images (im2col), N C H W to N (C K) L: positions are frozen, channels pass."""
+    """Return the patches of images (im2col), N C H W to N (C K) L. Positions are frozen, and channels pass."""
     x = as_value(b, call.x)
     *lead, channels = x.shape[:-2]
     shape = [*lead, channels, call.shape[-2] // channels, call.shape[-1]]
@@ -189,9 +188,9 @@ def unfold_patches(b: Builder, call: Call) -> Any:
 
 
 def unfold_windows(b: Builder, call: Call) -> Any:
-    """Return windows of one axis, with the positions within a window along a new last axis.
+    """Return windows along one axis. A new last axis indexes the positions within a window.
 
-    Windows that cover the axis without overlap are a view.
+    If windows cover the axis without overlap, the result is a view.
     """
     x, size, step = call.x, call["size"], call["step"]
     ndim = len(x.shape)
@@ -207,7 +206,7 @@ def unfold_windows(b: Builder, call: Call) -> Any:
 
 
 def view_as_complex(b: Builder, call: Call) -> Value:
-    """Return the pairs along the last axis as complex numbers."""
+    """Return complex numbers whose real and imaginary parts are the pairs along the last axis."""
     x = as_value(b, call.x)
     return b.carry(x, range(x.ndim - 1), call.shape, law.linear, ended=None, reason="real and imaginary parts")
 
@@ -218,7 +217,7 @@ def complex_of(b: Builder, call: Call) -> Value:
 
 
 def view_as_real(b: Builder, call: Call) -> Value:
-    """Return complex numbers as pairs along a new last axis."""
+    """Return the real and imaginary parts of complex numbers along a new last axis."""
     x = as_value(b, call.x)
     return b.carry(x, [*range(x.ndim), None], call.shape, law.linear, reason="real and imaginary parts")
 

@@ -1,4 +1,4 @@
-"""The effects of operators on an offset: operators that move it, map it, ignore it, or take it back."""
+"""The effects of operators on an offset: an operator may rearrange it, map it, ignore it, or compensate for it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -32,11 +32,14 @@ from regauge.discovery.translations.offsets import (
 from regauge.discovery.translations.run import MOVES, Rules, Run
 
 HIDDEN = -1e3
-"""Masks replace scores by numbers below this value so that a softmax gives the masked scores no weight."""
+"""A mask replaces scores by numbers below this threshold. A softmax then gives these scores no weight."""
 
 
 def _move(run: Run, node: Node) -> Any:
-    """Return the offset after an operator that moves entries; the offset's entries move in the same way."""
+    """Return the offset after an operator that rearranges entries.
+
+    The entries of the offset are rearranged likewise.
+    """
     first = given(node)[0]
     if operator_name(node) == "getitem":
         several = run.of(first)
@@ -65,7 +68,7 @@ def _move(run: Run, node: Node) -> Any:
 
 
 def _joined(run: Run, node: Node, sources: list[Node], held: Mapping[Node, Any]) -> Any:
-    """Return the offset of the concatenation of several values."""
+    """Return the offset of a concatenation of several values."""
 
     def joined(arrays: Mapping[Node, Tensor]) -> Tensor:
         blanks = {one: torch.zeros(shape_of(one), dtype=torch.int64) for one in node.all_input_nodes}
@@ -90,7 +93,7 @@ def _joined(run: Run, node: Node, sources: list[Node], held: Mapping[Node, Any])
 
 
 def _pad(run: Run, node: Node) -> Any:
-    """Return the offset of a padded value, which is zero on the padding."""
+    """Return the offset of a padded value. The offset is zero at padded positions."""
     if not pads_zeros(node):
         raise SeenError
     return _move(run, node)
@@ -171,9 +174,9 @@ def _mean(run: Run, node: Node) -> Any:
 
 
 def _mixed(offset: Offset, dims: list[int], shape: tuple[int, ...]) -> Offset:
-    """Return the offset of a mean over axes along which the offset of the operand differs.
+    """Return the offset of a mean over axes along which the operand's offset varies.
 
-    Two means change by the same amount if the entries under the two means change by the same amounts.
+    Two means change by the same amount if the entries that they average change by the same amounts.
     """
     if offset.is_masked:
         raise SeenError
@@ -229,7 +232,7 @@ def _argmax(run: Run, node: Node) -> None:
 
 
 def _masked(run: Run, node: Node) -> Any:
-    """Return the offset of scores of which a mask removes some from a softmax."""
+    """Return the offset of attention scores after a mask has excluded some of them from a softmax."""
     x, mask, value = given(node)[:3]
     if operator_name(node) == "where":
         x, mask, value = mask, x, value
@@ -272,16 +275,16 @@ def _group_norm(run: Run, node: Node) -> Any:
 
 
 def _require_unseen(offset: Offset | None, together: Callable[[Tensor], Tensor]) -> None:
-    """Raise unless an offset is constant over all entries that a norm takes together.
+    """Raise an error unless an offset is constant over all entries that a norm combines.
 
-    `together` reshapes an array so that these entries form the last axis.
+    `together` reshapes an array to place these entries along the last axis.
     """
     if offset is not None and (offset.is_masked or not offset.move(together).is_uniform(-1)):
         raise SeenError
 
 
 def _channel_bias(run: Run, node: Node, gain: int, bias: int) -> Any:
-    """Return the offset of a bias that is added to each channel."""
+    """Return the offset that results if an offset is added to the bias of each channel."""
     if run.of(argument(node, gain, None)) is not None:
         raise SeenError
     shift, shape = run.of(argument(node, bias, None)), shape_of(node)
@@ -347,4 +350,4 @@ EFFECTS: Rules = {
     "instance_norm": _instance_norm,
     "scaled_dot_product_attention": through_attention,
 }
-"""The effects of operators on an offset; all other operators see it."""
+"""The effect of each operator on an offset. Any other operator sees the offset, so the function changes."""

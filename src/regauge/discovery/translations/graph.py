@@ -1,4 +1,4 @@
-"""A traced model in the form that offsets need: parameters and their views, integer constants, and known sums."""
+"""A traced model in the form that offsets need: parameters, views of parameters, integer constants and known sums."""
 
 import math
 from collections.abc import Hashable, Mapping
@@ -20,25 +20,25 @@ from regauge.discovery.translations.offsets import SeenError
 PADS = words("pad constant_pad_nd")
 """Operators that pad a value with constants."""
 MOST_NUMBERS = 1 << 20
-"""Largest number of entries of a value that is inspected entry by entry."""
+"""The largest number of entries of a value that is inspected entry by entry."""
 Total = tuple[Entries | None, tuple[ImageStep, ...]]
-"""A gain that divides a value before the sum, and the sum as a step; there is no step if the sum is zero."""
+"""A gain that divides a value before a sum, and the sum as a step. If the sum is zero, there is no step."""
 
 BIASES = {"layer_norm": 3, "group_norm": 3, "batch_norm": 2, "instance_norm": 2, "linear": 2, "addmm": 0}
 BIASES |= dict.fromkeys(words("conv1d conv2d conv3d"), 2)
-"""Operators that add a parameter to each channel, with the position of the parameter among their arguments."""
+"""Operators that add a parameter to each channel, and the argument position of this parameter."""
 CELLS = dict.fromkeys(words("lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell"), 4)
-"""Steps of recurrent layers, with the position of the input's bias among their arguments."""
+"""Steps of recurrent layers, and the argument position of the input's bias."""
 
 
 @dataclass(frozen=True)
 class Graph:
-    """A traced model with the questions that offsets ask about it.
+    """A traced model with methods that answer questions about offsets.
 
     Attributes:
-        program: The model.
+        program: The traced model.
         ones: Gains that are one in a representative.
-        onward: Results for offsets from some nodes on, stored for reuse.
+        onward: Results for offsets from certain nodes onward, cached for reuse.
     """
 
     program: Program
@@ -53,12 +53,12 @@ class Graph:
 
     @cached_property
     def written(self) -> dict[Node, str]:
-        """Results that the model writes into buffers and parameters, with the names of these tensors."""
+        """The results that the model writes to buffers and parameters, with the names of these tensors."""
         return dict(self.program.written)
 
     @cached_property
     def ends(self) -> frozenset[Node]:
-        """Outputs, and results that the model writes into its state."""
+        """The outputs, and the results that the model writes to its state."""
         return frozenset([*(node for node, _ in self.program.outputs), *self.written])
 
     @cached_property
@@ -72,13 +72,13 @@ class Graph:
 
     @cached_property
     def norm_groups(self) -> tuple[int, ...]:
-        """The numbers of groups of group normalizations, the largest first."""
+        """The numbers of groups in group normalizations, in descending order."""
         nodes = [node for node in self.order if node.op == "call_function" and operator_name(node) == "group_norm"]
         return tuple(sorted({int(given(node)[1]) for node in nodes}, reverse=True))
 
     @cached_property
     def norm_widths(self) -> tuple[int, ...]:
-        """The widths of layer normalizations that act on pieces of an axis, such as heads, the smallest first."""
+        """The widths of layer normalizations that act on parts of an axis, such as heads, in ascending order."""
         found = set[int]()
         for node in self.order:
             if node.op == "call_function" and operator_name(node) in ("layer_norm", "native_layer_norm"):
@@ -91,7 +91,7 @@ class Graph:
 
     @cached_property
     def cuts(self) -> dict[int, tuple[tuple[int, int], ...]]:
-        """First indices and lengths of the pieces into which operators cut the last axis of values, by axis length."""
+        """For each axis length, the first indices and lengths of the parts into which operators cut last axes."""
         found: dict[int, dict[tuple[int, int], None]] = {}
         for node in self.order:
             name = operator_name(node) if node.op == "call_function" else ""
@@ -112,7 +112,7 @@ class Graph:
 
     @cached_property
     def joined(self) -> tuple[tuple[int, ...], ...]:
-        """The lengths of concatenated values along the axis of the concatenation."""
+        """The lengths of concatenated values along the concatenation axis."""
         nodes = [node for node in self.order if node.op == "call_function" and operator_name(node) == "cat"]
         found = set[tuple[int, ...]]()
         for node in nodes:
@@ -122,17 +122,17 @@ class Graph:
         return tuple(sorted(found))
 
     def parameter(self, node: Any) -> str | None:
-        """Return the name of the parameter that a node holds, or None."""
+        """Return the name of the parameter that a node represents, or None."""
         is_state = isinstance(node, Node) and node.op == "placeholder"
         return self.program.states.get(node.name) if is_state else None
 
     def is_single(self, name: str) -> bool:
-        """Return whether a parameter has one name and one operator uses it, once."""
+        """Return whether a parameter has only one name and exactly one operator uses it, once."""
         nodes = self.placeholders.get(name, [])
         return len(self.program.aliases.get(name, (name,))) == 1 and len(nodes) == 1 and len(nodes[0].users) == 1
 
     def is_read_once(self, node: Node) -> bool:
-        """Return whether at most one operator reads each entry of a value: a single reader, or separate pieces."""
+        """Return whether at most one operator reads each entry of a value: one reader, or readers of separate parts."""
         users = list(node.users)
         if len(users) == 1:
             return True
@@ -148,7 +148,7 @@ class Graph:
         return len(set(seen.tolist())) == len(seen)
 
     def is_of_steps(self, name: str) -> bool:
-        """Return whether all users of a parameter are steps of one operator that add the parameter as their bias."""
+        """Return whether all users of a parameter are steps of one recurrent operator that add it as a bias."""
         nodes = self.placeholders.get(name, [])
         if len(self.program.aliases.get(name, (name,))) > 1 or len(nodes) != 1:
             return False
@@ -159,7 +159,7 @@ class Graph:
         )
 
     def entries(self, node: Any) -> Entries | None:
-        """Return the entries of a parameter that a node holds, if the node is a view of a parameter."""
+        """Return the parameter entries that a node represents, if the node is a view of a parameter."""
         chain = []
         while isinstance(node, Node) and node.op == "call_function":
             chain.append(node)
@@ -183,7 +183,7 @@ class Graph:
         return Entries(name, tuple(view.shape), tuple(view.stride()), int(view.storage_offset()))
 
     def constant(self, node: Any) -> Tensor | None:
-        """Return the integers that a node holds, if they do not depend on inputs."""
+        """Return the integers that a node represents, if they do not depend on inputs."""
         if not isinstance(node, Node):
             return None
         if node not in self._constants:
@@ -207,11 +207,11 @@ class Graph:
             return None
 
     def total(self, node: Any, axis: int = -1) -> Total | None:
-        """Return the sum along an axis of a value divided by a gain, if this sum is the same for all inputs.
+        """Return the sum of a value, divided by a gain, along an axis, if this sum is the same for all inputs.
 
         Returns:
             The gain (None if there is no gain), and the sum as a step (no step if the sum is zero). None if the sum
-            depends on the inputs or is not known.
+            depends on the inputs or is unknown.
         """
         if not isinstance(node, Node) or node.op != "call_function":
             return None
@@ -240,9 +240,9 @@ class Graph:
         return None if is_padded and found and found[1] else found  # Zeros lack the bias.
 
     def _total_of_two(self, node: Node) -> Total | None:
-        """Return the sum of a product or of a sum of two values, in a norm that the model writes out.
+        """Return the sum of a product or sum of two values, as in norms that the model's own code computes.
 
-        A product has a gain or a number as a factor. A sum has a bias as a term.
+        In a product, one factor is a gain or a number. In a sum, one term is a bias.
         """
         x, y = given(node)[:2]
         kind, width = operator_name(node), shape_of(node)[-1:]
@@ -259,14 +259,14 @@ class Graph:
         return None
 
     def _with_bias(self, total: Total, bias: Any) -> Total | None:
-        """Return the sum of a value after a bias is added to it."""
+        """Return the sum of a value after a bias has been added to it."""
         if bias is None:
             return total
         entries, gain = self.entries(bias), total[0]
         return None if entries is None else (gain, (ImageStep("total", entries, by=gain),))
 
     def sums_to_one(self, node: Any) -> bool:
-        """Return whether a value holds non-negative weights that sum to one along its last axis."""
+        """Return whether a value consists of nonnegative weights that sum to one along its last axis."""
         while isinstance(node, Node) and node.op == "call_function":
             if operator_name(node) in ("softmax", "_softmax", "_safe_softmax"):
                 return given(node)[1] in (-1, len(shape_of(node)) - 1)
@@ -278,15 +278,15 @@ class Graph:
 
 
 def pads_zeros(node: Node) -> bool:
-    """Return whether a node pads only with zeros."""
+    """Return whether a node pads with zeros only."""
     is_constant = argument(node, 2, "constant") in ("constant", 0) and argument(node, 3, None) in (None, 0)
     return (is_constant and not node.kwargs) or not any(given(node)[1])
 
 
 def _axis_before(node: Node, axis: int) -> int | None:
-    """Return the axis of the operand along which known sums give the sums along an axis of the result.
+    """Return the operand axis whose known sums determine the sums along an axis of the result.
 
-    The sums of the result equal sums of the operand, are means of such sums, or are zero.
+    The sums of the result are sums of the operand, means of such sums, or zero.
     """
     name, source, shape = operator_name(node), shape_of(given(node)[0]), shape_of(node)
     ndim = len(source)
@@ -328,12 +328,12 @@ def _axis_before(node: Node, axis: int) -> int | None:
 
 
 def given(node: Node) -> Any:
-    """Return the arguments of a node, of any types."""
+    """Return the arguments of a node. Arguments may have any type."""
     return node.args
 
 
 def call(node: Node, operands: Mapping[Node, Any], *, may_copy: bool = True) -> Any:
-    """Call the operator of a node on other operands, and copy the operands if the operator cannot view them."""
+    """Call the operator of a node on other operands. Operands are copied if the operator cannot view them."""
     args, kwargs = map_arg((node.args, node.kwargs), operands.__getitem__)
     try:
         return node.target(*args, **kwargs)  # type: ignore[operator]

@@ -1,4 +1,4 @@
-"""The effects on an offset of operators that are linear in their operands: layers, tables, products, attention."""
+"""The effects of linear operators on an offset: layers, tables, products, attention."""
 
 from dataclasses import replace
 from typing import Any
@@ -26,7 +26,7 @@ from regauge.discovery.translations.offsets import (
 from regauge.discovery.translations.run import Run, Taker
 
 LAYERS = {"linear": (0, 1, 2), "addmm": (1, 2, 0), "conv1d": (0, 1, 2), "conv2d": (0, 1, 2), "conv3d": (0, 1, 2)}
-"""Operators that are linear in a value and in a weight: the argument positions of value, weight and bias."""
+"""Operators that are linear in a value and in a weight, with the argument positions of value, weight and bias."""
 
 
 def through_layer(run: Run, node: Node) -> Any:
@@ -52,7 +52,7 @@ def through_layer(run: Run, node: Node) -> Any:
 
 
 def _through(run: Run, term: Addend, weights: Entries, dim: int, shape: tuple[int, ...]) -> Addend:
-    """Map an offset of each channel by the weights of a layer."""
+    """Map an offset of each channel through the weights of a layer."""
     steps, size = channel_vector(term, dim)
     copies, outputs, inputs = weights.sizes[:3]
     if size != copies * inputs:
@@ -83,9 +83,9 @@ def _weights(run: Run, node: Node, w: Any) -> Entries:
 
 
 def _reweigh(run: Run, node: Node, x: Any, change: Offset, dim: int) -> Any:
-    """Return the offset of a layer's outputs that an offset of its weights causes.
+    """Return the offset of a layer's outputs that results from an offset of its weights.
 
-    Two outputs change by the same amount if their rows of the weights change by the same amounts.
+    Two outputs change by the same amount if their weight rows change by the same amounts.
     """
     (term,) = change.known()
     places = term.places.mT if operator_name(node) == "addmm" else term.places
@@ -115,7 +115,7 @@ def _reweigh(run: Run, node: Node, x: Any, change: Offset, dim: int) -> Any:
 
 
 def _first_column(array: Tensor) -> Tensor:
-    """Return the entries of an array along its first axis, at index zero of all other axes."""
+    """Return the entries along the first axis of an array, at index zero of all other axes."""
     for _ in range(array.ndim - 1):
         array = array.select(1, 0)
     return array
@@ -194,9 +194,9 @@ def through_attention(run: Run, node: Node) -> Any:
 
 
 def through_recurrent(run: Run, node: Node) -> None:
-    """Record that the input biases of a recurrent layer take back offsets of the state biases.
+    """Record that the input biases of a recurrent layer can compensate for offsets of the state biases.
 
-    The layer adds the two biases, except where a gate of a GRU multiplies the bias of the state.
+    The layer adds the two biases, except in a GRU gate that multiplies the state bias.
     """
     weights, count = _recurrent_weights(node)
     if any(source in run.offsets for source in node.all_input_nodes if source not in weights):
@@ -218,9 +218,9 @@ def through_recurrent(run: Run, node: Node) -> None:
 
 
 def _recurrent_weights(node: Node) -> tuple[list[Any], int]:
-    """Return the weights of a recurrent layer with biases, and the number of weights of each direction of each layer.
+    """Return the weights of a recurrent layer with biases, and how many weights each direction of each layer has.
 
-    They are the weights of the input and of the state, their biases, and the projection of an LSTM that has one.
+    The weights are those of the input and the state, their biases, and (for some LSTMs) the projection.
     """
     if operator_name(node).endswith("_cell"):
         return list(given(node)[2:]), 4

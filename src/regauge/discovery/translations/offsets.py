@@ -1,4 +1,4 @@
-"""Offsets: the amounts added to a value of a traced model when a vector is added to a parameter."""
+"""Offsets: the amounts that a value of a traced model changes by if a vector is added to a parameter."""
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -12,21 +12,21 @@ from torch.utils import _pytree as pytree
 from regauge.core.translations import Entries, ImageStep
 
 LARGEST_CONTENT = 1 << 14
-"""Largest number of entries, without repetitions, of an offset that gets a key for comparison."""
+"""The largest number of entries of an offset, without repetitions, for which a comparison key is computed."""
 
 
 class SeenError(Exception):
-    """The error for an offset that an operator sees so that the function changes."""
+    """Error if an operator sees an offset, which means that the function changes."""
 
 
 @dataclass(frozen=True, eq=False)
 class Addend:
-    """A vector that is added to a value, entry by entry, the same for all inputs.
+    """A vector that is added to entries of a value. The vector is the same for all inputs.
 
     Attributes:
-        steps: The steps from the vector of the family to this vector.
+        steps: The steps that map the vector of the family to this vector.
         size: The length of this vector.
-        places: For each entry of the value, 1 plus the index of the vector's entry that is added there, or zero if
+        places: For each entry of the value: one plus the index of the vector entry that is added to it, or zero if
             nothing is added.
     """
 
@@ -37,13 +37,14 @@ class Addend:
 
 @dataclass(frozen=True, eq=False)
 class Offset:
-    """Addends of a value.
+    """The sum of the vectors that are added to a value.
 
     Attributes:
-        terms: Vectors that are added, each known up to the weights.
-        labels: An array that replaces the terms if the amounts depend on the inputs. Equal labels mean equal amounts,
-            and zero means that nothing is added.
-        is_masked: Whether entries that a mask removes from a softmax lack the offset. Then only a softmax may end it.
+        terms: The added vectors, each of which is known as a function of the weights.
+        labels: If the amounts depend on the inputs, an array that replaces the terms. Equal labels mean equal amounts,
+            and a zero label means that nothing is added.
+        is_masked: Whether the offset is missing at entries that a mask excludes from a softmax. In that case, only a
+            softmax may remove the offset.
     """
 
     terms: tuple[Addend, ...] = ()
@@ -52,7 +53,7 @@ class Offset:
 
     @property
     def arrays(self) -> list[Tensor]:
-        """The places of each term, or the labels."""
+        """The `places` of each term, or the labels."""
         return [term.places for term in self.terms] if self.labels is None else [self.labels]
 
     @property
@@ -61,7 +62,7 @@ class Offset:
         return not any(_has_any(array) for array in self.arrays)
 
     def is_equal(self, other: "Offset") -> bool:
-        """Return whether two offsets are known to be the same."""
+        """Return whether two offsets are known to be equal."""
         if self.labels is not None and other.labels is not None:
             return torch.equal(self.labels, other.labels)
         alike = [
@@ -71,11 +72,11 @@ class Offset:
         return self.labels is other.labels and len(self.terms) == len(other.terms) and all(alike)
 
     def is_uniform(self, *dims: int) -> bool:
-        """Return whether the offset is constant along each of some axes."""
+        """Return whether the offset is constant along each of the given axes."""
         return all(is_constant(array, dim) for array in self.arrays for dim in dims)
 
     def move(self, function: Callable[[Tensor], Any]) -> Any:
-        """Return the offset after an operator that only moves values: one offset, or one for each result."""
+        """Return the offset after an operator that only rearranges entries: one offset, or one for each result."""
         moved = [function(array) for array in self.arrays]
         if all(isinstance(array, Tensor) for array in moved):
             return self._with(moved)
@@ -84,18 +85,18 @@ class Offset:
         return pytree.tree_unflatten(results, parts[0][1])
 
     def _with(self, arrays: Sequence[Tensor]) -> "Offset":
-        """Return the offset with other places or labels."""
+        """Return the offset with the given places or labels in place of its own."""
         if self.labels is not None:
             return Offset(labels=arrays[0], is_masked=self.is_masked)
         terms = tuple(Addend(term.steps, term.size, places) for term, places in zip(self.terms, arrays, strict=True))
         return Offset(terms, is_masked=self.is_masked)
 
     def then(self, *steps: ImageStep) -> "Offset":
-        """Return the offset with further steps, which keep the length of its vectors."""
+        """Return the offset after further steps. The steps keep the length of its vectors."""
         return replace(self, terms=tuple(replace(term, steps=(*term.steps, *steps)) for term in self.terms))
 
     def content(self) -> Hashable | None:
-        """Return a key that is equal for equal offsets; None if the key would be large."""
+        """Return a key that is equal for equal offsets; None if the key would be too large."""
         arrays = [once([array])[0] for array in self.arrays]
         if sum(array.numel() for array in arrays) > LARGEST_CONTENT:
             return None
@@ -110,13 +111,13 @@ class Offset:
         )
 
     def known(self) -> tuple[Addend, ...]:
-        """Return the terms, or raise `SeenError` if the amounts depend on the inputs or on a mask."""
+        """Return the terms. Raise `SeenError` if the amounts depend on the inputs or on a mask."""
         if self.labels is not None or self.is_masked:
             raise SeenError
         return self.terms
 
     def as_labels(self) -> Tensor:
-        """Return labels in place of terms; two labels are equal if all terms add the same entry."""
+        """Return labels that replace the terms. Two labels are equal if all terms add the same entry."""
         if self.labels is not None:
             return self.labels
         total = self.terms[0].places
@@ -137,12 +138,12 @@ def is_constant(array: Tensor, dim: int) -> bool:
 
 
 def _has_any(array: Tensor) -> bool:
-    """Return whether an array has a nonzero entry; the first entry, which is mostly nonzero, is tested first."""
+    """Return whether an array has a nonzero entry. The first entry is usually nonzero and is tested first."""
     return bool(array.numel()) and (bool(array[(0,) * array.ndim]) or bool(once([array])[0].any()))
 
 
 def once(arrays: Sequence[Tensor]) -> list[Tensor]:
-    """Return arrays of one shape without the axes along which all of them repeat their entries."""
+    """Return arrays of one shape without the axes along which all of the arrays are constant."""
     shape, strides = arrays[0].shape, zip(*(array.stride() for array in arrays), strict=True)
     repeated = [dim for dim, several in enumerate(strides) if shape[dim] > 1 and not any(several)]
     few = []
@@ -154,32 +155,32 @@ def once(arrays: Sequence[Tensor]) -> list[Tensor]:
 
 
 def paired(first: Tensor, second: Tensor) -> Tensor:
-    """Return labels that differ where either of two arrays of labels differs, and that are zero where both are zero."""
+    """Return labels that differ if either of two label arrays differs, and are zero if both are zero."""
     few, more = once([first, second])
     return (few * (int(more.max()) + 1) + more).expand(first.shape)
 
 
 def varied(labels: Tensor, positions: Tensor) -> Tensor:
-    """Return labels that also differ where the positions differ; zero labels stay zero."""
+    """Return labels that also differ if the positions differ. Zero labels stay zero."""
     few, more = once([labels, paired(labels, positions)])
     return torch.where(few == 0, 0, more).expand(labels.shape)
 
 
 def along(values: Tensor, dim: int, shape: Sequence[int]) -> Tensor:
-    """Return values along one axis, repeated along all other axes."""
+    """Return values along one axis, broadcast along all other axes."""
     return values.reshape([n if k == dim else 1 for k, n in enumerate(shape)]).expand(tuple(shape))
 
 
 def each_position(shape: Sequence[int], constant: Iterable[int]) -> Tensor:
-    """Return labels that differ wherever the position differs along an axis that is not constant."""
+    """Return labels that differ between positions along all axes that are not constant."""
     sizes = [1 if k in constant else n for k, n in enumerate(shape)]
     return torch.arange(1, torch.Size(sizes).numel() + 1).reshape(sizes).expand(tuple(shape))
 
 
 def channel_vector(term: Addend, dim: int) -> tuple[tuple[ImageStep, ...], int]:
-    """Return the steps to the vector that is added along one axis, and the length of this vector.
+    """Return the steps that compute the vector added along one axis, and the length of this vector.
 
-    Raise `SeenError` if the vector differs along another axis.
+    Raise `SeenError` if the vector varies along another axis.
     """
     places = term.places
     for k in range(places.ndim):
@@ -191,7 +192,7 @@ def channel_vector(term: Addend, dim: int) -> tuple[tuple[ImageStep, ...], int]:
 
 
 def picked(term: Addend, places: Tensor) -> tuple[tuple[ImageStep, ...], int]:
-    """Return the steps to the vector of a term's entries at some places, and the length of this vector.
+    """Return the steps that compute the vector of a term's entries at some places, and the length of this vector.
 
     Raise `SeenError` if nothing is added at one of the places, or if the entries have no regular pattern.
     """
@@ -205,7 +206,7 @@ def picked(term: Addend, places: Tensor) -> tuple[tuple[ImageStep, ...], int]:
 
 
 def pattern_of(numbers: Tensor) -> Entries | None:
-    """Return indices, in their order, as entries of a strided array; None if no array with at most three axes fits."""
+    """Return indices, in their order, as entries of a strided array; None if at most three axes do not suffice."""
     values = numbers.flatten()
     sizes: list[int] = []
     strides: list[int] = []
@@ -229,7 +230,7 @@ def pattern_of(numbers: Tensor) -> Entries | None:
 
 
 def added(shape: tuple[int, ...], offsets: list[Any], factors: list[float]) -> Any:
-    """Return the sum of offsets of one shape, each multiplied by a factor; None if they cancel."""
+    """Return the sum of offsets of one shape, each multiplied by a factor; None if the offsets cancel."""
     whole = [None if one is None else one.move(lambda array: array.expand(shape)) for one in offsets]
     there = [(one, factor) for one, factor in zip(whole, factors, strict=True) if one is not None]
     is_masked = any(one.is_masked for one, _ in there)

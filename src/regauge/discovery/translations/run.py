@@ -1,4 +1,4 @@
-"""The propagation of an offset through a traced model, and the parameters that take the offset back."""
+"""The propagation of an offset through a traced model, and the parameters that can compensate for it."""
 
 import heapq
 import math
@@ -19,18 +19,18 @@ from regauge.discovery.translations.offsets import Addend, Offset, SeenError, al
 MOVES = (
     VIEWS | PIECES | words("mT adjoint expand cat stack index_select roll flip repeat repeat_interleave getitem index")
 )
-"""Operators whose results are entries of their operands."""
+"""Operators whose result entries are entries of their operands."""
 
 
 @dataclass(frozen=True, eq=False)
 class Taker:
-    """A parameter that is added in a value, and may take an offset back.
+    """A parameter that is added to a value and can therefore compensate for an offset of the value.
 
     Attributes:
         entries: The entries of the parameter.
         constant: The axes of the entries along which an offset must be constant, such as the rows of a lookup table.
-        places: For each entry of the value, 1 plus the index of the parameter's entry that is added there, or zero if
-            none is. Constant axes do not count in the index.
+        places: For each entry of the value: one plus the index of the parameter entry that is added to it, or zero if
+            nothing is added. The index does not count constant axes.
     """
 
     entries: Entries
@@ -39,31 +39,31 @@ class Taker:
 
     @property
     def count(self) -> int:
-        """The number of entries at one index of the constant axes."""
+        """The number of entries at each index of the constant axes."""
         return math.prod(size for axis, size in enumerate(self.entries.sizes) if axis not in self.constant)
 
     def move(self, function: Callable[[Tensor], Tensor]) -> "Taker":
-        """Return the parameter as it is added in the result of an operator that only moves values."""
+        """Return the parameter as it is added to the result of an operator that only rearranges entries."""
         return replace(self, places=function(self.places))
 
 
 Rules = Mapping[str, Callable[["Run", Node], Any]]
-"""The effect of each operator on an offset, by operator name; an operator without a rule sees the offset."""
+"""The effect of each operator on an offset, by operator name. An operator without a rule sees the offset."""
 
 
 Event = tuple[Literal["image", "passed", "read", "asked"], Any]
-"""A kind of event and the object of the event.
+"""A kind of event, and the object of the event.
 
-The object of "image" is the image that takes the offset back. The object of "passed" is a gain of one that multiplies
-the offset. The object of "read" is a gain that divides the offset, or None. The object of "asked" is a parameter for
-which the answer would differ if the offset were an offset of this parameter.
+The object of "image" is the image that compensates for the offset. The object of "passed" is a gain of one that
+multiplies the offset. The object of "read" is a gain that divides the offset, or None. The object of "asked" is a
+parameter that would give another answer if the offset were an offset of this parameter.
 """
 
 
 class Onward(NamedTuple):
-    """Events from a node on, whether parameters could take the offset back, and whether an operator sees it.
+    """Events from a node onward, whether parameters could compensate for the offset, and whether an operator sees it.
 
-    They are found once, because many layers pass an equal offset on to the rest of a deep network.
+    These results are computed once, because many layers pass an equal offset to the rest of a deep network.
     """
 
     events: list[Event]
@@ -74,8 +74,8 @@ class Onward(NamedTuple):
 class Run:
     """The propagation of an offset of the parameter `home` through the model.
 
-    Operators act on the offset by rules. If `is_eager`, parameters take the offset back. Otherwise `is_missed` records
-    that some parameters could.
+    Rules define how operators act on the offset. If `is_eager`, parameters compensate for the offset. Otherwise,
+    `is_missed` records that parameters could compensate.
     """
 
     def __init__(self, graph: Graph, home: str, takers: frozenset[str], rules: Rules, *, is_eager: bool) -> None:
@@ -104,9 +104,9 @@ class Run:
         return self._images()
 
     def _images(self) -> tuple[Image, ...]:
-        """Return the images that take the offset back.
+        """Return the images that compensate for the offset.
 
-        A bias that several steps add must take the offset back in each step, and counts once.
+        A bias that several steps add must compensate for the offset in each step, and counts once.
         """
         met = self._met("image")
         for image in met:
@@ -117,14 +117,14 @@ class Run:
 
     @property
     def gains(self) -> frozenset[Entries]:
-        """Gains by which an offset was multiplied or divided."""
+        """The gains that multiplied or divided an offset."""
         return frozenset([*self._met("passed"), *(gain for gain in self._met("read") if gain)])
 
     def _met(self, kind: str) -> list[Any]:
         return [what for one, what in self.events if one == kind]
 
     def _advance(self, start: Addend, points: list[tuple[Hashable, int]]) -> None:
-        """Apply the rules in the order of the graph; `points` collects keys for reuse with the events before each."""
+        """Apply the rules in graph order. `points` collects keys for reuse, and the events before each key."""
         waiting: list[tuple[int, Node]] = []
         queued: set[Node] = set()
 
@@ -166,13 +166,16 @@ class Run:
             arrive(node, found)
 
     def _is_of(self, name: str | None, offset: Any) -> bool:
-        """Return whether a parameter that the model writes already has an equal offset."""
+        """Return whether a parameter to which the model writes already has an equal offset."""
         self.events.append(("asked", name))
         places = self.graph.placeholders.get(name, ()) if name else ()
         return any(known.is_equal(offset) for known in map(self.of, places) if known)
 
     def _rounds(self, node: Node) -> bool:
-        """Return whether a value has a coarser dtype than the parameter; only the first of several results counts."""
+        """Return whether a value has a coarser dtype than the parameter.
+
+        Only the first of several results is checked.
+        """
         value = node.meta.get("val")
         if not isinstance(value, Tensor):
             value = next((one for one in pytree.tree_leaves(value) if isinstance(one, Tensor)), None)
@@ -182,7 +185,7 @@ class Run:
         return self.offsets.get(operand) if isinstance(operand, Node) else None
 
     def take_back(self, operand: Any, offset: Offset, spread: Callable[[Tensor], Tensor]) -> Offset | None:
-        """Return the offset, or None if parameters that are added in an operand take it back everywhere."""
+        """Return the offset, or None if parameters that are added in an operand fully compensate for it."""
         if not offset.terms:
             return None
         if offset.is_masked or self.is_missed or not (found := self._takers(operand)):
@@ -213,7 +216,7 @@ class Run:
 
     @staticmethod
     def image(term: Addend, taker: Taker, given: Tensor) -> Image | None:
-        """Return the image of a vector in a parameter that takes it back; `given` numbers the entries of the vector."""
+        """Return the image of a vector in a compensating parameter. `given` numbers the entries of the vector."""
         entries, there = taker.entries, (given != 0).nonzero().flatten()
         if not len(there):
             return None
@@ -227,7 +230,7 @@ class Run:
         return Image(entries, taker.constant, (*steps, ImageStep("scale", factor=-1.0)))
 
     def _takers(self, node: Any) -> list[Taker]:
-        """Return parameters that are added in a value and may take an offset back: one, or one for each part."""
+        """Return parameters that are added to a value and can compensate for an offset: one, or one for each part."""
         if not isinstance(node, Node) or node in self.offsets:
             return []
         if (name := self.free_parameter(node)) is not None:
@@ -267,7 +270,7 @@ class Run:
         return []
 
     def _piece(self, node: Node) -> list[Taker]:
-        """Return parameters that are added in a value, moved to one of the pieces into which an operator cuts it."""
+        """Return parameters that are added to a value, restricted to one part into which an operator cuts it."""
         cut, index = given(node)
         if operator_name(cut) not in PIECES or not self.graph.is_read_once(cut) or cut in self.graph.ends:
             return []
@@ -275,19 +278,19 @@ class Run:
         return [taker.move(lambda own: call(cut, {source: own})[index]) for taker in self._takers(source)]
 
     def free_parameter(self, node: Any) -> str | None:
-        """Return the parameter that a node holds, if the parameter may take offsets back."""
+        """Return the parameter that a node represents, if the parameter can compensate for offsets."""
         name = self.graph.parameter(node)
         return name if name is not None and self.may_take(name) else None
 
     def may_take(self, name: str) -> bool:
-        """Return whether a parameter may take offsets back and is read only once, or only by steps of one cell."""
+        """Return whether a parameter can compensate for offsets and is read only once, or only by steps of one cell."""
         if name not in self.takers or not (self.graph.is_single(name) or self.graph.is_of_steps(name)):
             return False
         self.events.append(("asked", name))
         return name != self.home
 
     def _side_by_side(self, node: Node) -> list[Taker]:
-        """Return parameters that are added in some of several concatenated values."""
+        """Return parameters that are added to some of several concatenated values."""
         parts: Any = given(node)[0]
         found = []
         for k, part in enumerate(parts):

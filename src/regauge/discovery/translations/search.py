@@ -1,4 +1,4 @@
-"""The families of translations of a traced model: candidates, which are propagated in the order of the chart."""
+"""The translation families of a traced model: candidates, which are propagated in the order of the chart."""
 
 import math
 from collections.abc import Iterator
@@ -24,11 +24,12 @@ from regauge.discovery.translations.run import Run
 
 
 def find_translations(program: Program, symmetry: Symmetry) -> Symmetry:
-    """Return a symmetry with its families of translations, and the gains that are one in a representative.
+    """Return a symmetry with its translation families, and with the gains that are one in a representative.
 
-    Families are taken in the order of the chart: means of matrices, then single biases, then means of biases. No family
-    may change entries that an earlier family made zero or centered. The home parameters of earlier families therefore
-    take nothing back. If two families of one parameter overlap, the shared part belongs to the first family.
+    Families are processed in the order of the chart: means of matrices, then single biases, then means of biases. No
+    family may change entries that an earlier family made zero or centered. Therefore the home parameters of earlier
+    families cannot compensate for later families. If two families of one parameter overlap, the overlap belongs to the
+    first family.
     """
     found = replace(symmetry, gains=tuple(name for name in gains(program) if name not in symmetry.ones))
     ones = frozenset((*(chart_gains(found) if found.gains else ()), *symmetry.ones))
@@ -42,15 +43,15 @@ def follow(
     """Find changes of other parameters that compensate for a vector added to a parameter; None if an operator sees it.
 
     Args:
-        graph: The model.
-        start: The vector, with places in the shape of the whole parameter.
-        home: The parameter.
-        takers: Parameters that may take offsets back.
+        graph: The traced model.
+        start: The vector, with `places` in the shape of the whole parameter.
+        home: The parameter to which the vector is added.
+        takers: The parameters that may compensate for offsets.
 
     Returns:
-        The images of the vector in other parameters, and the gains by which the vector must be divided along its
-        constant axis. A gain counts if a layer reads values after the gain through the parameter, or if the gain
-        multiplies an offset that is the same for all units.
+        The images of the vector in other parameters, and the gains that must divide the vector along its constant axis.
+        These are gains before a layer that reads through the parameter, and gains that multiply an offset that is equal
+        for all units.
     """
     for is_eager in (False, True):
         run = Run(graph, home, takers, EFFECTS, is_eager=is_eager)
@@ -64,7 +65,7 @@ def follow(
 
 
 class _Search:
-    """A search for compatible families of translations that parameters take back or that no operator sees."""
+    """A search for compatible translation families: parameters compensate for them, or no operator sees them."""
 
     def __init__(self, graph: Graph, symmetry: Symmetry, factors: frozenset[str]) -> None:
         self.graph, self.symmetry = graph, symmetry
@@ -112,9 +113,9 @@ class _Search:
         return self.found
 
     def _statistics(self, kind: Literal["mean", "variance"]) -> Iterator[TranslationFamily]:
-        """Yield families that trade running means for biases, or variances for gains.
+        """Yield families that exchange running means with biases, or variances with gains.
 
-        They keep the function with the values as they are stored.
+        These families keep the function only with the stored statistics.
         """
         for node in self.graph.order:
             if node.op != "call_function" or operator_name(node) != "batch_norm" or given(node)[5]:
@@ -149,7 +150,7 @@ class _Search:
         return list(used)
 
     def _is_position(self, name: str) -> bool:
-        """Return whether a table is looked up, or added, in the same way for all inputs."""
+        """Return whether a table is looked up or added in the same way for all inputs."""
         users = [user for node in self.graph.placeholders[name] for user in node.users]
         return all(len(user.args) > 1 and self.graph.constant(user.args[1]) is not None for user in users)
 
@@ -170,7 +171,8 @@ class _Search:
     def _try(self, name: str, constant: tuple[int, ...]) -> None:
         """Propagate a vector that is constant along some axes of a parameter.
 
-        The vector is added to the whole parameter. If an operator sees it, vectors on single pieces are tried.
+        First, the vector is added to the whole parameter. If an operator sees it, vectors on parts of the parameter are
+        tried.
         """
         shape = self.graph.program.shapes[name]
         if any(shape[axis] < 2 for axis in constant):
@@ -187,9 +189,9 @@ class _Search:
                 return
 
     def _try_stretches(self, name: str, axis: int) -> bool:
-        """Propagate each stretch of a table of positions separately, and return whether the table has such stretches.
+        """Propagate each range of a position table separately. Return whether the table has such ranges.
 
-        Each of several concatenated values may take back the offset of one stretch.
+        Each of several concatenated values may compensate for the offset of one range.
         """
         shape = self.graph.program.shapes[name]
         whole = Entries.whole(name, shape)
@@ -226,9 +228,10 @@ class _Search:
                 yield Entries(name, sizes, strides), (axis + 1,)
 
     def _follow(self, family: TranslationFamily, places: Tensor) -> bool:
-        """Propagate a family, and keep it as a candidate if no operator sees it; return whether it was kept.
+        """Propagate a family, and keep it as a candidate if no operator sees it. Return whether it was kept.
 
-        `places` gives, for each entry of the home parameter, the index (from one) of the vector's entry that is added.
+        `places` gives, for each entry of the home parameter, one plus the index of the vector entry that is added to
+        it.
         """
         known = self._with_images(family, places, self.takers)
         if known is not None:
@@ -240,7 +243,7 @@ class _Search:
     ) -> TranslationFamily | None:
         """Return a family with the images that compensate for it, and with the gain that its offset meets, if any.
 
-        Return None if an operator sees the offset, or if the gains do not match the family.
+        Return None if an operator sees the offset, or if the gains do not fit the family.
         """
         start = Addend((), math.prod(family.vector_shape), places)
         found = follow(self.graph, start, family.entries.parameter, takers)
@@ -276,7 +279,7 @@ class _Search:
     def _is_kept_by_groups(self, family: TranslationFamily) -> bool:
         """Return whether groups map vectors that are constant along an axis to vectors that are constant along it.
 
-        Groups with scales, signs or matrices of units along the axis do not, unless a gain divides the vector.
+        Groups with scales, signs or matrices on this axis do not, unless a gain divides the vector.
         """
         entries = family.entries
         shape = self.graph.program.shapes[entries.parameter]
@@ -297,7 +300,7 @@ class _Search:
         return True
 
     def _centered(self, entries: Entries, constant: tuple[int, ...]) -> tuple[int, ...] | None:
-        """Return axes of the vector along which earlier families of a parameter leave a zero sum; None on overlap."""
+        """Return the vector axes along which earlier families leave a zero sum; None if families overlap."""
         free = [k for k in range(len(entries.sizes)) if k not in constant]
         axes: list[int] = []
         for other in self.found:
@@ -313,10 +316,10 @@ class _Search:
         return tuple(axes)
 
     def _pieces(self, name: str, constant: tuple[int, ...]) -> Iterator[tuple[Entries, Tensor]]:
-        """Yield the whole parameter, then the pieces of an axis on which groups act (fused queries, keys and values).
+        """Yield the whole parameter, then the parts of an axis on which groups act (fused queries, keys and values).
 
-        Each piece comes with an array over the parameter. It holds the index (from one) of the vector's entry at each
-        place.
+        Each part comes with an array in the shape of the parameter. The array contains, at each position, one plus the
+        index of the vector entry.
         """
         shape = self.graph.program.shapes[name]
         whole = Entries.whole(name, shape)
@@ -331,7 +334,7 @@ class _Search:
                 yield piece, places.expand(shape)
 
     def _parts(self, name: str, axis: int) -> list[Tensor]:
-        """Return the positions of groups that cover only part of an axis of a parameter, and of pieces of the axis."""
+        """Return the positions of groups that cover only part of a parameter's axis, and of parts of the axis."""
         shape = self.graph.program.shapes[name]
         found: dict[Any, Tensor] = {}
         for group, place in self.placements.get((name, axis), ()):
@@ -348,7 +351,7 @@ class _Search:
 
 
 def _along_axis(whole: Entries, axis: int, positions: Tensor) -> Entries | None:
-    """Return the entries at some positions of an axis of a parameter; None if the positions are not evenly spaced."""
+    """Return the entries at some positions along a parameter's axis; None if the positions are not evenly spaced."""
     pattern = pattern_of(positions)
     if pattern is None or (len(pattern.sizes) > 1 and len(whole.sizes) > 1):
         return None
@@ -359,7 +362,7 @@ def _along_axis(whole: Entries, axis: int, positions: Tensor) -> Entries | None:
 
 
 def _numbers(entries: Entries, constant: tuple[int, ...]) -> Tensor:
-    """Return the indices, from one, of the vector's entries that are added to the entries of an array."""
+    """Return, for each entry of an array, one plus the index of the vector entry that is added to it."""
     sizes = [1 if k in constant else n for k, n in enumerate(entries.sizes)]
     return torch.arange(1, math.prod(sizes) + 1).reshape(sizes).expand(entries.sizes)
 
