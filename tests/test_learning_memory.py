@@ -109,6 +109,7 @@ def test_a_batch_holds_what_its_graph_holds(name: str, tmp_path: Path) -> None:
     assert held == kept(task, params, (x, y)) > kept(task, params, batches[2])
     alone = held_by_batch(rg.Task(task.module, [(x, None)], has_targets=False), params)
     assert 0 < alone <= held
+    assert held_by_batch(rg.Task(task.module, []), params) == 0
 
 
 @pytest.mark.parametrize(
@@ -152,6 +153,8 @@ def test_what_needs_more_is_refused_before_a_step(tmp_path: Path, monkeypatch: p
     rg.align(*paths, symmetry, memory="40MB", **ways | {"method": rg.WeightMatching()})
     rg.align(*paths, symmetry, memory="200MB", **ways | {"out": rg.Output(out, overwrite=True)})
     assert len(found) == 1
+    with pytest.raises(ValueError, match="the task has no batches"):
+        rg.align(*paths, symmetry, method=method, task=rg.Task(task.module, []), memory="200MB")
 
 
 def test_several_networks_are_learned_one_after_the_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -195,7 +195,9 @@ def held_by_batch(task: Task, params: Mapping[str, Tensor]) -> int:
     def values(batch: Batch) -> int:
         return sum(leaf.numel() for leaf in pytree.tree_leaves(batch[0]) if isinstance(leaf, Tensor))
 
-    largest = max(map(as_pair, task.batches), key=values)
+    largest = max(map(as_pair, task.batches), key=values, default=None)
+    if largest is None:
+        return 0  # the descent raises an error
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(count, lambda empty: empty):
         task.loss(leaves, largest) if task.has_targets else task.run(leaves, largest[0])
     return held
