@@ -1,4 +1,4 @@
-"""What discovery finds in every architecture of the test list, as a Markdown table.
+"""Results of discovery for every architecture of the test list, as a Markdown table.
 
     .venv/bin/python benchmarks/architectures.py > docs/architectures.md
 

@@ -1,4 +1,4 @@
-"""What runs on a GPU, against the CPU of the same machine in the same run: laws, sizes of users, peak memory.
+"""GPU against the CPU of the same machine in one run: laws, times at realistic sizes, peak memory.
 
 One case after another, the most telling first. Each asks how much of the budget is left before it begins, and is
 stopped when that is over; a case that fails writes its error, and the next one runs. Its record, one line of JSON, is

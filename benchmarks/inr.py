@@ -1,4 +1,4 @@
-"""What a step of fitting an INR costs, against its matrix products alone; and images that are fitted in a minute.
+"""Cost of a step of fitting an INR, relative to its matrix products alone, and of fitting images for a minute.
 
 A step is everything that `fit` does: drawing 10,000 of 500,000 samples, the loss, its gradient, and Adam. Its matrix
 products are forward, by the inputs and by the weights, of the same sizes, with results written into buffers, on the

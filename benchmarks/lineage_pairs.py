@@ -1,4 +1,4 @@
-"""300 pairs of networks with known histories: what `rg.compare` says of them, and what others say.
+"""300 pairs of networks with known histories, judged by `rg.compare` and by other methods.
 
 Fifty pairs of each of six architectures: MLPs, CNNs with batch normalization, ViTs, GPT style and Llama style networks,
 and mixtures of experts. The list is made before any network is trained, and its classes follow from histories alone:
@@ -7,9 +7,9 @@ and mixtures of experts. The list is made before any network is trained, and its
 - descendants: trained on for 1 to 200% of a training, pruned, merged, rounded, with a LoRA merged, with rows for new
   symbols or classes, with a block dropped or doubled and trained on for 10%; each as it is and moved,
 - siblings: one initialization or one base, trained apart,
-- students: distilled from a start of their own,
-- strangers: other starts, but one configuration and one order of data; as they are, moved, aligned to the first
-  network, aligned in part, aligned and trained on, extended, with a block dropped,
+- students: distilled, from another initialization,
+- strangers (unrelated networks): other initializations, but one configuration and one order of data; as they are,
+  moved, aligned to the first network, aligned in part, aligned and trained on, extended, with a block dropped,
 - thieves and framers, who know the test: descendants with noise, in a merge with an aligned stranger, or trained away
   from the weights of their parent; and strangers that are means of three networks aligned to A, or were trained to what
   A's blocks put out.

@@ -1,4 +1,4 @@
-"""What aligning posteriors costs, beside aligning single networks of the same architecture.
+"""Cost of aligning posteriors, relative to aligning single networks of the same architecture.
 
 Mean-field posteriors of an MLP 784-512-512-512-10 on MNIST and of a ResNet20 with filter response normalization on
 digits, two of each from different seeds, fitted for a few epochs. In one process with one thread and in alternating

@@ -1,4 +1,4 @@
-"""What aligning one small pair costs, against the loop that everybody writes first.
+"""Cost of aligning one small pair, relative to a plain loop over layers.
 
 The loop is weight matching as it is published: for each layer the product of both networks' weights, the second one as
 the other layers permute it, and `scipy.optimize.linear_sum_assignment`, until no layer changes. It begins at the

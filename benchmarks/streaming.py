@@ -1,4 +1,4 @@
-"""Llama-style checkpoints with a hidden element between the first two: does streaming find it in little memory?
+"""Streamed alignment of Llama-style checkpoints: recovers a hidden element between two of them, in little memory.
 
     python benchmarks/streaming.py make FOLDER             # sharded bfloat16 checkpoints, 1.1 billion values each: a, b
                                                            # (a with noise, moved) and c, which is independent of both

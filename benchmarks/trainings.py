@@ -1,4 +1,4 @@
-"""What whole trainings on real data cost on one core: populations from their seeds to the end, with validation.
+"""Cost of whole trainings on real data on one core: populations from initialization to the end, with validation.
 
 Configs are the presets', where their length is said in a paper; MLPs 784-10-10 and small CNNs are trained for five
 epochs as the larger MLPs are. CPU seconds, and what 1,000, 10,000 and ten million networks take on one core.

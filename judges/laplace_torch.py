@@ -1,4 +1,4 @@
-"""laplace-torch's own tests: every posterior that they fit, read by regauge.
+"""Posteriors that the tests of laplace-torch fit, read by regauge.
 
     PEERS=FOLDER .venv/bin/python judges/laplace_torch.py [PIECE-OF-A-NAME ...]
 

@@ -24,16 +24,17 @@ LISTED = {
 """Numbers of cases of peers that have more than have been run."""
 HEAD = """# Judged by others
 
-Cases of other tools, run on regauge as they are. The folder `judges/` has one script for each of them. A script takes
-the tool's checkout at the commit that it names. It installs what the tool needs in a place of its own, and writes one
-line for each case to `judges/records/`. This page is drawn from these lines.
+regauge runs the tests, tables and examples of other tools without changes to them. The folder `judges/` has one script
+for each tool. A script names a commit of the tool, needs a checkout of this commit, and installs the requirements of
+the tool in a separate folder. It writes one line for each case to `judges/records/`. This page is drawn from these
+lines.
 
 ```text
-PEERS=FOLDER make judges      # FOLDER/mergekit and so on are checkouts; without one, the script says what is missing
+PEERS=FOLDER make judges      # FOLDER has git checkouts such as FOLDER/mergekit; a script prints what is missing
 ```
 
-Cases in a record are not run again: delete a line, or the file, to run them anew. The lists of cases were fixed before
-anything was mended for them. If a list is longer than its record, the next `make judges` continues it.
+Cases in a record are not run again. To repeat them, delete their lines or the file. The lists of cases were fixed before
+we changed anything in regauge for them. If a list is longer than the record, the next `make judges` continues it.
 """
 
 

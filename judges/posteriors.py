@@ -1,4 +1,4 @@
-"""posteriors' own tests: every state that they make and that stands for a distribution, read by regauge.
+"""States of distributions that the tests of posteriors make, read by regauge.
 
     PEERS=FOLDER .venv/bin/python judges/posteriors.py [PIECE-OF-A-NAME ...]
 

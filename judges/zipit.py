@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 from judge import Case, Failed, Peer, absent, declare_torchvision, judge
-from specifications import Specification, compare_axes
+from specifications import Specification, build, compare_axes, random_params
 from torch import Tensor, nn
 
 import regauge as rg
@@ -200,14 +200,8 @@ def _images(pixels: int) -> Tensor:
 
 def _random(make: Callable[[], nn.Module], seed: int) -> nn.Module:
     """A model with other values on each unit, statistics included."""
-    torch.manual_seed(seed)
-    model = make().eval()
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, tensor in model.state_dict().items():
-            if tensor.is_floating_point() and tensor.ndim == 1:
-                noise = 0.1 * torch.randn(tensor.shape, generator=generator)
-                tensor += noise.abs() if "var" in name else noise
+    model = build(make, seed).eval()
+    model.load_state_dict(random_params(make, seed))
     return model
 
 

@@ -1,4 +1,4 @@
-"""The source files of the library, their syntax trees, and the public names in them."""
+"""The source files of the library, their syntax trees, the public names in them, and the pages of the documentation."""
 
 import ast
 from collections.abc import Iterator
@@ -7,6 +7,9 @@ from pathlib import Path
 import regauge
 
 SOURCE = Path(regauge.__file__).parent
+ROOT = Path(__file__).parent.parent
+PAGES = sorted(path for path in (ROOT / "docs").rglob("*.md") if "_build" not in path.parts)
+"""The pages of the documentation."""
 FILES = {path.relative_to(SOURCE): path.read_text(encoding="utf-8") for path in sorted(SOURCE.rglob("*.py"))}
 TREES = {path: ast.parse(text) for path, text in FILES.items()}
 

@@ -12,20 +12,24 @@ import io
 import json
 import re
 import shlex
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from sources import PAGES, ROOT
 
 import regauge as rg
 from regauge.cli.main import main, parse
 from regauge.merging.merge_record import Needs
 from regauge_papers.table import Table
 
-ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").rglob("*.md") if "_build" not in path.parts)]
+TEXTS = [ROOT / "README.md", *PAGES]
+"""The README and the pages."""
+RECORDS = ROOT / "docs" / "records"
+Script = Callable[[str], Any]
 FENCE = re.compile(r"^```(.*)$")
 EXCERPT = re.compile(r"^<!-- (regauge reproduce --draw .*) -->$")
 """Above a table that has only some columns of its record: the command that draws it."""
@@ -107,8 +111,30 @@ def require_output(expected: str, printed: str, place: str) -> None:
     )
 
 
+def require_tables(lines: Iterable[str], page: str) -> None:
+    """Assert that a page has all tables in the lines, which empty lines divide."""
+    assert [table for table in "\n".join(lines).split("\n\n") if table not in page] == []
+
+
+def text_of(page: str) -> str:
+    """The text of a page in the folder of the documentation."""
+    return (ROOT / "docs" / page).read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Script:
+    """A function that imports a script by its folder and name."""
+
+    def load(place: str) -> Any:
+        folder, _, name = place.partition("/")
+        monkeypatch.syspath_prepend(ROOT / folder)
+        return importlib.import_module(name)
+
+    return load
+
+
 @pytest.mark.usefixtures("nothing_registered")
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_every_block_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
@@ -142,91 +168,78 @@ def test_every_block_runs(page: Path, tmp_path: Path, monkeypatch: pytest.Monkey
             printed = out.getvalue()
 
 
-def test_the_page_on_limits_agrees_with_its_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "examples")
-    study = importlib.import_module("when_it_fails")
-    records, page = study.read(), (ROOT / "docs" / "limits.md").read_text(encoding="utf-8")
+def test_the_page_on_limits_agrees_with_its_records(script: Script) -> None:
+    study = script("examples/when_it_fails")
+    records, page = study.read(), text_of("limits.md")
     assert len(records) == len(study.cells())
     assert "\n".join(study.table(records)) in page
 
 
 @pytest.mark.parametrize("part", ["uniform", "noise", "widths"])
-def test_the_page_on_comparison_agrees_with_its_records(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    study = importlib.import_module("lineage")
-    page = "".join(
-        (ROOT / "docs" / place).read_text("utf-8") for place in ("comparison.md", "measurements/comparison.md")
-    )
-    rows = study.read(ROOT / "docs" / "records" / f"lineage-{part}.jsonl")
+def test_the_page_on_comparison_agrees_with_its_records(part: str, script: Script) -> None:
+    study = script("benchmarks/lineage")
+    page = text_of("comparison.md") + text_of("measurements/comparison.md")
+    rows = study.read(RECORDS / f"lineage-{part}.jsonl")
     for table in "\n".join(study.lines_of(part, rows)).split("\n\n"):
         assert table.replace("\n", "\n  ") in page or table in page
 
 
-def test_the_page_on_comparison_agrees_with_the_pairs_of_known_history(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    study, records = importlib.import_module("lineage_pairs"), ROOT / "docs" / "records"
-    page = (ROOT / "docs" / "measurements" / "comparison.md").read_text("utf-8")
-    rows = study.read(records / "lineage-verdicts.jsonl")
-    for table in "\n".join(study.lines_of(rows)).split("\n\n"):
-        assert table in page
-    fresh = study.read(records / "lineage-fresh.jsonl")
+def test_the_page_on_comparison_agrees_with_the_pairs_of_known_history(script: Script) -> None:
+    study = script("benchmarks/lineage_pairs")
+    page = text_of("measurements/comparison.md")
+    rows = study.read(RECORDS / "lineage-verdicts.jsonl")
+    require_tables(study.lines_of(rows), page)
+    fresh = study.read(RECORDS / "lineage-fresh.jsonl")
     assert all("\n".join(make(fresh)) in page for make in (study.summary, study.kinship_table))
-    known = study.read(records / "lineage-pairs.jsonl")
+    known = study.read(RECORDS / "lineage-pairs.jsonl")
     first = known[0]["a"][0][1]  # The seed of the first network, from which the whole list follows.
     assert known == [pair for family in study.FAMILIES for pair in study.pairs(family, first)]
     assert sorted(row["id"] for row in rows) == sorted(pair["id"] for pair in known)
 
 
-def test_the_page_on_comparison_agrees_with_its_families(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    study = importlib.import_module("lineage_family")
-    text = (ROOT / "docs" / "records" / "lineage-family.jsonl").read_text("utf-8")
+def test_the_page_on_comparison_agrees_with_its_families(script: Script) -> None:
+    study = script("benchmarks/lineage_family")
+    text = (RECORDS / "lineage-family.jsonl").read_text("utf-8")
     lines = study.table([json.loads(line) for line in text.splitlines()])
-    assert "\n".join(lines) in (ROOT / "docs" / "measurements" / "comparison.md").read_text("utf-8")
+    assert "\n".join(lines) in text_of("measurements/comparison.md")
 
 
-def test_the_page_on_comparison_agrees_with_its_hard_negatives(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    study = importlib.import_module("aligned_strangers")
-    page = (ROOT / "docs" / "measurements" / "comparison.md").read_text(encoding="utf-8")
-    rows = study.read(ROOT / "docs" / "records" / "aligned-strangers.jsonl")
-    for table in "\n".join(study.lines_of(rows)).split("\n\n"):
-        assert table in page
+def test_the_page_on_comparison_agrees_with_its_hard_negatives(script: Script) -> None:
+    study = script("benchmarks/aligned_strangers")
+    page = text_of("measurements/comparison.md")
+    rows = study.read(RECORDS / "aligned-strangers.jsonl")
+    require_tables(study.lines_of(rows), page)
     judged = [row for row in rows if row["part"] == "judged"]
     assert not any(row["verdict"] == "descended" for row in judged if row["relation"] == "stranger")
     same = ("descended", "same network in another gauge")
     assert all(row["verdict"] in same for row in judged if row["relation"] == "relative")
 
 
-def test_the_page_on_merges_of_fine_tunes_agrees_with_its_record(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_on_merges_of_fine_tunes_agrees_with_its_record(script: Script) -> None:
     """And the rule, whose limits were checked on even seeds, holds on odd ones."""
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    study = importlib.import_module("aligned_merges")
-    page = (ROOT / "docs" / "measurements" / "aligned_merges.md").read_text(encoding="utf-8")
-    rows = study.read(ROOT / "docs" / "records" / "aligned-merges.jsonl")
-    for table in "\n".join(study.lines_of(rows)).split("\n\n"):
-        assert table in page
+    study = script("benchmarks/aligned_merges")
+    page = text_of("measurements/aligned_merges.md")
+    rows = study.read(RECORDS / "aligned-merges.jsonl")
+    require_tables(study.lines_of(rows), page)
     tested = [row for row in rows if row["aligned"] and row["seed"] % 2]
     assert all(study.need_of(row).is_there == (row["amount"] == study.STRANGERS) for row in tested)
     told = {Needs((study.need_of(row),)).notes[0].partition(":")[0].partition(",")[0] for row in tested}
     assert told == {"one base", "aligning helps the other network"}
 
 
-def test_the_page_on_flows_agrees_with_the_record_of_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    study = importlib.import_module("defaults")
-    page = (ROOT / "docs" / "measurements" / "flows.md").read_text(encoding="utf-8")
-    record = ROOT / "docs" / "records" / "defaults.jsonl"
+def test_the_page_on_flows_agrees_with_the_record_of_defaults(script: Script) -> None:
+    study = script("benchmarks/defaults")
+    page = text_of("measurements/flows.md")
+    record = RECORDS / "defaults.jsonl"
     parts = {json.loads(line)["part"] for line in record.read_text("utf-8").splitlines()}
     assert "flow" in parts <= set(study.PARTS)
     for part in parts:
         assert study.table(record, part) in page
 
 
-def test_the_page_of_headlines_is_drawn_from_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_of_headlines_is_drawn_from_the_records(script: Script) -> None:
     """Each number of a paper has ours with n and what differs, or the reason why there is none."""
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    study = importlib.import_module("headlines")
+    study = script("benchmarks/headlines")
     assert study.draw() == study.PAGE.read_text(encoding="utf-8")
     headlines = [one for several in study.PAPERS.values() for one in several]
     assert len({(one.where, one.quantity) for one in headlines}) == len(headlines)
@@ -240,38 +253,34 @@ def test_the_page_of_headlines_is_drawn_from_the_records(monkeypatch: pytest.Mon
         twice.cells()
 
 
-def test_the_page_on_transport_agrees_with_its_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    study = importlib.import_module("transport")
-    text = (ROOT / "docs" / "records" / "transport.jsonl").read_text("utf-8")
-    page = (ROOT / "docs" / "measurements" / "transport.md").read_text(encoding="utf-8")
+def test_the_page_on_transport_agrees_with_its_record(script: Script) -> None:
+    study = script("benchmarks/transport")
+    text = (RECORDS / "transport.jsonl").read_text("utf-8")
+    page = text_of("measurements/transport.md")
     for part in study.table([json.loads(line) for line in text.splitlines()]).split("\n\n"):
         assert part.strip() in page
 
 
-def test_the_page_on_gauges_agrees_with_its_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    study = importlib.import_module("quantization")
-    rows = study.read(ROOT / "docs" / "records" / "quantization.jsonl")
-    page = (ROOT / "docs" / "measurements" / "gauges.md").read_text(encoding="utf-8")
+def test_the_page_on_gauges_agrees_with_its_records(script: Script) -> None:
+    study = script("benchmarks/quantization")
+    rows = study.read(RECORDS / "quantization.jsonl")
+    page = text_of("measurements/gauges.md")
     assert "\n".join(study.tables(rows)) in page
 
 
-def test_the_page_on_the_census_agrees_with_its_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    study = importlib.import_module("census")
-    rows = study.read(ROOT / "docs" / "records" / "census.jsonl")
-    assert study.table(rows) in (ROOT / "docs" / "census.md").read_text(encoding="utf-8")
+def test_the_page_on_the_census_agrees_with_its_record(script: Script) -> None:
+    study = script("benchmarks/census")
+    rows = study.read(RECORDS / "census.jsonl")
+    assert study.table(rows) in text_of("census.md")
     answers = [row for row in rows if row["kind"] == "discovered"]
     assert len(answers) > 200
     assert max(row["error"] for row in answers) < 1e-4  # Some models compute in float32 inside.
     assert not any(row["kind"] == "wrong" for row in rows)
 
 
-def test_the_page_of_judges_is_drawn_from_their_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "judges")
-    page, judge = importlib.import_module("page"), importlib.import_module("judge")
-    assert page.draw() == (ROOT / "docs" / "judges.md").read_text(encoding="utf-8")
+def test_the_page_of_judges_is_drawn_from_their_records(script: Script) -> None:
+    page, judge = script("judges/page"), script("judges/judge")
+    assert page.draw() == text_of("judges.md")
     for path in judge.RECORDS.glob("*.jsonl"):
         rows = judge.read_rows(path)
         assert len({row.case for row in rows}) == len(rows)
@@ -288,8 +297,8 @@ def test_tables_agree_with_their_records(record: Path, tmp_path: Path, capsys: p
     main(["reproduce", "--draw", str(record), "--out", str(tmp_path)])
     drawn = (tmp_path / f"{record.stem}.md").read_text(encoding="utf-8").splitlines()
     table = "\n".join(line for line in drawn if line.startswith("|"))
-    is_cut = any(words[DRAWN] == f"docs/records/{record.name}" for page in PAGES for words, _ in excerpts_of(page))
-    count = sum(table in page.read_text(encoding="utf-8") for page in PAGES)
+    is_cut = any(words[DRAWN] == f"docs/records/{record.name}" for page in TEXTS for words, _ in excerpts_of(page))
+    count = sum(table in page.read_text(encoding="utf-8") for page in TEXTS)
     assert count == 1 or (is_cut and not count)
     assert f"written: {tmp_path / record.stem}.md" in capsys.readouterr().out.replace("\n", "")
 
@@ -308,18 +317,17 @@ PAPERS = (
 
 
 @pytest.mark.parametrize("name", PAPERS)
-def test_every_table_of_a_paper_comes_from_a_record(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_table_of_a_paper_comes_from_a_record(name: str, script: Script) -> None:
     """And so does the best number of each page: none stands in bold outside such a table."""
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    defaults, records = importlib.import_module("defaults"), ROOT / "docs" / "records"
-    known = {Table.from_json(json.loads(path.read_text("utf-8"))).markdown() for path in records.glob("*.json")}
-    known |= {defaults.table(records / "defaults.jsonl", part) for part in defaults.PARTS}
+    defaults = script("benchmarks/defaults")
+    known = {Table.from_json(json.loads(path.read_text("utf-8"))).markdown() for path in RECORDS.glob("*.json")}
+    known |= {defaults.table(RECORDS / "defaults.jsonl", part) for part in defaults.PARTS}
     page = ROOT / "docs" / "measurements" / f"{name}.md"
     assert [table for table in tables_of(page) if not any(table.strip() in one for one in known)] == []
     assert re.findall(r"\*\*[\d.]+\*\*", page.read_text(encoding="utf-8")) == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_excerpts_agree_with_their_records(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     for words, shown in excerpts_of(page):
@@ -329,7 +337,7 @@ def test_excerpts_agree_with_their_records(page: Path, tmp_path: Path, monkeypat
 
 
 def test_links_of_pages_lead_somewhere() -> None:
-    for page in PAGES:
+    for page in TEXTS:
         for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8")):
             is_made = "docs/reference/" in (page.parent / target).as_posix()  # by `make docs`, which checks them
             is_here = "://" in target or is_made or (page.parent / target).exists()
@@ -338,7 +346,7 @@ def test_links_of_pages_lead_somewhere() -> None:
 
 def test_how_to_pages_have_one_task_and_fit_a_screen() -> None:
     pages = sorted((ROOT / "docs" / "howto").glob("*.md"))
-    index = (ROOT / "docs" / "howto.md").read_text(encoding="utf-8")
+    index = text_of("howto.md")
     for page in pages:
         text = page.read_text(encoding="utf-8")
         assert len(text.split()) <= 350, page.name
@@ -349,7 +357,7 @@ def test_how_to_pages_have_one_task_and_fit_a_screen() -> None:
 def test_nothing_is_told_twice() -> None:
     """A sentence of at least ten words stands on one page alone."""
     places: dict[str, set[str]] = {}
-    for page in (page for page in PAGES if "measurements" not in page.parts):
+    for page in (page for page in TEXTS if "measurements" not in page.parts):
         prose = re.sub(r"(?ms)^```.*?^```$|^!\[.*?$", "", page.read_text(encoding="utf-8"))
         for paragraph in re.split(r"\n\s*\n|\n(?=\s*[-*|] )", prose):
             for sentence in re.split(r"(?<=[.:])\s", " ".join(paragraph.split())):

@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
-from sources import PUBLIC, TREES
+from sources import PAGES, PUBLIC, ROOT, TREES
 
 from regauge.cli.command_help import options_of
 from regauge.cli.commands import commands_by_name
 from regauge.cli.main import Command
 
-ROOT = Path(__file__).parent.parent
 LONG = 40
 """Words; no sentence should have more."""
 
@@ -239,10 +238,9 @@ def errors_without_a_remedy() -> list[str]:
 
 def sentences() -> dict[str, list[Sentence]]:
     """All sentences that users read, by kind of place."""
-    pages = [page for page in sorted((ROOT / "docs").rglob("*.md")) if "_build" not in page.parts]
     return {
         "README": list(sentences_of_page(ROOT / "README.md")),
-        "pages": [one for page in pages for one in sentences_of_page(page)],
+        "pages": [one for page in PAGES for one in sentences_of_page(page)],
         "docstrings": [one for place, text in public_docstrings() for one in sentences_of_docstring(text, place)],
         "help": list(sentences_of_help()),
         "errors": list(sentences_of_errors()),
@@ -276,8 +274,7 @@ def test_words_are_the_usual_ones(kind: str) -> None:
 
 
 def test_words_of_tables_are_the_usual_ones() -> None:
-    pages = [page for page in sorted((ROOT / "docs").rglob("*.md")) if "_build" not in page.parts]
-    rows = [f"{page.name}: {row}" for page in pages for row in page.read_text("utf-8").splitlines() if row[:1] == "|"]
+    rows = [f"{page.name}: {row}" for page in PAGES for row in page.read_text("utf-8").splitlines() if row[:1] == "|"]
     found = [row for row in rows if IDIOM.search(re.sub("`[^`]*`", "", row))]
     assert len(found) <= TABLES, "\n".join(found)
 
