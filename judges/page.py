@@ -33,8 +33,9 @@ lines.
 PEERS=FOLDER make judges      # FOLDER has git checkouts such as FOLDER/mergekit; a script prints what is missing
 ```
 
-Cases in a record are not run again. To repeat them, delete their lines or the file. The lists of cases were fixed before
-we changed anything in regauge for them. If a list is longer than the record, the next `make judges` continues it.
+Cases in a record are not run again. To repeat them, delete their lines or the file. The lists of cases were fixed
+before we changed anything in regauge for them. If a list is longer than the record, the next `make judges` continues
+it.
 """
 
 
