@@ -1,4 +1,4 @@
-"""Posteriors over the weights of networks, aligned as distributions.
+"""Posteriors over the weights of networks, which are aligned as distributions.
 
 References:
     Rossi, Singh and Hannagan (2023), On permutation symmetries in Bayesian neural network posteriors.

@@ -30,30 +30,30 @@ Floats = NDArray[np.float64]
 Chain = ParticlePosterior | Mapping[str, Tensor] | Sequence[Mapping[str, Tensor]]
 
 KINDS = {"posterior": "parameters", "aligned": "aligned parameters", "predictions": "predictions"}
-"""Groups of the data set, and their names in words."""
+"""The groups in the data set, with their names in words."""
 CONVERGED = 1.01
-"""R-hat that Vehtari et al. (2021) recommend as the largest one."""
+"""The largest R-hat that Vehtari et al. (2021) recommend."""
 AGREE, SHARE = 1.05, 0.95
-"""Chains agree where this share of the entries has an R-hat of at most so much."""
+"""The criterion for agreement of chains: a limit on R-hat, and the share of entries within this limit."""
 GRID = -30
-"""Values are ranked as multiples of this power of two, relative to the largest one of their tensor."""
+"""The grid on which values are rounded for ranking, as a power of two relative to the largest value of the tensor."""
 ZERO = 1e-12
-"""Values of a tensor of at most so much, relative to the largest of all, are zero up to rounding."""
+"""A threshold relative to the largest value of all tensors. Tensors with smaller values are zero up to rounding."""
 FEWEST = 4
-"""Fewest draws of a chain; each chain is split into halves."""
+"""The smallest number of draws in a chain, because each chain is split into halves."""
 
 
 @dataclass(frozen=True, eq=False)
 class ChainDiagnosis:
-    """The convergence of Markov chains in their parameters, in their parameters up to symmetry, and as functions.
+    """The convergence of Markov chains: in their parameters, in their parameters up to symmetry, and as functions.
 
     Attributes:
-        data: An ArviZ data set (`xarray.DataTree`) with the groups "posterior" (parameters as they are), "aligned"
+        data: An ArviZ data set (`xarray.DataTree`) with the groups "posterior" (unaligned parameters), "aligned"
             (representatives in one universe) and, if a module was given, "predictions". The first axes of every
             variable are chain and draw.
         rhat: For each group and variable, the rank-normalized split R-hat of each entry; NaN if the entry is constant.
-        ess_bulk: The bulk effective sample sizes, likewise.
-        ess_tail: The tail effective sample sizes, likewise.
+        ess_bulk: For each group and variable, the bulk effective sample size of each entry.
+        ess_tail: For each group and variable, the tail effective sample size of each entry.
     """
 
     data: Any
@@ -62,8 +62,7 @@ class ChainDiagnosis:
     ess_tail: Mapping[str, Mapping[str, Floats]]
 
     def summary(self) -> list[dict[str, Any]]:
-        """Return one row for each group: numbers of entries and constants, quantiles of R-hat and effective sample
-        sizes."""
+        """Return one row per group: numbers of entries and constants, quantiles of R-hat and effective sample sizes."""
         rows = []
         for group, values in self.rhat.items():
             rhat, bulk, tail = (_moving(one[group]) for one in (self.rhat, self.ess_bulk, self.ess_tail))
@@ -144,28 +143,30 @@ def diagnose(
 ) -> ChainDiagnosis:
     """Measure how well Markov chains mix: in their parameters, up to symmetry, and as functions.
 
-    Chains may move between symmetric copies of one mode, or stay in different copies. Then R-hat of parameters shows no
-    convergence, although the chains agree as functions. Here every draw is first moved to its canonical form. All draws
-    are then aligned to their common mean (`MergeMany`), over the whole group, with translations zero or centered. The
-    result depends only on the orbits of the draws, up to rounding. It does not depend on the position of a draw on its
-    orbit.
+    Chains may jump between symmetric copies of one mode, or stay in different copies. The R-hat of parameters then
+    shows no convergence, although the chains agree as functions. Therefore each draw is first transformed to its
+    canonical form. All draws are then aligned to their common mean (`MergeMany`) over the whole group, with
+    translations zero or centered. Up to rounding, the result depends only on the orbits of the draws, not on the
+    position of a draw on its orbit.
 
-    ArviZ computes the rank-normalized split R-hat and the bulk and tail effective sample sizes of each entry, at about
-    0.6 milliseconds of CPU time. Buffers are left out. The data set works with all other functions of ArviZ.
+    ArviZ computes the rank-normalized split R-hat and the bulk and tail effective sample sizes of each entry. This
+    takes about 0.6 milliseconds of CPU time per entry. Buffers are left out. The data set works with all other
+    functions of ArviZ.
 
     Args:
-        chains: For each chain its draws: a stack with one leading axis, a list of networks, or a `ParticlePosterior`.
-            All chains have the same number of draws, at least four.
-        symmetry: The symmetry of the network.
-        module: The module that runs the networks on `inputs`, in evaluation mode.
+        chains: The draws of each chain: a stack with one leading axis, a list of networks, or a `ParticlePosterior`.
+            All chains must have the same number of draws, at least four.
+        symmetry: The symmetry of the networks.
+        module: The module that computes predictions on `inputs`, in evaluation mode.
         inputs: One batch of inputs, as for `Task`. Predictions are the outputs of the module for this batch.
-        outputs: The output of the module that is diagnosed; by default the first tensor.
+        outputs: The output of the module that is diagnosed. Default: the first tensor.
 
     Raises:
-        ImportError: ArviZ is missing.
-        TypeError: One chain, or a Gaussian, was given in place of a list of chains.
-        ValueError: There is no chain, or chains have different numbers of draws or fewer than four. Or networks do not
-            fit one another or the symmetry, or are not finite. Or only one of `module` and `inputs` is given.
+        ImportError: ArviZ is not installed.
+        TypeError: A single chain or a Gaussian was given instead of a list of chains.
+        ValueError: There is no chain. Chains have different numbers of draws or fewer than four. Networks have
+            different architectures, do not fit the symmetry, or are not finite. Or only one of `module` and `inputs` is
+            given.
 
     References:
         Vehtari et al. (2021), Rank-normalization, folding, and localization: an improved R-hat.
@@ -201,7 +202,7 @@ def diagnose(
 
 
 def _stack(chain: Chain) -> Params:
-    """Return the draws of a chain, with one leading axis, in float64."""
+    """Return the draws of a chain, stacked on a leading axis, in float64."""
     posterior = chain if isinstance(chain, ParticlePosterior) else from_samples(chain)
     return {name: one.double() if one.is_floating_point() else one for name, one in posterior.stack.items()}
 
@@ -233,8 +234,7 @@ def _predict(draws: Params, module: nn.Module, inputs: Any, outputs: Outputs) ->
 
 
 def _measure(arrays: Mapping[str, Mapping[str, Floats]]) -> ChainDiagnosis:
-    """Return the data set of arrays `[chain, draw, ...]`, and ArviZ's diagnostics of all entries that are not
-    constant."""
+    """Return the data set for arrays `[chain, draw, ...]`, and ArviZ's diagnostics of all entries that vary."""
     try:
         arviz_base, arviz_stats = import_module("arviz_base"), import_module("arviz_stats")
     except ImportError as error:
@@ -264,10 +264,11 @@ def _measure(arrays: Mapping[str, Mapping[str, Floats]]) -> ChainDiagnosis:
 
 
 def _round(values: Floats, largest: float) -> Floats:
-    """Round values to a grid, on which medians are exact; a tensor that consists of rounding errors becomes zero.
+    """Round values to a grid, on which medians are exact. A tensor of rounding errors becomes zero.
 
     Otherwise ranks would depend on the last bits, because entries that are equal up to rounding have no stable order.
-    If the number of draws is even, two draws are also equally far from the median around which R-hat folds the draws.
+    R-hat folds draws around their median. If the number of draws is even, two draws have the same distance from this
+    median.
     """
     size = float(np.abs(values).max(initial=0.0))
     if size <= ZERO * largest:
@@ -278,12 +279,12 @@ def _round(values: Floats, largest: float) -> Floats:
 
 
 def _moving(values: Mapping[str, Floats]) -> Floats:
-    """Return the indices of all entries that are not constant."""
+    """Return the indices of all entries that vary."""
     flat = np.concatenate([one.ravel() for one in values.values()])
     kept: Floats = flat[~np.isnan(flat)]
     return kept
 
 
 def _quantile(values: Floats, share: float) -> float:
-    """Return the smallest value that a given share of all values does not exceed; NaN if there are no values."""
+    """Return the smallest value that is not exceeded by the given share of all values; NaN without values."""
     return float(np.quantile(values, share, method="higher")) if values.size else math.nan

@@ -1,4 +1,4 @@
-"""Networks in files: safetensors, including sharded ones, weights-only torch files, adapters, and stored alignments."""
+"""Networks in files: safetensors files (also sharded), weights-only torch files, adapters, and stored alignments."""
 
 from regauge.names import attach
 

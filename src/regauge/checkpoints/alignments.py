@@ -1,8 +1,8 @@
-"""The alignment of a checkpoint, stored next to it: an element and the symmetry that it belongs to.
+"""The alignment of a checkpoint, stored next to the checkpoint: an element and the symmetry of the element.
 
-An alignment is a safetensors file. Its tensors are `group/field` with the fields of `Value`, `translation/family` and
-`rotation/group`; its header holds the symmetry's JSON text. It can be applied to another checkpoint of the same
-architecture, or inverted.
+An alignment is a safetensors file. The names of its tensors are `group/field` for the fields of `Value`,
+`translation/family` and `rotation/group`. The header holds the symmetry as JSON. The element can be applied to another
+checkpoint of the same architecture, or inverted.
 """
 
 from collections.abc import Mapping
@@ -24,11 +24,11 @@ from regauge.core.symmetry import Symmetry
 FORMAT = "regauge.alignment"
 VERSION = "1"
 ORTHOGONAL = 1e-6
-"""Largest error of a product of a rotation and its transpose."""
+"""The largest error of the product of a rotation matrix and its transpose."""
 
 
 class Aligned(Protocol):
-    """An object with an element and its symmetry: an `Alignment`, or the result of `regauge.align`."""
+    """An object with an element and the element's symmetry: an `Alignment`, or the result of `regauge.align`."""
 
     @property
     def symmetry(self) -> Symmetry: ...
@@ -39,22 +39,22 @@ class Aligned(Protocol):
 
 @dataclass(frozen=True)
 class Alignment:
-    """The element that aligned network B to network A, by `symmetry.act(element, params_b)`, and its symmetry."""
+    """The element that aligned network B to network A, by `symmetry.act(element, params_b)`, and the symmetry."""
 
     symmetry: Symmetry
     element: Element
 
     def save(self: Aligned, path: str | Path, *, overwrite: bool = False) -> Path:
-        """Write the element and its symmetry to a safetensors file, completely or not at all, also for `regauge apply`.
+        """Write the element and its symmetry to a safetensors file, atomically. `regauge apply` can read this file.
 
         Args:
             path: The file, named `....safetensors`.
-            overwrite: Whether a file of that name may be replaced.
+            overwrite: Whether an existing file of this name may be replaced.
 
         Raises:
             FileExistsError: The file exists, and `overwrite` is false.
-            TypeError: The given object has no element.
-            ValueError: The element is a batch.
+            TypeError: This object has no element.
+            ValueError: The element is a batch of elements.
         """
         if not isinstance(getattr(self, "element", None), Element):
             raise TypeError(
@@ -75,18 +75,17 @@ class Alignment:
 
 
 def alignment_path(checkpoint: str | Path) -> Path:
-    """Return the path of a checkpoint's alignment: `b.alignment.safetensors` for `b.safetensors`, or a file in a
-    folder."""
+    """Return the path of a checkpoint's alignment: `b.alignment.safetensors` for `b.safetensors`, or in a folder."""
     path = Path(checkpoint)
     return path if path.name.endswith(ALIGNMENT) else path_beside(path, ALIGNMENT)
 
 
 def load_alignment(path: str | Path) -> Alignment:
-    """Read an alignment that its `.save` or `regauge align` wrote; `symmetry.act(element, params)` applies it.
+    """Read an alignment file written by `.save` or `regauge align`; apply it with `symmetry.act(element, params)`.
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: The file is damaged, is not an alignment, has a newer version, or its element does not fit its
+        ValueError: The file is damaged, is not an alignment, or has a newer version. Or the element does not fit the
             symmetry.
     """
     path = Path(path)
@@ -155,7 +154,7 @@ def _element(symmetry: Symmetry, blanks: Mapping[str, Value], tensors: dict[str,
 def _named(
     part: str, shapes: Mapping[str, tuple[int, ...]], tensors: Mapping[str, Tensor], path: Path
 ) -> dict[str, Tensor]:
-    """Return the tensors of an optional part, which files of earlier versions lack."""
+    """Return the tensors of an optional field of an element, which files of earlier versions lack."""
     found = {name: tensors[f"{part}/{name}"] for name in shapes if f"{part}/{name}" in tensors}
     for name, tensor in found.items():
         if tensor.shape != shapes[name] or tensor.dtype != torch.float64:

@@ -1,4 +1,4 @@
-"""Arrays in files: numpy's `.npz`, and `.safetensors`; packed files whose content would be far larger are refused."""
+"""A reader of arrays in `.npz` and `.safetensors` files. Compressed files that would unpack to far more are refused."""
 
 import gzip
 import tokenize
@@ -25,19 +25,19 @@ DAMAGE = (
     *(OSError, ValueError, TypeError, EOFError, KeyError, NotImplementedError, AttributeError),
     *(OverflowError, SyntaxError, MemoryError, RuntimeError, BadZipFile, zlib.error, tokenize.TokenError),
 )
-"""Errors of numpy for damaged files."""
+"""Errors that numpy raises for damaged files."""
 RATIO, SPARE = 100, 1 << 28
-"""Bytes that one byte of a compressed file may become, and bytes that every file may become."""
+"""Limits on unpacked bytes: per byte of a compressed file, and the number of bytes that any file may unpack to."""
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-"""Methods by which members of a zip file may be packed: one step of other methods can fill the memory."""
+"""Accepted compression methods of zip members. With other methods, one decompression step can fill the memory."""
 
 
 def read_arrays(path: str | Path) -> Params:
-    """Return the arrays in a file by name; nothing is unpickled.
+    """Return the arrays in a file by name. No pickle is loaded.
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: The file is damaged, holds objects, or is compressed so strongly that it would fill the memory.
+        ValueError: The file is damaged, contains objects, or would fill the memory when it is unpacked.
     """
     path = Path(path)
     if not path.is_file():
@@ -56,10 +56,10 @@ def read_arrays(path: str | Path) -> Params:
 
 
 def read_npz(path: Path) -> dict[str, NDArray[Any]]:
-    """Return the arrays in an `.npz` file by name, as numpy has them; nothing is unpickled.
+    """Return the arrays in an `.npz` file by name, as numpy arrays. No pickle is loaded.
 
     Raises:
-        ValueError: The file is damaged, holds objects, or is compressed so strongly that it would fill the memory.
+        ValueError: The file is damaged, contains objects, or would fill the memory when it is unpacked.
     """
     try:
         with ZipFile(path) as archive:
@@ -71,11 +71,11 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def map_array(path: Path) -> NDArray[Any]:
-    """Return the numbers of a `.npy` file, which are read on access; nothing is unpickled.
+    """Return the array in a `.npy` file as a memory map, whose entries are read on access. No pickle is loaded.
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: The file is damaged, or holds values that are not real numbers.
+        ValueError: The file is damaged, or holds entries that are not real numbers.
     """
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {str(path)!r}; check the path")
@@ -96,7 +96,7 @@ def most_bytes(packed: int) -> int:
 
 
 def require_modest(members: Sequence[zipfile.ZipInfo], packed: int, remedy: str) -> None:
-    """Raise a ValueError, whose text is a clause, if members of a zip file would unpack to far more bytes."""
+    """Raise a ValueError, whose text is a clause, if the members of a zip file would unpack to far more bytes."""
     unpacked = sum(member.file_size for member in members)
     if unpacked > most_bytes(packed):
         raise ValueError(f"its {size_text(packed)} would become {size_text(unpacked)}; {remedy}")
@@ -108,7 +108,7 @@ def read_gzip(path: Path) -> bytes:
     """Return the content of a gzip file.
 
     Raises:
-        ValueError: The file is damaged, or would unpack to far more bytes than it has.
+        ValueError: The file is damaged, or would unpack to far more bytes than the file has.
     """
     most = most_bytes(path.stat().st_size)
     try:

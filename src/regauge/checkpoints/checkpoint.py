@@ -1,7 +1,7 @@
-"""Checkpoints in files: headers are read on opening, and tensors on access or all at once.
+"""Checkpoints in files. Opening a checkpoint reads the headers; tensors are read on access or all at once.
 
-Files are read with plain reads into a small buffer and never mapped. No page of a file therefore counts as memory of
-this process.
+Files are read into a small buffer and never memory-mapped. Therefore pages of a file do not count as memory of this
+process.
 """
 
 import math
@@ -43,18 +43,18 @@ if TYPE_CHECKING:
     from regauge.checkpoints.formats.changes import Change
 
 READ_BYTES = 1 << 20
-"""Bytes that are read at once; they stay in the cache until they are converted."""
+"""The number of bytes that are read at once. They stay in the processor's cache until they are converted."""
 OWN_STRINGS = (PROVENANCE, SHARDING, "DCP_VERSION")
-"""Strings in headers that are about the file itself, and are not copied to others."""
+"""Strings in headers that describe the file and are not copied to other files."""
 POINTER = b"version https://git-lfs"
-"""The first bytes of what Git leaves in the place of a large file."""
+"""The first bytes of the pointer file that Git LFS leaves in place of a large file."""
 
 
 @dataclass
 class Reading:
-    """The bytes read so far, and the seconds spent on reading (copying from the page cache, without conversions).
+    """The number of bytes read so far, and the seconds spent on reading (from the page cache, without conversions).
 
-    While `seen` is set, it is called with each read: the file, the first byte and the bytes.
+    If `seen` is set, it is called on each read with the file, the offset of the first byte, and the bytes.
     """
 
     nbytes: int = 0
@@ -63,24 +63,24 @@ class Reading:
 
 
 class Checkpoint(Mapping[str, Tensor]):
-    """A network in a file, or in shards with an index, opened once.
+    """A network in one file, or in shards with an index, opened for reading.
 
     A checkpoint is a mapping from names to tensors. Tensors of safetensors files are read on each access, until
-    `params` reads all of them. Torch files are read completely on opening, with `weights_only=True`. `FORMATS` lists
-    the formats, and other packages can add formats to it.
+    `params` reads all of them. Torch files are read completely when they are opened, with `weights_only=True`.
+    `FORMATS` lists the formats, and other packages can add formats.
 
     Attributes:
-        label: The name in messages: the path that the user gave.
-        path: The file, or the index of the shards.
-        stored: The place of every tensor, by name. `write` uses these names, dtypes and this order.
-        metadata: The strings in the header of each file, without its provenance.
-        form: The form of an output that takes over these files.
-        home: The path of the network in these files: the label without adapters.
-        notes: Messages about an output that takes over these files.
-        replaced: Contents that replace files of this checkpoint in such an output, if the output is a folder. None for
-            files that the output omits.
+        label: The checkpoint's name in messages, which is the path that the user gave.
+        path: The path of the file, or of the shards' index.
+        stored: The location of every tensor, by name. `write` uses the names, dtypes and order of this mapping.
+        metadata: The strings in the header of each file, except the provenance.
+        form: The form (dtype and shard size) of an output that is written like this checkpoint.
+        home: The path of the network in these files, which is the label without adapters.
+        notes: Messages about an output that is written like this checkpoint.
+        replaced: New contents of files of this checkpoint for such an output, if the output is a folder. The content is
+            None for files that the output omits.
         read_so_far: The number of bytes read from the disk.
-        adapter: The adapter by which the network differs from its base, if the output is also an adapter.
+        adapter: The adapter that was added to the base, if the output is also an adapter.
     """
 
     notes: tuple[str, ...]
@@ -106,21 +106,21 @@ class Checkpoint(Mapping[str, Tensor]):
 
     @classmethod
     def open(cls, path: "str | Path | Checkpoint", *, entry: str | None = None) -> "Checkpoint":
-        """Open a checkpoint: read and check the headers of all of its files.
+        """Open a checkpoint: read and check the headers of all files.
 
         Args:
-            path: `.safetensors`; `.index.json` of a sharded checkpoint; `.pt`, `.pth`, `.bin` or `.ckpt` with a state
-                dict, or with a dictionary that holds one, such as under "state_dict" or "model"; or a folder with such
-                a file. `BASE+ADAPTER` is the network of a base, changed by the adapter in a folder in PEFT's format.
-                `org/model` is read from the cache of the Hugging Face hub, if the cache contains it. An open checkpoint
+            path: A `.safetensors` file, or the `.index.json` of a sharded checkpoint. A `.pt`, `.pth`, `.bin` or
+                `.ckpt` file with a state dict, or with a dictionary that contains one, for example under "state_dict"
+                or "model". A folder with such a file. `BASE+ADAPTER`, for a base changed by the adapter in a folder in
+                PEFT's format. `org/model`, if the cache of the Hugging Face hub contains this model. An open checkpoint
                 is returned unchanged.
-            entry: The entry of a dictionary that is read, such as "state_dict_ema"; the path `FILE:NAME` has the same
-                effect. The default is the usual entry, and a warning in the log names the others.
+            entry: The dictionary entry that is read, such as "state_dict_ema". The path `FILE:NAME` has the same
+                effect. By default, the usual entry is read, and a warning in the log names the other entries.
 
         Raises:
             FileNotFoundError: The file, or a shard that its index names, does not exist.
-            ValueError: The file has another form, is damaged or incomplete, holds other values than tensors, holds a
-                quantized network, or is an index that names missing files.
+            ValueError: The file has an unknown format, is damaged or incomplete, contains objects other than tensors,
+                or holds a quantized network. Or an index names missing files.
         """
         if isinstance(path, Checkpoint):
             return path
@@ -176,14 +176,14 @@ class Checkpoint(Mapping[str, Tensor]):
         self.close()
 
     def close(self) -> None:
-        """Close the files; a later read opens them again."""
+        """Close the files. A later read opens the files again."""
         for file in self._files.values():
             file.close()
         self._files.clear()
 
     @property
     def params(self) -> Params:
-        """All tensors, on the CPU, with the dtypes of the file; read once and kept."""
+        """All tensors, on the CPU, with the dtypes of the files. They are read once and then kept in memory."""
         if self._params is None:
             self._params = {name: self.read(name) for name in self.stored}
             self.close()
@@ -196,17 +196,17 @@ class Checkpoint(Mapping[str, Tensor]):
 
     @property
     def nbytes(self) -> int:
-        """Length of all values in bytes."""
+        """The total size of all tensors in bytes."""
         return sum(tensor.nbytes for tensor in self.stored.values())
 
     @property
     def is_safetensors(self) -> bool:
-        """Whether tensors can be read from the disk one by one, unlike those of torch files."""
+        """Whether tensors can be read from the disk one by one. This is not possible for torch files."""
         return all(tensor.start is not None for tensor in self.stored.values())
 
     @property
     def is_lazy(self) -> bool:
-        """Whether tensors are read from the disk one by one: safetensors files, before all tensors are in memory."""
+        """Whether tensors are read from the disk one by one: safetensors files, until all tensors are in memory."""
         return self._params is None and self.is_safetensors
 
     @property
@@ -216,37 +216,37 @@ class Checkpoint(Mapping[str, Tensor]):
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        """Tensors in the files that no class of the model has, if the files were searched for them."""
+        """Names of tensors in the files that no class of the model has, if the files were searched for such tensors."""
         return ()
 
     @property
     def is_adapter(self) -> bool:
-        """Whether the checkpoint holds the factors of an adapter, and no network."""
+        """Whether the checkpoint contains the factors of an adapter instead of a network."""
         return self.path.name in ADAPTER_FILES and is_adapter(self.path.parent)
 
     @property
     def is_folder(self) -> bool:
-        """Whether the checkpoint was named by its folder or index so that an output may also be a folder."""
+        """Whether the caller named the checkpoint by its folder or index. If so, an output may also be a folder."""
         return Path(self.home).is_dir() or self.path.name.endswith((".index.json", METADATA))
 
     def on_meta(self) -> Params:
-        """Return every tensor without values, on the meta device: names, shapes and dtypes."""
+        """Return every tensor uninitialized on the meta device, with its name, shape and dtype."""
         if self._params is not None:
             return {name: tensor.to("meta") for name, tensor in self._params.items()}
         return {n: torch.empty(s.shape, dtype=self.dtype_of(n), device="meta") for n, s in self.stored.items()}
 
     def dtype_of(self, name: str) -> torch.dtype:
-        """Return the dtype in which a tensor is read: the stored one, or the one that its changes and `form` need."""
+        """Return the dtype in which a tensor is read: the stored dtype, or one that adapter changes or `form` need."""
         if self._params is not None:
             return self._params[name].dtype
         stored = self.stored[name].dtype
         return self.form.work_dtype(work_dtype(stored) if name in self._changes else stored)
 
     def layout(self, file: str | None = None) -> list[Shard]:
-        """Return the layout of the files of an output with the same names, dtypes and order, or with those of `form`.
+        """Return the layout of an output's files, with the same names, dtypes and order, or as `form` specifies.
 
-        There are as many files as in this checkpoint, or a single file of that name. Wide dtypes come first so that
-        values stay aligned.
+        The output has as many files as this checkpoint, or a single file named `file`. Tensors with wide dtypes come
+        first, which keeps all tensors aligned.
         """
         is_parted = any(one.is_parted for one in self.stored.values())
         if file is None and is_parted:
@@ -276,7 +276,7 @@ class Checkpoint(Mapping[str, Tensor]):
         self.notes, self.replaced, self.adapter = source.notes, source.replaced, source.adapter
 
     def with_params(self, params: Mapping[str, Tensor]) -> "Checkpoint":
-        """Return a checkpoint of the same files with other values; additional names of tied tensors are not written."""
+        """Return a checkpoint of the same files with other parameters. Only one name of a tied tensor is written."""
         absent = [name for name in self.stored if name not in params]
         if absent:
             raise KeyError(f"the parameters lack {shorten(absent)}, which {self.label} has; give all of its tensors")
@@ -285,15 +285,15 @@ class Checkpoint(Mapping[str, Tensor]):
         return result
 
     def replacing(self, files: Mapping[str, bytes | None]) -> "Checkpoint":
-        """Return a view whose output folder has these files in place of those of this checkpoint; see `replaced`."""
+        """Return a view whose output folder has these files instead of this checkpoint's files; see `replaced`."""
         result = copy(self)
         result.replaced, result._files = {**self.replaced, **files}, {}
         return result
 
     def resized(self, params: Mapping[str, Tensor]) -> "Checkpoint":
-        """Return a view of the files with tensors of other sizes, under the names of the model.
+        """Return a view of the files in which tensors have other sizes, under the names of the model.
 
-        A second name of a tensor is written only if the files have it.
+        A second name of a tied tensor is written only if the files have this name.
         """
         result = Checkpoint(self.label, self.path, {}, self.metadata)
         result._take_over(self)
@@ -310,7 +310,7 @@ class Checkpoint(Mapping[str, Tensor]):
         return result.with_params(params)
 
     def written_as(self, form: Form) -> "Checkpoint":
-        """Return a copy whose output is written in another form; tensors are read with the precision of this form."""
+        """Return a copy whose output has another form. The copy reads tensors with this form's precision."""
         result = copy(self)
         result.form, result._files = form, {}
         if result._params is not None:
@@ -318,19 +318,19 @@ class Checkpoint(Mapping[str, Tensor]):
         return result
 
     def as_stored(self) -> Params:
-        """Return all tensors under their names in the files."""
+        """Return all tensors by their names in the files."""
         return {name: self[name] for name in self.stored}
 
     def from_stored(self, params: Mapping[str, Tensor]) -> Params:
-        """Return values under the names of the files, as this view names and shapes them."""
+        """Return tensors under the names and in the shapes of this view, given tensors under the files' names."""
         return dict(params)
 
     def view_alike(self, other: "Checkpoint") -> "Checkpoint":
-        """Return another checkpoint with the same files, under the names of this one."""
+        """Return another checkpoint, with equal file names, under the tensor names of this view."""
         return other
 
     def write(self, path: str | Path, *, overwrite: bool = False, provenance: str | None = None) -> Path:
-        """Write the checkpoint to one `.safetensors` file in its form, with the names and the header of its files."""
+        """Write the checkpoint to one `.safetensors` file in its form, with its files' tensor names and header."""
         (shard,) = self.layout(Path(path).name)
         values = self.as_stored()
         params = {name: round_to(values[name], dtype, name) for name, _, dtype in shard.tensors}
@@ -338,7 +338,7 @@ class Checkpoint(Mapping[str, Tensor]):
         return save(params, path, overwrite=overwrite, metadata={**self.header, **origin})
 
     def read(self, name: str, *, rows: tuple[int, int] | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """Return a copy of one tensor, or of a range of its first axis, converted to a dtype piece by piece."""
+        """Return a copy of one tensor, or of a range of its first axis, converted to a dtype chunk by chunk."""
         if self._params is not None:
             tensor = self._params[name]
             part = tensor if rows is None else tensor[rows[0] : rows[1]]
@@ -351,10 +351,10 @@ class Checkpoint(Mapping[str, Tensor]):
         return self._read_stored(name, rows, dtype or self.dtype_of(name))
 
     def count_not_finite(self, most: int = 16 * 2**30) -> dict[str, int] | None:
-        """Return the number of values that are NaN or Inf, for each tensor that holds any.
+        """Return the number of entries that are NaN or Inf for each tensor that contains any.
 
         Args:
-            most: The largest size in bytes at which all tensors are read. A larger checkpoint gives None.
+            most: The largest size in bytes at which all tensors are read. For a larger checkpoint, the result is None.
         """
         if self.nbytes > most:
             return None
@@ -385,7 +385,7 @@ class Checkpoint(Mapping[str, Tensor]):
         return result
 
     def _read_parts(self, stored: StoredTensor, rows: tuple[int, int] | None, dtype: torch.dtype) -> Tensor:
-        """Return a tensor, or a range of its first axis, from the parts that the range overlaps."""
+        """Return a tensor, or a range of its first axis, from the stored chunks that overlap the range."""
         first, end = rows if rows is not None else (0, stored.shape[0] if stored.shape else 1)
         result = torch.empty(stored.shape if rows is None else (end - first, *stored.shape[1:]), dtype=dtype)
         for part in stored.parts:
@@ -406,7 +406,7 @@ class Checkpoint(Mapping[str, Tensor]):
         return result
 
     def _read_part(self, stored: StoredTensor, part: StoredPart, rows: tuple[int, int], dtype: torch.dtype) -> Tensor:
-        """Return rows of a part whose bytes are not contiguous in its tensor."""
+        """Return rows of a stored chunk whose bytes are not contiguous in the tensor."""
         if part.strides is None:
             count = math.prod(part.sizes[1:])
             values = torch.empty(rows[1] - rows[0], *part.sizes[1:], dtype=dtype)
@@ -417,7 +417,7 @@ class Checkpoint(Mapping[str, Tensor]):
         return whole.as_strided(part.sizes, part.strides)[rows[0] : rows[1]]
 
     def _read_flat(self, stored: StoredTensor, file: Path, start: int, flat: Tensor) -> None:
-        """Fill a tensor with the values from a byte of a file on."""
+        """Fill a tensor with stored values, beginning at a byte of a file."""
         size, done = stored.dtype.itemsize, 0
         nbytes = flat.numel() * size
         while done < nbytes:
@@ -428,7 +428,7 @@ class Checkpoint(Mapping[str, Tensor]):
             done += length
 
     def changed_by(self, folder: Path) -> "Checkpoint":
-        """Return the network with the changes of an adapter in a folder, which are computed on each read."""
+        """Return the network changed by the adapter in a folder. The changes are computed on each read."""
         from regauge.checkpoints.formats.adapters import find_tied, place_changes, read_changes
         from regauge.checkpoints.names.adapted import changes_of_files, require_untied
 
@@ -468,25 +468,25 @@ class Checkpoint(Mapping[str, Tensor]):
 
 @check_arguments
 def load(path: str | Path, *, entry: str | None = None) -> Params:
-    """Read all parameters and buffers of a checkpoint to the CPU, with the dtypes of the file.
+    """Read all parameters and buffers of a checkpoint to the CPU, with the dtypes of the files.
 
     Args:
         path: The path, as for `Checkpoint.open`.
-        entry: The network of a training checkpoint that is read, such as "state_dict_ema".
+        entry: The network to read from a training checkpoint, such as "state_dict_ema".
     """
     with Checkpoint.open(path, entry=entry) as checkpoint:
         return checkpoint.params
 
 
 def require_alike(checkpoints: Sequence[Checkpoint]) -> None:
-    """Raise unless checkpoints have tensors with the same names and shapes."""
+    """Raise an error unless all checkpoints have tensors with the same names and shapes."""
     first, *others = checkpoints
     for other in others:
         match(other.on_meta(), first.on_meta(), other.label, first.label)
 
 
 def require_same_kinds(checkpoints: Sequence[Checkpoint]) -> None:
-    """Raise if a tensor holds floating-point numbers in one checkpoint and integers in another."""
+    """Raise an error if a tensor has a floating-point dtype in one checkpoint and an integer dtype in another."""
     first, *others = checkpoints
     for other in others:
         for name in [name for name in first.stored if name in other.stored]:
@@ -499,7 +499,7 @@ def require_same_kinds(checkpoints: Sequence[Checkpoint]) -> None:
 
 
 def _require_named(file: Path, index: Mapping[str, str], shards: Mapping[str, Sequence[str]]) -> None:
-    """Refuse shards with tensors that their index omits or that two shards contain, because these are ambiguous."""
+    """Raise an error for ambiguous shards: tensors that the index omits or that two shards contain."""
     left_out = [name for name in shards if name not in index]
     if left_out:
         where = shards[left_out[0]][0]
@@ -516,7 +516,7 @@ def _require_named(file: Path, index: Mapping[str, str], shards: Mapping[str, Se
 
 
 def _read(file: Path, entry: str | None) -> OpenedFile:
-    """Open a file by its format; the strings of its header are returned without the provenance."""
+    """Open a file by its format, and return the header's strings without the provenance."""
     require_plain(file)
     with file.open("rb") as stream:
         begin = stream.read(len(POINTER))

@@ -1,4 +1,4 @@
-"""A comparison of the sizes that a file claims for a module with the sizes of the file's tensors."""
+"""A check that a file holds enough tensors for the module sizes that its header claims."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -9,16 +9,15 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 FACTORIES = {torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn}
-"""Functions that make the tensors of new modules."""
+"""Functions that create the tensors of new modules."""
 COPIES, SPARE = 2, 1 << 16
-"""Values that a single tensor may have for each value of the file, and besides."""
+"""Limits on entries of a single tensor: a number per entry in the file, and a constant in addition."""
 PASSING, CALLS = 100, 20_000
-"""Values that all tensors may have for each value of the file, since tracing makes many that do not stay; and how many
-tensors that may be."""
+"""Limits for all tensors, many of them temporary: a multiple of the limit for one, and a base number of tensors."""
 
 
 class Claims(TorchFunctionMode):
-    """A context that prevents building a module with far more floating-point values than a file holds.
+    """A context that prevents building a module with far more floating-point entries than a file contains.
 
     A header of a few bytes can claim that a network has a width of a trillion, or a billion layers.
 

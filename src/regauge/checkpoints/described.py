@@ -1,4 +1,4 @@
-"""Safetensors files whose header names the kind of their content, such as a trained network, and a version."""
+"""Safetensors files whose header states a version and the kind of content, such as a trained network."""
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -17,23 +17,23 @@ READERS: Mapping[str, tuple[str, str]] = {
     ),
     "regauge training": ("the state of a training", "the command that was interrupted"),
 }
-"""The kinds of files by their headers: a name in words, and what reads them."""
+"""For each kind of file in headers: the kind in words, and the command or function that reads it."""
 DAMAGE = (
     *(LookupError, TypeError, ValueError, RuntimeError, AttributeError),
     *(ArithmeticError, AssertionError, StopIteration),
 )
-"""Errors while something is made of a header with other values than those that were written."""
+"""Errors that are raised when an object is built from a header with invalid entries."""
 
 
 def damage(what: str, path: str | Path, error: Exception, remedy: str = "train it again") -> ValueError:
-    """Return an error about a damaged file, with the first line of the reason: torch adds lines about its own code."""
+    """Return an error about a damaged file, with the first line of the reason; torch appends lines about its code."""
     text = str(error).strip().split("\n")[0]
     reason = text if isinstance(error, ValueError) and text else f"{type(error).__name__}: {text}"
     return ValueError(f"the {what} {str(path)!r} is damaged ({reason}); {remedy}")
 
 
 def describe_kind(header: Mapping[str, str]) -> str:
-    """Return a clause about the kind of a file, according to its header, and about the command that reads it."""
+    """Return a clause that describes the kind of a file by its header and names the command that reads it."""
     what, reader = READERS.get(header.get("kind", ""), ("the checkpoint of a network", ""))
     return f"{what}, which {reader} reads" if reader else f"{what}, whose path regauge.align and regauge.merge take"
 
@@ -49,11 +49,11 @@ def read_described(
         version: The version that the header must have.
         name: The name of such files in errors.
         writer: The command that writes such files.
-        earlier: Earlier versions that are also read.
+        earlier: Earlier versions that can also be read.
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: The file is damaged, of another kind, or of another version.
+        ValueError: The file is damaged, or has another kind or version.
     """
     path = Path(path)
     if not path.exists():

@@ -16,14 +16,14 @@ except ImportError:  # Windows, where files that are open cannot be removed
     fcntl = None  # type: ignore[assignment]
 
 PARTIAL = ".partial"
-"""The ending of the names of files that are not complete."""
+"""The suffix of the names of incomplete files."""
 TEMPORARY = re.compile(rf"\.(?P<name>.+)\.[0-9a-f]{{12}}{re.escape(PARTIAL)}", re.DOTALL)
-"""The names under which files are written before they have their own."""
+"""A pattern of the temporary names of files that are not yet complete."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class FullDiskError(OSError):
-    """An error about a disk without space for an output, or an exhausted quota.
+    """An error about a disk without enough space for an output, or about an exhausted quota.
 
     Args:
         path: The path of the output.
@@ -38,14 +38,14 @@ class FullDiskError(OSError):
 
 
 def require_space(path: Path, nbytes: int) -> None:
-    """Raise unless the disk has space for an output of this many bytes."""
+    """Raise an error unless the disk has space for an output of this many bytes."""
     if shutil.disk_usage(path.parent).free < nbytes:
         raise FullDiskError(path, nbytes)
 
 
 @contextmanager
 def full_disks_told(path: Path, nbytes: int | None = None) -> Iterator[None]:
-    """Convert errors about a full disk or quota in the block to an error with the output's name and a remedy."""
+    """Convert errors about a full disk or quota in the block to an error with the output's name and advice."""
     try:
         yield
     except OSError as error:
@@ -56,7 +56,7 @@ def full_disks_told(path: Path, nbytes: int | None = None) -> Iterator[None]:
 
 @contextmanager
 def held(temporary: Path) -> Iterator[None]:
-    """Create a new file that `remove_leftovers` does not delete until the block, or this process, ends."""
+    """Create a new file that `remove_leftovers` does not delete until the block or this process ends."""
     descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666)
     try:
         if fcntl is not None:
@@ -68,9 +68,9 @@ def held(temporary: Path) -> Iterator[None]:
 
 
 def remove_leftovers(path: Path) -> None:
-    """Remove temporary files that killed runs left next to a file, under names of `TEMPORARY`.
+    """Remove the temporary files of killed runs next to a file, which have names as in `TEMPORARY`.
 
-    Files that a running process writes, files with other names, and links are not removed.
+    Files that a running process is writing, files with other names, and links are not removed.
     """
     for leftover in path.parent.iterdir():
         found = TEMPORARY.fullmatch(leftover.name)

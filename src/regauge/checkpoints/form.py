@@ -1,4 +1,4 @@
-"""The form in which a network is written: the dtype, and the size of files."""
+"""The form in which a network is written: the dtype of tensors, and the size of files."""
 
 import json
 import re
@@ -16,19 +16,19 @@ from regauge.checkpoints.plain_files import parse_object
 from regauge.checkpoints.writing import SUFFIX, Shard
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
-"""Dtypes that a network can be written in, by their names."""
+"""Dtypes in which a network can be written, by name."""
 INDEX_SUFFIX = SUFFIX + ".index.json"
 SETTINGS = ("dtype", "torch_dtype")
-"""Names of the setting of the dtype in config.json."""
+"""Names of the entry in config.json that sets the dtype."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """The form in which a network is written; None keeps the form of the files that the network takes over.
+    """The form in which a network is written. If a field is None, the output keeps the form of the original files.
 
     Attributes:
-        dtype: The dtype of all floating-point tensors; values are rounded to it once.
-        shard_size: The largest number of bytes of the values in one file. A larger tensor has a separate file.
+        dtype: The dtype of all floating-point tensors, which are rounded to it once.
+        shard_size: The largest total size in bytes of the tensors in one file. A larger tensor gets a separate file.
 
     Raises:
         ValueError: The dtype is not in `DTYPES`, or the size is not positive.
@@ -45,13 +45,13 @@ class Form:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings that differ from the files, ready for JSON."""
+        """The settings that differ from the form of the original files, ready for JSON."""
         given = {"dtype": None if self.dtype is None else _name(self.dtype), "shard-size": self.shard_size}
         return {key: value for key, value in given.items() if value is not None}
 
     @classmethod
     def of(cls, dtype: str | torch.dtype | None = None, shard_size: int | str | None = None) -> "Form":
-        """Return a form from a dtype or its name, and from bytes or text such as "5GB"."""
+        """Return a form. The dtype may be given by name, and the size in bytes or as a string such as "5GB"."""
         if isinstance(dtype, str):
             if dtype not in DTYPES:
                 raise ValueError(f"the dtype {dtype!r} is unknown; choose one of {', '.join(DTYPES)}")
@@ -63,11 +63,11 @@ class Form:
         return stored if self.dtype is None or not stored.is_floating_point else self.dtype
 
     def work_dtype(self, stored: torch.dtype) -> torch.dtype:
-        """Return the dtype in which a tensor is read so that it is rounded once, when it is written."""
+        """Return the dtype in which a tensor is read, wide enough that it is rounded only once, when it is written."""
         return torch.promote_types(stored, self.dtype_of(stored)) if stored.is_floating_point else stored
 
     def layout(self, shards: Sequence[Shard], stem: str, count: int = 0) -> list[Shard]:
-        """Return the files of a network in this form, from its unchanged files; names of new files begin with `stem`.
+        """Return the files of a network in this form, given the original files. Names of new files begin with `stem`.
 
         A distributed checkpoint has about `count` files of equal sizes, unless this form requires more files.
         """
@@ -91,14 +91,14 @@ class Form:
         ]
 
     def index(self, shards: Sequence[Shard], known: str) -> str:
-        """Return the name of the index of these files, given the index of the network that they take over."""
+        """Return the name of the index of these files, given the name of the original network's index."""
         named = re.fullmatch(r"(.+)-\d{5}-of-\d{5}" + re.escape(SUFFIX), shards[0].file)
         if known.endswith(INDEX_SUFFIX) and (self.shard_size is None or named is None):
             return known
         return ("model" if named is None else named[1]) + INDEX_SUFFIX
 
     def describe(self, content: bytes, config: Path) -> bytes:
-        """Return the content of a config.json with every dtype replaced by this one."""
+        """Return the content of a config.json in which every dtype is replaced by this form's dtype."""
         if self.dtype is None:
             return content
         named = _rename(parse_object(content, config), _name(self.dtype))
@@ -106,7 +106,7 @@ class Form:
 
 
 AS_STORED = Form()
-"""The form of the files that a network takes over."""
+"""The form that keeps the dtypes and file sizes of the original files."""
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -114,7 +114,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _fill(specs: Sequence[TensorSpec], size: int) -> Iterator[list[TensorSpec]]:
-    """Yield groups of consecutive tensors that fill a file."""
+    """Yield groups of consecutive tensors, each of which fills one file."""
     part: list[TensorSpec] = []
     for spec in specs:
         if part and sum(one.nbytes for one in part) + spec.nbytes > size:

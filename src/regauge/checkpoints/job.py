@@ -1,8 +1,8 @@
-"""Jobs on networks in files, in memory or streamed, and the places of their outputs.
+"""Jobs on networks in files, and the paths of their outputs. Networks are processed in memory or streamed.
 
 In memory, networks are read completely. If they need more memory than the limit, they stay on the disk and are read
-tensor by tensor. In both cases the output, a file or a folder, is made in a folder next to its final place. It is moved
-to this place when it is complete.
+tensor by tensor. In both cases the output, a file or a folder, is written to a staging folder next to its final path.
+The complete output is then moved to this path.
 """
 
 import json
@@ -32,16 +32,16 @@ from regauge.core.symmetry import Symmetry
 from regauge.names import VERSION
 
 Network: TypeAlias = Mapping[str, Tensor] | str | Path
-"""Parameters by name, or a checkpoint: its path, or opened (which is a mapping, too)."""
+"""A network: parameters by name, the path of a checkpoint, or an open checkpoint, which is also a mapping."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """Work on networks in memory.
+    """A kind of work on networks in memory.
 
     Attributes:
-        copies: Copies in float32 of each network that it holds besides the stored values, measured with few networks.
-        beside: The ending of the file that it writes next to its output, if any; see `path_beside`.
+        copies: The number of additional float32 copies of each network that the work holds, measured with few networks.
+        beside: The suffix of the file that is written next to the output, if any; see `path_beside`.
     """
 
     copies: float
@@ -60,14 +60,14 @@ WORKS = {
     "pruning": Work(12, ".prune.json"),
     "repairing": Work(4),
 }
-"""Each kind of work, by its name in sentences."""
+"""Each kind of work, by its name in messages."""
 
 
 LOG = logging.getLogger(__name__)
 LIBRARIES = 48 << 20
 """Bytes of libraries that are imported when a model is differentiated for the first time, measured."""
 SHARED = ("aligning", "merging")
-"""Kinds of work that several processes may share."""
+"""Kinds of work that several processes can share."""
 
 
 @dataclass(frozen=True)
@@ -91,39 +91,39 @@ class FileJob:
 
     @property
     def source(self) -> Checkpoint:
-        """The checkpoint whose names, dtypes and further files the output takes over."""
+        """The checkpoint whose names, dtypes and other files the output has."""
         return self.checkpoints[self.number]
 
     @property
     def out(self) -> Path | None:
-        """The file or folder that is written, if any."""
+        """The path of the output file or folder, if an output is written."""
         return None if self.output is None else self.output.path
 
     @property
     def adapter(self) -> Checkpoint | None:
-        """The adapter of the last network, where the result is one, too."""
+        """The adapter of the last network, if the result is also an adapter."""
         return self.checkpoints[-1].adapter
 
     @property
     def shards(self) -> tuple[Shard, ...]:
-        """The files of weights that are written."""
+        """The weight files of the output."""
         file = self.output.path.name if self.output is not None and self.output.is_file else None
         return tuple((self.adapter or self.source).layout(file))
 
     @property
     def is_streamed(self) -> bool:
-        """Whether the networks stay on the disk, because they would need more memory than the limit."""
+        """Whether the networks stay on the disk because they would need more memory than the limit."""
         is_shared = self.output is not None and self.output.shared
         return all(checkpoint.is_lazy for checkpoint in self.checkpoints) and (is_shared or not self.fits)
 
     @property
     def crew(self) -> Crew:
-        """The processes that do the work."""
+        """The processes that share the work."""
         return Crew() if self.output is None else self.output.crew
 
     @property
     def nbytes(self) -> int:
-        """The bytes that working in memory holds at once."""
+        """The number of bytes that the work holds at once if networks are in memory."""
         copies = WORKS[self.work].copies * len(self.checkpoints)
         return sum(checkpoint.nbytes for checkpoint in self.checkpoints) + max(self._copied(copies), self.learning)
 
@@ -138,14 +138,14 @@ class FileJob:
 
     @property
     def needs_memory(self) -> str:
-        """The end of a sentence about what cannot be done to streamed networks."""
+        """The end of an error sentence about work that is impossible with streamed networks."""
         return (
             f"needs the networks in memory, which takes {size_text(self.nbytes)}, more than the "
             f"{size_text(self.limit.nbytes)} that are allowed: leave it out, or allow more `memory=`"
         )
 
     def require_memory(self, remedy: str = "") -> None:
-        """Raise a ValueError unless memory suffices for the work, with a `remedy` besides more of it."""
+        """Raise a ValueError, which also advises `remedy`, unless the memory limit suffices for the work."""
         if not self.fits:
             raise ValueError(
                 f"{self.work} needs all values in memory, in float64, which takes {size_text(self.nbytes)}, more than "
@@ -177,34 +177,35 @@ class FileJob:
         return job
 
     def named_by(self, symmetry: Symmetry) -> "FileJob":
-        """Return a job with the checkpoints under the names of a symmetry, where files have other names than models."""
+        """Return a job with the checkpoints under a symmetry's names, if the files use other names than the model."""
         return replace(self, checkpoints=share([name_by(one, symmetry) for one in self.checkpoints]))
 
     def named_for(self, module: nn.Module) -> "FileJob":
-        """Return a job with the checkpoints in memory, under the names of a module and with all of its tensors."""
+        """Return a job with the checkpoints in memory, under a module's names and with all tensors of the module."""
         named = share([name_for(one, module) for one in self.checkpoints])
         whole = (one.with_params(match(one.params, expected_of(module, one), one.label)) for one in named)
         return replace(self, checkpoints=tuple(whole))
 
     def of(self, *checkpoints: Checkpoint) -> "FileJob":
-        """Return a job with other views of the checkpoints."""
+        """Return a job with other views of the same checkpoints."""
         return replace(self, checkpoints=checkpoints)
 
     def require_output(self) -> None:
-        """Refuse an output that cannot be written, before any work is done for it.
+        """Raise an error if the output cannot be written, before any work is done for it.
 
         Raises:
-            FileExistsError: It, or the file written next to it, exists and may not be replaced.
-            FileNotFoundError: Its folder does not exist.
-            OSError: The disk has no room for it.
-            ValueError: Another process is writing it, or it is another kind of file than `.safetensors`.
+            FileExistsError: The output, or the file next to it, exists and may not be replaced.
+            FileNotFoundError: The folder of the output does not exist.
+            OSError: The disk has no space for the output.
+            ValueError: Another process is writing the output, or the output is a file with a suffix other than
+                `.safetensors`.
         """
         self.require_name()
         if self.out is not None and self.crew.rank == 0:
             require_space(self.out, sum(shard.nbytes for shard in self.shards))
 
     def require_name(self) -> None:
-        """Refuse the name of an output, without a look at the room on the disk."""
+        """Raise an error if the output's path is invalid, without checking the space on the disk."""
         if self.output is None or self.out is None:
             return
         if not self.output.is_file and self.out.name.endswith((*weight_suffixes(), ".json")):
@@ -223,7 +224,7 @@ class FileJob:
             require_writable(beside, overwrite=self.output.overwrite, suffixes=(beside.suffix,))
 
     def _require_shared(self, output: Output) -> None:
-        """Refuse to share work of which one process alone makes the result."""
+        """Raise an error if the output is shared, but the work's result is made by a single process."""
         if self.work not in SHARED:
             output.require_alone(self.work)
         if output.is_file:
@@ -243,12 +244,12 @@ class FileJob:
         beside: str | Callable[[Path], object] | None = None,
         progress: Progress = no_progress,
     ) -> Checkpoint:
-        """Write the output, completely or not at all, and open it; parts from an interrupted run are made again.
+        """Write the output atomically and open it. Files of an interrupted run are not reused.
 
         Args:
-            made: The result in memory, or its tensors piece by piece.
-            beside: The text of the file that belongs next to it, or what writes that file under a name.
-            progress: Shows how much is written.
+            made: The result in memory, or a function that yields its tensors in chunks.
+            beside: The text of the file next to the output, or a function that writes this file under a given name.
+            progress: Displays the progress of writing.
         """
         assert self.output is not None
         pieces = made if callable(made) else lambda name: iter([made[name].detach()])
@@ -269,9 +270,10 @@ class FileJob:
         facts: Callable[[], Mapping[str, Any]],
         progress: Progress = no_progress,
     ) -> Checkpoint:
-        """Write a result with its report next to it: a JSON file of `facts`, made last, and the page of the output.
+        """Write a result with a report next to it. The report is a JSON file of `facts`, optionally with an HTML page.
 
-        The report begins with its kind and version, and with the checkpoint and the seed of the provenance.
+        `facts` is called last. The report begins with its kind and version, the checkpoint, and the seed in the
+        provenance.
         """
 
         def save_report(path: Path) -> None:
@@ -287,10 +289,10 @@ class FileJob:
         return self.write(made, save_report, progress)
 
     def stage(self, inputs: Any, nbytes: int | None = None) -> Staging:
-        """Open the folder in which the output of `nbytes` is made; a run is resumed only from equal inputs.
+        """Open the staging folder of an output with `nbytes` bytes. A run is resumed only if its inputs are equal.
 
         Raises:
-            ValueError: There is no output, or what is to be resumed was made from other inputs.
+            ValueError: There is no output, or the run to be resumed had other inputs.
         """
         if self.output is None:
             raise ValueError(
@@ -318,14 +320,15 @@ def open_job(
     memory: int | str | MemoryLimit | None = None,
     work: str = "aligning",
 ) -> FileJob | None:
-    """Open networks in files, and read their headers; return None if the networks are dictionaries.
+    """Open networks in files and read their headers; return None if the networks are dictionaries.
 
     The output has the form of the checkpoint with this index, unless `output` specifies another form.
 
     Raises:
-        TypeError: Some networks are in files, and others are dictionaries, or all are and the result is to be written.
+        TypeError: Some networks are in files and others are dictionaries. Or all are dictionaries, but an output was
+            requested.
         FileNotFoundError: A checkpoint does not exist.
-        ValueError: A checkpoint is damaged, or the memory cannot be read.
+        ValueError: A checkpoint is damaged, or the memory limit cannot be read.
     """
     checkpoints = tuple(Checkpoint.open(one) for one in networks if isinstance(one, str | Path | Checkpoint))
     if not checkpoints and out is None and memory is None:
@@ -360,7 +363,7 @@ def open_job(
 
 
 def _add_adapter(base: Checkpoint, adapter: Checkpoint, output: Output | None) -> Checkpoint:
-    """Return a base with an adapter, of which the result is an adapter, too."""
+    """Return a base with an adapter; the result of the job is then also an adapter."""
     if output is not None and (output.is_file or output.shard_size is not None):
         raise ValueError(
             f"{adapter.label!r} is an adapter, and what is made of it is one, in a folder with one file of weights: "
@@ -384,18 +387,18 @@ def open_call(
     out: Output | str | Path | None,
     memory: int | str | MemoryLimit | None = None,
 ) -> FileJob | None:
-    """Open the networks of a call from Python under the names of its symmetry, if it has one; see `open_job`.
+    """Open the networks of a Python call under the names of the symmetry, if one is given; see `open_job`.
 
-    Unless it is given, the provenance is made of the call: its settings, and the networks by what they are for.
+    By default, the provenance describes the call: its settings, and the networks by their roles.
 
     Args:
-        command: The function that is called.
-        settings: Its settings, ready for JSON.
-        named: The networks by what they are for; None for those that are not given.
-        networks: The networks in their order, where that is another one.
+        command: The name of the called function.
+        settings: The settings of the call, ready for JSON.
+        named: The networks by role; None for networks that are not given.
+        networks: The networks in the job's order, if this order differs from that of `named`.
 
     Raises:
-        FileExistsError: The output exists, and may not be replaced.
+        FileExistsError: The output exists and may not be replaced.
     """
     given = [one for one in named.values() if one is not None] if networks is None else networks
     output = None if out is None else Output.of(out)

@@ -1,8 +1,8 @@
-"""Places of checkpoints by the names that users give; this module does not import torch.
+"""Paths of checkpoints, found by the names that users give. This module does not import torch.
 
-A name is the path of a file, of an index of shards or of a folder; or it is `FILE:NAME`, one of the networks in a file,
-or `BASE+ADAPTER`. `org/model` is a model of the Hugging Face hub: it is read from the cache of that hub on this machine
-where it lies there, and nothing is fetched.
+A name is the path of a file, of a shard index or of a folder. `FILE:NAME` selects one of the networks in a file, and
+`BASE+ADAPTER` is a base with an adapter. `org/model` is a model of the Hugging Face hub. It is read from the hub's
+cache on this machine if the cache contains it. Nothing is downloaded.
 """
 
 import os
@@ -15,17 +15,17 @@ from regauge.core.counted import shorten
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_FILES = ("adapter_model.safetensors", "adapter_model.bin")
-"""The files of an adapter in a folder of PEFT's format."""
+"""The names of adapter files in a folder of PEFT's format."""
 MANIFEST = "store.json"
-"""The file that makes a folder a store of a population, which is no checkpoint."""
+"""The file that marks a folder as a population store, which is not a checkpoint."""
 ALIGNMENT = ".alignment.safetensors"
-"""The ending of stored alignments."""
+"""The suffix of stored alignments."""
 SHARD = re.compile(r"shard-\d+-model-\d+-of-\d+\.safetensors")
-"""Names of files that processes wrote, one or more each, with the safetensors writer of torch."""
+"""A pattern of the file names of torch's distributed safetensors writer. Each process writes one or more such files."""
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-"""Names of models of the hub."""
+"""A pattern of the names of models on the hub."""
 ADDRESS = re.compile(r"[a-z0-9]{2,}:/", re.IGNORECASE)
-"""The beginning of addresses as paths, in which slashes are single."""
+"""A pattern of the beginning of a URL that was converted to a path, in which slashes are single."""
 COMMIT = re.compile(r"[0-9a-f]{7,64}")
 CACHES = (
     ("HF_HUB_CACHE", ""),
@@ -33,7 +33,7 @@ CACHES = (
     ("HF_HOME", "hub"),
     ("XDG_CACHE_HOME", "huggingface/hub"),
 )
-"""Variables of the environment that say where the cache of the hub is, with the folder in what they name."""
+"""Environment variables that locate the hub's cache, each with a subfolder of the folder that it names."""
 
 
 def is_adapter(folder: Path) -> bool:
@@ -42,14 +42,14 @@ def is_adapter(folder: Path) -> bool:
 
 
 def folder_files() -> tuple[str, ...]:
-    """Return names of files for which a folder is searched, in this order, before an adapter is looked for."""
+    """Return the file names that are searched in a folder, in this order, before an adapter is searched for."""
     return tuple(name for one in every_format().values() for name in one.names)
 
 
 def locate(path: str | Path) -> Path:
-    """Return the file that holds a checkpoint, or the index of its shards; for a folder, the file that is read.
+    """Return the file that contains a checkpoint, or the shards' index. For a folder, return the file that is read.
 
-    A model of the hub is looked up in the cache; see `find_cached`.
+    A model of the hub is searched for in the cache; see `find_cached`.
     """
     path = find_cached(str(path)) or Path(path)
     if path.is_dir():
@@ -60,10 +60,10 @@ def locate(path: str | Path) -> Path:
 
 
 def files_of(file: Path) -> list[Path]:
-    """Return all files of weights of a checkpoint, by the one that `locate` finds, which is the first.
+    """Return all weight files of a checkpoint, beginning with the file that `locate` returns.
 
     Raises:
-        FileNotFoundError, ValueError: It is an index, and is damaged or names files that are not there.
+        FileNotFoundError, ValueError: The file is an index that is damaged or names missing files.
     """
     beside: list[Path] = []
     if file.name.endswith(".index.json"):
@@ -76,11 +76,11 @@ def files_of(file: Path) -> list[Path]:
 
 
 def shards_of(index: Path) -> dict[str, str]:
-    """Return the file that holds each parameter, by the index of a sharded checkpoint.
+    """Map each parameter name to its file, according to the index of a sharded checkpoint.
 
     Raises:
-        FileNotFoundError: A shard is not there.
-        ValueError: It is no index, or it names files outside its own folder.
+        FileNotFoundError: A shard is missing.
+        ValueError: The file is not an index, or the index names files outside of its folder.
     """
     try:
         files: dict[str, str] = read_json(index)["weight_map"]
@@ -108,14 +108,14 @@ def shards_of(index: Path) -> dict[str, str]:
 
 
 def _is_name(shard: object) -> bool:
-    """Return whether it can be the name of a file of weights next to an index."""
+    """Return whether a string can be the name of a weight file next to an index."""
     if not isinstance(shard, str) or "\0" in shard:
         return False
     return Path(shard).name == shard and shard.endswith(weight_suffixes(is_read=True))
 
 
 def split_sum(path: str) -> tuple[str, str] | None:
-    """Return a base and the folder of an adapter where a path that is not there is `BASE+ADAPTER`."""
+    """Return a base and an adapter's folder if a path does not exist and has the form `BASE+ADAPTER`."""
     base, plus, folder = path.rpartition("+")
     if not plus or Path(path).exists() or not Path(folder).is_dir():
         return None
@@ -127,7 +127,7 @@ def split_sum(path: str) -> tuple[str, str] | None:
 
 
 def split_entry(path: str) -> tuple[str, str | None]:
-    """Return a file and the network in it where a path that is not there is `FILE:NAME`; else the path."""
+    """Return a file and an entry if a path does not exist and has the form `FILE:NAME`; otherwise the path and None."""
     if Path(path).exists():
         return path, None
     for place in (k for k, letter in enumerate(path[:-1]) if letter == ":"):
@@ -138,9 +138,9 @@ def split_entry(path: str) -> tuple[str, str | None]:
 
 
 def find_cached(name: str) -> Path | None:
-    """Return the folder of a model of the hub in the cache on this machine, as of its branch `main`; None without one.
+    """Return the cached folder of a hub model's branch `main` on this machine, or None.
 
-    What is a path of something is no such name.
+    The path of an existing file or folder is never a hub name.
     """
     if not HUB_NAME.fullmatch(name) or os.path.lexists(name):
         return None
@@ -154,13 +154,12 @@ def find_cached(name: str) -> Path | None:
 
 
 def is_address(text: str) -> bool:
-    """Return whether a text begins as an address does, such as https://."""
+    """Return whether a string begins like a URL, for example with https://."""
     return ADDRESS.match(text) is not None
 
 
 def say_absent(path: str) -> str:
-    """Return an error text: there is no checkpoint at a path, and how to fetch one where it may be the name of a
-    model."""
+    """Return an error text about a missing checkpoint. If the path may be a hub name, explain how to fetch it."""
     if is_address(path):
         return f"{path!r} is an address, and regauge fetches nothing: download the checkpoint, and name the file"
     text = f"there is no checkpoint {path!r}; check the path"
@@ -173,7 +172,7 @@ def say_absent(path: str) -> str:
 
 
 def _cache() -> Path:
-    """Return the folder of the hub's cache."""
+    """Return the folder of the hub's cache on this machine."""
     for variable, inside in CACHES:
         if os.environ.get(variable):
             return Path(os.environ[variable]).expanduser() / inside

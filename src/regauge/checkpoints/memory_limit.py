@@ -1,4 +1,4 @@
-"""The limit on the memory that work may hold, and the memory that the process holds already."""
+"""The limit on the memory that work may use, and the memory that the process already uses."""
 
 import ctypes
 import gc
@@ -13,16 +13,16 @@ from pathlib import Path
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 PAGES = Path("/proc/self/statm")
 MMAP_THRESHOLD = -3
-"""The setting of glibc's `mallopt`: blocks of that size have pages of their own, given back with them."""
+"""glibc's `mallopt` parameter for the size from which blocks have separate pages, returned to the system when freed."""
 LARGE, LARGEST = 1 << 22, 1 << 25
-"""Such a size, and the largest to which glibc raises it by itself when blocks are freed."""
+"""The value set for this parameter, and the largest value to which glibc raises it when blocks are freed."""
 
 
 @dataclass(frozen=True)
 class MemoryLimit:
-    """The bytes that work may hold in addition to `base`, the memory of the interpreter and its libraries.
+    """The number of bytes that work may use in addition to `base`, the memory of the interpreter and its libraries.
 
-    Unless `base` is given, it is the memory that the process holds when work begins.
+    By default, `base` is the memory that the process uses when the work begins.
     """
 
     nbytes: int
@@ -30,9 +30,9 @@ class MemoryLimit:
 
     @classmethod
     def of(cls, memory: "int | str | MemoryLimit | None") -> "MemoryLimit":
-        """Return a limit from bytes, or from text such as "2GB"; half of the machine's memory if None.
+        """Return a limit from a number of bytes or a string such as "2GB". If None, half of the machine's memory.
 
-        Processes that torchrun started on one machine share that half.
+        If torchrun started several processes on one machine, they share this half.
         """
         if isinstance(memory, MemoryLimit):
             return memory
@@ -46,11 +46,11 @@ class MemoryLimit:
         return cls(read_size(memory, "memory"))
 
     def from_now(self) -> "MemoryLimit":
-        """Return a copy of the limit that does not count what the process holds now; itself if its base is known."""
+        """Return a copy of the limit that excludes the memory used now; return itself if the base is known."""
         return self if self.base is not None else MemoryLimit(self.nbytes, resident())
 
     def held(self) -> int:
-        """Bytes of the limit that the process holds already, such as what tracing the model left behind."""
+        """The number of bytes of the limit that the process already uses, for example after tracing a model."""
         if self.base is None:
             return 0
         gc.collect()
@@ -61,7 +61,7 @@ class MemoryLimit:
 
 
 def read_size(size: str, what: str) -> int:
-    """Return the number of bytes from text such as "2GB"; errors call the text `what`."""
+    """Return the number of bytes from a string such as "2GB"; `what` names the string in errors."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]i?|)b?", size.strip().lower())
     if found is None or found[2] not in UNITS:
         raise ValueError(f"the {what} {size!r} cannot be read; write for example 3GB or 500MB")
@@ -70,10 +70,10 @@ def read_size(size: str, what: str) -> int:
 
 @contextmanager
 def large_blocks_returned() -> Iterator[None]:
-    """Give large blocks of memory back to the system when they are freed, until the context ends.
+    """Return large freed memory blocks to the system, until the context ends.
 
-    Otherwise, glibc keeps blocks below 32 MiB for later allocations, which rarely fit. In a measurement, a rule that
-    needs ten copies of a tensor held 24. Other C libraries are not changed.
+    Otherwise, glibc keeps freed blocks below 32 MiB for later allocations, which rarely fit. In a measurement, a rule
+    that needs ten copies of a tensor used the memory of 24 copies. Other C libraries are not affected.
     """
     setting = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if setting is None:
@@ -87,7 +87,7 @@ def large_blocks_returned() -> Iterator[None]:
 
 
 def resident() -> int:
-    """Bytes of memory that the process holds; where only its peak is known, the peak; zero where nothing is."""
+    """Return the memory of the process in bytes: the current memory, or else the peak; zero if both are unknown."""
     if PAGES.exists():
         return int(PAGES.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     try:
@@ -98,7 +98,7 @@ def resident() -> int:
 
 
 def size_text(nbytes: float) -> str:
-    """Return a number of bytes as readable text."""
+    """Return a number of bytes as a readable string."""
     for unit in ("B", "kB", "MB"):
         if nbytes < 1000:
             return f"{nbytes:.3g} {unit}"

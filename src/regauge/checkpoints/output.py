@@ -1,4 +1,4 @@
-"""The path of a result, and the form in which the result is written."""
+"""The path of an output, and the form in which the output is written."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,27 +15,26 @@ from regauge.core.progress import Crew
 
 @dataclass(frozen=True, init=False)
 class Output:
-    """The path of a verb's result, one `.safetensors` file or a folder, and the form in which the result is written.
+    """The path of an output, one `.safetensors` file or a folder, and the form in which the output is written.
 
-    The result appears under its name only when all of it is on the disk. A plain path, `out="OUT"`, is equivalent to
+    The output appears at its path only when it is completely on the disk. A plain path, `out="OUT"`, is equivalent to
     `Output("OUT")`.
 
     Attributes:
-        path: A `.safetensors` file, or a folder. A folder gets the shards, and the further files of the source network,
-            which is the network whose names and files the result takes over.
-        overwrite: Whether an output of that name may be replaced. Files in a folder that do not belong to a checkpoint
-            stay.
-        resume: Whether to continue an interrupted run from its files. Work in memory is repeated.
+        path: A `.safetensors` file, or a folder. The output has the names and files of one network, the source network.
+            A folder also gets the source network's other files, such as its configuration.
+        overwrite: Whether an existing output of this name may be replaced. Files in a folder that do not belong to a
+            checkpoint stay.
+        resume: Whether to continue an interrupted run from its files. Work on networks in memory is repeated.
         dtype: The dtype, or its name, to which floating-point tensors are rounded once. Values that the dtype cannot
             hold are refused. By default, each tensor keeps its dtype in the source network.
-        shard_size: The largest size of the values in one file of a folder: bytes, or text such as "5GB". By default,
-            the files are split as in the source network.
-        provenance: The provenance of the output; by default, that of the call that writes the output.
+        shard_size: The largest total size of the tensors in one file of a folder: bytes, or a string such as "5GB". By
+            default, the tensors are split as in the source network.
+        provenance: The provenance of the output. By default, it describes the call that writes the output.
         page: A function that renders the JSON file of a report as an HTML page, for verbs that write a report. By
             default there is no page.
         shared: Whether the other processes of torchrun or Slurm make the same call and do a share of the work. This is
-            possible for `rg.align`, `rg.merge` and recipes, if checkpoints are read tensor by tensor and the output is
-            a folder.
+            possible for `rg.align`, `rg.merge` and recipes, if checkpoints are streamed and the output is a folder.
 
     Raises:
         ValueError: The dtype is unknown, or the shard size cannot be read or is not positive.
@@ -73,12 +72,12 @@ class Output:
 
     @property
     def is_file(self) -> bool:
-        """Whether the output is one file of weights, not a folder."""
+        """Whether the output is one weight file instead of a folder."""
         return is_single_file(self.path)
 
     @property
     def crew(self) -> Crew:
-        """The processes that make the output."""
+        """The processes that together write the output."""
         if not self.shared:
             return Crew()
         from regauge.checkpoints.outputs.processes import join  # imports torch.distributed
@@ -86,7 +85,7 @@ class Output:
         return join()
 
     def require_alone(self, work: str) -> None:
-        """Raise a ValueError if the output is shared, because a single process does this work."""
+        """Raise a ValueError if the output is shared, because this work is done by a single process."""
         if self.shared:
             raise ValueError(f"{work} is not shared by processes; leave `shared=True` out, and start one alone")
 
@@ -99,6 +98,6 @@ class Output:
 def alignment_label(out: Output | str | Path | None) -> str:
     """Return the file name of an output's alignment for a provenance.
 
-    The name does not depend on the name of the output.
+    The name does not depend on the output's name.
     """
     return f"*{ALIGNMENT}" if out is None or Output.of(out).is_file else f"regauge{ALIGNMENT}"

@@ -1,8 +1,8 @@
-"""Adapters of different ranks and scales, rewritten with common ranks and scales to compare and average them.
+"""Adapters of different ranks and scales, rewritten with common ranks and scales to compare and average the adapters.
 
 An adapter changes a matrix by `s B A`. The change stays the same if zero columns are appended to B and zero rows to A.
-It also stays the same if a factor moves from s into B. Adapters of different ranks and scales can therefore be written
-as adapters of the largest rank, and have the symmetry of such adapters.
+It also stays the same if B is multiplied by a factor and s is divided by it. Adapters of different ranks and scales can
+therefore be written as adapters of the largest rank, and have the symmetry of such adapters.
 
 References:
     Hu et al. (2022), LoRA, section 4.1; the documentation of PEFT's LoraConfig for `rank_pattern` and `alpha_pattern`.
@@ -25,13 +25,13 @@ from regauge.core.params import round_to, work_dtype
 
 
 class Padded(Checkpoint):
-    """An adapter rewritten with other ranks and scales, without a change of its effect on the network.
+    """An adapter rewritten with other ranks and scales, without changing its effect on the network.
 
-    If the configuration of the adapter changes, `replaced` contains the new one.
+    If the adapter's configuration changes, `replaced` contains the new configuration.
 
     Attributes:
-        source: The adapter as it is in the files.
-        factors: Rank and scale of every module.
+        source: The adapter as stored in its files.
+        factors: The new rank and scale of every module.
     """
 
     def __init__(self, source: Checkpoint, factors: Mapping[str, Factors], config: bytes | None) -> None:
@@ -70,7 +70,7 @@ class Padded(Checkpoint):
         return self._params is None and self.source.is_lazy
 
     def dtype_of(self, name: str) -> torch.dtype:
-        """Return the dtype in which a tensor is read, which is more precise if the tensor is rescaled."""
+        """Return the dtype in which a tensor is read. It is wider if the tensor is rescaled."""
         if self._params is not None:
             return super().dtype_of(name)
         dtype = self.source.dtype_of(name)
@@ -97,12 +97,12 @@ class Padded(Checkpoint):
 
 
 def match_adapters(adapters: Sequence[Checkpoint], number: int) -> tuple[Checkpoint, ...]:
-    """Return adapters with the largest rank of each module, and the scales of the adapter with this index.
+    """Return adapters with the largest rank of each module, and with the scales of the adapter with this index.
 
     Adapters that already have these ranks and scales are returned unchanged.
 
     Raises:
-        ValueError: The adapters change different modules, or a scale is zero and others are not.
+        ValueError: The adapters change different modules, or some scales are zero and others are not.
     """
     every = [_factors(one) for one in adapters]
     first, scaled = every[0], every[number]
@@ -137,7 +137,7 @@ def _factors(adapter: Checkpoint) -> Mapping[str, Factors]:
 
 
 def _describe(folder: Path, factors: Mapping[str, Factors]) -> bytes:
-    """Return the configuration of the adapter in a folder, with these ranks and scales."""
+    """Return the configuration of the adapter in a folder, changed to these ranks and scales."""
     config = read_object(folder / ADAPTER_CONFIG)
     ranks = {module: one.rank for module, one in factors.items()}
     alphas = {
@@ -150,5 +150,5 @@ def _describe(folder: Path, factors: Mapping[str, Factors]) -> bytes:
 
 
 def _tidy(value: float) -> float:
-    """Return a whole number as an integer, because configurations of adapters mostly store integers."""
+    """Return an integral float as an integer, because adapter configurations mostly store integers."""
     return round(value) if abs(value - round(value)) < 1e-12 * abs(value) else value

@@ -1,4 +1,4 @@
-"""Checks and readers of plain files whose names and texts are in UTF-8; this module does not import torch."""
+"""Checks and readers of plain files with UTF-8 names and contents. This module does not import torch."""
 
 import os
 import re
@@ -15,7 +15,7 @@ SPECIAL = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
-"""Kinds of files whose reading could wait without end, by their names in errors."""
+"""Special kinds of files on which reading could wait forever, by their names in errors."""
 
 
 def require_suffix(path: Path, suffixes: tuple[str, ...]) -> None:
@@ -25,7 +25,7 @@ def require_suffix(path: Path, suffixes: tuple[str, ...]) -> None:
 
 
 def require_plain(path: str | Path) -> None:
-    """Refuse a path that is neither a file nor a folder, or whose name cannot be written into texts.
+    """Raise an error if a path is neither a file nor a folder, or if its name is not UTF-8.
 
     Raises:
         ValueError: The path is a pipe, a socket or a device, or the name is not UTF-8.
@@ -44,10 +44,10 @@ def require_plain(path: str | Path) -> None:
 
 
 def leads_out(path: Path, folder: Path) -> bool:
-    """Return whether a path in a folder leads to a place outside the folder because of a link.
+    """Return whether a path in a folder leads outside of the folder through a link.
 
-    In the cache of the Hugging Face hub, the files of a snapshot are links into a nearby folder `blobs`. This folder
-    counts as inside.
+    In the cache of the Hugging Face hub, the files of a snapshot are links into a nearby folder `blobs`. Files in
+    `blobs` count as inside the folder.
     """
     inside = [folder.resolve()]
     if inside[0].parent.name == "snapshots":
@@ -56,7 +56,7 @@ def leads_out(path: Path, folder: Path) -> bool:
 
 
 def short_paths(paths: Sequence[str]) -> list[str]:
-    """Return paths for public texts: absolute paths become relative to the folder that contains them all."""
+    """Return paths for published texts: absolute paths become relative to their common folder."""
     every = [[os.path.normpath(part) for part in re.split(r"\+(?=/)", path)] for path in paths]
     absolute = [os.path.dirname(part) for parts in every for part in parts if os.path.isabs(part)]
     root = os.path.commonpath(absolute) if absolute else ""
@@ -64,13 +64,13 @@ def short_paths(paths: Sequence[str]) -> list[str]:
 
 
 def require_inside(path: Path) -> None:
-    """Raise a ValueError if a file is a link out of its folder, because the target may not be meant for others."""
+    """Raise a ValueError if a file is a link out of its folder, because the target may not be meant to be copied."""
     if leads_out(path, path.parent):
         raise ValueError(f"{str(path)!r} is a link out of its folder, so it is not copied; put the file itself there")
 
 
 def read_inside(path: Path) -> bytes:
-    """Return the content of a file in a folder that is copied; a link out of the folder raises a ValueError."""
+    """Return the content of a file in a folder that is copied; raise a ValueError for a link out of the folder."""
     require_inside(path)
     return path.read_bytes()
 
@@ -91,7 +91,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def parse_object(text: str | bytes, path: Path) -> dict[str, Any]:
-    """Return the object in the JSON text of a file; a malformed text raises a ValueError with the file's name."""
+    """Return the object in a file's JSON text. Malformed text raises a ValueError with the file's name."""
     try:
         found = parse_json(text)
     except ValueError as error:
@@ -102,6 +102,6 @@ def parse_object(text: str | bytes, path: Path) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file; malformed content raises a ValueError whose text is a clause."""
+    """Read a JSON file. Malformed content raises a ValueError whose text is a clause."""
     require_plain(path)
     return parse_json(path.read_bytes())

@@ -1,4 +1,4 @@
-"""Checkpoints on the disk whose tensors are converted while they are read: to a representative, or by an element."""
+"""Checkpoints on the disk whose tensors are transformed while they are read: to a representative, or by an element."""
 
 from collections.abc import Collection, Mapping
 
@@ -15,7 +15,7 @@ from regauge.core.symmetry import Symmetry
 
 
 class ChartedCheckpoint(Checkpoint):
-    """A checkpoint of which some tensors are computed by a chart when they are read.
+    """A checkpoint in which a chart computes some of the tensors when they are read.
 
     Args:
         source: The checkpoint.
@@ -52,14 +52,14 @@ class ChartedCheckpoint(Checkpoint):
 
 
 class RepresentativeCheckpoint(ChartedCheckpoint):
-    """A checkpoint without translations and gains, removed as by `Symmetry.split`, one tensor at a time.
+    """A checkpoint from which translations and gains are removed, as by `Symmetry.split`, one tensor at a time.
 
     Args:
         source: The checkpoint.
         symmetry: The symmetry, with every size known.
 
     Attributes:
-        coordinates: The coordinates of the network.
+        coordinates: The coordinates of the network, which `Symmetry.split` also returns.
     """
 
     def __init__(self, source: Checkpoint, symmetry: Symmetry) -> None:
@@ -68,20 +68,20 @@ class RepresentativeCheckpoint(ChartedCheckpoint):
         self.coordinates = tensors.coordinates
 
     def dtype_of(self, name: str) -> torch.dtype:
-        """Return the dtype in which a tensor is read, which is wide because 16 bits would change the function."""
+        """Return the dtype in which a tensor is read. It is wide, because 16 bits would change the function."""
         own = self.source.dtype_of(name)
         return work_dtype(own) if name in self._made else own
 
 
 class MovedCheckpoint(ChartedCheckpoint):
-    """A checkpoint moved by an element as by `Symmetry.act`, one tensor at a time.
+    """A checkpoint transformed by an element, as by `Symmetry.act`, one tensor at a time.
 
     Args:
         source: The checkpoint.
         symmetry: The symmetry, with every size known.
         element: A single element.
-        is_wide: Whether translated or rotated tensors are computed in the next wider dtype from the start, without
-            intermediate rounding.
+        is_wide: Whether translated or rotated tensors are computed in the next wider dtype, without intermediate
+            rounding.
     """
 
     def __init__(self, source: Checkpoint, symmetry: Symmetry, element: Element, *, is_wide: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""The state of interrupted work in one safetensors file, from which the work continues with identical bits."""
+"""The state of interrupted work in one safetensors file. Resumed work has bitwise identical results."""
 
 import json
 import time
@@ -17,18 +17,18 @@ from regauge.checkpoints.writing import bytes_of, save
 from regauge.core.params import Params, below
 
 SECONDS = 60.0
-"""Time between two states, which is what a kill loses; shorter work leaves none."""
+"""The number of seconds between two states. A killed run loses at most this time, and shorter work writes no state."""
 BEGINNING = 1 << 20
-"""Bytes of a damaged file that are searched for its kind."""
+"""The number of bytes of a damaged file that are searched for its kind."""
 VERSION = "2"
 CHECKED = ("version", "known", "inputs")
-"""Strings of the header that go into the checksum, before the tensors."""
+"""Header strings that enter the checksum before the tensors."""
 
 
 class StateError(ValueError):
-    """An error about a file from which work cannot continue.
+    """An error about a state file from which work cannot be resumed.
 
-    `can_be_deleted` is true if the file holds nothing but interrupted work.
+    `can_be_deleted` is true if the file contains only interrupted work.
     """
 
     def __init__(self, sentence: str, *, can_be_deleted: bool = True) -> None:
@@ -37,7 +37,7 @@ class StateError(ValueError):
 
 
 class StateFile:
-    """A file that stores the state of running work, and from which the same work can continue.
+    """A file that stores the state of running work, from which the same work can be resumed.
 
     Args:
         path: A path that ends in `.safetensors`, in an existing folder.
@@ -60,7 +60,7 @@ class StateFile:
 
     @property
     def is_due(self) -> bool:
-        """Whether enough time has passed since the last state to write another one."""
+        """Whether enough time has passed since the last state to write a new state."""
         return time.monotonic() - self._written >= SECONDS
 
     @property
@@ -74,7 +74,7 @@ class StateFile:
                 return self._kind.encode() in stream.read(BEGINNING)
 
     def write(self, tensors: Mapping[str, Tensor], known: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
-        """Write a state, and replace an earlier one.
+        """Write a state, which replaces an earlier state.
 
         Args:
             tensors: All tensors that the work changes, by name.
@@ -117,7 +117,7 @@ class StateFile:
 
     @contextmanager
     def continuing(self) -> Iterator[None]:
-        """Report errors while the work is restored as damage of the file, even if the checksum is right."""
+        """Convert errors while work is restored to errors about a damaged file, even if the checksum is right."""
         try:
             yield
         except StateError:
@@ -127,7 +127,7 @@ class StateFile:
             raise StateError(f"{self._label} is damaged ({type(error).__name__}: {reason}); delete it") from error
 
     def read_inputs(self) -> dict[str, Any]:
-        """Read the inputs of the work in the file; return an empty dictionary if there is no file.
+        """Read the inputs of the work from the file; return an empty dictionary if there is no file.
 
         Raises:
             StateError: The file is not such a state, or is damaged.
@@ -147,7 +147,7 @@ class StateFile:
         return f"the interrupted {self.work} in {str(self.path)!r}"
 
     def _read(self) -> tuple[Mapping[str, str], Params]:
-        """Return the strings and the tensors of a state after a check that no byte has changed."""
+        """Return the strings and the tensors of a state after verifying the checksum."""
         try:
             with Checkpoint.open(self.path) as file:
                 header, tensors = file.header, file.params
@@ -166,7 +166,7 @@ class StateFile:
 
 
 def copy_exactly(tensors: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> None:
-    """Copy tensors into others; raise a ValueError unless the names and shapes are the same."""
+    """Copy tensors into other tensors; raise a ValueError unless the names and shapes are equal."""
     if tensors.keys() != into.keys() or any(tensor.shape != into[name].shape for name, tensor in tensors.items()):
         raise ValueError("it has tensors of other names or shapes")
     for name, tensor in tensors.items():
@@ -174,7 +174,7 @@ def copy_exactly(tensors: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> N
 
 
 def _checksum(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
-    """Return a digest of all values from which the work continues."""
+    """Return a checksum of all values from which the work is resumed."""
     digest = blake2b("\0".join(header.get(name, "") for name in CHECKED).encode(), digest_size=16)
     for name, tensor in sorted(tensors.items()):
         digest.update(f"\0{name} {tensor.dtype} {[*tensor.shape]}\0".encode())

@@ -1,4 +1,4 @@
-"""Writers of files that appear whole or not at all, and of checkpoints as safetensors, piece by piece."""
+"""Writers of files that appear as a whole or not at all. Checkpoints are written as safetensors, chunk by chunk."""
 
 import json
 import os
@@ -23,15 +23,15 @@ SUFFIX = ".safetensors"
 INDEX = "model.safetensors.index.json"
 
 Pieces = Callable[[str], Iterator[Tensor]]
-"""Function from the name of a tensor to its values in pieces along axis 0, each rounded once to the output's dtype."""
+"""Function from a tensor's name to the tensor in chunks along axis 0, each rounded once to the output's dtype."""
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One file of a checkpoint: the name, the tensors in order, and the strings in the header.
+    """One file of a checkpoint: the file name, the tensors in order, and the header's strings.
 
-    If the names in the file differ from the names in the module, `translate` converts pieces of the module's tensors to
-    pieces of the file's tensors.
+    If names in the file differ from names in the module, `translate` converts chunks of module tensors to chunks of
+    file tensors.
     """
 
     file: str
@@ -41,15 +41,15 @@ class Shard:
 
     @property
     def nbytes(self) -> int:
-        """Number of bytes of all values."""
+        """The total size of all tensors in bytes."""
         return sum(spec.nbytes for spec in self.tensors)
 
 
 def path_beside(checkpoint: Path, ending: str) -> Path:
-    """Return the path of a file next to a checkpoint.
+    """Return the path of a companion file next to a checkpoint.
 
-    For `out.safetensors` the name is `out` with the ending. For a folder it is `regauge` with the ending, in the
-    folder.
+    For `out.safetensors`, the file name is `out` plus the ending. For a folder, the file in it is `regauge` plus the
+    ending.
     """
     if is_single_file(checkpoint):
         return checkpoint.with_name(checkpoint.stem + ending)
@@ -62,9 +62,9 @@ def whole_file(path: str | Path, *, is_new: bool = False, nbytes: int | None = N
 
     The file is on the disk before it gets the final name.
 
-    No other writer, on this machine or another, uses the same temporary name. If a file of the final name exists at the
-    end, it is replaced. With `is_new` it stays, and a FileExistsError is raised. A full disk raises an OSError that
-    says so. The error also gives the size that the file needs, if `nbytes` is given.
+    No other writer, on this machine or another machine, uses the same temporary name. If a file of the final name
+    exists at the end, it is replaced. With `is_new`, the existing file is kept and a FileExistsError is raised. If the
+    disk is full, the OSError states this. If `nbytes` is given, the error also states the required size.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}{PARTIAL}")
@@ -105,15 +105,15 @@ def save(
     overwrite: bool = False,
     metadata: Mapping[str, str] | None = None,
 ) -> Path:
-    """Write parameters to a safetensors file: `load(save(params, path))` has the same bits, shapes and dtypes.
+    """Write parameters to a safetensors file. `load(save(params, path))` has the same bits, shapes and dtypes.
 
-    The file appears under its name only when it is complete and on the disk. Tensors that share memory (tied
-    parameters, views) are written in full under every name.
+    The file appears at its path only when it is complete and on the disk. Tensors that share memory (tied parameters,
+    views) are written in full under every name.
 
     Args:
         params: Parameters and buffers by name.
-        path: A path in an existing folder that ends in `.safetensors`, or in the suffix of another format that can be
-            written.
+        path: A path in an existing folder. The path ends in `.safetensors`, or in the suffix of another format that can
+            be written.
         overwrite: Whether an existing file of that name may be replaced.
         metadata: Strings to store in the file's header.
 
@@ -121,10 +121,10 @@ def save(
         The path.
 
     Raises:
-        FileExistsError: The file exists, and `overwrite` is false.
+        FileExistsError: The file exists and `overwrite` is false.
         FileNotFoundError: The folder of `path` does not exist.
         OSError: The disk is full.
-        ValueError: The name has another suffix, or a tensor holds no values (meta device).
+        ValueError: The path has another suffix, or a tensor has no data (meta device).
     """
     path = Path(path)
     require_writable(path, overwrite=overwrite)
@@ -140,7 +140,7 @@ def save(
 
 
 def write_shard(shard: Shard, folder: Path, pieces: Pieces) -> tuple[int, int]:
-    """Write one file whole or not at all; return the size and the CRC-32 of its bytes."""
+    """Write one file as a whole or not at all; return the size and the CRC-32 of its bytes."""
     crc, translated = 0, pieces if shard.translate is None else shard.translate(pieces)
     with whole_file(folder / shard.file, nbytes=shard.nbytes) as temporary, open(temporary, "wb") as file:
         for part in writer_of(shard.file)(shard, translated):
@@ -150,14 +150,14 @@ def write_shard(shard: Shard, folder: Path, pieces: Pieces) -> tuple[int, int]:
 
 
 def encode_safetensors(shard: Shard, pieces: Pieces) -> Iterator[bytes | memoryview]:
-    """Yield the bytes of a safetensors file piece by piece: first the header, then the values."""
+    """Yield the bytes of a safetensors file in chunks: first the header, then the tensors."""
     yield encode_header(shard.tensors, {**shard.metadata, "format": "pt"})
     for spec in shard.tensors:
         yield from encode_values(spec, pieces)
 
 
 def encode_values(spec: TensorSpec, pieces: Pieces) -> Iterator[memoryview]:
-    """Yield the bytes of the values of a tensor, piece by piece, rounded to its dtype."""
+    """Yield the bytes of a tensor in chunks, rounded to the tensor's dtype."""
     count = 0
     for piece in pieces(spec.name):
         if piece.dtype != spec.dtype and not (piece.is_floating_point() and spec.dtype.is_floating_point):
@@ -172,7 +172,7 @@ def encode_values(spec: TensorSpec, pieces: Pieces) -> Iterator[memoryview]:
 def write_index(
     shards: Sequence[Shard], folder: Path, name: str = INDEX, metadata: Mapping[str, object] | None = None
 ) -> None:
-    """Write the index of a sharded checkpoint in the format of transformers, with further entries in the metadata."""
+    """Write the index of a sharded checkpoint in transformers' format, with additional entries in the metadata."""
     weight_map = {spec.name: shard.file for shard in shards for spec in shard.tensors}
     total = sum(shard.nbytes for shard in shards)
     document = {"metadata": {**(metadata or {}), "total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
@@ -180,19 +180,19 @@ def write_index(
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """Return the bytes of a tensor in C order; a CPU tensor already in C order shares its memory."""
+    """Return the bytes of a tensor in C order. A CPU tensor already in C order shares its memory with the result."""
     return memoryview(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
 
 
 def save_text(text: str, path: str | Path, *, is_new: bool = False) -> Path:
-    """Write a text file whole or not at all; see `whole_file`."""
+    """Write a text file as a whole or not at all; see `whole_file`."""
     with whole_file(path, is_new=is_new) as temporary:
         temporary.write_text(text, encoding="utf-8")
     return Path(path)
 
 
 def save_bytes(content: bytes, path: str | Path) -> Path:
-    """Write a file whole or not at all; see `whole_file`."""
+    """Write a file as a whole or not at all; see `whole_file`."""
     with whole_file(path) as temporary:
         temporary.write_bytes(content)
     return Path(path)
@@ -201,8 +201,7 @@ def save_bytes(content: bytes, path: str | Path) -> Path:
 def require_writable(path: str | Path, *, overwrite: bool, suffixes: tuple[str, ...] | None = None) -> None:
     """Raise an error, before any work is done, unless a file of this name can be written.
 
-    By default the name must be that of a file of weights. Temporary files that a killed run left for this name are
-    removed.
+    By default, the name must be that of a weight file. Temporary files of killed runs for this name are removed.
     """
     path = Path(path)
     require_suffix(path, weight_suffixes(is_written=True) if suffixes is None else suffixes)
@@ -216,7 +215,7 @@ def require_writable(path: str | Path, *, overwrite: bool, suffixes: tuple[str, 
 
 
 def flush(path: Path) -> None:
-    """Wait until the content of a file, or the names in a folder, have reached the disk."""
+    """Wait until a file's content, or a folder's list of names, is on the disk."""
     if os.name == "nt" and path.is_dir():  # Windows does not open folders.
         return
     descriptor = os.open(path, os.O_RDONLY)

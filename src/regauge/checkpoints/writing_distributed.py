@@ -1,6 +1,6 @@
-"""Writers of folders of `torch.distributed.checkpoint`: `.metadata`, and files of chunks, one whole tensor per chunk.
+"""Writers of `torch.distributed.checkpoint` folders: `.metadata`, and files of chunks, one whole tensor per chunk.
 
-Any number of processes can load such a folder, because torch splits the tensors anew.
+Any number of processes can load such a folder, because torch splits the tensors again.
 """
 
 import io
@@ -18,13 +18,13 @@ from regauge.checkpoints.formats.headers import TensorSpec
 from regauge.checkpoints.writing import Pieces, Shard, encode_values
 
 ALIGNED = 64
-"""Bytes at whose multiples values begin in a torch file."""
+"""Alignment in bytes of tensor data in a torch file."""
 EARLY = (1980, 1, 1, 0, 0, 0)
-"""The time of all records: equal runs write equal bytes."""
+"""The modification time of all records, constant because equal runs write equal bytes."""
 
 
 def encode_chunks(shard: Shard, pieces: Pieces) -> Iterator[bytes | memoryview]:
-    """Yield the bytes of a file of chunks, which is a sequence of torch files, one for every tensor."""
+    """Yield the bytes of a file of chunks, which is a sequence of torch files, one for each tensor."""
     for spec in shard.tensors:
         sink: Any = _Sink()
         with zipfile.ZipFile(sink, "w") as archive:
@@ -67,7 +67,7 @@ class _Sink:
 
 
 class _Values:
-    """A reference to the values of a tensor in a torch file."""
+    """A reference to the storage of a tensor in a torch file."""
 
     def __init__(self, spec: TensorSpec) -> None:
         own = STORAGES.get(spec.dtype)
@@ -76,7 +76,7 @@ class _Values:
 
 
 class _Described:
-    """A description of a tensor that is pickled in the same form as torch pickles tensors."""
+    """A description of a tensor that is pickled in the same way as torch pickles tensors."""
 
     def __init__(self, spec: TensorSpec) -> None:
         self._spec = spec
@@ -96,7 +96,7 @@ class _Pickler(pickle.Pickler):
 
 
 def _describe(spec: TensorSpec) -> bytes:
-    """Return the pickle for the torch file of a tensor."""
+    """Return the pickle in the torch file of a tensor."""
     content = io.BytesIO()
     _Pickler(content, protocol=2).dump(_Described(spec))
     return content.getvalue()
@@ -129,7 +129,7 @@ def encode_metadata(shards: Sequence[Shard], folder: Path, inside: Mapping[str, 
 def _find_archives(file: Path) -> list[tuple[int, int]]:
     """Return the first byte and the length of every torch file in a file of chunks.
 
-    The function searches backwards, because the list of the records is at the end of each torch file.
+    The search runs backwards, because the directory of records is at the end of each torch file.
     """
     found: list[tuple[int, int]] = []
     end = file.stat().st_size

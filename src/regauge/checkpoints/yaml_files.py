@@ -1,4 +1,4 @@
-"""Reading of untrusted YAML files, whose size is limited even after aliases are expanded."""
+"""A reader of untrusted YAML files. Their size is limited, also after aliases are expanded."""
 
 from pathlib import Path
 from typing import Any
@@ -8,18 +8,18 @@ import yaml
 from regauge.checkpoints.plain_files import require_plain
 
 LARGEST_FILE = 1 << 20
-"""Bytes of a file at most."""
+"""The largest size of a file in bytes."""
 MOST_ENTRIES = 20_000
-"""Values in a file at most, those behind aliases as often as they are named."""
+"""The largest number of values in a file. Values behind an alias are counted once for each use of the alias."""
 REFUSED = (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, OverflowError)
-"""The error of PyYAML about a node that is none of YAML's plain values."""
+"""Errors that PyYAML raises for nodes that are not plain YAML values."""
 
 
 def compose_yaml(path: Path) -> yaml.Node | None:
     """Return the root node of a YAML file, before values are constructed; return None for an empty file.
 
     Raises:
-        ValueError: The file is not YAML, is too large, repeats parts too often, or holds an unpaired surrogate.
+        ValueError: The file is not YAML, is too large, repeats content too often, or contains an unpaired surrogate.
     """
     require_plain(path)
     if path.stat().st_size > LARGEST_FILE:
@@ -44,7 +44,7 @@ def read_yaml(path: Path) -> Any:
     """Return the plain values in a YAML file; return None for an empty file.
 
     Raises:
-        ValueError: `compose_yaml` refuses the file, or a value cannot be read.
+        ValueError: `compose_yaml` raises an error for the file, or a value cannot be read.
     """
     node = compose_yaml(path)
     try:
@@ -55,13 +55,13 @@ def read_yaml(path: Path) -> Any:
 
 
 def yaml_text(value: Any) -> str:
-    """Return plain values as the text of a YAML file, with the keys of mappings in their original order."""
+    """Return plain values as YAML text. The keys of mappings keep their order."""
     text: str = yaml.safe_dump(value, sort_keys=False)
     return text
 
 
 def _count(node: yaml.Node, known: dict[int, int]) -> int:
-    """Return the number of values in a file, where a value counts once for every alias that refers to it."""
+    """Return the number of values in a file. A value is counted once for every alias that refers to it."""
     if id(node) not in known:
         pairs = node.value if isinstance(node, yaml.MappingNode) else []
         inner = [one for pair in pairs for one in pair] if pairs else node.value

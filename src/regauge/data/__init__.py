@@ -1,4 +1,4 @@
-"""Data sets as tensors, with checksums."""
+"""Data sets as tensors, verified by checksums."""
 
 from regauge.names import attach
 

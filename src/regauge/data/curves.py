@@ -9,14 +9,14 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Waves:
-    """Functions `x -> sin(a x)` on [-pi, pi], sampled on two grids that share no point.
+    """Functions `x -> sin(a x)` on [-pi, pi], sampled on two disjoint grids.
 
     Attributes:
-        frequencies: a, uniform in [0.5, 10], `[waves]`.
-        inputs: Equally spaced points, both ends included, `[points, 1]`.
-        targets: Values there, `[waves, points, 1]`.
-        test_inputs: The midpoints between the points, `[points - 1, 1]`.
-        test_targets: Values there, `[waves, points - 1, 1]`.
+        frequencies: The frequencies a, uniformly random in [0.5, 10], `[waves]`.
+        inputs: Equally spaced points, including both endpoints, `[points, 1]`.
+        targets: Function values at the inputs, `[waves, points, 1]`.
+        test_inputs: The midpoints between the inputs, `[points - 1, 1]`.
+        test_targets: Function values at the test inputs, `[waves, points - 1, 1]`.
 
     References:
         Navon et al. (2023), the sine waves of section 7; Navon et al. (2024), section 6.1.

@@ -1,4 +1,4 @@
-"""Files of data sets in the user's folder or in the cache, or downloaded and checked by checksum."""
+"""Files of data sets: in the user's folder, in the cache, or downloaded and verified by checksum."""
 
 import hashlib
 import os
@@ -9,9 +9,9 @@ from pathlib import Path
 from regauge.storage.cache import cache_folder
 
 FOLDER_VARIABLE = "REGAUGE_DATA"
-"""Environment variable with the folder of data sets that do not ship with a dependency; it is looked into first."""
+"""The environment variable for the folder with data sets that no dependency provides. It is searched first."""
 OFFLINE_VARIABLE = "REGAUGE_OFFLINE"
-"""Environment variable that forbids downloads if it is set to anything but 0."""
+"""The environment variable that forbids downloads if it is set to anything but 0."""
 
 
 @dataclass(frozen=True)
@@ -20,10 +20,10 @@ class DataFile:
 
     Attributes:
         data: The name of the data set.
-        folder: The folder of the data set, within the folder of all data sets.
+        folder: The folder of the data set within the folder of all data sets.
         name: The name of the file.
-        sha256: The SHA-256 of the file at its addresses.
-        addresses: The addresses of the file, the best first; none if the file cannot be downloaded.
+        sha256: The SHA-256 of the file that is downloaded.
+        addresses: The URLs of the file, the best first; empty if the file cannot be downloaded.
         others: Other names of files with the same content.
     """
 
@@ -36,10 +36,10 @@ class DataFile:
 
 
 def locate(file: DataFile) -> Path:
-    """Return the file on this machine: in `REGAUGE_DATA`, in the cache, or downloaded into the cache now.
+    """Return the path of the file on this machine: in `REGAUGE_DATA`, in the cache, or newly downloaded to the cache.
 
-    A download is checked before it appears in the cache. An existing file is returned unchecked; the reader checks its
-    content.
+    A download is verified before it appears in the cache. An existing file is returned without verification, because
+    the reader verifies its content.
 
     Raises:
         FileNotFoundError: The file is not on this machine, and downloads are not allowed or fail.
@@ -65,16 +65,16 @@ def in_folder(folder: Path, file: DataFile) -> Path | None:
 
 
 def folders(name: str) -> list[Path]:
-    """Return the folders that may hold the files of a data set: the user's, then the cache's."""
+    """Return the folders that may contain the files of a data set: first the user's folder, then the cache."""
     root = os.environ.get(FOLDER_VARIABLE)
     return [*([Path(root) / name] if root else []), cache_folder() / name]
 
 
 def check(path: Path, content: bytes, sha256: str | Sequence[str], data: str) -> None:
-    """Raise an error if the content has another checksum.
+    """Raise an error if the content has an unexpected checksum.
 
     Raises:
-        ValueError: The content has none of these checksums.
+        ValueError: The content has none of the expected checksums.
     """
     found = hashlib.sha256(content).hexdigest()
     expected = [sha256] if isinstance(sha256, str) else sha256
@@ -86,11 +86,11 @@ def check(path: Path, content: bytes, sha256: str | Sequence[str], data: str) ->
 
 
 def read(file: DataFile, folder: str | Path | None = None) -> bytes:
-    """Return the content of a file: in a folder if one is given, else on this machine or downloaded.
+    """Return the content of a file in a folder; without a folder, search this machine or download the file.
 
     Raises:
         FileNotFoundError: The file does not exist and cannot be downloaded.
-        ValueError: Its checksum is wrong.
+        ValueError: The checksum of the file is wrong.
     """
     path = locate(file) if folder is None else Path(folder) / file.name
     if not path.is_file():

@@ -22,7 +22,7 @@ MNIST_SHA256 = {
     "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
     "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
 }
-"""Digests of the decompressed files of MNIST so that it does not matter who compressed them."""
+"""SHA-256 of MNIST's decompressed files, which do not depend on the compression."""
 
 FASHION_SHA256 = {
     "train-images-idx3-ubyte": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
@@ -30,11 +30,11 @@ FASHION_SHA256 = {
     "t10k-images-idx3-ubyte": "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
     "t10k-labels-idx1-ubyte": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
 }
-"""Digests of the decompressed files of Fashion-MNIST."""
+"""SHA-256 of Fashion-MNIST's decompressed files."""
 
 
 def _idx_files(data: str, folder: str, addresses: Sequence[str], digests: Sequence[str]) -> tuple[DataFile, ...]:
-    """Return the four gzipped files at each of some addresses, with their checksums as they are there."""
+    """Return the four gzipped files with their URLs at some addresses, and the checksums of these files."""
     return tuple(
         DataFile(data, folder, f"{name}.gz", digest, tuple(f"{address}/{name}.gz" for address in addresses), (name,))
         for name, digest in zip(MNIST_SHA256, digests, strict=True)
@@ -71,7 +71,7 @@ CIFAR10_SHA256 = {
     "cifar10_jpeg_train.npz": "9752918826b7a7c2cfc9d018238ff2bd248088c64ecccd6b162c692e4d5e1753",
     "cifar10_jpeg_test.npz": "8c0c3af217b929cf00918c0eda116507b1d616f7b5a4a72fc19a716d0f5c16fb",
 }
-"""Archives of JPEG files: `jpeg` holds them one after the other, `offsets` says where each begins, `labels`."""
+"""SHA-256 of archives of JPEG files: `jpeg` concatenates the files, `offsets` gives their beginnings, and `labels`."""
 
 CIFAR10_FILE = DataFile(
     "CIFAR-10",
@@ -80,7 +80,7 @@ CIFAR10_FILE = DataFile(
     "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
     ("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",),
 )
-"""The original images."""
+"""The archive of the original images."""
 
 CIFAR100_FILE = DataFile(
     "CIFAR-100",
@@ -91,24 +91,24 @@ CIFAR100_FILE = DataFile(
 )
 
 DIGITS_TEST = 360
-"""Images of the digits that are kept for testing: 20%."""
+"""The number of digit images that are reserved for testing: 20%."""
 
 
 LUMINANCE = (0.299, 0.587, 0.114)
-"""Weights of red, green and blue in the luminance (ITU-R BT.601)."""
+"""The weights of red, green and blue in the luminance (ITU-R BT.601)."""
 
 
 @dataclass(frozen=True)
 class ImageData:
-    """Images and their classes.
+    """Images and their class labels.
 
     Attributes:
-        name: The usual name.
+        name: The usual name of the data set.
         train_images: float32 in [0, 1], `[n, channels, height, width]`.
         train_labels: int64, `[n]`.
-        test_images: As the training images.
-        test_labels: As the training labels.
-        classes: Number of classes.
+        test_images: Test images in the format of the training images.
+        test_labels: Test labels in the format of the training labels.
+        classes: The number of classes.
     """
 
     name: str
@@ -123,7 +123,7 @@ class ImageData:
         return replace(self, train_images=(self.train_images - mean) / std, test_images=(self.test_images - mean) / std)
 
     def grayscale(self) -> "ImageData":
-        """Return the luminance of images in color, one channel (ITU-R BT.601: 0.299 red, 0.587 green, 0.114 blue)."""
+        """Return the luminance of color images, one channel (ITU-R BT.601: 0.299 red, 0.587 green, 0.114 blue)."""
         channels, weights = self.train_images.shape[1], torch.tensor(LUMINANCE)
         if channels != len(weights):
             raise ValueError(f"{self.name} has {channels} channels; only red, green and blue make gray")
@@ -132,7 +132,7 @@ class ImageData:
         return replace(self, name=f"{self.name} in gray", train_images=train, test_images=test)
 
     def pooled(self, size: int) -> "ImageData":
-        """Smaller images: the means of squares of `size` by `size` pixels, which divide height and width."""
+        """Return smaller images: means of squares of `size` by `size` pixels; `size` must divide height and width."""
         height, width = self.train_images.shape[2:]
         if size < 1 or height % size or width % size:
             raise ValueError(
@@ -144,7 +144,7 @@ class ImageData:
         return replace(self, name=name, train_images=train, test_images=test)
 
     def shrunk(self, side: int) -> "ImageData":
-        """Smaller images of `side` by `side` pixels, each the mean of the pixels that it touches."""
+        """Return smaller images of `side` by `side` pixels, each the mean of the original pixels that it overlaps."""
         height, width = self.train_images.shape[2:]
         if not 0 < side <= min(height, width):
             raise ValueError(
@@ -157,13 +157,13 @@ class ImageData:
 
 
 def pixel_centers(height: int, width: int) -> Tensor:
-    """Centers of the pixels of an image as (row, column) in [-1, 1]^2, row by row, `[height * width, 2]`."""
+    """Return the centers of an image's pixels as (row, column) in [-1, 1]^2, row by row, `[height * width, 2]`."""
     ys, xs = (((torch.arange(size) + 0.5) / size * 2 - 1) for size in (height, width))
     return torch.cartesian_prod(ys, xs)
 
 
 def digits() -> ImageData:
-    """1,797 handwritten digits of 8 x 8 pixels, which ship with scikit-learn; the same 360 are always for testing."""
+    """Return 1,797 handwritten digits of 8 x 8 pixels from scikit-learn; the test set is always the same 360."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
@@ -175,15 +175,15 @@ def digits() -> ImageData:
 
 
 def mnist(folder: str | Path | None = None) -> ImageData:
-    """MNIST: 60,000 handwritten digits of 28 x 28 pixels for training and 10,000 for testing.
+    """Return MNIST: 60,000 handwritten digits of 28 x 28 pixels for training and 10,000 for testing.
 
     Args:
-        folder: The folder of its four IDX files, gzipped or not; `mnist` in the folder that the environment variable
-            `REGAUGE_DATA` names if left out, or else they are downloaded once.
+        folder: The folder of the four IDX files, gzipped or not. By default, `mnist` in the folder that the environment
+            variable `REGAUGE_DATA` names. If it is missing, the files are downloaded once.
 
     Raises:
-        FileNotFoundError: A file is not there, and cannot be downloaded.
-        ValueError: A file's checksum is wrong.
+        FileNotFoundError: A file is missing and cannot be downloaded.
+        ValueError: The checksum of a file is wrong.
 
     References:
         LeCun et al. (1998), Gradient-based learning applied to document recognition.
@@ -192,9 +192,9 @@ def mnist(folder: str | Path | None = None) -> ImageData:
 
 
 def fashion_mnist(folder: str | Path | None = None) -> ImageData:
-    """Fashion-MNIST: photographs of ten kinds of clothes, in the numbers, sizes and files of MNIST.
+    """Return Fashion-MNIST: photographs of ten kinds of clothes, with the numbers, sizes and files of MNIST.
 
-    Files, errors and `folder` are as for `mnist`; the folder of this data set is `fashion_mnist`.
+    Files, errors and `folder` are as for `mnist`. The default folder is `fashion_mnist` in the data folder.
 
     References:
         Xiao, Rasul and Vollgraf (2017), Fashion-MNIST.
@@ -203,25 +203,25 @@ def fashion_mnist(folder: str | Path | None = None) -> ImageData:
 
 
 def has_mnist() -> bool:
-    """Return whether MNIST is on this machine and needs no download."""
+    """Return whether MNIST is on this machine, that is, needs no download."""
     return all(present(file) is not None for file in MNIST_FILES)
 
 
 def cifar10(folder: str | Path | None = None) -> ImageData:
-    """CIFAR-10: 50,000 photographs of 32 x 32 pixels for training and 10,000 for testing.
+    """Return CIFAR-10: 50,000 photographs of 32 x 32 pixels for training and 10,000 for testing.
 
     The files in `REGAUGE_DATA` may be the original archive, or images recompressed as JPEG. Recompression loses detail
     (30 dB against the original), so accuracies are slightly below published ones. The name of the returned data shows
     which version was read.
 
     Args:
-        folder: Holds `cifar-10-binary.tar.gz`, or `cifar10_jpeg_train.npz` and `cifar10_jpeg_test.npz`; `cifar10` in
-            the folder that the environment variable `REGAUGE_DATA` names if left out, or else the original is
-            downloaded once.
+        folder: A folder that contains `cifar-10-binary.tar.gz`, or `cifar10_jpeg_train.npz` and
+            `cifar10_jpeg_test.npz`. By default, `cifar10` in the folder that the environment variable `REGAUGE_DATA`
+            names. If it is missing, the original archive is downloaded once.
 
     Raises:
-        FileNotFoundError: A file is not there, and cannot be downloaded.
-        ValueError: A file's checksum is wrong.
+        FileNotFoundError: A file is missing and cannot be downloaded.
+        ValueError: The checksum of a file is wrong.
 
     References:
         Krizhevsky (2009), Learning multiple layers of features from tiny images.
@@ -244,22 +244,22 @@ def cifar10(folder: str | Path | None = None) -> ImageData:
 
 
 def has_cifar10() -> bool:
-    """Return whether CIFAR-10 is on this machine and needs no download."""
+    """Return whether CIFAR-10 is on this machine, that is, needs no download."""
     return present(CIFAR10_FILE) is not None or any(
         all((place / name).is_file() for name in CIFAR10_SHA256) for place in folders("cifar10")
     )
 
 
 def cifar100(folder: str | Path | None = None) -> ImageData:
-    """CIFAR-100: photographs in the numbers and the size of CIFAR-10, of 100 classes (its fine labels).
+    """Return CIFAR-100: photographs with CIFAR-10's numbers and size, in 100 classes (the fine labels).
 
     Args:
-        folder: Holds `cifar-100-binary.tar.gz`; `cifar100` in the folder that the environment variable
-            `REGAUGE_DATA` names if left out, or else it is downloaded once.
+        folder: A folder that contains `cifar-100-binary.tar.gz`. By default, `cifar100` in the folder that the
+            environment variable `REGAUGE_DATA` names. If it is missing, the archive is downloaded once.
 
     Raises:
-        FileNotFoundError: The file is not there, and cannot be downloaded.
-        ValueError: Its checksum is wrong.
+        FileNotFoundError: The file is missing and cannot be downloaded.
+        ValueError: The checksum of the file is wrong.
 
     References:
         Krizhevsky (2009), Learning multiple layers of features from tiny images.
@@ -275,8 +275,7 @@ def _read_cifar10(path: Path) -> ImageData:
 
 
 def _read_cifar(content: bytes, name: str, train: Sequence[str], test: str, *, labels: int, classes: int) -> ImageData:
-    """Return an original archive: of each image `labels` bytes, the last of which is its class, and 3,072 of its
-    pixels."""
+    """Read an original archive: for each image `labels` bytes, of which the last is the class, then 3,072 pixels."""
     parts: dict[str, bytes] = {}
     with tarfile.open(fileobj=io.BytesIO(content)) as archive:
         for member in archive:
@@ -293,7 +292,7 @@ def _read_cifar(content: bytes, name: str, train: Sequence[str], test: str, *, l
 
 
 def _read_jpegs(path: Path, digest: str) -> tuple[Tensor, Tensor]:
-    """Images and labels of an archive with all JPEG files in one array, their offsets, and the classes."""
+    """Return images and labels from an archive of concatenated JPEG files, their offsets, and class labels."""
     from PIL import Image
 
     content = path.read_bytes()
@@ -309,7 +308,7 @@ def _read_jpegs(path: Path, digest: str) -> tuple[Tensor, Tensor]:
 def _idx_images(
     name: str, files: tuple[DataFile, ...], contents: Mapping[str, str], folder: str | Path | None
 ) -> ImageData:
-    """Four IDX files: training images and labels, test images and labels."""
+    """Return data from four IDX files: training images and labels, test images and labels."""
     arrays = []
     for file, digest in zip(files, contents.values(), strict=True):
         path = locate(file) if folder is None else in_folder(Path(folder), file)
@@ -324,8 +323,7 @@ def _idx_images(
 
 
 def _read_idx(path: Path, digest: str, data: str) -> "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]":
-    """Return the array of an IDX file: two zero bytes, a type code (8: unsigned bytes), the rank, the shape, the
-    values."""
+    """Return the array in an IDX file: two zero bytes, a type code (8: unsigned bytes), the rank, shape and entries."""
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:

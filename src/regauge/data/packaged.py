@@ -1,4 +1,4 @@
-"""Data sets that come with installed packages (a table of scikit-learn, Python's built-in help), and one more text."""
+"""Data sets from installed packages (a scikit-learn table, Python's built-in help), and a downloaded text."""
 
 import hashlib
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ from torch import Tensor
 from regauge.data.data_files import DataFile, read
 
 BREAST_CANCER_TEST = 114
-"""Cases of the breast cancer set that are kept for testing: 20%."""
+"""The number of breast cancer cases that are reserved for testing: 20%."""
 VALIDATION_SHARE = 0.1
-"""The last tenth of the text is kept for validation."""
+"""The share of the text, at its end, that is reserved for validation."""
 SHAKESPEARE = DataFile(
     "Tiny Shakespeare",
     "tinyshakespeare",
@@ -23,15 +23,15 @@ SHAKESPEARE = DataFile(
 
 @dataclass(frozen=True)
 class TableData:
-    """Cases with features and classes.
+    """Cases with features and class labels.
 
     Attributes:
-        name: The usual name.
+        name: The usual name of the data set.
         train_inputs: float32, every feature with mean zero and standard deviation one, `[n, features]`.
         train_labels: int64, `[n]`.
-        test_inputs: As the training inputs, shifted and scaled with their means and deviations.
-        test_labels: As the training labels.
-        classes: Number of classes.
+        test_inputs: Test inputs, standardized with the means and deviations of the training inputs.
+        test_labels: Test labels in the format of the training labels.
+        classes: The number of classes.
     """
 
     name: str
@@ -43,9 +43,9 @@ class TableData:
 
 
 def breast_cancer() -> TableData:
-    """569 tumors with 30 features each, malignant (0) or benign (1), from the UCI repository by way of scikit-learn.
+    """Return 569 tumors with 30 features each, malignant (0) or benign (1), from UCI and scikit-learn.
 
-    The same 114 tumors are always the test set. Paper 000 validates and tests on them. Features are standardized by the
+    The test set is always the same 114 tumors. Paper 000 validates and tests on them. Features are standardized by the
     455 training cases, while the paper uses all cases.
 
     References:
@@ -64,13 +64,13 @@ def breast_cancer() -> TableData:
 
 @dataclass(frozen=True)
 class TextData:
-    """A text as indices of symbols.
+    """A text as a sequence of symbol indices.
 
     Attributes:
-        name: The usual name, with the beginning of its SHA-256: two runs with the same name read the same text.
-        symbols: The characters that occur, sorted; a character's index is its position in this order.
-        train: Indices of the symbols in the first part of the text, int64 `[characters]`.
-        validation: Indices of the symbols in the rest of the text.
+        name: The usual name, with the beginning of the text's SHA-256. Equal names mean equal texts.
+        symbols: The characters that occur, sorted. A character's index is its position in this string.
+        train: Symbol indices of the first part of the text, int64 `[characters]`.
+        validation: Symbol indices of the rest of the text.
     """
 
     name: str
@@ -79,15 +79,14 @@ class TextData:
     validation: Tensor
 
     def decode(self, numbers: Tensor) -> str:
-        """Return the text of some indices."""
+        """Return the text that some indices encode."""
         return "".join(self.symbols[k] for k in numbers.tolist())
 
 
 def help_topics() -> TextData:
-    """Return the topics of Python's built-in help (`help("LOOPING")`), in the order of their names.
+    """Return the topics of Python's built-in help (`help("LOOPING")`), sorted by name.
 
-    That is about 460,000 characters of the language reference. The exact text depends on the version of Python; the
-    same version gives the same text.
+    These are about 460,000 characters of the language reference. The exact text depends on the Python version.
     """
     from pydoc_data.topics import topics
 
@@ -95,7 +94,7 @@ def help_topics() -> TextData:
 
 
 def tiny_shakespeare() -> TextData:
-    """1,115,394 characters of Shakespeare's plays, from `REGAUGE_DATA` or downloaded once.
+    """Return 1,115,394 characters of Shakespeare's plays, from `REGAUGE_DATA` or downloaded once.
 
     References:
         Karpathy (2015), The unreasonable effectiveness of recurrent neural networks.
@@ -113,13 +112,13 @@ def _text_data(name: str, text: str) -> TextData:
 
 
 def windows(numbers: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """Return consecutive pieces of a text and, for each position, the symbol that comes next.
+    """Return consecutive sequences of a text, and the next symbol for each position.
 
     Returns:
-        Inputs and targets, both `[pieces, length]`; characters at the end that do not fill a piece are dropped.
+        Inputs and targets, both `[pieces, length]`. Characters at the end that do not fill a sequence are dropped.
 
     Raises:
-        ValueError: The text is shorter than one piece.
+        ValueError: The text is shorter than one sequence.
     """
     pieces = (len(numbers) - 1) // length
     if pieces < 1:

@@ -26,7 +26,7 @@ SHAPES_SHA256 = {
     "suzanne": "114cdfb540e5800160285fb6a1d7af2929310cd9ac4fa2ac087a8b780b932031",
     "teapot": "db164479720cf67b653b31c8006ce82b26cad5f2b7a7c14853b48e9b678c2f16",
 }
-"""Digests of the shapes' files, `shapes/NAME.npz` in the folder that `REGAUGE_DATA` names."""
+"""SHA-256 of the shapes' files, `shapes/NAME.npz` in the folder that `REGAUGE_DATA` names."""
 Category = Literal["chair", "monitor"]
 VOXELS = DataFile(
     "the voxel grids of ModelNet10",
@@ -35,7 +35,7 @@ VOXELS = DataFile(
     "3fca4b7fa686a0d3927ab4cae7eccc4be72c92814260316427fd5005f34134f8",
 )
 RESOLUTION = 32
-"""Cells along each edge of the cube."""
+"""The number of cells along each edge of the cube."""
 SHARED_START = DataFile(
     "the shared initialization of inr2vec",
     "inr2vec_init",
@@ -46,12 +46,12 @@ SHARED_START = DataFile(
 
 @dataclass(frozen=True)
 class Shape:
-    """A mesh in the unit ball, its centroid at the origin.
+    """A mesh in the unit ball, with its centroid at the origin.
 
     Attributes:
-        name: The usual name.
+        name: The usual name of the shape.
         vertices: float32, `[vertices, 3]`.
-        faces: Indices of their vertices, int64, `[faces, 3]`.
+        faces: The indices of each face's vertices, int64, `[faces, 3]`.
         points: Points sampled uniformly by area from the surface, float32, `[8192, 3]`.
         is_watertight: Whether the surface encloses a volume.
     """
@@ -67,13 +67,13 @@ def shape(name: str, folder: str | Path | None = None) -> Shape:
     """Return one of the shapes of `SHAPES_SHA256`.
 
     Args:
-        name: One of them.
-        folder: Holds its file; `shapes` in the folder that the environment variable `REGAUGE_DATA` names if left
-            out.
+        name: The name of a shape, a key of `SHAPES_SHA256`.
+        folder: The folder that contains the shape's file. By default, `shapes` in the folder that the environment
+            variable `REGAUGE_DATA` names.
 
     Raises:
-        FileNotFoundError: The file does not exist; the shapes have no public address.
-        ValueError: There is no such shape, or the file's checksum is wrong.
+        FileNotFoundError: The file does not exist. The shapes cannot be downloaded.
+        ValueError: There is no shape of this name, or the checksum of the file is wrong.
     """
     if name not in SHAPES_SHA256:
         raise ValueError(f"there is no shape {name!r}; choose from {sorted(SHAPES_SHA256)}")
@@ -90,11 +90,10 @@ def shape(name: str, folder: str | Path | None = None) -> Shape:
 
 
 def voxels(category: Category, folder: str | Path | None = None) -> Tensor:
-    """Return all grids of a category, true where a cell is occupied, `[shapes, 32, 32, 32]`: 889 chairs or 465
-    monitors.
+    """Return all occupancy grids of a category, boolean `[shapes, 32, 32, 32]`: 889 chairs or 465 monitors.
 
-    About 50 chairs and 14 monitors repeat another grid exactly. Errors and `folder` are as for `shape`; the grids
-    lie in its folder `modelnet10_voxels`.
+    About 50 chairs and 14 monitors repeat another grid exactly. Errors and `folder` are as for `shape`. The default
+    folder is `modelnet10_voxels` in the folder that `REGAUGE_DATA` names.
 
     References:
         Wu et al. (2015), 3D ShapeNets.
@@ -111,12 +110,12 @@ def shared_start(folder: str | Path | None = None) -> dict[str, Tensor]:
     """Return parameters of a SIREN 3-512-512-512-512-1 with omega 30, by the names of `regauge.nets.siren.Siren`.
 
     Args:
-        folder: Holds the file; `inr2vec_init` in the folder that the environment variable `REGAUGE_DATA` names if
-            left out.
+        folder: The folder that contains the file. By default, `inr2vec_init` in the folder that the environment
+            variable `REGAUGE_DATA` names.
 
     Raises:
-        FileNotFoundError: The file is not there; it has no public address.
-        ValueError: The file's checksum is wrong.
+        FileNotFoundError: The file does not exist. It cannot be downloaded.
+        ValueError: The checksum of the file is wrong.
 
     References:
         De Luigi et al. (2023), section 3.

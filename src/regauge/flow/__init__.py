@@ -1,4 +1,4 @@
-"""Flows over weights: generative models that sample networks without training them."""
+"""Flows on weights: generative models that sample networks without training them."""
 
 from regauge.names import attach
 

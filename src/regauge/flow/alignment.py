@@ -1,4 +1,4 @@
-"""Alignment of points so that each coordinate means the same unit in all networks."""
+"""Alignment of points, after which each coordinate belongs to corresponding units in all networks."""
 
 import torch
 from torch import Tensor
@@ -11,14 +11,14 @@ from regauge.flow.manifold import Points
 from regauge.flow.space import Space
 
 ALIGNED_AT_ONCE = 512
-"""Networks that are aligned at a time."""
+"""The number of networks that are aligned at a time."""
 
 
 @torch.no_grad()
 def sort_points(space: Space, points: Points) -> Points:
-    """Map all networks of an orbit to one point; sums of weights determine signs, matrices and the order of units.
+    """Map all networks of an orbit to one point. Sums of weights determine signs, matrices and the order of units.
 
-    If a space keeps scales (`scales="keep"`), scales and invertible matrices do not change.
+    If a space keeps scales (`scales="keep"`), scales and invertible matrices are not changed.
     """
     scales = space.representation.scales
     kept = {"scale"} if scales != "keep" else {"scale", "linear"}
@@ -34,22 +34,22 @@ def sort_points(space: Space, points: Points) -> Points:
 
 @torch.no_grad()
 def align_points(space: Space, reference: Tensor, points: Points) -> Points:
-    """Move points along their orbits as near to a reference as weight matching can.
+    """Transform points along their orbits as close to a reference as weight matching can.
 
-    Matching ends in a local optimum, which may depend on its initialization. Points are therefore sorted first so that
-    all networks of an orbit get the same point.
+    Matching ends in a local optimum, which may depend on its initialization. Therefore points are sorted first, which
+    gives all networks of an orbit the same point.
 
     Args:
         space: The space of the points.
         reference: One point, `[values]`, or one reference for each point, `[models, values]`.
-        points: The points to move, `[models, values]`.
+        points: The points to transform, `[models, values]`.
     """
     return move_near(space, reference, sort_points(space, points))
 
 
 @torch.no_grad()
 def move_near(space: Space, reference: Tensor, points: Points) -> Points:
-    """Move points along their orbits towards a reference by weight matching, without sorting them first."""
+    """Transform points along their orbits towards a reference by weight matching, without sorting them first."""
     made = torch.empty_like(points)
     for start in range(0, len(points), ALIGNED_AT_ONCE):
         part = slice(start, start + ALIGNED_AT_ONCE)
@@ -65,7 +65,7 @@ def move_near(space: Space, reference: Tensor, points: Points) -> Points:
 def find_reference(space: Space, points: Points, *, rounds: int = 5, most: int = 512) -> Tensor:
     """Return the mean of points up to permutations of units, `[values]`.
 
-    Some networks are aligned to the first one. They are then aligned to their mean repeatedly.
+    Some networks are aligned to the first network. Then they are repeatedly aligned to their mean.
     """
     some = points[:most]
     reference = some[0]
@@ -80,5 +80,5 @@ def _first(mean: Tensor, _: Tensor) -> Tensor:
 
 
 def _direction(mean: Tensor, before: Tensor) -> Tensor:
-    """Return the directions of means, or the previous directions if opposite points cancel."""
+    """Return the directions of means. If opposite points cancel, return the previous directions."""
     return torch.where(torch.linalg.vector_norm(mean, dim=-1, keepdim=True) > 0, sphere.normalize(mean), before)

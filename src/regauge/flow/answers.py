@@ -1,4 +1,4 @@
-"""Quality of networks by their outputs: loss, accuracy, calibration, and disagreement between networks."""
+"""Quality of networks, measured on outputs: loss, accuracy, calibration, and disagreement between networks."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,13 +11,13 @@ from regauge.core.task import Judge, Task
 from regauge.flow.judgement import Bins
 
 BINS = 15
-"""Bins of the calibration error."""
+"""The number of bins of the calibration error."""
 RUN_AT_ONCE = 64
-"""Networks that are run at a time."""
+"""The number of networks that are evaluated at a time."""
 
 
 def predict_classes(evaluate: Judge, params: Mapping[str, Tensor]) -> tuple[Tensor, Tensor] | None:
-    """Return the class probabilities of networks, `[models, examples, classes]`, and the classes of the examples."""
+    """Return networks' class probabilities, `[models, examples, classes]`, and the class labels of the examples."""
     if not isinstance(evaluate, Task):
         return None
     made, wanted = [], []
@@ -34,7 +34,7 @@ def predict_classes(evaluate: Judge, params: Mapping[str, Tensor]) -> tuple[Tens
 
 
 def find_one_answer(answers: tuple[Tensor, Tensor] | None) -> float | None:
-    """Return the accuracy of the best constant answer for all examples, from the result of `predict_classes`."""
+    """Return the accuracy of the best constant prediction, given the result of `predict_classes`."""
     return None if answers is None else float(answers[1].bincount().max()) / len(answers[1])
 
 
@@ -47,7 +47,7 @@ def find_means(evaluate: Judge, params: Mapping[str, Tensor]) -> tuple[float, fl
 def measure_quality(
     evaluate: Judge, params: Mapping[str, Tensor], train: tuple[Tensor, Tensor] | None
 ) -> tuple[dict[str, Any], tuple[float, ...], dict[str, Bins]]:
-    """Return the scores of outputs, the loss of each network, and the bins of confidence."""
+    """Return the scores of outputs, the loss of each network, and the confidence bins."""
     losses, accuracy = find_metrics(evaluate, params)
     found: dict[str, Any] = {
         "loss": float(losses.mean()),
@@ -78,7 +78,7 @@ def measure_quality(
 
 
 def _reliability(probabilities: Tensor, classes: Tensor) -> Bins:
-    """Return the mean confidence, accuracy and share of the answers in each non-empty bin of confidence."""
+    """Return the mean confidence, the accuracy and the share of predictions in each non-empty confidence bin."""
     confidence, answer = probabilities.double().max(-1)
     places = (confidence * BINS).long().clamp_max(BINS - 1)
     counts = torch.bincount(places, minlength=BINS)
@@ -104,7 +104,7 @@ def find_metrics(evaluate: Judge, params: Mapping[str, Tensor]) -> tuple[Tensor,
 
 
 def _calibration(probabilities: Tensor, classes: Tensor) -> Tensor:
-    """Return the expected calibration error of one network, from confidence and accuracy in bins of confidence."""
+    """Return the expected calibration error of one network, from confidence and accuracy in confidence bins."""
     confidence, answer = probabilities.double().max(-1)
     places = (confidence * BINS).long().clamp_max(BINS - 1)
     gap = torch.zeros(BINS, dtype=torch.float64).index_add(0, places, (answer == classes).double() - confidence)
@@ -130,7 +130,7 @@ def _divergence(probabilities: Tensor) -> float:
 
 
 def _overlap(wrong: Tensor, known: Tensor) -> Tensor:
-    """Return, for each network, the largest overlap (IoU) of its wrong answers with a training network's."""
+    """Return, for each network, the largest overlap (IoU) of its wrong predictions with a training network's."""
     first, second = wrong.double(), known.double()
     shared = first @ second.T
     union = first.sum(1, keepdim=True) + second.sum(1) - shared

@@ -1,4 +1,4 @@
-"""Selection of sampled networks with the least loss on a task."""
+"""Selection of the sampled networks with the smallest loss on a task."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,15 +13,15 @@ from regauge.core.task import Task
 from regauge.flow.answers import find_metrics
 
 LARGEST = torch.finfo(torch.float32).max
-"""The loss of networks whose loss is not finite."""
+"""The loss that replaces losses that are not finite."""
 MOVED_AT_ONCE = 256
-"""Networks that are made at a time."""
+"""The number of networks that are generated at a time."""
 FIRST_SIZE, SIZES, KEPT_MOVES = 0.3, (1e-3, 0.9), 0.25
-"""Sizes of the first moves and of all, and the share of moves that is kept where sizes stay."""
+"""The initial step size, the range of step sizes, and the acceptance rate at which step sizes stay the same."""
 
 
 def require_fit(task: Task, symmetry: Symmetry) -> None:
-    """Raise a ValueError unless a task runs networks of a symmetry with every size known."""
+    """Raise a ValueError unless a task can evaluate networks of a symmetry with every size known."""
     own = {name: tuple(tensor.shape) for name, tensor in task.module.state_dict().items()}
     for name, shape in symmetry.shapes.items():
         if name in symmetry.sites and own.get(name) != tuple(shape):
@@ -33,7 +33,7 @@ def require_fit(task: Task, symmetry: Symmetry) -> None:
 
 
 def finite_losses(task: Task, params: Params) -> Float64[Tensor, " models"]:
-    """Return the losses of networks on a task; losses that are not finite become the largest number of float32.
+    """Return the losses of networks on a task. Losses that are not finite become the largest float32 number.
 
     Raises:
         ValueError: No loss is finite.
@@ -51,14 +51,14 @@ def _losses(task: Task, params: Params) -> Float64[Tensor, " models"]:
 
 @dataclass
 class ChosenNetworks:
-    """The sampled networks with the least loss, which random moves can improve further.
+    """The sampled networks with the smallest loss, which random steps can improve further.
 
     Attributes:
         task: The task that measures losses.
-        make: Function from standard normal values, `[models, values]`, to networks.
-        noise: The standard normal values from which the networks are made.
-        networks: The networks, in the order in which they were sampled.
-        losses: Their losses, on the CPU.
+        make: A function from standard normal vectors, `[models, values]`, to networks.
+        noise: The standard normal vectors from which the networks are generated.
+        networks: The networks, in sampling order.
+        losses: The losses of the networks, on the CPU.
     """
 
     task: Task
@@ -71,7 +71,7 @@ class ChosenNetworks:
     def of(
         cls, task: Task, make: Callable[[Tensor], Params], noise: Float64[Tensor, "models values"], count: int
     ) -> "ChosenNetworks":
-        """Make networks from all values in batches, and keep the networks with the least loss."""
+        """Generate networks from all vectors in batches, and keep the networks with the smallest loss."""
         made: ChosenNetworks | None = None
         for part in torch.split(noise, MOVED_AT_ONCE):
             networks = make(part)
@@ -82,11 +82,11 @@ class ChosenNetworks:
         return made
 
     def move(self, moves: int, generator: torch.Generator) -> None:
-        """Try random moves of each network, and keep the moves that lower the loss.
+        """Try random steps for each network, and accept the steps that lower the loss.
 
-        A move mixes the values with new random values, `sqrt(1 - b^2) z + b z'`, which does not change their
-        distribution. Moved networks are therefore no closer to one another or to training networks than other samples.
-        The step size b of each network adapts to the share of its moves that are kept.
+        A step mixes a network's normal vector with a new random vector, `sqrt(1 - b^2) z + b z'`, which does not change
+        the vector's distribution. Therefore changed networks are no closer to one another or to training networks than
+        other samples. The step size b of each network adapts to the share of accepted steps.
 
         References:
             Cotter et al. (2013), MCMC methods for functions, section 4: the preconditioned Crank-Nicolson proposal,
@@ -100,7 +100,7 @@ class ChosenNetworks:
             sizes = (sizes * ((kept.double() - KEPT_MOVES) / 2).exp().unsqueeze(1)).clamp(*SIZES)
 
     def _try(self, noise: Tensor, part: Tensor) -> Tensor:
-        """Try one move of some networks, and return whether it lowered the loss, bool `[models]`."""
+        """Try one step for some networks, and return whether it lowered the loss, bool `[models]`."""
         networks = self.make(noise[part])
         losses = _losses(self.task, networks).cpu()
         kept = losses < self.losses[part]

@@ -1,4 +1,4 @@
-"""Networks in few coordinates: principal components of a population, and random residuals."""
+"""Networks in few coordinates: principal components of a population, plus random residuals."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,28 +16,28 @@ from regauge.flow.moments import Moments, count_share, size_by_tensor
 from regauge.flow.space import Space
 
 MOST_COVARIANCES = 5000
-"""Classes of values whose covariances are kept at most."""
+"""The largest number of classes of coordinates whose covariances are stored."""
 
 
 @dataclass(frozen=True, eq=False)
 class Components(Manifold):
     """A space of networks whose coordinates are the first principal components of a population, with variance one.
 
-    The components are computed from aligned networks. Each value is divided by the standard deviation of its whole
-    tensor, and tensors are weighted. If each value was divided by its own deviation, weights that training hardly
-    changes would count as much as the important ones. The residual of a network outside the components consists mostly
-    of initial weights that training did not change. A flow does not model this residual. The residual is sampled from a
-    normal distribution, in which the values of one tensor that belong to the same units are correlated. The
-    correlations are equal for all units that permutations exchange.
+    The components are computed from aligned networks. Each weight is divided by the standard deviation of its whole
+    tensor, and tensors are weighted. If each weight was divided by its own standard deviation, weights that training
+    hardly changes would count as much as important weights. The residual of a network outside the components consists
+    mostly of initial weights that training did not change. A flow does not model this residual. Instead, the residual
+    is sampled from a normal distribution. In this distribution, entries of one tensor are correlated if they belong to
+    the same units. The correlations are equal for all units that permutations exchange.
 
     Attributes:
-        networks: The Euclidean space of all values of networks.
-        mean: The mean of each value, `[values]`.
-        unit: The divisor of each value, as described above.
+        networks: The Euclidean space of all parameters of networks.
+        mean: The mean of each parameter, `[values]`.
+        unit: The number by which each parameter is divided, as described above.
         axes: Orthonormal directions in these units, `[components, values]`.
         sizes: Standard deviations along the axes, `[components]`.
-        roots: Roots of the covariances of the residuals, `[classes, classes]`, by the index of the tensor.
-        rest: Residuals of the networks that `leave` returns, `[models, values]`; zero if None.
+        roots: Square roots of the residuals' covariance matrices, `[classes, classes]`, by tensor index.
+        rest: The residuals of the networks that `leave` returns, `[models, values]`; None for zero.
     """
 
     networks: Space
@@ -57,11 +57,11 @@ class Components(Manifold):
             space: A Euclidean space.
             points: The points of the networks.
             count: The number of components.
-            balance: The variance of a tensor, after its values are divided by their units, is the number of its values
-                to this power.
+            balance: An exponent. After parameters are divided by their units, the variance of a tensor is its number of
+                entries to this power.
 
         Raises:
-            ValueError: There are fewer networks or values than components.
+            ValueError: There are fewer networks or parameters than components.
         """
         if count >= min(points.shape):
             raise ValueError(
@@ -86,17 +86,17 @@ class Components(Manifold):
 
     @property
     def dim(self) -> int:
-        """Number of components."""
+        """The number of components."""
         return len(self.axes)
 
     @property
     def tensors(self) -> Tensor:
-        """The index of the tensor of each coordinate: all components count as one tensor with index 0."""
+        """The tensor index of each coordinate. All components count as one tensor with index 0."""
         return torch.zeros(len(self.axes), dtype=torch.int64)
 
     @cached_property
     def classes(self) -> list[Tensor]:
-        """See `find_classes`."""
+        """The classes of coordinates; see `find_classes`."""
         return find_classes(self.networks)
 
     def enter(self, population: Mapping[str, Tensor], dtype: torch.dtype = torch.float32) -> Points:
@@ -104,22 +104,22 @@ class Components(Manifold):
         return self.reduce(self.networks.enter(population, torch.float64)).to(dtype)
 
     def reduce(self, x: Points) -> Points:
-        """Return the components of points of the space of all values."""
+        """Return the components of points in the space of all parameters."""
         standard = (x.double() - self.mean.to(x.device)) / self.unit.to(x.device)
         return (standard @ self.axes.to(standard).T / self.sizes.to(standard)).to(x.dtype)
 
     def expand(self, x: Points) -> Points:
-        """Return the points of the space of all values that have the given components, and the residuals `rest`."""
+        """Return points in the space of all parameters, with the given components and the residuals `rest`."""
         standard = (x * self.sizes.to(x)) @ self.axes.to(x)
         made = self.mean.to(x) + self.unit.to(x) * standard
         return made if self.rest is None else made + self.rest.to(x)
 
     def leave(self, x: Points) -> Params:
-        """Return the networks that have the given components, and the residuals `rest`."""
+        """Return the networks with the given components and the residuals `rest`."""
         return self.networks.leave(self.expand(x))
 
     def with_rest(self, count: int, generator: torch.Generator) -> "Components":
-        """Return a copy with random residuals for a number of networks."""
+        """Return a copy with random residuals for `count` networks."""
         rest = torch.zeros(count, self.networks.dim)
         for index, root in zip(self.classes, self.roots, strict=True):
             noise = torch.randn(count, *index.shape, generator=generator)
@@ -130,11 +130,11 @@ class Components(Manifold):
 
 
 def find_classes(space: Space) -> list[Tensor]:
-    """Return the coordinates of each tensor, `[classes, members]`; permutations exchange the members of a class.
+    """Return the coordinates of each tensor, `[classes, members]`. Permutations exchange the members of a class.
 
-    Members at the same position of two classes belong to the same units. If the classes of a tensor have several sizes,
-    or there are more than `MOST_COVARIANCES`, each coordinate becomes its own class, or all coordinates become one
-    class.
+    Members at the same position in two classes belong to the same units. If the classes of a tensor have different
+    sizes, or there are more than `MOST_COVARIANCES`, the tensor gets other classes. Each coordinate then becomes its
+    own class. If there are more than `MOST_COVARIANCES` coordinates, all become one class.
     """
     found = []
     for number in range(int(space.tensors.max()) + 1):
@@ -149,7 +149,7 @@ def find_classes(space: Space) -> list[Tensor]:
 
 
 def _root(left: Float[Tensor, "models classes members"]) -> Float[Tensor, "classes classes"]:
-    """Return the symmetric root of the covariances between classes, estimated over networks and members."""
+    """Return the symmetric square root of the covariance between classes, estimated over networks and members."""
     # Members of a class are exchangeable, so their covariances are pooled: only those of classes can be estimated.
     values = left.double().permute(1, 0, 2).flatten(1)
     sizes, axes = torch.linalg.eigh(values @ values.T / values.shape[1])

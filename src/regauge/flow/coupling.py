@@ -1,4 +1,4 @@
-"""Couplings of starts and ends that make paths short and crossings rare."""
+"""Couplings of start points and endpoints, which make paths short and crossings rare."""
 
 from dataclasses import dataclass
 
@@ -15,13 +15,13 @@ PARTS = ("assignment", "alignment")
 
 @dataclass(frozen=True)
 class Coupling:
-    """A rule that pairs the starts and ends of a batch; by default they are independent.
+    """A rule that pairs start points (prior samples) with endpoints (networks) of a batch; by default, random pairs.
 
     Attributes:
-        assignment: Whether the starts of a batch are paired with its ends such that the sum of squared distances is
-            least; each is used once. Coordinates are compared in units of their deviations.
-        alignment: Whether each end is moved along its orbit as near to its start as weight matching brings it. The flow
-            then need not undo a random order of units.
+        assignment: Whether the start points and endpoints of a batch are paired by optimal assignment, which minimizes
+            the sum of squared distances. Coordinates are divided by their standard deviations.
+        alignment: Whether each endpoint is transformed along its orbit, as close to its start point as weight matching
+            brings it. The flow then need not learn a random permutation of units.
 
     References:
         Pooladian et al. (2023) and Tong et al. (2024) for assignments in batches. Here assignments are exact and
@@ -33,12 +33,12 @@ class Coupling:
 
     @property
     def is_independent(self) -> bool:
-        """Whether starts and ends are independent."""
+        """Whether start points and endpoints are paired independently."""
         return not (self.assignment or self.alignment)
 
     @torch.no_grad()
     def pair(self, space: Manifold, x0: Points, x1: Points, moments: Moments) -> tuple[Points, Points]:
-        """Return starts and ends, paired row by row."""
+        """Return start points and endpoints, paired row by row."""
         if self.assignment:
             unit = moments.deviation.to(x0)
             unit[: space.flat_start] = 1.0

@@ -1,4 +1,4 @@
-"""Designs of flows: velocities with random weights, and designs as JSON."""
+"""Construction of velocities with random weights from designs, and conversion of designs to JSON."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -21,7 +21,7 @@ from regauge.weightspace.layers import LAYERS
 def build_velocity(
     space: Manifold, prior: Prior, moments: Moments, design: Design, classes: int, generator: torch.Generator
 ) -> Velocity:
-    """Return the velocity of a design, with random weights."""
+    """Return the velocity that a design describes, with random weights."""
     clock = TimeConditioning(classes, generator)
     net = design.net.build(space, generator)
     return Velocity(
@@ -52,7 +52,7 @@ def describe_design(design: Design) -> dict[str, Any]:
 
 
 def design_of(made: Mapping[str, Any]) -> Design:
-    """Return the design that JSON describes.
+    """Read a design from JSON.
 
     Raises:
         KeyError, TypeError, ValueError: The JSON does not describe a design.
@@ -73,6 +73,6 @@ def design_of(made: Mapping[str, Any]) -> Design:
 
 
 def _typed(kind: type[Any], values: Mapping[str, Any]) -> Any:
-    """Return settings of a class, with values converted to the types of its fields."""
+    """Return an instance of a class, with values converted to the types of its fields."""
     require_fields({name: value for name, value in values.items() if name != "layer"}, kind, "the flow")
     return kind(**values)

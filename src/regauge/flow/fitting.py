@@ -1,4 +1,4 @@
-"""Fitting of flows: one function from networks to a flow."""
+"""Training of flows: one function that fits a flow to networks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -41,11 +41,11 @@ from regauge.storage.collection import Collection, Kept, Networks
 from regauge.storage.loader import Batch, Loader
 
 SAMPLE = 256
-"""Networks by which a net's inputs are standardized."""
+"""The number of networks whose statistics standardize a net's inputs."""
 DRAWN, STEPS = 64, 10
-"""Networks that are drawn to judge the prior or an epoch by a task, and steps of the solver."""
+"""The number of sampled networks that evaluate the prior or an epoch on a task, and the number of solver steps."""
 SHARES = (1.0, 0.5, 0.25, 0.0)
-"""Shares of what the net adds that are tried in the end."""
+"""Factors of the net's output that are tried after the training."""
 TIMES = 8
 """Random times of each held-out network when shares are compared."""
 
@@ -110,7 +110,7 @@ def divide(
     split_by: str | None = None,
     checkpoints: Kept = "last",
 ) -> dict[str, NDArray[np.int64]]:
-    """Return the indices of the networks for "train", "validation" and "test" that `fit` uses with equal arguments."""
+    """Return the indices of the networks for "train", "validation" and "test", as `fit` splits them."""
     collection = Collection(population)
     usable = find_usable(collection, indices=indices, split=split, checkpoints=checkpoints, reads_memory=True)
     return split_networks(collection, usable, split, split_by)
@@ -121,12 +121,12 @@ class FlowFitting(Fitting[Flow]):
     """The training of a flow.
 
     Attributes:
-        points: The networks for "train" and "validation", as points of the space.
+        points: The training and validation networks, as points of the space.
         labels: The class index of each network, if there are classes.
         reference: The network to which points are aligned, if points are aligned.
-        starts: A hash of the initial networks to which the prior is matched, if they were given.
-        task: The task that judges sampled networks, if a task was given.
-        outlook: Measures of whether sampled networks can be expected to work.
+        starts: A hash of the initial networks to which the prior is matched, if such networks were given.
+        task: The task that evaluates sampled networks, if a task was given.
+        outlook: Measures that predict whether sampled networks work.
     """
 
     division: Division
@@ -148,7 +148,7 @@ class FlowFitting(Fitting[Flow]):
     def prepare(
         cls, division: Division, config: FlowConfig, starts: Mapping[str, Tensor] | None, task: Task | None
     ) -> "FlowFitting":
-        """Read the networks as points, and return the training with a new net."""
+        """Convert the networks to points, and return a training run with a new net."""
         collection, parts = division.collection, division.parts
         space = Space.of(collection.read(parts["train"][:SAMPLE]), collection.symmetry(0), config.representation)
         if task is not None:
@@ -189,7 +189,7 @@ class FlowFitting(Fitting[Flow]):
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """All settings and data that the training depends on, as JSON."""
+        """All settings and data on which the training depends, as JSON."""
         return self.division.describe(self.config, starts=self.starts, has_task=self.task is not None)
 
     def standardize(self) -> None:
@@ -211,7 +211,7 @@ class FlowFitting(Fitting[Flow]):
         return self._compare(x1, labels, chance).mean()
 
     def validate(self) -> Validation:
-        """Return the loss on held-out networks, and with a task also the loss of sampled networks."""
+        """Return the loss on held-out networks. With a task, also return the loss of sampled networks."""
         loss = float(self._held_out_losses().mean())
         facts = {"validation_loss": loss}
         if self.task is None:
@@ -223,7 +223,7 @@ class FlowFitting(Fitting[Flow]):
 
     @cached_property
     def _normal_loss(self) -> float:
-        """The loss on held-out networks without the output of the net."""
+        """The loss on held-out networks if the output of the net is not added."""
         share = float(self.net.share)
         self.net.share.zero_()
         loss = float(self._held_out_losses().mean())
@@ -231,7 +231,7 @@ class FlowFitting(Fitting[Flow]):
         return loss
 
     def _find_kept(self, task: Task, validation: Params) -> float | None:
-        """Return the share of the validation networks' performance that networks sampled from the prior keep."""
+        """Return the performance of networks sampled from the prior, relative to the validation networks."""
         drawn = self._make(None, {}).draw_starts(DRAWN, self.division.chance("outlook"))
         finite_losses(task, drawn := to_device(drawn, self.config.device))  # Refuses a task on which nothing is finite.
         known = to_device(validation, self.config.device)
@@ -280,7 +280,7 @@ class FlowFitting(Fitting[Flow]):
         return best, gain
 
     def conclude(self, trained: Trained, progress: Progress) -> Flow:
-        """Return the flow with the best share of the net's output."""
+        """Return the flow with the best factor of the net's output."""
         config, division = self.config, self.division
         member, (share, gain) = division.collection.members[0], self._choose_share()
         scores = {name.replace("_", " "): value for name, value in self.validate().facts.items()}
@@ -300,7 +300,7 @@ class FlowFitting(Fitting[Flow]):
         return self._make(trained, about)
 
     def _make(self, trained: Trained | None, about: Mapping[str, Any]) -> Flow:
-        """Return the flow with the present state of the net."""
+        """Return the flow with the current weights of the net."""
         design = Design(**{part.name: getattr(self.config, part.name) for part in fields(Design)})
         classes = tuple(self.classes)
         return Flow(self.net, self.space, self.prior, self.moments, design, classes, about, trained, self.reference)
@@ -341,7 +341,7 @@ def _enter(collection: Collection, indices: NDArray[np.int64], space: Space) -> 
 def _labels(
     collection: Collection, config: FlowConfig, parts: Mapping[str, NDArray[np.int64]]
 ) -> tuple[list[Any], dict[str, Tensor]]:
-    """Return the classes of a column, and the class index of each network."""
+    """Return the class labels in a column, and the class index of each network."""
     if config.labels is None:
         return [], {}
     column = collection.column(config.labels)

@@ -1,4 +1,4 @@
-"""A fitted flow: samples, densities, files."""
+"""A fitted flow: sampling, densities, and files."""
 
 import copy
 import json
@@ -37,33 +37,34 @@ from regauge.learn.course import Trained
 from regauge.storage.architecture import Architecture
 
 SAMPLED_AT_ONCE = 256
-"""Networks that are sampled at a time."""
+"""The number of networks that are sampled at a time."""
 
 
 KIND, VERSION = "regauge flow", "3"
 PRIOR = ("mean", "deviation", "root")
-"""Tensors of a prior."""
+"""Names of a prior's tensors in files."""
 COMPONENTS = ("mean", "unit", "axes", "sizes")
-"""Tensors of principal components, but for roots."""
+"""Names of the tensors of principal components in files, except the square roots of covariances."""
 
 
 @dataclass(frozen=True, eq=False)
 class Flow:
-    """A generative model of networks.
+    """A generative model of networks, which samples networks and computes their densities.
 
         flow.sample(100, generator=generator)     # networks with a leading model axis
         flow.log_density(population)              # [models], nats
 
     Attributes:
-        velocity: The velocity: the net and the closed form to which the net adds.
-        space: The space of the points of networks: a `Space`, or the `Components` of one.
-        prior: The distribution from which samples start.
-        moments: Statistics of the networks that the flow was fitted to.
+        velocity: The velocity: a closed form plus the output of a net.
+        space: The space of points that represent networks: a `Space`, or the `Components` of one.
+        prior: The distribution of the start points of samples.
+        moments: Statistics of the networks to which the flow was fitted.
         design: The settings from which the flow is built.
-        classes: The classes that samples can be conditioned on: the values of the label column; empty without labels.
-        about: Facts about the training, as JSON.
-        trained: The course of the training; None if the flow was loaded from a file.
-        reference: The point of the space `networks` to which networks are aligned, `[values]`; None if the fit did not
+        classes: The class labels on which samples can be conditioned, which are the values of the label column. Empty
+            without labels.
+        about: Facts about the training run, as JSON.
+        trained: The training history; None if the flow was loaded from a file.
+        reference: The point in the space `networks` to which networks are aligned, `[values]`; None if the fit did not
             align networks.
     """
 
@@ -79,24 +80,24 @@ class Flow:
 
     @property
     def architecture(self) -> Architecture | None:
-        """The architecture of the networks, if the flow was fitted to a store."""
+        """The architecture of the networks, if the flow was fitted to a store; otherwise None."""
         text = self.about.get("architecture")
         return None if text is None else Architecture.from_json(text)
 
     @property
     def networks(self) -> Space:
-        """The space of all values of networks, even if the flow itself uses principal components."""
+        """The space of all parameters of networks, even if the flow itself uses principal components."""
         return self.space.networks if isinstance(self.space, Components) else self.space
 
     def told(self, **facts: Any) -> "Flow":
-        """Return the flow with further entries in `about`, which must be JSON values."""
+        """Return the flow with additional entries in `about`, which must be JSON values."""
         return replace(self, about={**self.about, **facts})
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
-        """Write the flow to a `.safetensors` file, whole or not at all; the header holds its settings.
+        """Write the flow to a `.safetensors` file, atomically. The header contains the flow's settings.
 
         Raises:
-            FileExistsError: The file exists, and `overwrite` is false.
+            FileExistsError: The file exists and `overwrite` is false.
             FileNotFoundError: The folder of `path` does not exist.
             OSError: The disk is full.
             ValueError: The name does not end in `.safetensors`.
@@ -125,11 +126,10 @@ class Flow:
         return save(tensors, path, overwrite=overwrite, metadata=header)
 
     def resize(self, symmetry: Symmetry) -> "Flow":
-        """Return the flow for networks with other numbers of units; new units have the same distribution as the old
-        ones.
+        """Return the flow for networks with other numbers of units. New units have the same distribution as old units.
 
         Raises:
-            ValueError: The networks differ in more than the numbers of units, or the flow was fitted to aligned
+            ValueError: The networks differ in more than the numbers of units. Or the flow was fitted to aligned
                 networks, whose units have fixed positions.
         """
         net = self.velocity.net
@@ -164,36 +164,36 @@ class Flow:
         keep: float = 0.1,
         moves: int = 50,
     ) -> Params:
-        """Sample networks on the device of `velocity`; call `flow.velocity.cuda()` to sample on a GPU.
+        """Sample networks on the device of `velocity`. To sample on a GPU, call `flow.velocity.cuda()` first.
 
         All devices give the same networks up to rounding, because random numbers are generated on the CPU.
 
-        With a task, `count / keep` networks are sampled. The networks with the least loss on the task are kept, in the
-        order in which they were sampled. Then random moves of their starting values are tried, and moves that lower the
-        loss are kept; see `ChosenNetworks.move`. This selection needs no gradient, and hardly reduces the spread or the
+        If a task is given, `count / keep` networks are sampled. The networks with the smallest loss on the task are
+        kept, in sampling order. Then random steps on their start points are tried, and steps that lower the loss are
+        accepted; see `ChosenNetworks.move`. This selection needs no gradient, and hardly reduces the diversity or the
         novelty of the samples.
 
         Args:
             count: The number of networks.
-            generator: The random generator; by default one with seed 0.
-            steps: The number of steps of the solver.
-            solver: See `integrate`; with noise, the solver is Euler-Maruyama. "thesis" is the sampler of
-                `follow_thesis`, for flows that predict ends; it does not solve the flow's equation.
-            noise: See `diffuse`, or `follow_thesis`.
-            guidance: A loss that guides samples.
+            generator: The random generator. Default: a generator with seed 0.
+            steps: The number of solver steps.
+            solver: See `integrate`. With noise, the solver is Euler-Maruyama. "thesis" is the sampler of
+                `follow_thesis`, for flows that predict endpoints; it does not solve the flow's equation.
+            noise: The amount of noise; see `diffuse`, or `follow_thesis`.
+            guidance: A guidance loss for the samples.
             label: One of `classes`, for a flow with labels.
-            start: Networks to start from, instead of random ones.
-            task: Examples and the loss by which networks are selected. Give training examples, not the examples that
-                evaluate the samples later.
-            keep: The share of sampled networks that is kept.
-            moves: The number of moves that are tried for each kept network; each move costs one sample and one loss. 0:
-                no moves.
+            start: Networks that replace the random start points.
+            task: Examples and the loss by which networks are selected. Pass training examples, not the examples on
+                which the samples are evaluated later.
+            keep: The share of the sampled networks that is kept.
+            moves: The number of random steps that are tried for each kept network. Each step costs one sample and one
+                loss evaluation. 0 for no steps.
 
         Raises:
             TypeError: `task` is not a task.
-            ValueError: The label does not exist. Or `keep` is not a share. Or the task has another architecture, or is
-                given together with `start`. Or noise is requested, but the starts and ends of the flow were coupled. Or
-                the solver "thesis" is requested for a flow that predicts velocities, or with guidance.
+            ValueError: The label does not exist. `keep` is not a share. The task has another architecture, or is
+                combined with `start`. Noise is requested, but the start points and endpoints of the flow were coupled.
+                Or the solver "thesis" is requested for a flow that predicts velocities, or with guidance.
         """
         generator = given_or_seed(generator)
         if count < 1:
@@ -228,7 +228,7 @@ class Flow:
         return chosen.networks
 
     def draw_starts(self, count: int, generator: torch.Generator | None = None) -> Params:
-        """Sample networks from the prior, the distribution from which samples start, with a leading model axis."""
+        """Sample networks from the prior, the distribution of start points, with a leading model axis."""
         generator = given_or_seed(generator)
         return self._space(count, generator).leave(self.prior.sample(count, generator))
 
@@ -243,21 +243,22 @@ class Flow:
     ) -> Float[Tensor, " models"]:
         """Return the log density of networks in nats, which is equal for all networks of an orbit.
 
-        The computation runs on the device of `velocity`. The density is that of one point for each orbit, with respect
-        to surface area on spheres and to volume elsewhere. This point is the network with the scales of the space,
-        aligned to the reference of the fit. If the flow was not fitted to aligned networks, the units of the network
-        are sorted instead. The result is therefore neither a density over functions nor a density over all parameters,
-        and it depends on the representation. Compare it only with the densities of other networks under the same flow.
-        With `scales="keep"`, scales and translations are part of the point, and networks that differ by them have
-        different densities. A flow of principal components gives the density of the components only.
+        The computation uses the device of `velocity`. The density is that of one point for each orbit. It is defined
+        with respect to surface area on spheres, and with respect to volume in Euclidean coordinates. The point is the
+        network with the scales of the space, aligned to the reference of the fit. If the flow was not fitted to aligned
+        networks, the units of the network are sorted instead. Therefore the result is neither a density over functions
+        nor a density over all parameters, and it depends on the representation. Compare it only with the densities of
+        other networks under the same flow. If `scales="keep"`, scales and translations are part of the point. Networks
+        that differ by scales or translations then have different densities. A flow of principal components returns only
+        the density of the components.
 
         Args:
-            population: Networks with a leading model axis. Results have the precision of the networks.
-            steps: The number of steps of Runge and Kutta's method.
-            probes: The number of random vectors that estimate divergences, the same vectors for all networks. None:
-                exact divergences, which cost one backward pass for each value.
+            population: Networks with a leading model axis. Results have the networks' precision.
+            steps: The number of steps of the Runge-Kutta method.
+            probes: The number of random vectors that estimate divergences, the same vectors for all networks. If None,
+                divergences are exact, and each coordinate costs one backward pass.
             label: One of `classes`, for a flow with labels.
-            generator: Random generator of the probes; by default the probes are fixed.
+            generator: The random generator of the probes. By default, the probes are fixed.
         """
         own = next(self.velocity.parameters()).dtype
         dtypes = (t.dtype for t in population.values() if t.is_floating_point())
@@ -279,7 +280,7 @@ class Flow:
         return next(self.velocity.parameters()).device
 
     def _find_points(self, population: Mapping[str, Tensor]) -> Points:
-        """Return one point for each orbit, computed in the same way as the points of the fit."""
+        """Return one point for each orbit, computed in the same way as the points in the fit."""
         x = self.networks.enter(population, torch.float64)
         if self.reference is None:
             x = sort_points(self.networks, x)
@@ -288,7 +289,7 @@ class Flow:
         return self.space.reduce(x) if isinstance(self.space, Components) else x
 
     def field(self, number: int | None = None) -> Field:
-        """Return the velocity as a function of points and times, for one class."""
+        """Return the velocity as a function of points and times, for one class label."""
 
         def at(x: Points, t: Tensor) -> Points:
             labels = None if number is None else torch.full((len(x),), number, device=x.device)
@@ -298,7 +299,7 @@ class Flow:
         return at
 
     def _space(self, count: int, generator: torch.Generator) -> Manifold:
-        """Return the space for `count` networks; if it has components, their residuals are random."""
+        """Return the space for `count` networks. If the space has components, the residuals are random."""
         return self.space.with_rest(count, generator) if isinstance(self.space, Components) else self.space
 
     def _number(self, label: Any) -> int | None:

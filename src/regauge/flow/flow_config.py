@@ -1,4 +1,4 @@
-"""Settings of flows and of their training. This module does not import torch so that options load fast."""
+"""Settings of flows and of their training. This module does not import torch, which makes options load fast."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
@@ -14,26 +14,27 @@ if TYPE_CHECKING:
     from regauge.flow.times import Times
 
 Predicts = Literal["velocity", "end"]
-"""The target of the net of a flow."""
+"""The quantity that the net of a flow predicts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Design:
-    """The parts of a flow.
+    """The design of a flow: representation, prior, coupling and net.
 
     Attributes:
         representation: The representation of networks as points.
-        prior: The distribution in which the flow begins; None: `FullGaussian` for aligned networks, else
+        prior: The distribution of start points. Default: `FullGaussian` for aligned networks, otherwise
             `MatchedGaussian`.
-        coupling: The coupling of starts and ends in training.
-        net: The net that learns the velocity; a perceptron by default.
-        predicts: Output of the net: the velocity, or the end of the path (x1-prediction), from which the velocity is
-            `log_x(end) / (1 - t)`.
-        has_gaussian: Whether the net's output is added to the velocity between normal distributions of all values,
-            which is known in closed form; before training, the flow then gives the normal distribution that is matched
-            to the networks.
-        is_aligned: Align networks to their common middle first: coordinates then mean the same units in all of them.
-            Equivariant nets need no alignment. Without it they also draw networks of other widths.
+        coupling: The coupling of start points and endpoints in training.
+        net: The net that learns the velocity. Default: a perceptron.
+        predicts: The output of the net: the velocity, or the endpoint of the path (x1-prediction), from which the
+            velocity is `log_x(end) / (1 - t)`.
+        has_gaussian: Whether the net's output is added to the velocity between normal distributions of all coordinates,
+            which is known in closed form. Before training, the flow then samples the normal distribution that is
+            matched to the networks.
+        is_aligned: Whether networks are first aligned to their common mean. Coordinates then belong to corresponding
+            units in all networks. Equivariant nets need no alignment. Without alignment, they also sample networks of
+            other widths.
     """
 
     representation: Representation = field(default_factory=Representation)

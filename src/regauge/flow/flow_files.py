@@ -1,4 +1,4 @@
-"""Loading of flows from files, which `Flow.save` writes."""
+"""A reader of the flow files that `Flow.save` writes."""
 
 import json
 import math
@@ -18,18 +18,19 @@ from regauge.flow.priors import Prior
 from regauge.flow.space import Space
 
 NO_REFERENCE, TRIANGULAR = "1", "2"
-"""The version that kept no reference, and the one that kept triangular roots of covariances."""
+"""File versions: the version without a reference, and the version with triangular roots of covariances."""
 
 
 def load_flow(path: str | Path) -> Flow:
-    """Return the flow in a file.
+    """Load a flow from a file.
 
-    Files of version 1 contain no reference, so the mean of the training networks replaces it. Files of versions 1 and 2
-    contain another root of covariances. Their flows have the same distribution, but a seed gives other networks.
+    Files of version 1 contain no reference. The mean of the training networks replaces it. Files of versions 1 and 2
+    contain another square root of the covariance. Their flows have the same distribution, but the same seed gives other
+    networks.
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: The file is damaged, of another version, or holds no flow.
+        ValueError: The file is damaged, has another version, or does not contain a flow.
     """
     header, tensors = read_described(
         path, kind=KIND, version=VERSION, earlier=(NO_REFERENCE, TRIANGULAR), name="flow", writer="regauge flow fit"
@@ -67,7 +68,7 @@ def load_flow(path: str | Path) -> Flow:
 
 
 def _read_prior(manifold: Space | Components, tensors: Params) -> Prior:
-    """Return the prior of a file of any version."""
+    """Return the prior in a file of any version."""
     kept = below("prior/", tensors)
     if (factor := kept.pop("factor", None)) is not None:
         root = factor.double() / kept["deviation"][manifold.flat_start :].unsqueeze(1)
@@ -78,8 +79,7 @@ def _read_prior(manifold: Space | Components, tensors: Params) -> Prior:
 
 
 def _require_held(symmetry: Symmetry, names: list[str], tensors: Params) -> None:
-    """Raise a ValueError if networks have more values than the file has means, because a space needs memory for
-    each."""
+    """Raise a ValueError if networks have more parameters than the file has means; a space allocates all of them."""
     mean = tensors["components/mean" if "components/mean" in tensors else "moments/mean"]
     values = sum(math.prod(symmetry.shapes[name]) for name in names)
     if values > mean.numel():

@@ -1,4 +1,4 @@
-"""Losses of tasks that guide flows, and plain gradient descent for comparison."""
+"""Losses of tasks that guide flows, and plain gradient descent as a comparison."""
 
 import itertools
 from collections.abc import Iterator, Mapping
@@ -17,14 +17,14 @@ from regauge.training import descend as take_steps
 
 @dataclass
 class BatchLoss:
-    """The loss of networks on the batches of a task; each call uses the next batch, cyclically.
+    """The loss of networks on the batches of a task. Each call uses the next batch, cyclically.
 
     Attributes:
         task: The task whose loss guides the networks.
-        dropout: Share of the input values that are set to zero. Each call drops different values, but the same values
-            for all networks. The remaining values are divided by the share that is kept. Strong guidance then overfits
-            the examples less. Inputs must be one tensor.
-        generator: Random generator of the dropout; by default a fixed one.
+        dropout: The share of input values that are set to zero. Each call drops different values, but the same values
+            for all networks. The remaining values are divided by the share that is kept. Dropout reduces the
+            overfitting of the examples under strong guidance. Inputs must be one tensor.
+        generator: The random generator of the dropout. By default, a fixed generator.
 
     References:
         Srivastava et al. (2014) for dropout, of inputs here.
@@ -50,7 +50,7 @@ class BatchLoss:
         return found
 
     def _drop(self, batch: Batch) -> Batch:
-        """Return the batch with some values of its inputs set to zero."""
+        """Return the batch with random input values set to zero."""
         inputs, targets = as_pair(batch)
         if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
             raise ValueError(
@@ -62,7 +62,7 @@ class BatchLoss:
 
 
 def descend(loss: BatchLoss, params: Mapping[str, Tensor], *, steps: int, rate: float) -> Params:
-    """Return networks after plain gradient steps, each network on its own loss."""
+    """Return networks after plain gradient steps, where each network descends its own loss."""
     learned = {name: tensor for name, tensor in params.items() if tensor.is_floating_point()}
     gradient = differentiate(lambda moved, _: loss({**params, **moved}))
     program: PlainProgram[None] = PlainProgram(gradient, learned, SGD(rate))

@@ -1,4 +1,4 @@
-"""The judgement on generated networks: scores of generated, held-out and control networks, and a verdict."""
+"""The judgement of generated networks: scores of generated, held-out and control networks, and a verdict."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -9,43 +9,44 @@ from regauge.flow.novelty import NEAR, find_chance
 from regauge.names import VERSION
 
 MANY, RARE = 0.2, 0.02
-"""Share of copies beyond which networks are called copies, if that has at most this probability without copies."""
+"""Thresholds for copies: the share of near networks, and the largest probability of this share by chance."""
 WORKING, HALF = 0.9, 0.5
-"""Shares of what held-out networks can do that networks keep which work, or which work worse."""
+"""Shares of the held-out performance above which generated networks count as working, or as working worse."""
 Bins = tuple[tuple[float, float, float], ...]
-"""Confidence, accuracy and share of the answers, bin by bin."""
+"""Confidence, accuracy and share of the predictions, for each bin."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """The scores of one kind of networks; scores that need class probabilities are None without a classification task.
+    """The scores of one kind of networks. Scores that need class probabilities are None without a classification task.
 
-    Distances are measured after two networks are aligned to one another. Only the few pairs that are nearest in a
-    common gauge are aligned.
+    Distances are measured after two networks are aligned to each other. Only the few pairs that are closest in a common
+    gauge are aligned.
 
     Attributes:
         name: The kind of networks.
         networks: The number of networks.
-        loss: Mean loss over networks.
-        loss_deviation: Standard deviation of the loss over networks.
-        accuracy: Mean accuracy over networks.
-        calibration: Mean expected calibration error of the networks.
+        loss: The mean loss over networks.
+        loss_deviation: The standard deviation of the loss over networks.
+        accuracy: The mean accuracy over networks.
+        calibration: The mean expected calibration error over networks.
         average_loss: The loss of the average of all class probabilities.
         average_accuracy: The accuracy of the average of all class probabilities.
-        distance: Median distance to the nearest training network, divided by the same distance of held-out networks:
+        distance: The median distance to the nearest training network, divided by the same median for held-out networks:
             about 1 for new networks, 0 for copies.
-        copied: Share of the networks that are copies of a training network. The distance of a copy is below that of 95%
-            of the held-out networks, and below 0.8 of their median distance.
-        sources: Number of different training networks that are the nearest training network of some network.
-        repeated: Share of the networks that are copies of another network of their kind, by the bounds of `copied` with
-            0.5 in place of 0.8.
-        spread: Mean distance of two networks, divided by the mean distance of two held-out networks.
-        disagreement: Share of examples for which two networks predict different classes, mean over pairs.
-        divergence: Jensen-Shannon divergence of two networks' probabilities, in nats, mean over examples and pairs.
-        overlap: Largest intersection over union of a network's wrong answers with those of a training network, mean
-            over networks.
-        two_sample: Energy distance to held-out networks in the common gauge, divided by the spread of the held-out
-            networks: 0 for equal distributions.
+        copied: The share of networks that are copies of a training network. The distance of a copy is below that of 95%
+            of the held-out networks, and below 0.8 of the held-out median distance.
+        sources: The number of different training networks that are nearest to some network.
+        repeated: The share of networks that are copies of another network of the same kind. The bounds are those of
+            `copied`, with 0.5 instead of 0.8.
+        spread: The mean distance of two networks, divided by the mean distance of two held-out networks.
+        disagreement: The share of examples for which two networks predict different classes, averaged over pairs.
+        divergence: The Jensen-Shannon divergence of two networks' class probabilities in nats, averaged over examples
+            and pairs.
+        overlap: The largest intersection over union of a network's wrong predictions with those of a training network,
+            averaged over networks.
+        two_sample: The energy distance to held-out networks in the common gauge, divided by the spread of the held-out
+            networks. It is 0 for equal distributions.
     """
 
     name: str
@@ -72,13 +73,14 @@ class Judgement:
     """Scores of generated networks, of held-out networks, and of controls made from training networks without a flow.
 
     Attributes:
-        scores: The scores, first of generated networks, second of held-out networks, then of controls.
-        one_answer: Accuracy of one constant answer for all examples; None without a classification task.
-        losses: The losses of each network, by the names of the scores.
-        reliability: Confidence, accuracy and share of the answers in bins of confidence, for single networks and for
-            the average of all, both generated and held-out. Empty without a classification task.
-        places: Training, held-out and generated networks in the plane of the training networks' largest variance.
-        share: The share of the variance that the plane shows.
+        scores: The scores of generated networks, of held-out networks, and of the controls, in this order.
+        one_answer: The accuracy of the best constant prediction; None without a classification task.
+        losses: The loss of each network, by the names of the scores.
+        reliability: Confidence, accuracy and share of the predictions in confidence bins. There are bins for single
+            networks and for the average prediction, both generated and held-out. Empty without a classification task.
+        places: Training, held-out and generated networks, projected to the first two principal axes of the training
+            networks.
+        share: The share of the variance that these two axes explain.
     """
 
     scores: tuple[Score, ...]
@@ -89,7 +91,7 @@ class Judgement:
     share: float
 
     def results(self) -> dict[str, Any]:
-        """Return the judgement as JSON; `regauge.report.write_page` makes a page of the JSON and facts on the flow."""
+        """Return the judgement as JSON, which `regauge.report.write_page` renders together with facts on the flow."""
         return {
             "format": "regauge.judgement",
             "version": VERSION,
@@ -107,31 +109,31 @@ class Judgement:
 
     @property
     def is_working(self) -> bool | None:
-        """Whether generated networks keep 90% of the performance of held-out networks; None if these do not work.
+        """Whether generated networks keep 90% of the held-out networks' performance; None if held-out networks fail.
 
-        The performance is the accuracy minus the accuracy of one constant answer. Without accuracies, it is the inverse
-        of the loss, if losses are positive.
+        The performance is the accuracy minus the accuracy of the best constant prediction. Without accuracies, it is
+        the inverse of the loss, if losses are positive.
         """
         return None if (kept := self._kept) is None else kept >= WORKING
 
     @property
     def is_collapsed(self) -> bool:
-        """Whether the generated networks are copies of one another, which means that more than a fifth are repeated."""
+        """Whether the generated networks are copies of one another, that is, more than a fifth of them are repeated."""
         return self.scores[0].repeated > MANY
 
     @property
     def is_copier(self) -> bool:
         """Whether the generated networks are copies of training networks or of one another.
 
-        Networks count as copies if more than a fifth of them are repeated, or if more of them are copied than chance
-        explains with few held-out networks. Networks also count as copies if their median distance to the nearest
-        training network is less than 0.8 of the same distance of held-out networks.
+        This is true if more than a fifth of the networks are repeated. It is also true if more networks are copied than
+        chance explains, given few held-out networks. A third criterion is the median distance to the nearest training
+        network: it is less than 0.8 of the same distance for held-out networks.
         """
         return self._is_copied or self.is_collapsed
 
     @property
     def verdict(self) -> tuple[str, ...]:
-        """A message that states whether the generated networks work, and then whether they are new."""
+        """Messages that state whether the generated networks work, and whether they are new."""
         return self._quality(), *self._novelty()
 
     def __getitem__(self, name: str) -> Score:
@@ -153,12 +155,12 @@ class Judgement:
 
     @property
     def _kept(self) -> float | None:
-        """The share of the held-out networks' performance that generated networks keep."""
+        """The performance of generated networks, as a share of the held-out networks' performance."""
         own, known = ((score.loss, score.accuracy) for score in self.scores[:2])
         return find_kept(own, known, self.one_answer)
 
     def _quality(self) -> str:
-        """Return the first sentence of the verdict, on loss and accuracy of the networks."""
+        """Return the first sentence of the verdict, about the loss and accuracy of the networks."""
         own, known = self.scores[:2]
         loss = f"a loss of {own.loss:.3g} against {known.loss:.3g}"
         if own.accuracy is None or known.accuracy is None:
@@ -175,7 +177,7 @@ class Judgement:
         return f"The drawn networks do not work: {numbers}{answer}."
 
     def _novelty(self) -> Iterator[str]:
-        """Yield sentences about copies of training networks, and about networks that are copies of one another."""
+        """Yield sentences about copies of training networks, and about copies among the generated networks."""
         own = self.scores[0]
         numbers = f"{own.copied:.0%} of them are nearer to one than nearly all held-out networks are, and their median "
         numbers += f"distance is {own.distance:.2f} times that of held-out networks"
@@ -194,9 +196,9 @@ class Judgement:
 def find_kept(
     own: tuple[float, float | None], known: tuple[float, float | None], one_answer: float | None
 ) -> float | None:
-    """Return the share of the known networks' performance that networks keep, or None if known networks do not work.
+    """Return the networks' performance relative to that of known networks, or None if the known networks fail.
 
-    `one_answer` is the accuracy of one answer for all examples; see `Judgement.is_working`.
+    `one_answer` is the accuracy of the best constant prediction; see `Judgement.is_working`.
     """
     (loss, accuracy), (least_loss, most) = own, known
     if accuracy is not None and most is not None:

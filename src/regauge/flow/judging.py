@@ -22,15 +22,15 @@ from regauge.flow.representation import Representation
 from regauge.flow.space import Space
 
 MANY_COORDINATES = 2000
-"""Coordinates beyond which the axes of the map are those of fewer networks."""
+"""A limit. For more coordinates, the principal axes of the map are computed from fewer networks."""
 KNOWN = 500
-"""Most training networks whose wrong answers are looked at."""
+"""The largest number of training networks whose wrong predictions are compared."""
 MAPPED = 300
-"""Most networks of a kind on the map."""
+"""The largest number of networks of each kind on the map."""
 Scored = tuple[Score, tuple[float, ...], Mapping[str, Bins]]
-"""The score of one kind of networks, the loss of each, and the bins of confidence."""
+"""The score of one kind of networks, the loss of each network, and the confidence bins."""
 BISECTIONS = 12
-"""Steps of the search for the size of noise."""
+"""The number of bisection steps in the search for the noise level."""
 
 
 @check_arguments
@@ -46,20 +46,20 @@ def judge(
     """Judge generated networks by quality and novelty, compared with held-out networks and controls.
 
     All networks are made canonical and aligned to one mean of the training networks. Distances in this common gauge
-    show which networks may be near one another. Only these few are aligned pair by pair, because small distances are
-    overestimated in the common gauge. There are as many controls of each kind as samples. The controls are copies of
-    training networks, noisy copies at the distance of held-out networks, and means of 2 and of 16 aligned training
-    networks. Other controls are sampled from normal distributions, with the deviations or with all covariances of
-    aligned training networks.
+    show which networks may be close to one another. Only these few networks are aligned pair by pair, because the
+    common gauge overestimates small distances. The number of controls of each kind equals the number of samples. Some
+    controls are copies of training networks, noisy copies at the distance of held-out networks, and means of 2 and of
+    16 aligned training networks. Other controls are sampled from normal distributions, with the standard deviations or
+    the full covariance of aligned training networks.
 
     Args:
         samples: At least two generated networks, with a leading model axis.
-        train: The networks that the flow was fitted to. If they are checkpoints, `held_out` must not contain
+        train: The networks to which the flow was fitted. If they are checkpoints, `held_out` must not contain
             checkpoints of the same runs.
-        held_out: At least two networks of the same kind that the flow was not fitted to.
+        held_out: At least two networks of the same kind to which the flow was not fitted.
         symmetry: The symmetry of the networks.
-        evaluate: A task, or a function from the parameters of one network to its metrics, with "loss" among them.
-        generator: Random generator of the controls; by default a fixed one.
+        evaluate: A task, or a function that maps the parameters of one network to its metrics, including "loss".
+        generator: The random generator of the controls. By default, a fixed generator.
 
     Raises:
         ValueError: There are fewer than two networks of a kind, or the networks have different architectures.
@@ -70,15 +70,15 @@ def judge(
 
 @dataclass(frozen=True, eq=False)
 class KnownNetworks:
-    """The networks with which generated networks are compared; they are judged once for any number of judgements.
+    """The networks with which generated networks are compared. They are evaluated once for any number of judgements.
 
     Attributes:
-        evaluate: A task, or a function from the parameters of one network to its metrics.
+        evaluate: A task, or a function that maps the parameters of one network to its metrics.
         middle: The point to which all networks are aligned.
         distances: Distances to the known networks, and between held-out networks.
-        answers: The class probabilities of some training networks, and the classes of the examples.
-        scored: The scores of held-out networks, and then of the controls.
-        dtypes: A training network, whose dtypes are used.
+        answers: The class probabilities of some training networks, and the class labels of the examples.
+        scored: The scores of held-out networks, followed by those of the controls.
+        dtypes: A training network, to whose dtypes generated networks are converted.
     """
 
     evaluate: Judge
@@ -100,7 +100,7 @@ class KnownNetworks:
         *,
         generator: torch.Generator | None = None,
     ) -> "KnownNetworks":
-        """Judge held-out networks and `count` controls of each kind; see `judge` for the other arguments."""
+        """Evaluate held-out networks and `count` controls of each kind; see `judge` for the other arguments."""
         for name, population in {"train": train, "held_out": held_out}.items():
             _require_two(name, population)
         space = Space.of(train, symmetry, Representation("sphere"))
@@ -120,7 +120,7 @@ class KnownNetworks:
 
     @torch.no_grad()
     def judge(self, samples: Mapping[str, Tensor]) -> Judgement:
-        """Return the judgement on generated networks, compared with the known networks; see `judge`.
+        """Return the judgement of generated networks, compared with the known networks; see `judge`.
 
         Raises:
             ValueError: There are fewer than two networks, or the networks have another architecture.
@@ -150,13 +150,13 @@ class KnownNetworks:
 def make_controls(
     space: Space, train: Points, distance: float, count: int, generator: torch.Generator
 ) -> dict[str, Points]:
-    """Return the points of all controls, made from aligned training networks, by name.
+    """Return the points of all controls by name, computed from aligned training networks.
 
     Args:
         space: The space of the points.
         train: Aligned training networks.
         distance: The median distance of held-out networks to the nearest training network, which determines the noise.
-        count: The number of networks of each control.
+        count: The number of networks per control.
         generator: The random generator.
     """
 
@@ -179,7 +179,7 @@ def make_controls(
 
 
 def _require_two(name: str, population: Mapping[str, Tensor]) -> int:
-    """Return the number of networks, which must be at least two."""
+    """Return the number of networks; raise a ValueError if it is less than two."""
     if (count := count_models(population)) < 2:
         raise ValueError(f"`{name}` has {count} networks; distances need two at least")
     return count
@@ -224,7 +224,7 @@ class _Distances:
 
 
 def _map(points: Mapping[str, Points]) -> tuple[dict[str, tuple[tuple[float, float], ...]], float]:
-    """Project networks to the first two principal axes of training networks; also return their share of variance."""
+    """Project networks to the first two principal axes of training networks; also return the explained variance."""
     train = points["training"].double()
     middle = train.mean(0)
     values, axes = (
@@ -239,14 +239,14 @@ def _map(points: Mapping[str, Points]) -> tuple[dict[str, tuple[tuple[float, flo
 
 
 def _first_axes(centered: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the largest eigenvalues of the covariance and their eigenvectors, as `eigh`, fast for many coordinates."""
+    """Return the largest eigenvalues of the covariance and their eigenvectors, like `eigh`, but with less work."""
     few = centered[torch.linspace(0, len(centered) - 1, min(1000, len(centered))).long()]
     _, sizes, axes = torch.linalg.svd(few, full_matrices=False)
     return sizes.flip(0).square() / max(1, len(few) - 1), axes.T.flip(1)
 
 
 def _mean_distance(space: Space, first: Points, second: Points, *, is_same: bool = True) -> float:
-    """Return the mean distance of different points of one kind, or of points of two kinds, in the common gauge."""
+    """Return the mean distance between points of two kinds, or of different points of one kind, in the common gauge."""
     total = sum(float(space.distance(point.unsqueeze(0), second).sum()) for point in first)
     return total / (len(first) * (len(second) - is_same))
 

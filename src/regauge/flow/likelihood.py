@@ -1,4 +1,4 @@
-"""The log density of networks under a flow, by integrating back to the prior with the divergence of the velocity."""
+"""The log density of networks under a flow, computed by integrating back to the prior with divergences."""
 
 import torch
 from jaxtyping import Float
@@ -11,19 +11,19 @@ from regauge.flow.sampling import Field
 def integrate_density(
     space: Manifold, field: Field, x: Points, *, steps: int, probes: Float[Tensor, "probes values"] | None
 ) -> tuple[Points, Float[Tensor, " models"]]:
-    """Return the starts whose paths lead to points, and the change of the log density along the paths.
+    """Return the start points whose paths lead to given points, and the change of log density along the paths.
 
-    The Runge-Kutta method of order four integrates points and density together, in the precision of the points. On
-    spheres, the field is evaluated at the nearest point of the sphere and is tangent there. Its divergence in the
-    surrounding space therefore equals its divergence on the sphere.
+    The Runge-Kutta method of order four integrates points and density together, in the points' precision. On spheres,
+    the velocity is evaluated at the nearest point of the sphere, where it is tangent. Therefore its divergence in the
+    surrounding space equals its divergence on the sphere.
 
     Args:
         space: The space of the points.
         field: The velocity.
         x: Points at time 1.
         steps: The number of steps.
-        probes: Random sign vectors that estimate divergences (Hutchinson), the same for all points at all times. None:
-            exact divergences, which cost one backward pass for each coordinate.
+        probes: Random sign vectors that estimate divergences (Hutchinson), the same vectors for all points and times.
+            If None, divergences are exact, and each coordinate costs one backward pass.
 
     References:
         Grathwohl et al. (2019), FFJORD, equations 4 and 8; Mathieu and Nickel (2020), Riemannian continuous normalizing

@@ -1,4 +1,4 @@
-"""The geometry of a product of unit spheres and a Euclidean space: geodesics, projections, distances."""
+"""The geometry of a product of unit spheres and a Euclidean space: geodesics, projections and distances."""
 
 import math
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ Points = Float[Tensor, "models values"]
 
 @dataclass(frozen=True)
 class Sphere:
-    """Consecutive unit spheres in the coordinates `start` to `start + count * dim`."""
+    """Consecutive unit spheres in the coordinates from `start` to `start + count * dim`."""
 
     start: int
     count: int
@@ -25,12 +25,12 @@ class Sphere:
 
     @property
     def end(self) -> int:
-        """The coordinate after the last one."""
+        """The index after the last coordinate."""
         return self.start + self.count * self.dim
 
 
 class Manifold:
-    """A space of points that represent networks; the first coordinates lie on unit spheres, the others are Euclidean.
+    """A space of points that represent networks. The first coordinates lie on unit spheres; the rest are Euclidean.
 
     Attributes:
         spheres: The coordinates that lie on spheres.
@@ -48,26 +48,26 @@ class Manifold:
         raise NotImplementedError
 
     def leave(self, x: Points) -> Params:
-        """Return the networks of points, with all their tensors."""
+        """Return the networks that points represent, with all their tensors."""
         raise NotImplementedError
 
     @property
     def dim(self) -> int:
-        """Number of coordinates."""
+        """The number of coordinates."""
         raise NotImplementedError
 
     @property
     def dimension(self) -> int:
-        """The dimension of the space; each sphere has one dimension less than coordinates."""
+        """The dimension of the space. A sphere's dimension is one less than its number of coordinates."""
         return self.dim - sum(one.count for one in self.spheres)
 
     @property
     def flat_start(self) -> int:
-        """The first Euclidean coordinate."""
+        """The index of the first Euclidean coordinate."""
         return self.spheres[-1].end if self.spheres else 0
 
     def on(self, one: Sphere, x: Float[Tensor, "*lead values"]) -> Float[Tensor, "*lead count dim"]:
-        """Return the coordinates on some spheres."""
+        """Return the coordinates of points on some spheres."""
         return x[..., one.start : one.end].reshape(*x.shape[:-1], one.count, one.dim)
 
     def map(
@@ -83,11 +83,11 @@ class Manifold:
         return self.map(x, euclidean=lambda y: y, spherical=sphere.normalize)
 
     def tangent(self, x: Points, v: Points) -> Points:
-        """Return the part of vectors that is tangent at points."""
+        """Return the components of vectors that are tangent at points."""
         return self.map(x, v, euclidean=lambda _, w: w, spherical=sphere.tangent)
 
     def exp(self, x: Points, v: Points) -> Points:
-        """Return the ends, after unit time, of the geodesics that leave points with tangent velocities."""
+        """Return the endpoints, after unit time, of the geodesics that start at points with tangent velocities."""
 
         def go(y: Tensor, w: Tensor) -> Tensor:
             return sphere.normalize(sphere.exp(y, w))
@@ -99,7 +99,7 @@ class Manifold:
         return self.map(x, y, euclidean=lambda a, b: b - a, spherical=sphere.log)
 
     def path(self, x0: Points, x1: Points, t: Float[Tensor, " models"]) -> tuple[Points, Points]:
-        """Return the points at the share t of geodesics, and the velocities at these points."""
+        """Return the points at fraction t of geodesics, and the velocities at these points."""
         at, rates, start = [], [], self.flat_start
         share = t.reshape(-1, 1, 1)
         for one in self.spheres:
@@ -116,7 +116,7 @@ class Manifold:
         return torch.cat(at, dim=1), torch.cat(rates, dim=1)
 
     def distance(self, x: Float[Tensor, "*#lead values"], y: Float[Tensor, "*#lead values"]) -> Float[Tensor, "*lead"]:
-        """Return the lengths of the shortest geodesics: the root of the sum of squares over all factors."""
+        """Return the lengths of the shortest geodesics, the root of the sum of squares over all factors."""
         squares = (x[..., self.flat_start :] - y[..., self.flat_start :]).square().sum(-1)
         for one in self.spheres:
             squares = squares + sphere.distance(self.on(one, x), self.on(one, y)).square().sum(-1)

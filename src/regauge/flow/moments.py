@@ -1,4 +1,4 @@
-"""Mean and deviation of every coordinate of a population, pooled over coordinates that permutations exchange."""
+"""Mean and standard deviation of every coordinate of a population, pooled over exchangeable coordinates."""
 
 import math
 from collections.abc import Iterable
@@ -12,21 +12,21 @@ from regauge.flow.manifold import Manifold, Points
 from regauge.flow.space import Space
 
 SMALLEST = 1e-3
-"""Least deviation of a coordinate, as a share of the root mean square deviation of its tensor."""
+"""The smallest standard deviation of a coordinate, relative to the root mean square over its tensor."""
 NOTHING = 1e-12
-"""Share of the largest variance below which there is none."""
+"""Variances below this share of the largest variance count as zero."""
 MOST_AXES = 2000
-"""Of networks with more values than this, so many at most tell the axes."""
+"""The largest number of networks that determine the axes, if networks have more values than this."""
 
 
 @dataclass(frozen=True, eq=False)
 class Covariance:
-    """A covariance of standardized values: variances along some axes, and one variance orthogonal to all of them.
+    """A covariance of standardized coordinates: variances along some axes, and one variance orthogonal to these axes.
 
     Attributes:
         axes: Orthonormal axes, `[values, axes]`.
         variances: The variances along the axes, `[axes]`.
-        rest: One variance for all directions orthogonal to the axes.
+        rest: The variance in all directions orthogonal to the axes.
     """
 
     axes: Float[Tensor, "values axes"]
@@ -34,12 +34,12 @@ class Covariance:
     rest: Float[Tensor, ""]
 
     def shake(self, noise: Float[Tensor, "models values"]) -> Float[Tensor, "models values"]:
-        """Return standard normal values times the symmetric root of the covariance."""
+        """Return standard normal vectors times the symmetric square root of the covariance."""
         axes, along, rest = (one.to(noise) for one in (self.axes, self.variances.sqrt(), self.rest.sqrt()))
         return rest * noise + (noise @ axes * (along - rest)) @ axes.T
 
     def log_density(self, z: Float[Tensor, "models values"]) -> Float[Tensor, " models"]:
-        """Return the logarithm of the normal density of standardized values, in nats."""
+        """Return the log density of the normal distribution at standardized points, in nats."""
         axes, variances, rest = (one.to(z) for one in (self.axes, self.variances, self.rest))
         along, (values, count) = (z @ axes).square(), axes.shape
         across = (z.square().sum(1) - along.sum(1)).clamp_min(0)
@@ -52,9 +52,9 @@ class Moments:
     """Statistics of the points of networks, in float64.
 
     Attributes:
-        mean: The mean of each coordinate, `[values]`; zero if signs flip the coordinate.
-        deviation: The standard deviation of each coordinate, never zero.
-        root: The root mean square of each coordinate, never zero.
+        mean: The mean of each coordinate, `[values]`. It is zero if signs flip the coordinate.
+        deviation: The standard deviation of each coordinate; it is never zero.
+        root: The root mean square of each coordinate; it is never zero.
         covariance: The covariance of the standardized Euclidean coordinates, if it was requested.
     """
 
@@ -65,8 +65,7 @@ class Moments:
 
     @classmethod
     def of(cls, blocks: Iterable[Points], space: Manifold, *, is_pooled: bool = True) -> "Moments":
-        """Return the statistics of points, computed block by block, and pooled over exchanged coordinates if
-        requested."""
+        """Return the statistics of points, computed block by block; `is_pooled` averages over exchanged coordinates."""
         count, total, squares = 0, torch.zeros(space.dim, dtype=torch.float64), torch.zeros(space.dim).double()
         for block in blocks:
             values = block.double().cpu()
@@ -86,7 +85,7 @@ def find_covariance(points: Points, space: Manifold, moments: Moments, shrink: f
     """Return the covariance of standardized Euclidean coordinates, shrunk towards independence.
 
     Args:
-        points: Aligned networks.
+        points: The points of aligned networks.
         space: The space of the points.
         moments: The moments of the points.
         shrink: The weight of the identity in the shrunk covariance.
@@ -107,7 +106,7 @@ def find_covariance(points: Points, space: Manifold, moments: Moments, shrink: f
 
 
 def count_share(space: Manifold, balance: float) -> Float[Tensor, " values"]:
-    """Return, for each coordinate, the number of coordinates of its tensor to the power of `balance - 1`."""
+    """Return, for each coordinate, its tensor's number of coordinates to the power of `balance - 1`."""
     return torch.bincount(space.tensors).double()[space.tensors] ** (balance - 1)
 
 
@@ -126,6 +125,6 @@ def _pool(values: Float[Tensor, " values"], space: Space) -> Float[Tensor, " val
 
 
 def _above_zero(sizes: Float[Tensor, " values"], space: Manifold) -> Float[Tensor, " values"]:
-    """Return sizes with a lower bound, relative to the sizes of the same tensor."""
+    """Return sizes with a lower bound, relative to the sizes in the same tensor."""
     whole = size_by_tensor(sizes, space)
     return torch.maximum(sizes, SMALLEST * torch.where(whole > 0, whole, 1.0))

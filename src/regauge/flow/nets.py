@@ -19,30 +19,29 @@ from regauge.weightspace.layers.plan import Layer
 from regauge.weightspace.metanet import Metanet
 
 TOLD = 64
-"""Length of the conditioning vector: functions of the time and the class."""
+"""The length of the conditioning vector, which contains functions of the time and the class."""
 WAVES = 8
-"""Frequencies of the time."""
+"""The number of frequencies in the encoding of the time."""
 
 
 class Net(Protocol):
-    """Settings of a net over points."""
+    """Settings of a net whose inputs are points."""
 
     def build(self, space: Manifold, generator: torch.Generator) -> nn.Module:
-        """Return a net from points `[models, values]` and conditioning vectors `[models, TOLD]` to `[models,
-        values]`."""
+        """Return a net: points `[models, values]` and conditioning vectors `[models, TOLD]` to `[models, values]`."""
         ...
 
 
 @dataclass(frozen=True)
 class Metanetwork:
-    """An equivariant net of `weightspace`, which does not depend on the order of units, like the priors.
+    """An equivariant net of `weightspace`, which like the priors does not depend on the order of units.
 
-    The same parameters also read networks of other widths.
+    The same parameters also work for networks of other widths.
 
     Attributes:
-        layer: One of `weightspace.LAYERS`; `RelationalAttention` is the thesis' choice.
-        width: Length of the vectors of units and pairs.
-        depth: Number of layers.
+        layer: One of `weightspace.LAYERS`; the thesis uses `RelationalAttention`.
+        width: The length of the vectors of units and pairs.
+        depth: The number of layers.
     """
 
     layer: Layer = field(default_factory=lambda: MessagePassing())
@@ -57,11 +56,11 @@ class Metanetwork:
 
 @dataclass(frozen=True)
 class Perceptron:
-    """A plain net over all coordinates, which is not equivariant, for aligned networks.
+    """A plain net on all coordinates, for aligned networks; it is not equivariant.
 
     Attributes:
         width: The width of the hidden layers.
-        depth: Number of hidden layers.
+        depth: The number of hidden layers.
     """
 
     width: int = 512
@@ -74,16 +73,16 @@ class Perceptron:
 
 @dataclass(frozen=True)
 class Tokens:
-    """A transformer whose tokens are units in their order, for aligned networks.
+    """A transformer whose tokens are units in a fixed order, for aligned networks.
 
-    A token reads all values of a unit, such as its incoming weights, its bias and its outgoing weights. All units of a
-    group share the same linear maps. The output for a value that belongs to two units is the mean of both outputs.
-    Values that belong to no unit form one more token.
+    A token reads all weights of a unit: its incoming weights, its bias and its outgoing weights. All units of a group
+    share the same linear maps. The output for a weight that belongs to two units is the mean of both outputs. Weights
+    that belong to no unit form one additional token.
 
     Attributes:
         width: The width of tokens.
-        depth: Number of blocks.
-        heads: The number of heads of attention.
+        depth: The number of transformer blocks.
+        heads: The number of attention heads.
     """
 
     width: int = 64
@@ -97,12 +96,12 @@ class Tokens:
 
 
 NETS: dict[str, type[Any]] = {"metanetwork": Metanetwork, "perceptron": Perceptron, "tokens": Tokens}
-"""Kinds of nets by name; the names of `weightspace.LAYERS` mean metanetworks with these layers."""
+"""Kinds of nets by name. A name in `weightspace.LAYERS` denotes a metanetwork with these layers."""
 __all__ = ["LAYERS", "NETS", "TOLD", "Metanetwork", "Net", "Perceptron", "TimeConditioning", "Tokens"]
 
 
 class TimeConditioning(nn.Module):
-    """The conditioning vector of nets: functions of the time, and a vector for each class."""
+    """The conditioning vector of nets: functions of the time, plus a vector for each class."""
 
     def __init__(self, classes: int, generator: torch.Generator) -> None:
         super().__init__()
@@ -200,7 +199,7 @@ class OverUnits(nn.Module):
 
 
 class TokenBlock(nn.Module):
-    """Attention among tokens and an MLP on each, whose inputs are scaled and shifted by functions of the time."""
+    """Attention among tokens, followed by an MLP on each token. Functions of the time scale and shift the inputs."""
 
     def __init__(self, width: int, heads: int, generator: torch.Generator) -> None:
         super().__init__()
@@ -223,7 +222,7 @@ class TokenBlock(nn.Module):
 
 
 def find_tokens(space: Space) -> list[Int[Tensor, "units values"]]:
-    """Return the coordinates of each unit of each permuted group; coordinates without a unit come last."""
+    """Return the coordinates of each unit of each permuted group. Coordinates without a unit come last."""
     place = torch.argsort(space.order)
     starts = torch.tensor([0, *(torch.Size(space.symmetry.shapes[name]).numel() for name in space.names)]).cumsum(0)
     numbers = {

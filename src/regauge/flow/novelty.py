@@ -1,8 +1,8 @@
-"""Distances between networks up to symmetry, for which each pair is aligned before it is measured.
+"""Distances between networks up to symmetry. Each pair is aligned before its distance is measured.
 
-Networks that were aligned to one mean can still have different orders of units, even a noisy copy and its source. In
-this common gauge, small distances are two or three times too large, but large distances are almost right. Distances in
-the common gauge are therefore only used to select the pairs that are aligned.
+Networks that were aligned to one mean can still have different permutations of units, even a noisy copy and its source.
+In this common gauge, small distances are two or three times too large, but large distances are almost right. Therefore,
+distances in the common gauge are only used to select the pairs that are aligned.
 """
 
 import torch
@@ -14,21 +14,21 @@ from regauge.flow.manifold import Points
 from regauge.flow.space import Space
 
 AT_ONCE, FEW = 64, 8
-"""Points that are compared at a time, and how many of the nearest others in the common gauge are aligned to each."""
+"""The number of points compared at a time, and the number of nearest networks in the common gauge that are aligned."""
 PAIRS = 512
-"""About how many pairs a mean distance is taken of, where there are more."""
+"""The approximate number of pairs over which a mean distance is computed, if there are more pairs."""
 NEAR, NEARER, TAIL = 0.8, 0.5, 0.05
-"""Shares of the median distance of held-out networks, and the share of these that may count as near."""
+"""Two factors of the held-out median distance, and the share of held-out networks that may count as near."""
 
 
 def nearest(space: Space, points: Points, others: Points, *, is_same: bool = False) -> tuple[Tensor, Tensor]:
-    """Return the distance of each point to the nearest of other networks, `[models]`, and the index of that network.
+    """Return the distance of each point to the nearest other network, `[models]`, and the index of that network.
 
     Args:
         space: The space of the points.
         points: The points, aligned to the same mean as the other networks.
         others: Other networks, such as training networks.
-        is_same: Whether both arguments are the same networks; then a network is not compared with itself.
+        is_same: Whether both arguments contain the same networks. A network is then not compared with itself.
     """
     distances, numbers = [], []
     count = min(FEW, len(others) - is_same)
@@ -47,12 +47,12 @@ def nearest(space: Space, points: Points, others: Points, *, is_same: bool = Fal
 
 
 def measure(space: Space, first: Points, second: Points) -> Tensor:
-    """Return the distance of each pair after the first point is aligned to the second, or before, if that is less."""
+    """Return the distance of each pair before or after the first point is aligned, whichever is smaller."""
     return torch.minimum(space.distance(first, second), space.distance(move_near(space, second, first), second))
 
 
 def spread(space: Space, points: Points) -> float:
-    """Return the mean distance of two networks, over all pairs or over some evenly spread pairs."""
+    """Return the mean distance of two networks, over all pairs or over an evenly spaced subset of pairs."""
     count = len(points)
     shifts = range(1, count // 2 + 1)[: -(-PAIRS // count)]
     pairs = torch.tensor([(k, (k + shift) % count) for shift in shifts for k in range(count)])
@@ -63,19 +63,19 @@ def count_near(distances: Tensor, held_out: Tensor, share: float) -> float:
     """Return the share of networks whose nearest distance is less than that of nearly all held-out networks.
 
     Args:
-        distances: The distance of each network to the nearest other one.
+        distances: The distance of each network to the nearest other network.
         held_out: The distances of held-out networks to training networks.
-        share: A second bound, as a share of the median distance of held-out networks. If all held-out networks have
-            about the same distance, a slightly smaller distance is no sign of a copy.
+        share: A second bound, as a share of the median distance of held-out networks. It is needed if all held-out
+            networks have about the same distance: a slightly smaller distance then does not indicate a copy.
     """
     bound = torch.minimum(share * held_out.median(), held_out.double().quantile(TAIL).to(held_out))
     return float((distances < bound).double().mean())
 
 
 def find_chance(near: int, count: int, held_out: int, of: int) -> float:
-    """Return the probability of at least `near` near networks if generated networks were as new as held-out ones.
+    """Return the probability of at least `near` near networks if generated networks are as new as held-out networks.
 
-    Under this assumption, all orders of the distances of both kinds are equally likely.
+    Under this assumption, all rankings of the distances of both kinds are equally likely.
 
     Args:
         near: The number of generated networks below a bound.

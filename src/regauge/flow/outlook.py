@@ -1,4 +1,4 @@
-"""Measures, before a flow is fitted, of whether networks sampled from aligned networks can work."""
+"""Measures, before a flow is fitted, that predict whether networks sampled from aligned networks work."""
 
 import warnings
 from dataclasses import dataclass
@@ -7,21 +7,22 @@ from regauge.flow.judgement import HALF, WORKING
 from regauge.flow.manifold import Points
 
 WIDE = 1.1
-"""Beyond this spread, drawn networks are not expected to work."""
+"""A limit on `Outlook.spread`. Above it, sampled networks are not expected to work."""
 HELP = "networks from one start, more of them, or a task that chooses or pulls (sample(task=...), Guidance) help"
 
 
 @dataclass(frozen=True)
 class Outlook:
-    """Measures of the similarity of aligned networks of a population.
+    """Measures of the similarity of a population's aligned networks.
 
     Attributes:
-        networks: Number of training networks.
-        values: Number of values of a network.
-        aligned: Root mean square distance of two aligned networks, divided by the same distance of unaligned networks.
-        spread: Root mean square distance of aligned networks to their mean, divided by the norm of the mean.
-        kept: The share of the validation networks' performance that networks sampled from the prior keep, as in
-            `Judgement.is_working`; None without a task.
+        networks: The number of training networks.
+        values: The number of parameters of a network.
+        aligned: The root mean square distance of two aligned networks, divided by the same distance of unaligned
+            networks.
+        spread: The root mean square distance of aligned networks to their mean, divided by the norm of the mean.
+        kept: The performance of networks sampled from the prior, as a share of the validation networks' performance, as
+            in `Judgement.is_working`. None without a task.
     """
 
     networks: int
@@ -32,7 +33,7 @@ class Outlook:
 
     @classmethod
     def of(cls, given: Points, aligned: Points) -> "Outlook":
-        """Return the outlook for training networks, given before and after alignment."""
+        """Return the outlook for training networks, given their points before and after alignment."""
         points = aligned.double()
         within, common = points.var(0).sum(), points.mean(0).square().sum().clamp_min(1e-30)
         before = given.double().var(0).sum()
@@ -40,7 +41,7 @@ class Outlook:
         return cls(count, values, float((within / before).sqrt()), float((within / common).sqrt()))
 
     def warn(self) -> None:
-        """Warn if sampled networks are not expected to work, by their performance, or without a task by the spread."""
+        """Warn if sampled networks are not expected to work, judged by performance, or by the spread without a task."""
         if self.kept is not None and self.kept < WORKING:
             warnings.warn(
                 "networks that are drawn from the normal distribution of aligned ones, at which the flow begins, "

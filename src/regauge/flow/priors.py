@@ -1,4 +1,4 @@
-"""Priors of flows: simple distributions over networks that no permutation of units changes."""
+"""Priors of flows: simple distributions over networks, invariant under permutations of units."""
 
 import math
 from dataclasses import dataclass
@@ -13,44 +13,44 @@ from regauge.flow.moments import Covariance, Moments
 
 @dataclass(frozen=True)
 class MatchedGaussian:
-    """Independent normal values with the networks' mean and deviation, pooled over values that permutations exchange.
+    """Independent normal weights with the networks' mean and deviation, pooled over weights that permutations exchange.
 
-    On spheres, the distribution is the direction of normal values with mean zero and the root mean squares of the
-    networks (the angular central Gaussian).
+    On spheres, the distribution is that of normalized normal vectors with mean zero and the networks' root mean squares
+    (the angular central Gaussian).
 
     Attributes:
-        spread: Factor of the deviations.
+        spread: The factor by which standard deviations are multiplied.
     """
 
     spread: float = 1.0
 
     def build(self, space: Manifold, moments: Moments) -> "Prior":
-        """Return the distribution."""
+        """Return the prior for a space and the moments of its networks."""
         return Prior(space, moments.mean, self.spread * moments.deviation, moments.root)
 
 
 @dataclass(frozen=True)
 class UniformSphere:
-    """The uniform distribution on spheres; elsewhere the same as `MatchedGaussian`.
+    """The uniform distribution on spheres, and `MatchedGaussian` in Euclidean coordinates.
 
     Attributes:
-        spread: Factor of the deviations.
+        spread: The factor by which standard deviations are multiplied.
     """
 
     spread: float = 1.0
 
     def build(self, space: Manifold, moments: Moments) -> "Prior":
-        """Return the distribution."""
+        """Return the prior for a space and the moments of its networks."""
         return Prior(space, moments.mean, self.spread * moments.deviation, torch.ones_like(moments.root))
 
 
 @dataclass(frozen=True)
 class PlainGaussian:
-    """Independent normal values with one common deviation; the uniform distribution on spheres.
+    """Independent normal weights with one common standard deviation, and the uniform distribution on spheres.
 
     Attributes:
-        deviation: The deviation of all values.
-        mean: Share of the networks' mean that is the mean.
+        deviation: The standard deviation of all weights.
+        mean: The factor by which the networks' mean is multiplied to give the mean of the prior.
 
     References:
         Erdogan (2025), section 6.1; its code has a deviation of 0.1 where the text says a variance of 0.1.
@@ -60,19 +60,19 @@ class PlainGaussian:
     mean: float = 0.0
 
     def build(self, space: Manifold, moments: Moments) -> "Prior":
-        """Return the distribution."""
+        """Return the prior for a space and the moments of its networks."""
         even = torch.ones_like(moments.root)
         return Prior(space, self.mean * moments.mean, self.deviation * even, even)
 
 
 @dataclass(frozen=True)
 class FullGaussian:
-    """Normal values with the mean and all covariances of aligned networks so that a flow begins near its end.
+    """Normal weights with the mean and full covariance of aligned networks, so a flow starts near its endpoints.
 
-    On spheres, the distribution is the same as `MatchedGaussian`.
+    On spheres, the distribution equals `MatchedGaussian`.
 
     Attributes:
-        shrink: The share of independent values in the covariance, which few networks leave open.
+        shrink: The weight of the identity in the shrunk covariance. Few networks do not determine all covariances.
 
     References:
         Ledoit and Wolf (2004), A well-conditioned estimator for large-dimensional covariance matrices.
@@ -87,7 +87,7 @@ class FullGaussian:
             )
 
     def build(self, space: Manifold, moments: Moments) -> "Prior":
-        """Return the distribution."""
+        """Return the prior for a space and the moments of its networks."""
         return Prior(space, moments.mean, moments.deviation, moments.root, moments.covariance)
 
 
@@ -98,14 +98,14 @@ PriorSettings = MatchedGaussian | UniformSphere | PlainGaussian | FullGaussian
 
 @dataclass(frozen=True, eq=False)
 class Prior:
-    """A normal distribution of Euclidean values, and directions of independent normal values on spheres.
+    """A normal distribution of Euclidean coordinates, and directions of independent normal vectors on spheres.
 
     Attributes:
         space: The space of the prior.
-        mean: The mean of each coordinate, `[values]`; means on spheres are ignored.
-        deviation: The deviation of each coordinate, `[values]`; deviations on spheres are ignored.
-        root: Root mean square of each coordinate on a sphere before normalization; only ratios matter.
-        covariance: The covariance of the standardized Euclidean coordinates; None: they are independent.
+        mean: The mean of each coordinate, `[values]`. Means on spheres are ignored.
+        deviation: The standard deviation of each coordinate, `[values]`. Deviations on spheres are ignored.
+        root: The root mean square of each spherical coordinate before normalization. Only ratios matter.
+        covariance: The covariance of the standardized Euclidean coordinates; None for independent coordinates.
     """
 
     space: Manifold
@@ -115,7 +115,7 @@ class Prior:
     covariance: Covariance | None = None
 
     def shake(self, noise: Float[Tensor, "models values"]) -> Float[Tensor, "models values"]:
-        """Return standard normal values with the covariances of the Euclidean coordinates; zero on spheres."""
+        """Return standard normal noise with the Euclidean coordinates' covariance; zero on spheres."""
         start = self.space.flat_start
         flat = noise[:, start:]
         made = self.deviation[start:].to(flat) * (flat if self.covariance is None else self.covariance.shake(flat))
@@ -128,18 +128,18 @@ class Prior:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> Points:
-        """Sample points on the CPU so that all devices give the same points."""
+        """Sample points on the CPU, which gives the same points for all devices."""
         noise = torch.randn(count, self.space.dim, generator=generator, dtype=torch.float64)
         return self.place(noise).to(device, dtype)
 
     def place(self, noise: Float[Tensor, "models values"]) -> Points:
-        """Return the points that correspond to standard normal values."""
+        """Return the points that correspond to standard normal noise."""
         start = self.space.flat_start
         straight = self.mean[start:] + self.shake(noise)[:, start:]
         return self.space.project(torch.cat([self.root[:start] * noise[:, :start], straight], dim=1))
 
     def log_density(self, x: Points) -> Float[Tensor, " models"]:
-        """Return the logarithm of the density, in nats, with respect to surface area on spheres and volume elsewhere.
+        """Return the log density in nats, with respect to surface area on spheres and volume in Euclidean coordinates.
 
         References:
             Tyler (1987), Statistical analysis for the angular central Gaussian distribution on the sphere.

@@ -1,4 +1,4 @@
-"""Correspondence between the values of networks with different numbers of units."""
+"""Correspondence between the parameters of networks with different numbers of units."""
 
 from collections.abc import Sequence
 
@@ -13,10 +13,10 @@ from regauge.flow.value_orbits import unit_indices
 
 
 def find_places(before: Space, after: Space) -> Int[Tensor, " values"]:
-    """Return, for each coordinate of resized networks, a coordinate of `before` with the same meaning.
+    """Return, for each coordinate of resized networks, a corresponding coordinate of `before`.
 
-    All coordinates that permutations exchange have the same meaning. The first two units of every group therefore
-    represent all units.
+    All coordinates that permutations exchange are equivalent. Therefore the first two units of every group represent
+    all units.
 
     Raises:
         ValueError: The networks differ in more than the numbers of units.
@@ -47,7 +47,7 @@ def find_places(before: Space, after: Space) -> Int[Tensor, " values"]:
 
 
 def _pieces(space: Space) -> list[tuple[str, int, int]]:
-    """Return the name, the first flat index and the number of values of each tensor."""
+    """Return the name, the first flat index and the number of entries of each tensor."""
     counts = [torch.Size(space.symmetry.shapes[name]).numel() for name in space.names]
     return list(zip(space.names, np.cumsum([0, *counts]).tolist(), counts, strict=False))
 
@@ -81,6 +81,6 @@ def _matches(before: Symmetry, after: Symmetry, name: str, axis: int) -> tuple[T
 
 
 def _flat_index(index: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return multi-indices as indices of a flat tensor."""
+    """Return multi-indices converted to indices in a flat tensor."""
     strides = torch.tensor([torch.Size(shape[k + 1 :]).numel() for k in range(len(shape))])
     return (index * strides).sum(1)

@@ -1,4 +1,4 @@
-"""Integration of a flow's velocity from starts to networks and back, with noise and guidance by a loss."""
+"""Integration of a flow's velocity from start points to networks and back, with noise and guidance by a loss."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ from regauge.flow.manifold import Manifold, Points
 from regauge.flow.priors import Prior
 
 Field = Callable[[Points, Float[Tensor, " models"]], Points]
-"""Function from points and times to velocities."""
+"""A function from points and times to velocities."""
 Solver = Literal["euler", "heun", "runge_kutta"]
 LATE = 0.8
-"""Time after which the thesis' sampler adds noise."""
+"""The time after which the thesis' sampler adds noise."""
 
 
 def integrate(
@@ -29,20 +29,21 @@ def integrate(
     start: float = 0.0,
     end: float = 1.0,
 ) -> Points:
-    """Follow a velocity from one time to another in equal steps.
+    """Integrate a velocity from one time to another in equal steps.
 
     Args:
         space: The space of the points.
         field: The velocity, a tangent vector at each point.
-        x: The start.
+        x: The start points.
         steps: The number of steps.
-        solver: "euler" follows geodesics so that one step with the velocity of a geodesic ends at the end of the
-            geodesic. Others are "heun" (order 2, two evaluations a step) and "runge_kutta" (order 4, four evaluations).
+        solver: "euler" follows geodesics; if the velocity belongs to a geodesic, one step ends at the geodesic's
+            endpoint. Other solvers are "heun" (order 2, two evaluations per step) and "runge_kutta" (order 4, four
+            evaluations per step).
         start: The first time.
-        end: The last time; less than `start` to go back.
+        end: The last time. It is less than `start` for integrating backwards.
 
     Raises:
-        ValueError: There is no such solver, or no step.
+        ValueError: There is no such solver, or the number of steps is not positive.
     """
     if steps < 1 or solver not in ("euler", "heun", "runge_kutta"):
         raise ValueError(
@@ -65,7 +66,7 @@ def integrate(
 
 
 def _at(space: Manifold, field: Field, x: Tensor, t: float) -> Tensor:
-    """Return the velocity at the nearest point of the space, a smooth field, as the orders of solvers require."""
+    """Return the velocity at the nearest point of the space, which is smooth, as solvers of higher order require."""
     near = space.project(x)
     return field(near, near.new_full((len(near),), t))
 
@@ -80,21 +81,21 @@ def diffuse(
     start: Prior,
     generator: torch.Generator,
 ) -> Points:
-    """Follow a velocity with noise that preserves the distribution at every time, by the Euler-Maruyama method.
+    """Integrate a velocity with noise that preserves the distribution at every time, by the Euler-Maruyama method.
 
-    For starts `x0 ~ N(m, s^2)` that are independent of the ends, the velocity gives the expected start `x - t v` and
-    with it the gradient of the log density, `-(x - t v - m) / ((1 - t) s^2)`. Noise of variance `2 noise (1 - t) s^2`
-    per time is compensated by half its variance times that gradient. Coordinates on spheres get no noise, because the
-    velocity does not determine their gradient.
+    Assume start points `x0 ~ N(m, s^2)` that are independent of the endpoints. Then the velocity determines the
+    expected start point `x - t v`, and with it the gradient of the log density, `-(x - t v - m) / ((1 - t) s^2)`. The
+    noise has variance `2 noise (1 - t) s^2` per unit of time. It is compensated by a drift: half of this variance times
+    that gradient. Spherical coordinates get no noise, because the velocity does not determine their gradient.
 
     Args:
         space: The space of the points.
         field: The velocity.
-        x: The starts.
+        x: The start points.
         steps: The number of steps.
-        noise: The strength of the noise; 0 is Euler's method.
-        start: The distribution of the starts.
-        generator: Random generator of the noise.
+        noise: The strength of the noise. If it is 0, the method is Euler's method.
+        start: The distribution of the start points.
+        generator: The random generator of the noise.
 
     References:
         Albergo et al. (2023), Stochastic interpolants, theorem 2.8.
@@ -112,17 +113,17 @@ def diffuse(
 
 
 def follow_thesis(predict_end: Field, x0: Points, *, steps: int, noise: float, generator: torch.Generator) -> Points:
-    """Follow `end - start` instead of the flow's velocity `(end - x) / (1 - t)`, and add noise after the time `LATE`.
+    """Integrate `end - start` instead of the flow's velocity `(end - x) / (1 - t)`, with noise after the time `LATE`.
 
-    This is not the flow's equation. The result is the average of the predicted ends over time, plus noise whose
+    This is not the flow's equation. The result is the average of the predicted endpoints over time, plus noise whose
     variance grows with the number of steps. Points leave the spheres.
 
     Args:
-        predict_end: Function from points and times to ends.
-        x0: The starts.
+        predict_end: A function from points and times to endpoints.
+        x0: The start points.
         steps: The number of steps of Euler's method.
-        noise: Standard deviation of the noise of each late step.
-        generator: Random generator of the noise.
+        noise: The standard deviation of the noise in each late step.
+        generator: The random generator of the noise.
 
     References:
         Erdogan (2025), section 3.2.2, for the velocity; the noise is from its stochastic sampling.
@@ -138,16 +139,16 @@ def follow_thesis(predict_end: Field, x0: Points, *, steps: int, noise: float, g
 
 @dataclass(frozen=True)
 class Guidance:
-    """A loss that guides a flow towards networks with a small loss.
+    """A loss that guides a flow towards networks for which the loss is small.
 
-    The gradient is computed at the predicted end of the path and projected to tangent vectors. Over the whole path, the
-    factors of the gradient sum to `strength`. This sum corresponds to the number of gradient steps times their learning
-    rate.
+    The gradient is computed at the predicted endpoint of the path and projected to tangent vectors. The factors of the
+    gradient sum to `strength` over the whole path. This sum corresponds to the number of gradient steps times their
+    learning rate.
 
     Attributes:
-        loss: Function from networks with a leading model axis to the loss of each, `[models]`.
-        strength: Sum of all learning rates.
-        start: Time before which there is no guidance.
+        loss: A function from networks with a leading model axis to the loss of each network, `[models]`.
+        strength: The sum of all learning rates.
+        start: The time at which guidance begins.
     """
 
     loss: Callable[[Mapping[str, Tensor]], Float[Tensor, " models"]]
@@ -167,7 +168,7 @@ class Guidance:
         return space.tangent(ends, -gradient)
 
     def field(self, space: Manifold, velocity: Field, predict_end: Field) -> Field:
-        """Return a velocity with guidance added."""
+        """Return a velocity that includes guidance."""
 
         def guided(x: Tensor, t: Tensor) -> Tensor:
             v = velocity(x, t)

@@ -1,4 +1,4 @@
-"""The space of a flow: networks as points of a product of unit spheres and a Euclidean space."""
+"""The space of a flow: networks as points in a product of unit spheres and a Euclidean space."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,30 +19,30 @@ from regauge.flow.representation import Representation
 from regauge.flow.value_orbits import exchanged_values, signed_values
 
 LOG_NORM = "logarithm of the head's norm"
-"""The name of a coordinate that is no tensor of the networks."""
+"""The name of an additional coordinate that is not a tensor of the networks."""
 
 
 @dataclass(frozen=True, eq=False)
 class Space(Manifold):
-    """The space of the networks of one architecture, with coordinates on unit spheres first and Euclidean ones last.
+    """The space of the networks of one architecture. Coordinates on unit spheres come first, then Euclidean ones.
 
-    Every floating-point value of a network is one coordinate, including running statistics, because functions depend on
+    Every floating-point entry of a network is one coordinate, including running statistics, because functions depend on
     them. Structure, such as masks, has no coordinates, and a tied tensor has coordinates only once. Variances and other
-    positive values are represented by their logarithms.
+    positive parameters are represented by their logarithms.
 
         x = space.enter(population)       # [models, values]
         space.leave(x)                    # networks that compute the same functions
 
     Attributes:
         symmetry: The symmetry, with every size known.
-        representation: The representation of networks as points.
+        representation: The way in which points represent networks.
         spheres: The coordinates that lie on spheres.
-        normed: The values that are normalized to spheres when points of a flat space are converted to networks.
-        order: The flat index of every coordinate among all values of `names`, one tensor after the other.
-        names: Tensors whose values are coordinates; `LOG_NORM` is the last name, if the space has this coordinate.
-        positive: The tensors whose values are represented by logarithms.
+        normed: The parameters that are normalized to spheres when points of a flat space are converted to networks.
+        order: The flat index of every coordinate in the concatenation of all tensors in `names`.
+        names: Tensors whose entries are coordinates. If the space has the coordinate `LOG_NORM`, it is the last name.
+        positive: The tensors whose entries are represented by logarithms.
         constants: Tensors that are equal in all networks.
-        exchanged: The class index of each coordinate; permutations exchange the coordinates of one class.
+        exchanged: The class index of each coordinate. Permutations exchange the coordinates of one class.
         signed: Whether signs of the symmetry flip each coordinate.
     """
 
@@ -65,9 +65,9 @@ class Space(Manifold):
 
         Args:
             population: Some networks, with a leading model axis. They determine which tensors exist, which tensors are
-                positive, and which ones have no floating-point values.
+                positive, and which tensors are not floating point.
             symmetry: The symmetry of the networks.
-            representation: The representation of networks as points.
+            representation: The way in which points represent networks.
 
         Raises:
             KeyError: There is no parameter with the name of the head.
@@ -99,7 +99,7 @@ class Space(Manifold):
         positive: Sequence[str],
         constants: Mapping[str, Tensor],
     ) -> "Space":
-        """Return the space of an architecture, from the names of tensors whose values are coordinates."""
+        """Return the space of an architecture, given the names of tensors whose entries are coordinates."""
         head = how.head if how.head_form != "keep" else None
         manifold = canonical_manifold(symmetry, head=head)
         known = manifold.spheres
@@ -128,7 +128,7 @@ class Space(Manifold):
         """Return the space of networks with other numbers of units.
 
         Raises:
-            ValueError: The other networks have other tensors.
+            ValueError: The other networks have different tensors.
         """
         if missing := [name for name in self.names if name not in {*symmetry.shapes, LOG_NORM}]:
             raise ValueError(
@@ -147,7 +147,7 @@ class Space(Manifold):
 
     @property
     def dim(self) -> int:
-        """Number of coordinates."""
+        """The number of coordinates."""
         return len(self.exchanged)
 
     @cached_property
@@ -157,11 +157,11 @@ class Space(Manifold):
         return torch.repeat_interleave(torch.arange(len(self.names)), counts)[self.order]
 
     def enter(self, population: Mapping[str, Tensor], dtype: torch.dtype = torch.float32) -> Points:
-        """Return the points of networks; first translations are removed and scales are made canonical.
+        """Return the points of networks, after translations are removed and scales are made canonical.
 
         Raises:
-            ValueError: A unit has no incoming weights, so it has no point on its sphere. Or values that were positive
-                in the population are not positive. Or a network has another structure.
+            ValueError: A unit has no incoming weights, so it has no point on its sphere. Parameters that were positive
+                in the population are not positive. Or a network has different structure.
         """
         for name in self.symmetry.structure:
             if name in self.constants and name in population:
@@ -200,11 +200,11 @@ class Space(Manifold):
         return self.project(x.to(dtype))
 
     def balance(self, params: Params) -> Params:
-        """Return the networks of smallest norm that scales and invertible matrices reach."""
+        """Return the networks of smallest norm that scales and invertible matrices can reach."""
         return self.symmetry.act(balance(params, self.symmetry), params)
 
     def leave(self, x: Points) -> Params:
-        """Return the networks of points, with all their tensors."""
+        """Return the networks that points represent, with all their tensors."""
         for one in self.normed:
             whole = sphere.normalize(self.on(one, x)).flatten(1)
             x = torch.cat([x[:, : one.start], whole, x[:, one.end :]], dim=1)
@@ -222,7 +222,7 @@ class Space(Manifold):
         return found
 
     def arrange(self, x: Points) -> Params:
-        """Return the coordinates as tensors of `names`, in the shapes of the networks."""
+        """Return the coordinates as tensors by the names in `names`, in the shapes of the networks."""
         flat = torch.zeros_like(x).index_copy(1, self.order.to(x.device), x)
         pieces = torch.split(flat, [torch.Size(self.symmetry.shapes[name]).numel() for name in self.names], dim=1)
         return {
@@ -231,16 +231,16 @@ class Space(Manifold):
         }
 
     def collect(self, tensors: Mapping[str, Tensor]) -> Points:
-        """Return coordinates from tensors; the inverse of `arrange`."""
+        """Return the coordinates of tensors; the inverse of `arrange`."""
         flat = torch.cat([tensors[name].flatten(1) for name in self.names], dim=1)
         return flat[:, self.order.to(flat.device)]
 
 
 def _with_norm(symmetry: Symmetry) -> Symmetry:
-    """Return the symmetry with one more value, which no element moves."""
+    """Return the symmetry with one additional parameter, which no element transforms."""
     return replace(symmetry, shapes={**symmetry.shapes, LOG_NORM: (1,)})
 
 
 def _along(factors: Float[Tensor, " models"], tensor: Tensor) -> Tensor:
-    """Return one number for each network, in a shape that broadcasts over the values of a tensor."""
+    """Return one factor per network, in a shape that broadcasts over the entries of a tensor."""
     return factors.reshape(-1, *([1] * (tensor.ndim - 1)))

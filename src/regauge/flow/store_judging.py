@@ -1,4 +1,4 @@
-"""Judgement on networks of a store that were sampled from a flow."""
+"""Judgement of networks in a store that were sampled from a flow."""
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from regauge.storage.collection import Collection
 from regauge.storage.store import Store
 
 MOST_JUDGED = 1000
-"""Drawn networks, and held-out ones, that are compared at most."""
+"""The largest number of sampled networks, and of held-out networks, that are compared."""
 
 
 @check_arguments
@@ -27,15 +27,15 @@ def judge_store(
     most: int = MOST_JUDGED,
     generator: torch.Generator | None = None,
 ) -> Judgement:
-    """Judge networks of a store against the networks that a flow was fitted to and held-out networks; see `judge`.
+    """Judge stored networks against a flow's training networks and held-out networks; see `judge`.
 
     Args:
-        flow: The flow, whose facts determine the networks of the fit and their division.
+        flow: The flow. The facts about its training determine the training networks and the splits.
         samples: The sampled networks.
-        stores: The stores that the flow was fitted to.
-        evaluate: A task, or a function of parameters.
+        stores: The stores to which the flow was fitted.
+        evaluate: A task, or a function of one network's parameters.
         most: The largest number of sampled networks, and of held-out networks, that are compared.
-        generator: The random generator; by default one with seed 0.
+        generator: The random generator. Default: a generator with seed 0.
 
     Raises:
         ValueError: The flow was fitted to other stores.

@@ -22,9 +22,9 @@ from regauge.training.initialization import Initialization, draw_start, initiali
 from regauge.training.settings import derive_seed
 
 NETWORKS_OF_SHARD = 256
-"""Networks of a shard, which are drawn from a seed of their own."""
+"""The number of networks in a shard. Each shard is sampled with its own seed."""
 STARTS = 256
-"""Initial networks that a prior is matched to."""
+"""The number of initial networks to which a prior is matched."""
 
 
 @check_arguments
@@ -45,25 +45,25 @@ def sample_store(
     about: Mapping[str, Any] | None = None,
     progress: Progress = no_progress,
 ) -> Store:
-    """Sample networks into a store; after an interruption, sample only the missing networks.
+    """Sample networks into a store. After an interruption, only the missing networks are sampled.
 
     Args:
         path: The file of the flow, which was fitted to networks of a store.
-        output: A folder.
+        output: The path of the store's folder.
         networks: The number of networks.
-        steps: The number of steps of the solver.
-        solver: See `Flow.sample`, also for `noise`, `label`, `task` and `keep`. In a store, the share `keep` applies to
-            each 256 networks, not to all.
+        steps: The number of solver steps.
+        solver: See `Flow.sample`, also for `noise`, `label`, `task` and `keep`. The share `keep` applies to each block
+            of 256 networks, not to all networks together.
         noise: The amount of noise in each step.
-        guide: Makes the guidance of each shard.
-        like: A store of networks of other widths; the sampled networks have the widths of this store.
-        label: The class of the networks.
+        guide: A function that makes the guidance of each shard.
+        like: A store of networks with other widths. The sampled networks have the widths of this store.
+        label: The class label on which the networks are conditioned.
         seed: The seed of all random numbers.
-        about: Further facts that are written to the store; an interrupted store is continued only if its facts are
+        about: Additional facts that are written to the store. An interrupted store is continued only if its facts are
             equal.
 
     Raises:
-        FileExistsError: The store holds other networks.
+        FileExistsError: The store contains other networks.
         ValueError: The flow has no architecture, or cannot sample such networks.
     """
     flow = load_flow(path)
@@ -119,23 +119,23 @@ def compare_guidance(
     label: Any = None,
     seed: int = 0,
 ) -> list[dict[str, Any]]:
-    """Return mean scores on a task of guided networks, and of networks made without guidance or without a flow.
+    """Return mean scores of guided networks on a task, and of networks made without guidance or without a flow.
 
-    The networks to compare with are sampled without guidance. Gradient descent on the loss of the guidance, with the
-    same number of steps, is also applied to these networks and to random networks.
+    The comparison networks are sampled without guidance. Gradient descent on the guidance loss, with the same number of
+    steps, is also applied to these networks and to random networks.
 
     Args:
         flow: The flow.
         guided: Networks that were sampled with guidance.
-        guide: Makes the guidance, whose loss is a `BatchLoss`.
-        task: The task that judges.
-        steps: The number of steps of the solver. Give the values of `steps`, `label` and `seed` with which `guided` was
+        guide: A function that makes the guidance, whose loss is a `BatchLoss`.
+        task: The task that evaluates the networks.
+        steps: The number of solver steps. Pass the values of `steps`, `label` and `seed` with which `guided` was
             sampled.
-        label: The class of the networks.
+        label: The class label on which the networks are conditioned.
         seed: The seed of all random numbers.
 
     Returns:
-        Rows with the kind of networks under "", and the mean of each score.
+        Rows with the kind of networks under the key "", and the mean of each score.
     """
     count = len(next(iter(guided.values())))
     generator = torch.Generator().manual_seed(derive_seed(seed, "plain"))
@@ -182,7 +182,7 @@ def draw_initial(store: Store, *, seed: int = 0, count: int = STARTS) -> Params:
 
 
 def require_architecture(flow: Flow) -> Architecture:
-    """Return the architecture of the networks of a flow.
+    """Return the architecture of the networks that a flow samples.
 
     Raises:
         ValueError: The flow was not fitted to networks of a store.

@@ -1,4 +1,4 @@
-"""The settings of the thesis that introduced the method, from its text and its code, for comparisons."""
+"""The settings of the thesis that introduced the method, as in its text and its code, for comparisons."""
 
 from typing import Any, Literal
 
@@ -16,19 +16,19 @@ Kind = Literal["euclidean", "geometric"]
 def thesis_config(
     kind: Kind = "euclidean", *, head: str | None = None, head_bias: str | None = None, **changes: Any
 ) -> FlowConfig:
-    """Return the settings of the thesis: predicted ends, early times, plain losses, and a prior of deviation 0.1.
+    """Return the settings of the thesis: predicted endpoints, early times, plain losses, and a prior of deviation 0.1.
 
     To sample like the thesis, call `flow.sample(..., solver="thesis")`.
 
     Args:
         kind: "euclidean" uses weights without changes. "geometric" normalizes the incoming weights of every hidden
-            unit, and the whole last layer, to unit spheres so that the norm of the last layer is lost.
-        head: Name of the weight of the last layer, for "geometric".
-        head_bias: Name of the bias of the last layer, which is divided by the same norm.
-        changes: Any settings that should differ, such as `seconds`, or a smaller `net`.
+            unit, and the whole last layer, to unit spheres. The norm of the last layer is lost.
+        head: The name of the last layer's weight, for "geometric".
+        head_bias: The name of the last layer's bias, which is divided by the same norm.
+        changes: Settings that replace those of the thesis, such as `seconds`, or a smaller `net`.
 
     Raises:
-        ValueError: There is no such kind, or the kind needs a head.
+        ValueError: There is no such kind, or the kind requires a head.
 
     References:
         Erdogan (2025), sections 4.4, 6.1 and 6.3; the deviation and the learning rate are from its code.

@@ -1,4 +1,4 @@
-"""Distributions of the random times in the training of a flow."""
+"""Distributions of the random times in a flow's training."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -20,11 +20,11 @@ class UniformTime:
 
 @dataclass(frozen=True)
 class BetaTime:
-    """Times of a Beta distribution.
+    """Times that follow a Beta distribution.
 
     Attributes:
-        a: Larger values prefer late times.
-        b: Larger values prefer early times.
+        a: The first parameter; larger values favor late times.
+        b: The second parameter; larger values favor early times.
 
     References:
         Erdogan (2025), section 6.3, with a = 1 and b = 2.
@@ -41,5 +41,5 @@ class BetaTime:
 
 
 TIMES: dict[str, type[Any]] = {"uniform": UniformTime, "beta": BetaTime}
-"""Kinds of densities of times by name."""
+"""Distributions of times by name."""
 Times = UniformTime | BetaTime

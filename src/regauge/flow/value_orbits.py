@@ -1,4 +1,4 @@
-"""Orbits of the values of networks under the permutations of a symmetry."""
+"""Orbits of individual parameters under the permutations of a symmetry."""
 
 from collections.abc import Sequence
 
@@ -15,14 +15,14 @@ from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 
 DRAWS, FEW_DRAWS, MANY = 24, 6, 10**6
-"""Random permutations that join values, and how many of them for more values than `MANY`."""
+"""The number of random permutations that join parameters; the smaller number is used above `MANY` parameters."""
 
 
 def exchanged_values(symmetry: Symmetry, names: Sequence[str]) -> Int[Tensor, " values"]:
-    """Return class indices of all values of some tensors; values that a permutation exchanges have equal indices.
+    """Return a class index for each entry of some tensors; entries that a permutation exchanges have equal indices.
 
-    The classes are joined by a cycle and an exchange of two units of every group. Random permutations join values that
-    only independent permutations of the copies of a group exchange.
+    A cycle and an exchange of two units of every group join the classes. Random permutations additionally join entries
+    that only independent permutations of a group's copies exchange.
     """
     shapes = {name: symmetry.shapes[name] for name in names}
     counts = [torch.Size(shape).numel() for shape in shapes.values()]
@@ -41,7 +41,7 @@ def exchanged_values(symmetry: Symmetry, names: Sequence[str]) -> Int[Tensor, " 
 
 
 def signed_values(symmetry: Symmetry, names: Sequence[str]) -> Bool[Tensor, " values"]:
-    """Return, for each value of some tensors, whether signs of the symmetry flip the value."""
+    """Return, for each entry of some tensors, whether signs of the symmetry flip the entry."""
     ones = {name: torch.ones(symmetry.shapes[name], dtype=torch.float64) for name in names}
     chance = torch.Generator().manual_seed(0)
     flipped = torch.zeros(sum(one.numel() for one in ones.values()), dtype=torch.bool)
@@ -52,7 +52,7 @@ def signed_values(symmetry: Symmetry, names: Sequence[str]) -> Bool[Tensor, " va
 
 
 def unit_indices(placement: Placement, units: int) -> Int[Tensor, "units indices"]:
-    """Return the indices, on the axis of a placement, of each of its first units."""
+    """Return, for each of the first units, its indices on the axis of a placement."""
     offsets = torch.zeros(1, dtype=torch.int64)
     for count, stride in placement.repeats:
         offsets = (offsets.unsqueeze(1) + stride * torch.arange(count)).flatten()
@@ -80,7 +80,7 @@ def _permuted(symmetry: Symmetry, numbers: Params, draws: int) -> list[Params]:
 
 
 def _complete(symmetry: Symmetry, known: Params) -> Params:
-    """Return all tensors that the symmetry moves; missing tensors are zero."""
+    """Return all tensors that the symmetry transforms; missing tensors are zero."""
     blank = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in symmetry.shapes.items()}
     return {**blank, **known}
 

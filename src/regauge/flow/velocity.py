@@ -15,27 +15,28 @@ from regauge.flow.priors import Prior
 from regauge.flow.space import Space
 
 LATEST = 0.99
-"""Time after which the rest of the way to a predicted end is divided by one hundredth."""
+"""The latest time with the exact divisor. Later, the path to a predicted endpoint is divided by one hundredth."""
 
 
 @dataclass(frozen=True, eq=False)
 class StraightLines:
-    """The straight lines between two independent normal distributions of every coordinate.
+    """Straight paths between two independent normal distributions of every coordinate.
 
     Between `x0 ~ N(m0, s0^2)` and `x1 ~ N(m1, s1^2)`, the point `x = (1 - t) x0 + t x1` is normal. Given x, the
-    velocity and the end are also normal. Their means are linear in x, and their deviations do not depend on x.
+    velocity and the endpoint are also normal. Their means are linear in x, and their standard deviations do not depend
+    on x.
     """
 
     start: tuple[Tensor, Tensor]
     end: tuple[Tensor, Tensor]
 
     def at(self, t: Float[Tensor, "models 1"]) -> tuple[Tensor, Tensor]:
-        """Return the mean and deviation of the points at a time."""
+        """Return the mean and standard deviation of the points at a time."""
         (m0, s0), (m1, s1) = self.start, self.end
         return (1 - t) * m0 + t * m1, ((1 - t) * s0).hypot(t * s1)
 
     def velocity(self, x: Tensor, t: Float[Tensor, "models 1"]) -> tuple[Tensor, Tensor]:
-        """Return the mean and deviation of the velocities of the lines through x."""
+        """Return the mean and standard deviation of the velocities of the paths through x."""
         (m0, s0), (m1, s1) = self.start, self.end
         mean, spread = self.at(t)
         # v = x1 - x0: slope = Cov(v, x) / Var(x), and Var(v) - slope^2 Var(x) = s0^2 s1^2 / Var(x).
@@ -43,7 +44,7 @@ class StraightLines:
         return m1 - m0 + slope * (x - mean), s0 * s1 / spread
 
     def goal(self, x: Tensor, t: Float[Tensor, "models 1"]) -> tuple[Tensor, Tensor]:
-        """Return the mean and deviation of the ends of the lines through x."""
+        """Return the mean and standard deviation of the endpoints of the paths through x."""
         (_, s0), (m1, s1) = self.start, self.end
         mean, spread = self.at(t)
         # Cov(x1, x) = t s1^2, and s1^2 - t^2 s1^4 / Var(x) = (1 - t)^2 s0^2 s1^2 / Var(x).
@@ -55,16 +56,16 @@ class Velocity(nn.Module):
 
     Args:
         space: The space of the points.
-        prior: The prior of the starts.
-        moments: The moments of the ends.
-        net: The net that is trained; it maps standardized points to outputs in the unit of what it predicts.
+        prior: The prior of the start points.
+        moments: The moments of the endpoints.
+        net: The net that is trained. It maps standardized points to outputs in the unit of the predicted quantity.
         clock: The module that encodes time and class for the net.
-        predicts: "velocity", or "end": the net predicts the end, and the velocity is the remaining path divided by the
-            remaining time.
+        predicts: "velocity" or "end". If the net predicts the endpoint, the velocity is the remaining path divided by
+            the remaining time.
         has_gaussian: Whether the output of the net is added to the closed form for normal distributions.
 
     Attributes:
-        share: The factor of the net's output. At zero, the flow is the closed form for normal distributions.
+        share: The factor of the net's output. If it is zero, the flow is the closed form for normal distributions.
     """
 
     tables: Tensor
@@ -96,8 +97,7 @@ class Velocity(nn.Module):
         return self.space.tangent(x, mean + spread * self._read(x, t, labels))
 
     def resize(self, space: Space, places: Int[Tensor, " values"]) -> None:
-        """Adapt to another space, whose coordinates take the statistics of the given coordinates of the present
-        space."""
+        """Adapt to another space. Each new coordinate gets the statistics of one coordinate of the current space."""
         assert isinstance(self.net, OverNetworks)
         self.net.resize(space)
         self.space, self.tables = space, self.tables[:, places]
@@ -105,14 +105,14 @@ class Velocity(nn.Module):
     def predict_end(
         self, x: Points, t: Float[Tensor, " models"], labels: Int[Tensor, " models"] | None = None
     ) -> Points:
-        """Return the expected end of the flow from points at a time."""
+        """Return the expected endpoint of the flow from points at a time."""
         if self.predicts == "velocity":
             return self.space.exp(x, (1 - t).unsqueeze(1) * self(x, t, labels))
         mean, spread = self._expect(x, t, is_end=True)
         return self.space.project(mean + spread * self._read(x, t, labels))
 
     def unit(self, t: Float[Tensor, " models"]) -> Float[Tensor, "models values"]:
-        """Return the deviation of velocities around the closed form, by which errors are divided."""
+        """Return the standard deviation of velocities around the closed form, by which errors are divided."""
         line, start = self._line(), self.space.flat_start
         straight = line.velocity(line.at(t.unsqueeze(1))[0], t.unsqueeze(1))[1]
         root = self.tables[4, :start].expand(len(t), -1)
@@ -123,7 +123,7 @@ class Velocity(nn.Module):
         return StraightLines((m0, s0), (m1, s1))
 
     def _expect(self, x: Points, t: Tensor, *, is_end: bool) -> tuple[Tensor, Tensor]:
-        """Return the closed-form prediction to which the net adds, and the unit of what it adds."""
+        """Return the closed-form prediction to which the net's output is added, and the unit of this output."""
         line, start, time = self._line(), self.space.flat_start, t.unsqueeze(1)
         root = self.tables[4, :start].expand(len(x), -1)
         (_, _), (m1, s1) = line.start, line.end
@@ -138,12 +138,12 @@ class Velocity(nn.Module):
         return mean, spread
 
     def standard(self, x: Points, t: Float[Tensor, " models"]) -> Points:
-        """Return points standardized by the mean and deviation expected at their times."""
+        """Return points standardized by the expected mean and standard deviation at their times."""
         start = self.space.flat_start
         mean, spread = self._line().at(t.unsqueeze(1))
         return torch.cat([x[:, :start] / self.tables[4, :start], (x[:, start:] - mean) / spread], dim=1)
 
     def _read(self, x: Points, t: Tensor, labels: Tensor | None) -> Tensor:
-        """Return the output of the net at points."""
+        """Return the net's output at points."""
         made: Tensor = self.share * self.net(self.standard(x, t), self.clock(t, labels))
         return made

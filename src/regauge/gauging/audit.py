@@ -1,4 +1,4 @@
-"""Tests of whether the scale pairs of a table preserve the function of a model, and which parameters they leave out."""
+"""Tests of scale pairs in a table: whether they preserve a model's function, and which parameters they leave out."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,22 +20,22 @@ from regauge.gauging.mappings import ScalePair, resolve_pair
 from regauge.gauging.methods.equalize import diagonal, scaled_element
 
 Convert = Callable[[Params], Params]
-"""Function from parameters under the names of the table to those of the model."""
+"""Function that converts parameters under the table's names to parameters under the model's names."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """The verdict on one pair of modules of a row of a table.
+    """The verdict on one pair of modules in a row of a table.
 
     Attributes:
         row: The index of the row in the table.
-        smooth: The module that is divided.
-        balance: The modules whose inputs are multiplied.
-        verdict: "holds"; "broken"; "skipped" if sizes do not agree and no tool scales the pair; "unmatched" if the row
-            names no modules.
+        smooth: The module whose outputs are divided.
+        balance: The modules whose input weights are multiplied.
+        verdict: "holds"; "broken"; "skipped" if sizes differ and no tool scales the pair; "unmatched" if the row
+            matches no modules.
         change: The relative change of the outputs when the pair is scaled by random factors in [1/2, 2].
-        missing: Parameters that are not scaled, but must be scaled.
-        extra: Parameters that are scaled, but may not be scaled.
+        missing: Parameters that the pair does not scale although it must.
+        extra: Parameters that the pair scales although it must not.
         reason: The reason for the verdict.
     """
 
@@ -56,7 +56,7 @@ class Finding:
 
 
 def audit_rows(findings: Sequence[Finding], table: Sequence[ScalePair]) -> list[dict[str, Any]]:
-    """Return each row of a table with the counts of verdicts on its pairs and the largest change of the outputs."""
+    """Return each row of a table with the number of pairs for each verdict and the largest change of the outputs."""
     rows: list[dict[str, Any]] = []
     for number, pattern in enumerate(table):
         own = [one for one in findings if one.row == number]
@@ -81,24 +81,24 @@ def audit(
     outputs: Outputs = None,
     convert: Convert = dict,
 ) -> list[Finding]:
-    """Test every pair of a table: scale it alone by random factors, as a tool would, and run the model in float64.
+    """Test every pair of a table: scale only this pair by random factors, as a tool would, and compare float64 outputs.
 
     Tools multiply the input channels of balance layers, and divide the output channels of the smooth layer. If the
     smooth layer has more outputs than the balance layers read, tools divide its last outputs. A fused layer of queries,
-    keys and values is an example. The symmetry determines the input axis of a layer. If no group acts on this axis, the
-    convention of torch's layers determines it. The lengths of axes are not used.
+    keys and values is an example. The symmetry determines the input axis of a layer. If no group acts on the input
+    axis, it is determined by the convention of torch's layers. The lengths of axes are not used for this decision.
 
     Args:
         table: Pairs with patterns; see `read_table`.
         params: One network, under the names in the table: parameters by name, or the path of a checkpoint.
-        symmetry: The symmetry of the model, under the model's names. It determines the parameters that a broken pair
+        symmetry: The symmetry of the model, under the model's names. It determines which parameters a broken pair
             leaves out.
-        module: The model, on a real device.
+        module: The model, not on the meta device.
         example_inputs: Example inputs, as for `discover`.
         example_kwargs: Keyword inputs.
-        generator: The random generator of the factors; by default a generator with seed 0.
-        outputs: The outputs that are compared.
-        convert: A function from `params` to the parameters under the names of the model. It is not needed for a
+        generator: The random generator for the factors. Default: a generator with seed 0.
+        outputs: The names of the outputs that are compared.
+        convert: A function that converts `params` to parameters under the model's names. It is not needed for a
             checkpoint.
     """
     generator = given_or_seed(generator)
@@ -126,17 +126,17 @@ class _Audit:
 
     @cached_property
     def wide(self) -> Params:
-        """Parameters in float64, under the names that the table uses."""
+        """The parameters in float64, under the table's names."""
         return {n: t.detach().cpu().double() if t.is_floating_point() else t for n, t in self.params.items()}
 
     @cached_property
     def start(self) -> Params:
-        """Parameters in float64, under the names of the model."""
+        """The parameters in float64, under the model's names."""
         return self._named(self.wide)
 
     @cached_property
     def own_names(self) -> dict[str, str]:
-        """Names in the model of the tensors that have other names in the table, such as their names in files."""
+        """The model's names of tensors that have other names in the table, for example their names in files."""
         names = list(self.wide)
         marks = {name: torch.full(t.shape, k, dtype=torch.float64) for k, (name, t) in enumerate(self.wide.items())}
         found = {own: mark.flatten() for own, mark in self.convert(marks).items() if mark.numel()}
@@ -179,7 +179,7 @@ class _Audit:
         return Finding(row, pair.smooth, pair.balance, "broken", change, missing, extra, reason)
 
     def _scaled(self, pair: ScalePair, wide: Params, factors: Tensor) -> Params:
-        """Return the network with a pair scaled as a tool scales it."""
+        """Return the network with one pair scaled as a tool scales it."""
         result = dict(wide)
         name = f"{pair.smooth}.weight"
         weight, axis = wide[name], self._output_axis(name, wide)
@@ -195,7 +195,7 @@ class _Audit:
         return result
 
     def _input_axis(self, name: str, wide: Params) -> int:
-        """Return the axis of a weight along which its layer sums over inputs."""
+        """Return the axis of a weight over which its layer sums inputs."""
         own = self.own_names.get(name, name)
         names = next((names for names in self.symmetry.tied if own in names), (own,))
         known = {axis for one, axis in self.symmetry.readers if one in names}
@@ -205,11 +205,11 @@ class _Audit:
         return 0 if is_first else min(1, wide[name].ndim - 1)
 
     def _layer_number(self, name: str, number: str) -> int:
-        """Return a numeric attribute of a torch layer, or zero if the layer is unknown or lacks the attribute."""
+        """Return a numeric attribute of a torch layer; zero if the layer is unknown or lacks the attribute."""
         return int(getattr(self._layer(name), number, 0))
 
     def _layer(self, name: str) -> nn.Module | None:
-        """Return the module of the model that holds a weight, or None if the module holds weights of several layers."""
+        """Return the module that holds a weight, or None if the weight belongs to several layers."""
         own = self.own_names.get(f"{name}.weight", "")
         return self.module.get_submodule(own.rpartition(".")[0]) if own else None
 
@@ -218,7 +218,7 @@ class _Audit:
         return 1 if wide[name].ndim > 1 and self._input_axis(name, wide) == 0 else 0
 
     def _offset(self, name: str, weight: Tensor) -> float:
-        """Return the constant that a norm adds to its gain before the multiplication: one in Gemma, zero elsewhere."""
+        """Return the constant that a norm adds to its gain: one in Gemma, zero in other models."""
         norm = self._layer(name)
         if norm is None:
             return 0.0
@@ -240,7 +240,7 @@ class _Audit:
     def _explain(
         self, name: str, axis: int, divisors: Tensor, start: Params, moved: Params
     ) -> tuple[tuple[str, ...], tuple[str, ...], str]:
-        """Return missing parameters, extra parameters and a reason, by comparison with the nearest family of scales."""
+        """Return missing parameters, extra parameters and a reason, by comparison with the closest family of scales."""
         best: tuple[tuple[str, ...], tuple[str, ...]] | None = None
         for direction in directions(diagonal(self.symmetry), "move"):
             place = next((p for p in direction.places if p.name == name and p.axes[-1] == axis), None)
@@ -261,7 +261,7 @@ class _Audit:
         return *best, "" if any(best) else "the scales of the symmetry differ from these"
 
     def _named(self, wide: Params) -> Params:
-        """Return the parameters of the model, tied ones under all names."""
+        """Return the model's parameters; tied parameters are included under all of their names."""
         named = self.convert(wide)
         for names in self.symmetry.tied:
             known = next((name for name in names if name in named), None)
@@ -272,7 +272,7 @@ class _Audit:
 
 
 def _why_skipped(made: int, counts: Mapping[str, int], *, is_norm: bool) -> str:
-    """Return the reason why no tool scales a pair with these numbers of channels, or an empty text."""
+    """Return the reason why no tool scales a pair with these channel counts; empty if tools scale it."""
     if len({*counts.values()}) > 1:
         listed = ", ".join(f"{name} reads {count}" for name, count in counts.items())
         return f"its balance layers read different numbers of channels ({listed}): no tool scales these"
@@ -283,7 +283,7 @@ def _why_skipped(made: int, counts: Mapping[str, int], *, is_norm: bool) -> str:
 
 
 def _of_last(factors: Tensor, made: int) -> Tensor:
-    """Return factors for all outputs of a layer: the given ones for the last outputs, and ones for the others."""
+    """Return factors for all outputs of a layer: the given factors for the last outputs, and ones for all others."""
     return torch.cat([torch.ones(made - len(factors), dtype=factors.dtype), factors])
 
 

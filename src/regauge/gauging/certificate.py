@@ -1,4 +1,4 @@
-"""Certificates that a moved network computes the same function, from runs in float64 and in the network's dtype."""
+"""Certificates that a transformed network computes the same function, in float64 and in the network's dtype."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,15 +18,15 @@ from regauge.gauging.moves import Move, apply_moves
 
 @dataclass(frozen=True)
 class Certificate:
-    """Changes of a network's outputs caused by a move, relative to the largest entry of each output.
+    """Changes of a network's outputs after a transformation, relative to the largest entry of each output.
 
     Attributes:
-        exact: The change with both networks in float64, which shows whether the symmetry is exact.
+        exact: The change with both networks in float64. It shows whether the symmetry is exact.
         tolerance: The largest allowed value of `exact`: 1e-9, or 1e-5 if the model rounds to float32 internally.
-        stored: The change, including rounding, with the moved network in the dtype in which it is written. None if the
-            model does not run in that dtype.
-        dtype: The dtype in which the moved network is written.
-        per_group: The exact change caused by each group alone.
+        stored: The change with the transformed network in its stored dtype, which includes rounding. None if the model
+            cannot be evaluated in that dtype.
+        dtype: The dtype in which the transformed network is stored.
+        per_group: The exact change if only one group transforms the network, for each group.
     """
 
     exact: float
@@ -59,16 +59,16 @@ def certify(
     outputs: Outputs = None,
     each_group: bool = True,
 ) -> Certificate:
-    """Run a network before and after it is moved, and compare the outputs.
+    """Evaluate a network before and after it is transformed, and compare the outputs.
 
     Args:
-        params: The network before the moves.
-        moves: The moves of the network.
-        module: The architecture of the network, not on the meta device.
+        params: The network before the transformation.
+        moves: The moves that transform the network.
+        module: The module of the network, not on the meta device.
         example_inputs: Example inputs, as for `discover`.
         example_kwargs: Keyword inputs.
-        outputs: The outputs that are compared.
-        each_group: Whether every group is also tested alone.
+        outputs: The names of the outputs that are compared.
+        each_group: Whether each group's transformation is also tested separately.
     """
     model = _Model(module, *example_arguments(example_inputs, example_kwargs), outputs)
     try:
@@ -91,7 +91,7 @@ class _Model(NamedTuple):
 
 
 class _Changes(NamedTuple):
-    """Changes of the outputs, caused by all groups and by each group alone, and the tolerance for rounding."""
+    """Changes of the outputs, for all groups together and for each group separately, and the tolerance for rounding."""
 
     total: float
     tolerance: float

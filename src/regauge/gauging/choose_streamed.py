@@ -1,4 +1,4 @@
-"""Gauges of checkpoints that do not fit in memory: only rotations, sampled without reading the values."""
+"""Gauges of checkpoints that do not fit in memory. Only rotations are used, sampled without reading the weights."""
 
 from collections.abc import Callable, Iterator
 
@@ -21,7 +21,7 @@ from regauge.gauging.result import AS_IT_IS, Chosen, Trials
 from regauge.gauging.rounding import REPORTED, layer_rows
 
 STREAMED_BYTES = 1 << 23
-"""Bytes, as float32, of the pieces of tensors that need not be moved as a whole."""
+"""The size in bytes, as float32, of the chunks in which tensors are transformed if they can be split."""
 
 
 @check_arguments
@@ -33,22 +33,23 @@ def choose_streamed(
     task: Task | None = None,
     generator: torch.Generator,
 ) -> Chosen:
-    """Sample rotations for a checkpoint on the disk, and keep them if the rounding error of its layers does not grow.
+    """Sample rotations for a checkpoint on the disk, and keep them if the layers' rounding error does not grow.
 
-    Either all rotations are kept, or none. Translations are not changed, because they add products of tensors. The mean
-    over layers of the relative squared rounding error must not grow with the scheme or at 8, 4 and 3 bits per row. In
-    large layers, the error is measured on some rows.
+    Either all rotations are kept, or none. Translations are not removed, because they add products of tensors. The mean
+    over layers of the relative squared rounding error must not grow. This holds for the method's rounding scheme and
+    for 8, 4 and 3 bits per row. In large layers, the error is measured on a subset of the rows.
 
     Args:
         checkpoint: The network.
         symmetry: The symmetry of its architecture.
-        method: The method. Its first rotation is sampled; if it names no methods, the rotation is a Hadamard matrix.
-        task: The architecture, which may be on the meta device, with inputs for its trace and the outputs that must not
-            change. Without a task, gains that prevent rotations are not changed.
+        method: The method, whose first rotation is sampled. If the method lists no methods, the rotation is a Hadamard
+            matrix.
+        task: The module, which may be on the meta device, example inputs for tracing, and the outputs to preserve.
+            Without a task, gains that prevent rotations are not changed.
         generator: The random generator.
 
     Raises:
-        ValueError: The method has no rotation, or compares networks by a loss.
+        ValueError: The method contains no rotation, or compares networks by a loss.
     """
     methods = (Hadamard(method.scheme),) if method.methods is None else method.methods
     rotation = next((one for one in methods if isinstance(one, Rotation)), None)
@@ -91,7 +92,7 @@ def _reader(checkpoint: Checkpoint, symmetry: Symmetry) -> Callable[[str], Tenso
 
 
 def moved_pieces(checkpoint: Checkpoint, moves: tuple[Move, ...], measures: LayerMeasures) -> Pieces:
-    """Return a function that yields and measures the moved tensors piece by piece.
+    """Return a function that yields transformed tensors in chunks, and passes them to `measures`.
 
     If the moves contain translations, all tensors are computed at once.
     """

@@ -21,13 +21,13 @@ class GaugeProblem:
     """A network whose gauge is chosen.
 
     Attributes:
-        params: The parameters, in float32 or float64, on the CPU.
+        params: The parameters on the CPU, in float32 or float64.
         symmetry: The symmetry, with every size known.
-        task: Model and data, for methods that run it; None otherwise.
-        generator: The random generator; None for methods that sample nothing.
-        test: A task with held-out data, which are not used to choose the gauge; None if there are no such data.
-        dtypes: The dtypes of the given tensors that differ from the dtypes in `params`.
-        can_learn: Whether memory suffices for learning by function, which holds gradients in addition to values.
+        task: The model and data, for methods that evaluate the model; otherwise None.
+        generator: The random generator; None for methods without random numbers.
+        test: A task with held-out data, which are not used to choose the gauge; None without such data.
+        dtypes: The original dtypes of tensors whose dtype in `params` differs.
+        can_learn: Whether memory suffices for learning by function, which holds gradients in addition to parameters.
     """
 
     params: Params
@@ -39,7 +39,7 @@ class GaugeProblem:
     can_learn: bool = True
 
     def moved(self, moves: Sequence[Move]) -> Params:
-        """Return the network after some moves, with values rounded to its given dtypes."""
+        """Return the network after some moves, rounded to its original dtypes."""
         whole = apply_moves(moves, self.params)
         return {n: t.to(self.dtypes[n]).to(t.dtype) if n in self.dtypes else t for n, t in whole.items()}
 
@@ -53,7 +53,7 @@ class GaugeProblem:
 
     @cached_property
     def uncovered(self) -> Uncovered:
-        """The rotations that are possible. With a task whose model can be traced, gains are brought to one first."""
+        """The rotations that are possible. If a task's model can be traced, gains are first set to one."""
         if self.symmetry.ones:
             self.symmetry.require_ones(self.params)
         if self.task is None or self.symmetry.ones:
@@ -65,20 +65,20 @@ class GaugeProblem:
 
 
 class GaugeMethod(ABC):
-    """A method of choosing a gauge: a small frozen dataclass. Subclasses define `choose`."""
+    """A method of choosing a gauge. Subclasses are frozen dataclasses and define `choose`."""
 
     needs_task = False
-    """Whether it runs the model on data."""
+    """Whether the method evaluates the model on data."""
     label = ""
-    """The name, in tables, of a network that the method moved."""
+    """The name, in tables, of a network that the method transformed."""
 
     @abstractmethod
     def choose(self, problem: GaugeProblem) -> Chosen:
-        """Return moves whose value of the method's objective is never below that of the given network."""
+        """Return moves for which the method's objective is at least that of the given network."""
 
 
 def fixed_reasons(symmetry: Symmetry, uncovered: Uncovered) -> tuple[tuple[str, str], ...]:
-    """Return the groups that no rotation moves, and the gains that prevent rotations, each with the reason."""
+    """Return groups that cannot rotate, and gains that prevent rotations, each with the reason."""
     rotated = {(p.parameter, p.axis) for g in uncovered.symmetry.groups if g.matrix != "none" for p in g.placements}
     found = [(name, f"the gain stays: {reason}") for name, reason in uncovered.reasons.items()]
     for group in symmetry.groups:
@@ -94,11 +94,11 @@ REASONS: Mapping[str, str] = {
     "scaled": "its units can be scaled but not mixed: a nonlinearity or a gain acts on each alone",
     "nested": "its blocks can only change places, which changes no range",
 }
-"""Why groups of these kinds do not rotate."""
+"""The reason why groups of each kind do not rotate."""
 
 
 def to_work(params: Mapping[str, Tensor]) -> Params:
-    """Return a network on the CPU in float32, or in float64 if it has that dtype already."""
+    """Return a network on the CPU in float32; float64 tensors stay in float64."""
     return {
         name: tensor.detach().to("cpu", torch.promote_types(tensor.dtype, torch.float32))
         if tensor.is_floating_point()

@@ -1,4 +1,4 @@
-"""The function `gauge`, which moves a network to another point of its orbit, chosen for a purpose."""
+"""The function `gauge`, which transforms a network to another point of its orbit, chosen for a purpose."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -29,7 +29,7 @@ from regauge.gauging.moves import Move, apply_moves
 from regauge.gauging.result import Chosen, GaugeResult
 
 HADAMARD = ", or use --method hadamard without --data"
-"""A way out where a gauge cannot be chosen in memory."""
+"""Advice for the case that a gauge cannot be chosen in memory."""
 
 
 @check_arguments
@@ -45,11 +45,11 @@ def gauge(
     memory: int | str | MemoryLimit | None = None,
     progress: Progress = no_progress,
 ) -> GaugeResult:
-    """Move a network along its orbit to a point that is easier to quantize, with other weights and the same function.
+    """Transform a network to a point of its orbit that is easier to quantize; the function stays the same.
 
-    In other tools, such moves are written by hand for each architecture. Examples are cross-layer equalization,
-    SmoothQuant, AWQ, QuaRot and SpinQuant. All of these moves are elements of the symmetry that `discover` finds. One
-    of these methods chooses the element:
+    In other tools, such transformations are written by hand for each architecture. Examples are cross-layer
+    equalization, SmoothQuant, AWQ, QuaRot and SpinQuant. All of these transformations are elements of the symmetry that
+    `discover` finds. One of the following methods chooses the element:
 
     | method | what it moves | needs |
     | --- | --- | --- |
@@ -61,42 +61,44 @@ def gauge(
     | `Smooth` | scales between activations and the weights that read them | a task |
     | `Chain` | several methods, one after the other | what these need |
 
-    The default methods begin at the representative, without translations. A method that you name begins at the given
-    network, and so does `BestGauge(methods=(...,))`.
+    The default methods start at the representative, from which translations are removed. If you pass a method, it
+    starts at the given network, and so does `BestGauge(methods=(...,))`.
 
-    Gains of norms can prevent rotations. With a task, the scales of the symmetry first bring these gains to one. After
+    Gains of norms can prevent rotations. If a task is given, scales of the symmetry first set these gains to one. After
     `regauge.discovery.fold`, the gains are already one.
 
-    A checkpoint that needs more than `memory`, or whose model has no values, is moved tensor by tensor. In this case
-    only rotations are sampled, and the model is not run.
+    A checkpoint is transformed tensor by tensor if it needs more than `memory`, or if its model is on the meta device.
+    In this case only rotations are sampled, and the model is not evaluated.
 
     Args:
-        params: One network, which is not changed: parameters by name, or the path of a checkpoint. Buffers move with
-            the parameters.
+        params: One network, as parameters by name or the path of a checkpoint. It is not changed. Buffers are
+            transformed with the parameters.
         symmetry: The symmetry of its architecture.
-        method: `BestGauge()` by default. With a task, it compares losses with weights rounded to four bits; without a
-            task, it compares rounding errors of weights. Other methods have their own objectives.
-        task: The model and data, with which methods choose the gauge and the result is certified. Only `BestGauge` uses
-            the loss.
-        test: A task with held-out data, which are not used to choose the gauge. `BestGauge` evaluates the network that
-            it keeps on these data. If networks are compared by the loss, the default is half of the examples of `task`
-            (`Task.split`).
-        generator: The random generator. The same state gives the same result.
-        out: The path or `Output` to which the moved network is written, with a report next to it. This argument and the
-            following ones are for checkpoints only.
-        memory: The limit on memory: bytes, or text such as "2GB"; half of the machine's memory by default.
-        progress: Shows how much is written.
+        method: The method; `BestGauge()` by default. With a task, `BestGauge` compares losses after the weights are
+            rounded to four bits. Without a task, it compares the weights' rounding errors. Other methods have other
+            objectives.
+        task: The model and data. Methods use them to choose the gauge, and the result is certified on them. Only
+            `BestGauge` uses the loss.
+        test: A task with held-out data, which are not used to choose the gauge. `BestGauge` evaluates its chosen
+            network on these data. If networks are compared by the loss, half of the examples of `task` are held out by
+            default (`Task.split`).
+        generator: The random generator. Equal generator states give equal results.
+        out: The path or `Output` for the transformed network. A report is written next to it. This argument and the
+            following arguments are for checkpoints only.
+        memory: The memory limit: bytes, or a string such as "2GB". By default, half of the machine's memory.
+        progress: Displays the progress of writing.
 
     Returns:
-        The moved network with the same names, shapes, dtypes and devices, the moves, and the parts that no move
-        changed.
+        The transformed network with the same names, shapes, dtypes and devices, the moves, and the groups and gains
+        that were not changed.
 
     Raises:
-        FileExistsError: The output exists, and may not be replaced.
-        KeyError: A parameter that the symmetry moves is missing.
+        FileExistsError: The output exists and may not be replaced.
+        KeyError: A parameter that the symmetry transforms is missing.
         TraceError: `torch.export` cannot trace the task's model.
-        ValueError: The parameters do not fit the symmetry, are not finite, or are a population; the method needs a task
-            or a generator, or more memory than is allowed; or the moved network would compute another function.
+        ValueError: The parameters do not fit the symmetry, are not finite, or are a population. The method needs a
+            task, a generator, or more memory than is allowed. Or the transformed network would compute another
+            function.
 
     References:
         Nagel et al. (2019), Data-free quantization; Xiao et al. (2023), SmoothQuant; Lin et al. (2023), AWQ; Ashkboos
@@ -134,7 +136,7 @@ def _draw(
     task: Task | None,
     generator: torch.Generator | None,
 ) -> GaugeResult:
-    """Sample rotations for a checkpoint that stays on the disk; the result does not contain its parameters."""
+    """Sample rotations for a checkpoint that stays on the disk. The result does not contain its parameters."""
     if isinstance(method, Rotation):
         method = BestGauge(method.scheme, (method,), "weights", is_kept_always=method.is_kept_always)
     if not isinstance(method, BestGauge):
@@ -158,7 +160,7 @@ def _choose(
     *,
     can_learn: bool = True,
 ) -> GaugeResult:
-    """Choose the gauge of a network in memory; the result does not contain its parameters."""
+    """Choose the gauge of a network in memory. The result does not contain its parameters."""
     bound = symmetry.bind(params)
     for name in bound.sites:
         if params[name].ndim != len(bound.shapes[name]):

@@ -1,4 +1,4 @@
-"""Files of a network in another gauge: the moved checkpoint and its report."""
+"""Files of a network in another gauge: the transformed checkpoint and its report."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -17,11 +17,11 @@ from regauge.gauging.result import GaugeResult
 from regauge.gauging.rounding import FOUR_BITS, REPORTED
 
 NOT_RUN = "the model has no values here: it is larger than what is run, or is not known"
-"""The reason why there is no certificate."""
+"""The reason for a missing certificate."""
 
 
 def gauge_path(checkpoint: Path) -> Path:
-    """Return the path of a moved checkpoint's report: `out.gauge.json` for `out.safetensors`, or a file in a folder."""
+    """Return the path of a transformed checkpoint's report, such as `out.gauge.json` for `out.safetensors`."""
     return path_beside(checkpoint, WORKS["choosing a gauge"].beside)
 
 
@@ -34,14 +34,14 @@ def write_gauge(
         job: The checkpoint and the output.
         symmetry: The symmetry of its architecture, with every size known.
         method: The method that chose the gauge.
-        result: The moves, and a record of how the method chose them.
-        progress: Shows how much is written.
+        result: The moves, and a record of the choice.
+        progress: Displays the progress of writing.
 
     Returns:
-        The moved network, which is read from the output on access.
+        The transformed network, which is read from the output on access.
 
     Raises:
-        ValueError: According to the certificate, the network would compute another function.
+        ValueError: According to the certificate, the transformed network would compute another function.
     """
     certificate = result.certificate
     if certificate is not None and not certificate.ok:

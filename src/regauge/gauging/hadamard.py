@@ -1,4 +1,4 @@
-"""Orthogonal matrices whose entries are about equally large: Hadamard matrices, or else Hartley matrices."""
+"""Orthogonal matrices with entries of about equal magnitude: Hadamard matrices, or else Hartley matrices."""
 
 from functools import cache, reduce
 
@@ -12,16 +12,17 @@ Square = Float64[Tensor, "n n"]
 
 
 SYLVESTER = 32
-"""Sylvester's matrices of larger sizes are Kronecker products of smaller ones."""
+"""The largest size of a Sylvester matrix that is stored. Larger ones are Kronecker products of smaller matrices."""
 
 
 @cache
 def flat_rotation(n: int) -> Square:
-    """Return an orthogonal matrix with entries of about equal size, and with a constant first row and column.
+    """Return an orthogonal matrix with entries of about equal magnitude, and with a constant first row and column.
 
-    All entries are `± n^-1/2` if a Hadamard matrix of the size is known: Sylvester's for powers of two, Paley's for 12,
-    20, 28, 36, 44 and others, and products of these. For other sizes, the remaining factor of the size gets the matrix
-    of the discrete Hartley transform as a Kronecker factor. The entries of this matrix are at most `(2 / n)^1/2`.
+    All entries are `± n^-1/2` if a Hadamard matrix of the size is known. Known matrices are Sylvester's for powers of
+    two, Paley's for 12, 20, 28, 36, 44 and other sizes, and products of these. Other sizes need an additional Kronecker
+    factor. This factor is the matrix of the discrete Hartley transform. The entries of this matrix are at most `(2 /
+    n)^1/2`.
 
     References:
         Paley (1933), On orthogonal matrices; Bracewell (1983), Discrete Hartley transform.
@@ -70,14 +71,14 @@ def _hadamard(n: int) -> tuple[Square, ...] | None:
 
 
 def _sylvester(n: int) -> tuple[Square, ...]:
-    """Return Kronecker factors, of about equal sizes, of Sylvester's matrix of a power of two."""
+    """Return Kronecker factors of about equal size for Sylvester's matrix, whose size is a power of two."""
     exponent, count = n.bit_length() - 1, -(-(n.bit_length() - 1) // (SYLVESTER.bit_length() - 1))
     sizes = [2 ** ((exponent + k) // count) for k in range(count)]
     return tuple(torch.from_numpy(hadamard(size)).double() for size in sizes)
 
 
 def _paley(n: int) -> Square | None:
-    """Return Paley's first construction if n - 1 is a prime, or his second if n / 2 - 1 is a prime."""
+    """Return Paley's first construction if n - 1 is a prime, or the second construction if n / 2 - 1 is a prime."""
     if _is_prime(n - 1):
         core = _conference(n - 1)  # Skew, since n - 1 leaves 3 modulo 4.
         return _normalize(torch.eye(n, dtype=torch.float64) + core)
@@ -91,7 +92,7 @@ def _paley(n: int) -> Square | None:
 
 
 def _conference(q: int) -> Square:
-    """Return Jacobsthal's matrix of squares modulo a prime, with a border of ones."""
+    """Return Jacobsthal's matrix of quadratic residues modulo a prime, bordered by ones."""
     squares = {k * k % q for k in range(1, q)}
     character = torch.tensor([0.0, *(1.0 if k in squares else -1.0 for k in range(1, q))], dtype=torch.float64)
     k = torch.arange(q)

@@ -20,20 +20,20 @@ from regauge.gauging.methods.equalize import diagonal
 
 Tool = Literal["llm-compressor", "autoawq"]
 SUFFIXES = (".json", ".yaml", ".yml")
-"""Endings of files that hold a table."""
+"""Suffixes of files that contain a table."""
 EXPRESSION = "re:"
 """The prefix of patterns that are regular expressions."""
 
 
 @dataclass(frozen=True)
 class ScalePair:
-    """A layer whose output channels are divided by scales, and the layers whose input channels are multiplied by them.
+    """A layer whose outputs are divided by scales, and the layers that read it, whose inputs are multiplied by them.
 
-    If the layer has more output channels than these layers read, tools divide its last output channels. A fused layer
-    of queries, keys and values is an example.
+    If the first layer has more output channels than the other layers read, tools divide its last output channels. A
+    fused layer of queries, keys and values is an example.
 
-    The fields hold names of modules. In a table, they may be patterns: `re:` and a regular expression for the beginning
-    of a name, or the end of a name.
+    The fields hold module names. In a table, they may be patterns. A pattern is either the end of a name, or `re:` plus
+    a regular expression that matches the beginning of a name.
     """
 
     smooth: str
@@ -42,10 +42,10 @@ class ScalePair:
 
 @check_arguments
 def scale_pairs(symmetry: Symmetry) -> tuple[list[ScalePair], list[tuple[str, str]]]:
-    """Return the scale pairs that hold for a model according to its symmetry, and the other families of scales.
+    """Return the scale pairs that hold for a model according to its symmetry, and the remaining families of scales.
 
     A family is a pair if it divides one module, multiplies the inputs of other modules, and changes nothing else. The
-    other families are listed by the names of their groups, with the reasons.
+    remaining families are listed by the names of their groups, with the reasons.
     """
     pairs: dict[ScalePair, None] = {}
     others: list[tuple[str, str]] = []
@@ -84,14 +84,14 @@ def _pair_of(direction: Direction, symmetry: Symmetry) -> ScalePair | str:
 
 
 def _last_units(place: ScaleSite, length: int) -> tuple[int, ...]:
-    """Return the units at the end of an axis in order, or none if they lie elsewhere or have gaps between them."""
+    """Return the units at the end of an axis in order; empty if the last units have gaps or lie elsewhere."""
     order = place.positions.argsort()
     is_last = place.positions[order].tolist() == [*range(length - len(order), length)]
     return tuple(place.index.flatten()[order].tolist()) if is_last else ()
 
 
 def write_table(pairs: Sequence[ScalePair], tool: Tool) -> list[dict[str, Any]]:
-    """Return a table for AWQ in llm-compressor, in which exact names are `re:^name$`, or for AutoAWQ."""
+    """Return the pairs as a table for AWQ in llm-compressor, where exact names are `re:^name$`, or for AutoAWQ."""
     if tool == "autoawq":
         return [{"smooth_layer": one.smooth, "balance_layers": list(one.balance)} for one in pairs]
     return [
@@ -104,14 +104,14 @@ def write_table(pairs: Sequence[ScalePair], tool: Tool) -> list[dict[str, Any]]:
 def save_mappings(
     symmetry: Symmetry, path: str | Path, tool: Tool, *, overwrite: bool = False
 ) -> tuple[list[dict[str, Any]], list[tuple[str, str]]]:
-    """Write the scale pairs that hold for a model to a JSON or YAML file, as a table for a tool.
+    """Write the scale pairs that hold for a model to a JSON or YAML file, as a table for one of the tools.
 
     Returns:
-        The rows of the table, and the group and the reason for each family of scales that is not a pair.
+        The rows of the table. Also the group and the reason for each family of scales that is not a pair.
 
     Raises:
-        FileExistsError: The file exists, and `overwrite` is false.
-        ValueError: No pair can be written, or the file name does not end in `.json`, `.yaml` or `.yml`.
+        FileExistsError: The file exists and `overwrite` is false.
+        ValueError: No family is a pair, or the file name does not end in `.json`, `.yaml` or `.yml`.
     """
     path = Path(path)
     require_writable(path, overwrite=overwrite, suffixes=SUFFIXES)
@@ -127,13 +127,12 @@ def save_mappings(
 
 
 def read_table(table: Any) -> list[ScalePair]:
-    """Return the pairs of a table: rows with `smooth_layer` and `balance_layers`, or pairs of balance and smooth
-    layers.
+    """Return the pairs of a table: rows with `smooth_layer` and `balance_layers`, or (balance layers, smooth layer).
 
-    The second form is the one of llm-compressor's SmoothQuant. A recipe that contains `mappings` is also a table.
+    llm-compressor's SmoothQuant uses the second form. A recipe that contains `mappings` is also a table.
 
     Raises:
-        ValueError: The value is not a table of this kind, or has no rows.
+        ValueError: The object is not such a table, or has no rows.
     """
     rows = _find_rows(table)
     if not rows:
@@ -150,7 +149,7 @@ def read_mappings(path: str | Path) -> list[ScalePair]:
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: The file holds no table of mappings.
+        ValueError: The file does not contain a table of mappings.
     """
     path = Path(path)
     if not path.is_file():
@@ -201,10 +200,11 @@ def _read_row(row: Any) -> ScalePair:
 
 
 def resolve_pair(pair: ScalePair, modules: Iterable[str]) -> list[ScalePair]:
-    """Return the pairs of modules that a row names: each smooth layer with the balance layers in its smallest block.
+    """Return the module pairs that match a row: each smooth layer, with the balance layers in its smallest block.
 
-    Blocks are the modules that contain the smooth layer, and the smallest block that contains balance layers is used.
-    The largest block is the one that the last number in the layer's name indexes, such as a layer or an expert.
+    The blocks of a smooth layer are the modules that contain it. The smallest block that contains balance layers is
+    used. The largest possible block is the one that the last number in the layer's name indexes, such as a layer or an
+    expert.
     """
     names = list(modules)
     result = []

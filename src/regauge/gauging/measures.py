@@ -1,4 +1,4 @@
-"""Rounding errors and channel ranges of the layers of a network that a gauge moves piece by piece."""
+"""Rounding errors and channel ranges of the layers of a network, measured while a gauge transforms it in chunks."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,18 +13,18 @@ from regauge.core.symmetry import Symmetry
 from regauge.gauging.rounding import RoundToNearest, layer_rows
 
 MOST_VALUES = 1 << 19
-"""Values of a tensor that are rounded, about: of a larger one only some rows are, evenly spaced."""
+"""The approximate number of entries of a tensor that are rounded. In larger tensors, evenly spaced rows are rounded."""
 MOST_CHANNELS = 1024
-"""Ranges of so many channels are kept of each layer, evenly spaced."""
+"""The number of channels per layer whose ranges are stored. In wider layers, these channels are evenly spaced."""
 
 
 @dataclass
 class LayerMeasures:
-    """Squared rounding errors of each layer before and after a move, and the ranges of its weights by input channel.
+    """Squared rounding errors of each layer before and after a transformation, and weight ranges by input channel.
 
     Args:
-        symmetry: The symmetry, which determines the layers of the model and the axes that index their rows.
-        schemes: The rounding schemes of weights.
+        symmetry: The symmetry. It determines the model's layers and the axes that index their rows.
+        schemes: The rounding schemes for weights.
     """
 
     symmetry: Symmetry
@@ -33,7 +33,7 @@ class LayerMeasures:
     _ranges: dict[str, list[Tensor]] = field(default_factory=dict)
 
     def add(self, name: str, before: Tensor, after: Tensor) -> None:
-        """Add the errors of a tensor, or of a piece of it along its first axis, before and after the move."""
+        """Add the errors of a tensor, or of a chunk along its first axis, before and after the transformation."""
         rows = layer_rows(self.symmetry).get(name)
         if rows is None:
             return
@@ -85,5 +85,5 @@ class LayerMeasures:
 
 
 def _channels(rows: Sequence[int], ndim: int) -> int:
-    """Return the axis of inputs: the first axis that does not index rows."""
+    """Return the input axis: the first axis that does not index rows."""
     return next((axis for axis in range(ndim) if axis not in rows), 0)

@@ -1,4 +1,4 @@
-"""Moves to a gauge, which are sequences of elements of symmetries; gains may become one between two elements."""
+"""Moves to a gauge: sequences of elements of symmetries. Between two elements, gains may be set to one."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,14 +21,14 @@ from regauge.discovery.rewrites.gains import gains, unit_gains
 
 @dataclass(frozen=True)
 class Move:
-    """An element of a symmetry, and the gains that it brings to one, which are then set to exactly one."""
+    """An element of a symmetry, and the gains that it brings to one. Afterwards these gains are set to exactly one."""
 
     symmetry: Symmetry
     element: Element
     ones: tuple[str, ...] = ()
 
     def moved_groups(self) -> tuple[Group, ...]:
-        """Return the groups whose value is not the identity."""
+        """Return the groups whose component of the element is not the identity."""
         blank = self.symmetry.identity()
 
         def is_moved(group: Group) -> bool:
@@ -38,7 +38,7 @@ class Move:
         return tuple(group for group in self.symmetry.groups if is_moved(group))
 
     def tensor(self, name: str, tensor: Tensor) -> Tensor:
-        """Return a moved tensor of a network, or a moved piece of it along an axis on which no group acts."""
+        """Return a transformed tensor of a network, or a transformed chunk along an axis on which no group acts."""
         if name in self.ones:
             return torch.full_like(tensor, 1 - self.symmetry.added.get(name, 0.0))
         sites = self.symmetry.sites.get(name)
@@ -47,13 +47,13 @@ class Move:
         return _act.act(self.symmetry.groups, {name: sites}, self.element, {name: tensor}, {name: tensor.ndim})[name]
 
     def __call__(self, params: Mapping[str, Tensor]) -> Params:
-        """Return the moved network."""
+        """Return the transformed network."""
         moved = self.symmetry.act(self.element, params)
         return {**moved, **{name: self.tensor(name, moved[name]) for name in self.ones if name in moved}}
 
 
 def apply_moves(moves: Sequence[Move], params: Mapping[str, Tensor]) -> Params:
-    """Apply moves to a network, one after the other, and round the result to the network's dtypes once, at the end."""
+    """Apply moves to a network in turn, and round the result to the network's dtypes once, at the end."""
     wide = to_work(params)
     for move in moves:
         wide = move(wide)
@@ -73,11 +73,11 @@ def move_tensor(moves: Sequence[Move], name: str, tensor: Tensor) -> Tensor:
 def take_out_translations(
     symmetry: Symmetry, params: Mapping[str, Tensor], dtypes: Mapping[str, torch.dtype]
 ) -> Move | None:
-    """Return the move that brings the coordinates of translations to zero and does not change gains.
+    """Return the move that sets the coordinates of translations to zero and does not change gains.
 
-    The result is None if there are no such translations. Two kinds of families are excluded. The first kind holds only
-    with the stored running statistics: computing these statistics again would undo half of a move. The second kind
-    moves tensors with 16 bits, with which a representative computes another function.
+    The result is None if there are no such translations. Two kinds of families are excluded. The first kind is exact
+    only with the stored running statistics. Recomputing these statistics would undo half of a move. The second kind
+    transforms 16-bit tensors. After rounding to 16 bits, the representative would compute another function.
     """
     symmetry = symmetry.on_data
     families = [
@@ -93,10 +93,10 @@ def take_out_translations(
 
 @dataclass(frozen=True)
 class Uncovered:
-    """Rotations that become possible if gains are one.
+    """Rotations that become possible after gains are set to one.
 
     Attributes:
-        before: The move that brings these gains to one; None if no gain prevented rotations.
+        before: The move that sets these gains to one; None if no gain prevents rotations.
         symmetry: The groups that rotate, and the groups within which they are repeated.
         reasons: Gains that are not changed, each with the reason.
     """
@@ -115,18 +115,17 @@ def uncover_rotations(
     kwargs: Mapping[str, Any],
     outputs: Outputs = None,
 ) -> Uncovered:
-    """Bring the gains that prevent rotations to one, by scales and signs of the symmetry.
+    """Set the gains that prevent rotations to one, by scales and signs of the symmetry.
 
-    The function reads only the values of gains. The module may therefore be on the meta device and the network on the
-    disk.
+    The function reads only the gains. Therefore the module may be on the meta device, and the network on the disk.
 
     Args:
-        read: A function that returns the values of a parameter.
-        symmetry: The symmetry that `discover` finds for the module without `ones`.
-        module: The architecture.
-        inputs: Positional inputs for the trace.
+        read: A function that returns a parameter by name.
+        symmetry: The symmetry that `discover` finds for the module without the argument `ones`.
+        module: The module of the network.
+        inputs: Positional inputs for tracing.
         kwargs: Keyword inputs.
-        outputs: The outputs that must not change.
+        outputs: The outputs that must be preserved.
 
     References:
         Ashkboos et al. (2024), SliceGPT, section 3.1.

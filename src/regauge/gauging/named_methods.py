@@ -18,20 +18,20 @@ METHODS: dict[str, type[GaugeMethod]] = {
     "random": RandomRotation,
     "learned": LearnedRotation,
 }
-"""The single methods; "best" tries several of them."""
+"""The methods by name; "best" tries several of them."""
 
 
 def named_method(
     name: str, scheme: RoundToNearest, *, is_loss: bool, is_kept_always: bool = False, **settings: Any
 ) -> BestGauge:
-    """Return the method of a name; its network is kept if rounding costs no more than for the unchanged network.
+    """Return the named method, as a `BestGauge`. It keeps the unchanged network if rounding damages this network less.
 
     Args:
-        name: One of `METHODS`, or "best".
+        name: A key of `METHODS`, or "best".
         scheme: The rounding scheme for which the gauge is chosen.
-        is_loss: Whether networks are compared by the loss of a task, or by the rounding error of the weights.
-        is_kept_always: Whether the moved network is kept even if it loses more by rounding.
-        settings: Further settings, for methods that have them: `steps` and `by` of learned rotations.
+        is_loss: Whether networks are compared by the task's loss instead of the rounding error of the weights.
+        is_kept_always: Whether the transformed network is kept even if rounding damages it more.
+        settings: Additional settings, for methods that have them: `steps` and `by` of learned rotations.
     """
     chosen = None
     if name != "best":
@@ -44,7 +44,7 @@ def named_method(
 
 
 def name_of(method: GaugeMethod) -> str:
-    """Return the name of a method, or its class if it has none."""
+    """Return the name of a method, or the name of its class if the method has no name."""
     if isinstance(method, BestGauge):
         return name_of(method.methods[0]) if method.methods is not None and len(method.methods) == 1 else "best"
     return next((name for name, kind in METHODS.items() if type(method) is kind), type(method).__name__)

@@ -1,4 +1,4 @@
-"""The outcome of choosing a gauge."""
+"""The result of choosing a gauge."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,19 +10,19 @@ from regauge.gauging.certificate import Certificate
 from regauge.gauging.moves import Move
 
 AS_IT_IS = "as it is"
-"""The name of the network that is not moved, among those that are compared."""
+"""The name of the unchanged network among the compared networks."""
 
 
 @dataclass(frozen=True)
 class Trials:
-    """Networks of one orbit, compared by the effect of rounding.
+    """Networks of one orbit, compared by the damage that rounding does.
 
     Attributes:
-        measure: The quantity by which networks were compared; lower is better.
-        values: The quantity for each network that was tried; the unchanged network is the first one.
-        kept: The network that was kept.
-        whole: The value without rounding, if the quantity is a loss.
-        judged: Values of the given network and of the kept network on held-out data.
+        measure: The quantity by which networks are compared; lower is better.
+        values: The quantity for each network that was tried. The unchanged network comes first.
+        kept: The name of the network that was kept.
+        whole: The quantity without rounding, if it is a loss.
+        judged: The quantity on held-out data, for the given network and for the kept network.
     """
 
     measure: str
@@ -43,17 +43,17 @@ def _list_values(values: Mapping[str, float]) -> str:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The choice of a method: moves to a gauge, and the method's objective before and after the moves.
+    """The choice of a method: moves to a gauge, and the objective before and after these moves.
 
     Attributes:
-        moves: The moves that take the network to its gauge, one after the other.
+        moves: The moves that transform the network to its gauge, in order.
         objective: The objective after the moves, which the method maximizes.
         initial: The objective of the given network.
-        history: The objective at the start and after each step; it never falls.
+        history: The objective at the start and after each step; it never decreases.
         unit: The unit of the objective.
         fixed: Groups and gains that the method did not change, each with the reason.
         notes: Messages about the choice.
-        trials: The networks that were compared, if there were several.
+        trials: The compared networks, if there were several.
     """
 
     moves: tuple[Move, ...]
@@ -68,22 +68,22 @@ class Chosen:
 
 @dataclass(frozen=True)
 class GaugeResult:
-    """A network in another gauge, with the same function and other weights.
+    """A network in another gauge, which computes the same function with different weights.
 
-    `params` is `apply_moves(moves, the given network)`; if there was a single move, and no gain prevented rotations, it
-    is `symmetry.act(element, the given network)`.
+    `params` is `apply_moves(moves, the given network)`. If there was a single move, and no gain prevented rotations,
+    `params` is also `symmetry.act(element, the given network)`.
 
     Attributes:
-        params: The moved network, with the same names, shapes, dtypes and devices.
-        moves: The moves to the gauge, one after the other.
-        objective: The objective of the method, which is maximized; never less than `initial`.
+        params: The transformed network, with the same names, shapes, dtypes and devices.
+        moves: The moves to the gauge, in order.
+        objective: The objective, which the method maximizes. It is never less than `initial`.
         initial: The objective of the given network.
-        history: The objective at the start and after each step; it never falls.
-        unit: The unit of the objective, such as "dB" for a ratio of signal to rounding noise.
+        history: The objective at the start and after each step; it never decreases.
+        unit: The unit of the objective, such as "dB" for a signal-to-noise ratio.
         fixed: Groups and gains that were not changed, each with the reason.
         notes: Messages about the choice.
-        certificate: The change of the outputs; None if there was no task to run.
-        trials: The networks that were compared, if there were several.
+        certificate: The change of the outputs; None without a task.
+        trials: The compared networks, if there were several.
     """
 
     params: Params = field(repr=False)
@@ -120,7 +120,7 @@ class GaugeResult:
 
 
 def describe_fixed(fixed: Sequence[tuple[str, str]]) -> list[str]:
-    """Return messages about the groups and gains that were not changed, one for each reason."""
+    """Return messages about the groups and gains that were not changed, one message for each reason."""
     by_reason: dict[str, list[str]] = {}
     for name, reason in fixed:
         by_reason.setdefault(reason, []).append(name)

@@ -1,4 +1,4 @@
-"""Round-to-nearest quantization, by which gauges are chosen and evaluated."""
+"""Round-to-nearest quantization, used for choosing and evaluating gauges."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -20,16 +20,17 @@ from regauge.core.symmetry import Symmetry
 
 @dataclass(frozen=True)
 class RoundToNearest:
-    """Rounding of values to the nearest of `2^bits - 1` equally spaced levels around zero.
+    """Rounding of entries to the nearest of `2^bits - 1` equally spaced levels around zero.
 
-    Among the values that share a scale, the largest magnitude is the largest level. A scale is shared by a row (all
-    weights of one output), by `group` consecutive values in a row along its inputs, or with `is_per_tensor` by the
-    whole tensor.
+    Entries share a scale, and the largest magnitude among them maps to the largest level. By default, each row (all
+    weights of one output) has one scale. With `group`, consecutive entries along the inputs of a row share a scale.
+    With `is_per_tensor`, the whole tensor has one scale.
 
     Attributes:
-        bits: Bits of a value, from 2 to 16.
-        group: Number of values that share a scale; a whole row if it is None. The last group of a row may be shorter.
-        is_per_tensor: Whether the whole tensor shares one scale.
+        bits: The number of bits of an entry, from 2 to 16.
+        group: The number of entries that share a scale. If None, a whole row shares a scale. The last group of a row
+            may be shorter.
+        is_per_tensor: Whether the whole tensor has one scale.
     """
 
     bits: int = 4
@@ -57,14 +58,14 @@ class RoundToNearest:
     def __call__(self, tensor: Tensor, rows: tuple[int, ...] = (0,)) -> Tensor:
         """Return the rounded tensor, with the same shape and dtype; `rows` are the axes that index its rows.
 
-        Rounding takes place in float32, or in float64 if the tensor has that dtype.
+        Rounding is computed in float32, or in float64 for float64 tensors.
         """
         values = self._blocks(tensor.to(work_dtype(tensor.dtype)), rows)
         step = self._steps(values)
         return self._unblock((values / step).round() * step, tensor, rows).to(tensor.dtype)
 
     def straight_through(self, tensor: Tensor, rows: tuple[int, ...]) -> Tensor:
-        """Return the rounded tensor, differentiable as if level indices were not rounded; steps keep their gradient.
+        """Return the rounded tensor with straight-through gradients for level indices, and with gradients for steps.
 
         References:
             Esser et al. (2020), Learned step size quantization, equation 3, with steps that follow the range.
@@ -78,7 +79,7 @@ class RoundToNearest:
     def expected_error(
         self, tensor: Tensor, rows: tuple[int, ...] = (0,), weights: Tensor | None = None
     ) -> Float[Tensor, ""]:
-        """Return the weighted sum of the expected squared errors of all values, `step^2 / 12` for close levels.
+        """Return the weighted sum of the expected squared errors of all entries, `step^2 / 12` for close levels.
 
         The result is differentiable.
         """
@@ -88,12 +89,12 @@ class RoundToNearest:
         return (steps.square() * shares.sum(-1)).sum() / 12
 
     def _steps(self, values: Tensor) -> Tensor:
-        """Return the distance between levels of each block, or one for a block of zeros."""
+        """Return the distance between levels for each block; one for an all-zero block."""
         step = values.abs().amax(-1, keepdim=True) / self.levels
         return torch.where(step == 0, 1.0, step)
 
     def _blocks(self, tensor: Tensor, rows: tuple[int, ...]) -> Tensor:
-        """Return the values in blocks that share a scale, along the last axis, padded with zeros."""
+        """Return the entries in blocks that share a scale, along the last axis, padded with zeros."""
         if self.is_per_tensor:
             return tensor.reshape(1, -1)
         rows = tuple(axis % tensor.ndim for axis in rows)
@@ -116,16 +117,16 @@ class RoundToNearest:
 
 
 FOUR_BITS = RoundToNearest()
-"""Four bits, one scale for each row."""
+"""Rounding to four bits, with one scale for each row."""
 
 
 @remembered
 def layer_rows(symmetry: Symmetry) -> dict[str, tuple[int, ...]]:
-    """Return the weights of layers, and the axes that index their rows; a row holds all weights of one output.
+    """Return the weights of layers with the axes that index their rows; a row contains all weights of one output.
 
-    The result excludes vectors, buffers, tables of embeddings and of positions, and all but one name of a tied tensor.
-    Rows extend along the axes over which a layer sums, and along axes of kernels, after the first axis, on which no
-    group acts.
+    The result excludes vectors, buffers, embedding tables and position tables. It includes only one name of a tied
+    tensor. A row extends along the axes over which the layer sums. It also extends along axes of kernels, after the
+    first axis, on which no group acts.
     """
     acting: dict[str, set[int]] = {}
     for group in symmetry.groups:
@@ -153,14 +154,14 @@ def layer_rows(symmetry: Symmetry) -> dict[str, tuple[int, ...]]:
 
 
 REPORTED = tuple(RoundToNearest(bits) for bits in (8, 4, 3))
-"""Roundings at which the errors of layers are reported, whatever a gauge is chosen for."""
+"""Rounding schemes for which the errors of layers are always reported."""
 
 
 @check_arguments
 def round_network(
     params: Mapping[str, Tensor], symmetry: Symmetry, scheme: Callable[[Tensor, tuple[int, ...]], Tensor]
 ) -> Params:
-    """Return a network whose layers have rounded weights; all other tensors are shared with `params`.
+    """Return a network with rounded layer weights. All other tensors are shared with `params`.
 
     `scheme` is a `RoundToNearest`, or another function of a tensor and the axes that index its rows.
     """
@@ -172,7 +173,7 @@ def round_network(
 
 @check_arguments
 def rounding_errors(params: Mapping[str, Tensor], symmetry: Symmetry, scheme: RoundToNearest) -> dict[str, float]:
-    """Return the relative squared error of the rounded weights of each layer: `|W - Q(W)|^2 / |W|^2`."""
+    """Return the relative squared error of each layer's rounded weights: `|W - Q(W)|^2 / |W|^2`."""
     return {
         name: relative_error(params[name], rows, scheme)
         for name, rows in layer_rows(symmetry).items()
@@ -182,20 +183,20 @@ def rounding_errors(params: Mapping[str, Tensor], symmetry: Symmetry, scheme: Ro
 
 @check_arguments
 def mean_error(params: Mapping[str, Tensor], symmetry: Symmetry, scheme: RoundToNearest) -> float:
-    """Return the mean over layers of the relative squared error of their rounded weights."""
+    """Return the relative squared error of the rounded weights, averaged over layers."""
     errors = rounding_errors(params, symmetry, scheme)
     return sum(errors.values()) / max(len(errors), 1)
 
 
 def relative_error(tensor: Tensor, rows: tuple[int, ...], scheme: RoundToNearest) -> float:
-    """Return `|W - Q(W)|^2 / |W|^2`, or zero for a tensor of zeros."""
+    """Return `|W - Q(W)|^2 / |W|^2`; zero for an all-zero tensor."""
     values = tensor.to(work_dtype(tensor.dtype))
     whole = float(values.square().sum(dtype=torch.float64))
     return float((values - scheme(values, rows)).square().sum(dtype=torch.float64)) / whole if whole else 0.0
 
 
 def decibels(share: float) -> float:
-    """Return the ratio of signal to noise in dB, from the noise as a fraction of the signal."""
+    """Return the signal-to-noise ratio in dB, given the noise as a fraction of the signal."""
     return -10 * math.log10(max(share, 1e-30))
 
 
@@ -203,11 +204,11 @@ INPUTS = {
     functional.linear: -1, functional.conv1d: None, functional.conv2d: None, functional.conv3d: None,
     torch.conv1d: None, torch.conv2d: None, torch.conv3d: None, torch.addmm: -1,
 }  # fmt: skip
-"""Layers, and the axis of what they read along which activations share a scale; None for all but the batch."""
+"""Layer functions, each with the input axis along which activations share a scale. None: all axes but the batch."""
 
 
 class _Rounded(TorchFunctionMode):
-    """A mode in which the inputs of layers are rounded."""
+    """A torch function mode in which the inputs of layers are rounded."""
 
     def __init__(self, scheme: RoundToNearest) -> None:
         super().__init__()
@@ -227,9 +228,9 @@ class _Rounded(TorchFunctionMode):
 
 @contextmanager
 def rounded_activations(scheme: RoundToNearest | None) -> Iterator[None]:
-    """Return a context in which layers read activations rounded with a scale per token, or per example in convolutions.
+    """Return a context in which layers read rounded activations: one scale per token, or per example in convolutions.
 
-    Linear layers, convolutions and `addmm` are covered; products of activations with one another are not.
+    Linear layers, convolutions and `addmm` are covered. Products of two activations are not covered.
     """
     if scheme is None:
         yield

@@ -1,4 +1,4 @@
-"""Batches of data by name, from factories and from files of arrays."""
+"""Batches of data, opened by name: from factories or from files of arrays."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -14,16 +14,16 @@ from regauge.hub.user_code import call_factory
 
 
 def open_batches(name: str | Path, batch: int = 512) -> list[Batch]:
-    """Open the batches (inputs, targets) of a name.
+    """Open a list of batches (inputs, targets) by name.
 
     Args:
         name: `package.module:factory` or `file.py:factory` that returns batches, or an .npz or .safetensors file with
             the arrays `inputs` and `targets`.
-        batch: Examples in a batch, for data from a file.
+        batch: The batch size, for data from a file.
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: There are no batches, a batch has another form, or values are NaN or Inf.
+        ValueError: There are no batches, an entry is not a pair of inputs and targets, or values are NaN or Inf.
     """
     name = str(name)
     if batch < 1:
@@ -73,5 +73,5 @@ def _as_batch(item: Any, name: str) -> Batch:
 
 
 def _signed(targets: Tensor) -> Tensor:
-    """Return targets in a dtype that torch can compare; values that are too large become negative, which is invalid."""
+    """Return targets in a dtype that torch can compare. Too large values become negative, which is invalid."""
     return targets.long() if targets.dtype in (torch.uint16, torch.uint32, torch.uint64) else targets

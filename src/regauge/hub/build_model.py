@@ -1,4 +1,4 @@
-"""Models by name, built in evaluation mode, with example inputs if the factory returns some."""
+"""Models by name, built in evaluation mode. Example inputs are included if the factory returns them."""
 
 import importlib
 import re
@@ -17,9 +17,10 @@ from regauge.checkpoints.writing import SUFFIX
 from regauge.hub.user_code import Values, call_factory
 
 DESCRIBED = {"regauge.inr": "regauge.inr.described_networks"}
-"""Kinds of networks that the header of a checkpoint describes, and the module that builds them, loaded when needed.
+"""Kinds of networks that headers of checkpoints describe, each with the module that builds them.
 
-Such a module has `build`, from a checkpoint to a module and example inputs, and `find_task`, for data of that kind.
+Such a module has two functions. `build` returns a module and example inputs for a checkpoint. `find_task` returns a
+task for data of that kind.
 """
 
 
@@ -28,13 +29,13 @@ class Built:
     """A module in evaluation mode with its example inputs.
 
     Attributes:
-        module: The module, which has no values if it is on the meta device.
+        module: The module, uninitialized if it is on the meta device.
         inputs: Positional inputs.
         kwargs: Keyword inputs.
-        checkpoint: The checkpoint that describes the network, if any.
-        further: Alternative keyword inputs for the trace, used if the first ones cannot be traced or do not reach every
-            part.
-        lack: The reason why there are no inputs.
+        checkpoint: The checkpoint that describes the network; None for other models.
+        further: Alternative keyword inputs for the trace. They are used if the first inputs cannot be traced or do not
+            reach every submodel.
+        lack: The reason why there are no example inputs.
     """
 
     module: nn.Module
@@ -46,17 +47,17 @@ class Built:
 
     @property
     def is_meta(self) -> bool:
-        """Whether the module has no values."""
+        """Whether the module is on the meta device."""
         return any(tensor.is_meta for tensor in self.module.state_dict().values())
 
 
 def build_model(name: str, values: Values = "if small") -> Built:
-    """Build the model with a name; it may have no example inputs.
+    """Build the model with this name. The model may lack example inputs.
 
     Args:
         name: `package.module:factory`, `file.py:factory`, a folder with config.json, a model of the Hugging Face hub
             that is in the cache on this machine, or a checkpoint whose header describes its network.
-        values: Whether a model gets values or is built on the meta device.
+        values: Whether the model is initialized or is built on the meta device.
 
     Raises:
         ValueError: The name is unknown, or the model cannot be built.
@@ -89,22 +90,22 @@ def build_model(name: str, values: Values = "if small") -> Built:
 
 
 def folder_of(name: str) -> Path | None:
-    """Return the folder to which a model's name refers, possibly in the cache of the hub, or None for other names."""
+    """Return the folder to which a model's name refers, possibly in the hub's cache; None for other names."""
     folder = find_cached(name) or Path(name)
     return folder if folder.is_dir() else None
 
 
 def name_model(checkpoint: Checkpoint) -> str | None:
-    """Return the name of the model of a checkpoint that contains this name, or None."""
+    """Return the model name that the checkpoint's header contains, or None."""
     is_described = (Path(checkpoint.home) / "config.json").is_file() or checkpoint.header.get("kind") in DESCRIBED
     return checkpoint.home if is_described else None
 
 
 def described_networks(checkpoint: Checkpoint) -> Any:
-    """Return the module of `DESCRIBED` that knows the network of a checkpoint.
+    """Return the module in `DESCRIBED` that can build the network of a checkpoint.
 
     Raises:
-        ValueError: The header describes no network.
+        ValueError: The header does not describe a network.
     """
     kind = checkpoint.header.get("kind", "")
     if kind not in DESCRIBED:
@@ -116,15 +117,15 @@ def described_networks(checkpoint: Checkpoint) -> Any:
 
 
 def describe_inputs(shapes: Sequence[str], dtypes: Sequence[str], device: str = "cpu") -> tuple[Tensor, ...]:
-    """Return positional inputs of the given shapes and dtypes: normal noise, or small integers.
+    """Return positional inputs of the given shapes and dtypes: normal noise or small integers.
 
     Args:
-        shapes: Sizes with x between them, such as `2x3x32x32`.
-        dtypes: Names of torch dtypes, one for each input or one for all; float32 by default.
+        shapes: Shapes as sizes separated by x, such as `2x3x32x32`.
+        dtypes: Names of torch dtypes, one for each input or one for all inputs; float32 by default.
         device: Device of the inputs.
 
     Raises:
-        ValueError: A shape or a dtype cannot be read, or there are not as many dtypes as shapes.
+        ValueError: A shape or a dtype cannot be read, or the numbers of dtypes and shapes differ.
     """
     dtypes = dtypes or ("float32",)
     if len(dtypes) == 1:

@@ -1,4 +1,4 @@
-"""The configuration of a network made of other networks, whose numbers of layers and tokens may change."""
+"""The configuration of a network that is merged from other networks and may have other numbers of layers and tokens."""
 
 import copy
 import json
@@ -25,7 +25,7 @@ GENERATION = "generation_config.json"
 
 
 class Configuration:
-    """An editor of a config.json, or of its text part if a network has several parts."""
+    """An editor of a config.json, or of its text section if a network has several submodels."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -51,18 +51,18 @@ class Configuration:
 
     @property
     def tokens(self) -> int:
-        """The number of rows of embeddings."""
+        """The number of rows of the embeddings."""
         return self._count("vocab_size", "tokens")
 
     def keep_layers(self, kept: Sequence[int], stack: str | None = None) -> None:
-        """Keep some of the old layers: change the number of layers, and settings with an entry for each layer.
+        """Keep some of the old layers: change the number of layers, and change settings with one entry per layer.
 
         Args:
             kept: The indices of the kept old layers, in their new order.
-            stack: A part of the name of the stack of layers, if a network has several stacks.
+            stack: A substring of the layer stack's name, if a network has several stacks.
 
         Raises:
-            ValueError: No setting is the number of layers.
+            ValueError: No setting equals the number of layers.
         """
         if stack is None:
             count, part = self.layers, self._part
@@ -73,7 +73,7 @@ class Configuration:
         _keep(part, key, count, kept)
 
     def _find_count(self, stack: str) -> tuple[int, tuple[str, ...]]:
-        """Return the number of layers of a stack, and the path of the setting for the length of this stack alone."""
+        """Return the number of layers of a stack, and the path of the setting for the length of only this stack."""
         settings, names = self._config.to_dict(), list(self.build())
         layers = LayerStack.of(names, str(self.folder), stack)
         count = layers.count
@@ -98,14 +98,14 @@ class Configuration:
         )
 
     def count_tokens(self, count: int) -> None:
-        """Set the number of rows of embeddings."""
+        """Set the number of rows of the embeddings."""
         self._set("vocab_size", count)
 
     def renumber(self, number: Callable[[int], int | None]) -> dict[str, bytes | None]:
         """Replace the token ids in configurations by new ids, and drop the ids of removed tokens.
 
         Returns:
-            The configuration of generation, if there is one.
+            The edited generation configuration, if there is one.
         """
         _renumber(self.document, number)
         path = self.folder / GENERATION
@@ -117,7 +117,7 @@ class Configuration:
 
     @property
     def content(self) -> bytes:
-        """The bytes of the edited config.json."""
+        """The content of the edited config.json in bytes."""
         return _encode(self.document)
 
     @contextmanager
@@ -129,7 +129,7 @@ class Configuration:
 
     @property
     def module(self) -> nn.Module:
-        """The model of the edited configuration, without values."""
+        """The model of the edited configuration, uninitialized."""
         with self.as_folder() as folder:
             try:
                 return build_folder(folder, "never")[0]
@@ -137,11 +137,11 @@ class Configuration:
                 raise ValueError(str(error).replace(str(folder), str(self.folder))) from error
 
     def build(self) -> Params:
-        """Return the tensors of the configured model, without values."""
+        """Return the tensors of the configured model, uninitialized."""
         return self.module.state_dict()
 
     def names_in(self, checkpoint: Checkpoint) -> dict[str, tuple[str, ...]]:
-        """Return the tensors of the model in order, each with the names of the tensors in the files that hold it."""
+        """Return the model's tensors in order, each with the names of the file tensors that contain it."""
         module = self.module
         view, names = name_for(checkpoint, module), list(module.state_dict())
         if not isinstance(view, Converted):
@@ -151,10 +151,10 @@ class Configuration:
         return there | {name: tuple(dict.fromkeys(box.source for box in boxes)) for name, boxes in made.items()}
 
     def token_axes(self) -> dict[str, int]:
-        """Return the axis of tokens of every tensor of the model that has one.
+        """Return the token axis of every model tensor that has one.
 
-        To find this axis, the method builds the model with one more token. The axis that becomes longer is the axis of
-        tokens.
+        To find this axis, the method builds the model with one more token. The axis that becomes longer is the token
+        axis.
         """
         larger = copy.copy(self)
         larger.document = copy.deepcopy(self.document)
@@ -186,7 +186,7 @@ class Configuration:
 
 
 def _places(settings: Mapping[str, Any], count: int, place: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Yield the paths of the settings, including nested ones, that equal this number."""
+    """Yield the paths of the settings, including nested settings, that equal this number."""
     for key, value in settings.items():
         if isinstance(value, dict):
             yield from _places(value, count, (*place, key))
@@ -203,7 +203,7 @@ def _part_at(document: dict[str, Any], place: Sequence[str]) -> dict[str, Any]:
 
 
 def _keep(part: dict[str, Any], key: str, count: int, kept: Sequence[int]) -> None:
-    """Keep some layers in a part of a configuration if one of its settings is the number of layers."""
+    """Keep some layers in a section of a configuration, if one of its settings is the number of layers."""
     for name, value in part.items():
         if "layer" in name and isinstance(value, list) and len(value) == count:
             part[name] = [value[k] if k < count else value[-1] for k in kept]
@@ -229,7 +229,7 @@ def _renumber(document: dict[str, Any], number: Callable[[int], int | None]) -> 
 
 
 def _renumbered(value: Any, number: Callable[[int], int | None]) -> Any:
-    """Return the new id of a token, or a list or dictionary of ids, without removed tokens."""
+    """Return the new id of a token, or a list or dictionary of new ids without removed tokens."""
     if isinstance(value, list):
         return [new for old in value if (new := _renumbered(old, number)) not in (None, [])]
     if isinstance(value, dict):

@@ -1,8 +1,8 @@
 """Conversion of loops over chosen experts to loops over all experts and all tokens, which can be traced.
 
-A loop over the experts that tokens choose cannot be traced, because the choice depends on values. Another loop applies
-every expert to every token, and multiplies the results of experts that were not chosen by zero. It computes the same
-function.
+The usual loop visits only the experts that tokens choose. It cannot be traced, because the choice depends on values.
+The converted loop applies every expert to every token, and multiplies the results of experts that were not chosen by
+zero. It computes the same function.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,12 +22,12 @@ from torch.utils import _pytree as pytree
 class EveryExpert(TorchFunctionMode):
     """A context in which a loop over chosen experts applies every expert to every token.
 
-    Such a loop finds the chosen experts with `nonzero`, finds the tokens of an expert with `where`, and adds the
-    results of these tokens with `index_add_`. No other code may use the result of `where`. The last `spare` entries of
-    the expert masks are not experts. They represent tokens on other devices.
+    Such a loop finds the chosen experts with `nonzero`, finds an expert's tokens with `where`, and adds these tokens'
+    results with `index_add_`. No other code may use the result of `where`. The last `spare` entries of the expert masks
+    are not experts. They represent tokens on other devices.
 
-    In another form of the loop, tokens are sorted by expert. The loop splits them by a list of the number of tokens of
-    each expert, and joins the results of the parts with `cat`.
+    In another form of the loop, tokens are sorted by expert. The loop splits the tokens by a list of token counts per
+    expert, and concatenates the experts' results with `cat`.
     """
 
     def __init__(self, spare: int = 0) -> None:
@@ -67,22 +67,22 @@ class EveryExpert(TorchFunctionMode):
 
 
 class _Number(list[int]):
-    """The index of an expert, as the tensor of one entry that `nonzero` returns."""
+    """The index of an expert, in place of the one-entry tensor that `nonzero` returns."""
 
     def item(self) -> int:
-        """Return the index as an int, as for a tensor with one entry."""
+        """Return the index as an int, like `Tensor.item` for a tensor with one entry."""
         return self[0]
 
 
 class _Counts(list[int]):
-    """The number of rows of each expert if rows are sorted by expert; placeholders stand for the numbers in a trace."""
+    """The number of rows of each expert, for rows sorted by expert. In a trace, placeholders replace the numbers."""
 
     def __init__(self, blanks: list[int], counts: Tensor) -> None:
         super().__init__(blanks)
         self._ends = counts.cumsum(0)
 
     def choose(self, results: Sequence[Tensor]) -> Tensor:
-        """Select the result of each row's expert from the results of all experts for all rows."""
+        """Select each row's result from the results of its expert, given the results of all experts for all rows."""
         row = torch.arange(results[0].shape[0], device=self._ends.device)
         expert = (row.unsqueeze(1) >= self._ends).sum(1)
         masks = (expert.eq(k).unsqueeze(1).to(one.dtype) for k, one in enumerate(results))
@@ -94,10 +94,10 @@ def _is_close(before: Tensor, after: Tensor) -> bool:
 
 
 def visit_every_expert(module: nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Make a module apply every expert to every token in its loops over experts, if its outputs do not change.
+    """Change a module's expert loops to apply every expert to every token, if this keeps the outputs.
 
-    The outputs of a module without values cannot be compared. Such a module is only run, and its loops are assumed to
-    be loops that `EveryExpert` knows.
+    If a module is on the meta device, its outputs cannot be compared. Such a module is only called once, and its loops
+    are assumed to be loops that `EveryExpert` can convert.
     """
     forward = module.forward
     is_meta = any(tensor.is_meta for tensor in module.state_dict().values())
@@ -122,7 +122,7 @@ def visit_every_expert(module: nn.Module, inputs: tuple[Any, ...], kwargs: Mappi
 
 
 def _visiting(forward: Callable[..., Any], spare: int) -> Callable[..., Any]:
-    """Return a method so that a copy of the module runs its own parameters."""
+    """Return a converted forward method that uses the parameters of the module on which it is called."""
 
     def visiting(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         # Routers convert their own weights, which a trace cannot; tensors of a trace have lists of their own.

@@ -1,4 +1,4 @@
-"""Inputs on which a transformers model runs, generated from its configuration and the names of its arguments."""
+"""Example inputs of transformers models, generated from the configuration and the names of the arguments."""
 
 import inspect
 import itertools
@@ -14,49 +14,48 @@ from regauge.checkpoints.names.from_transformers import is_of_transformers
 from regauge.discovery.known_sizes import without_memory
 
 TOKENS = 8
-"""Length of the example sentence of a language model."""
+"""The number of tokens in an example sentence of a language model."""
 SAMPLES = 4000
-"""Length of an example sound, and of its spectrum in frames by the next."""
+"""The number of samples in an example sound; the number of frames in its spectrum comes from the next constant."""
 FRAMES = 64
 TRIALS = 30
-"""Combinations of shapes of several inputs that are tried."""
+"""The number of shape combinations of several inputs that are tried."""
 
 MASKED = {"attention_mask": "input_ids", "decoder_attention_mask": "decoder_input_ids"}
-"""Masks, and the tokens that they are of."""
+"""Names of mask inputs, each with the name of the token input to which the mask applies."""
 MEDIA = {
     "pixel_values": ("get_image_features", ("image_token_id", "image_token_index")),
     "pixel_values_videos": ("get_video_features", ("video_token_id", "video_token_index")),
     "input_features": ("get_audio_features", ("audio_token_id", "audio_token_index")),
     "input_values": ("get_audio_features", ("audio_token_id", "audio_token_index")),
 }
-"""Inputs other than text: the method that makes features of each, and the settings that name the token whose place the
-features take."""
+"""Inputs other than text: the method that computes features of each, and settings that name the placeholder token."""
 COMPANIONS = (
     *("image_sizes", "image_grid_thw", "video_grid_thw", "pixel_attention_mask", "spatial_shapes", "bbox"),
     *("input_features_mask", "feature_attention_mask", "padding_mask", "future_values", "future_time_features"),
     *("decoder_input_values", "encoder_hidden_states", "actions", "rewards", "returns_to_go", "timesteps"),
     *("visual_feats", "visual_pos", "lang_ids", "merge_sizes", "pixel_position_ids"),
 )
-"""Further inputs that models may read, and that some cannot do without."""
+"""Additional inputs that models may read, and that some models require."""
 KINDS = "mm_token_type_ids"
-"""The input that says which tokens stand for which media."""
+"""The name of the input that gives the medium of each token."""
 STEPS = {"states": "state_dim", "actions": "act_dim", "rewards": "reward_dim", "returns_to_go": "return_dim"}
-"""Inputs of a decision transformer at each step, and the settings that give their widths (1 without a setting)."""
+"""Inputs of a decision transformer at each step, with the settings that give their widths (1 without a setting)."""
 VISUAL = {"visual_feats": "visual_feat_dim", "visual_pos": "visual_pos_dim"}
-"""Features and places of what was found in a picture, and the settings that give their widths."""
+"""Features and positions of objects detected in an image, with the settings that give their widths."""
 Maker: TypeAlias = Callable[[], Tensor]
 Kwargs: TypeAlias = dict[str, Tensor]
 
 
 def example_inputs(module: nn.Module, config: Any) -> Iterator[Kwargs]:
-    """Yield small inputs on which a transformers model runs, beginning with the inputs that reach most of its weights.
+    """Yield small inputs that a transformers model accepts, beginning with inputs that reach most of its weights.
 
-    If a model reads images or sounds besides text, the last inputs are embeddings. Such inputs leave out the parts that
-    compute embeddings. The symmetry then does not change the axes of the embeddings. Inputs that reach all parts come
-    first, followed by at most one other input that leaves out a part.
+    If a model also reads images or sounds, the last inputs are embeddings. Such inputs skip the submodels that compute
+    embeddings. The symmetry then does not change the axes of the embeddings. Inputs that reach all submodels come
+    first, followed by at most one other input that skips a submodel.
 
     Raises:
-        ValueError: No inputs are known that the model runs on.
+        ValueError: No inputs are known that the model accepts.
     """
     made, device = _Made(module, config), next(module.parameters()).device
     reason, parts, spare = "", parts_of(module), None
@@ -86,12 +85,12 @@ def example_inputs(module: nn.Module, config: Any) -> Iterator[Kwargs]:
 
 
 def _needs_values(error: Exception) -> bool:
-    """Return whether an operation depends on values so that only a trace can follow it on the meta device."""
+    """Return whether an operation failed on the meta device only because it depends on values."""
     return isinstance(error, NotImplementedError) or "a meta tensor" in str(error)
 
 
 def parts_of(module: nn.Module) -> dict[str, nn.Module]:
-    """Return the models of which a transformers model consists, such as an image model, by their names."""
+    """Return the submodels of a transformers model, such as an image model, by name."""
     found = {}
     for name, part in module.named_modules():
         if name and is_of_transformers(part) and any(tensor.ndim for tensor in part.parameters()):
@@ -100,7 +99,7 @@ def parts_of(module: nn.Module) -> dict[str, nn.Module]:
 
 
 def _reaches(module: nn.Module, kwargs: Kwargs, parts: Mapping[str, nn.Module]) -> bool:
-    """Return whether a run on some inputs calls every part."""
+    """Return whether calling the model with these inputs calls every submodel."""
     called: set[str] = set()
     with ExitStack() as stack, torch.no_grad():
         for name, part in parts.items():
@@ -119,7 +118,7 @@ def with_masks(module: nn.Module, kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Made:
-    """Inputs of one model, by the names of the arguments of its `forward`."""
+    """Generated inputs of one model, by the argument names of its `forward`."""
 
     def __init__(self, module: nn.Module, config: Any) -> None:
         self.module, self.config = module, config
@@ -139,7 +138,7 @@ class _Made:
         self.generator = torch.Generator().manual_seed(0)
 
     def trials(self) -> Iterator[Kwargs]:
-        """Yield inputs that the model may take."""
+        """Yield inputs that the model may accept."""
         with_text = self.media if self.has_text else []
         rest = [name for name in self.first if name not in (*with_text, "input_ids")]
         together = [with_text] * (len(with_text) > 1) + [[medium] for medium in with_text]
@@ -157,11 +156,11 @@ class _Made:
             yield from self._combined([*needed, "inputs_embeds"])
 
     def _is_text_alone(self) -> bool:
-        """Return whether a model has no separate part for images or sounds."""
+        """Return whether a model has no separate submodel for images or sounds."""
         return not any(hasattr(self.config, name) for name in ("vision_config", "audio_config"))
 
     def _with_text(self, names: Sequence[str]) -> Iterator[Kwargs]:
-        """Yield media, with text that contains placeholder tokens for their features, or without text."""
+        """Yield media with text, which contains placeholder tokens for the media's features, or without text."""
         companions = [name for name in COMPANIONS if name in self.known]
         for more in [[], companions] if companions else [[]]:
             for kwargs in self._combined([*names, *more]):
@@ -171,7 +170,7 @@ class _Made:
                 yield kwargs | {"input_ids": self._tokens()}
 
     def _kinds_of(self, text: Tensor) -> Kwargs:
-        """Return the medium of each token (text, images, videos, sounds), for models that read it."""
+        """Return the medium of each token (text, images, videos, sounds), for models that have such an input."""
         if KINDS not in self.known:
             return {}
         kinds = torch.zeros_like(text)
@@ -180,18 +179,18 @@ class _Made:
         return {KINDS: kinds}
 
     def _mark(self, medium: str) -> int:
-        """Return the placeholder token for the features of a medium, or -1 if there is none."""
+        """Return the placeholder token for the features of a medium, or -1 without such a token."""
         return next((int(v) for n in MEDIA[medium][1] if (v := getattr(self.config, n, None)) is not None), -1)
 
     def _combined(self, names: Sequence[str]) -> Iterator[Kwargs]:
-        """Yield inputs of these names in all combinations of shapes; none if one of the names is unknown."""
+        """Yield inputs of these names in all combinations of candidate shapes; nothing if a name is unknown."""
         offers = [self._offers(name) for name in names]
         if names and all(offers):
             for chosen in itertools.islice(itertools.product(*offers), TRIALS):
                 yield {name: make() for name, make in zip(names, chosen, strict=True)}
 
     def _offers(self, name: str) -> list[Maker]:
-        """Return makers of candidates for the input of this name in transformers, or none for other names."""
+        """Return functions that make candidates for the input of this name in transformers; none for unknown names."""
         if name == "pixel_values_videos":
             return self._patches() if "video_grid_thw" in self.known else self._pictures()[1:]
         if name == "pixel_values" and not {"spatial_shapes", "pixel_position_ids"}.isdisjoint(self.known):
@@ -245,11 +244,11 @@ class _Made:
         return []
 
     def _has_grid(self) -> bool:
-        """Return whether images are given as flat patches, with the number of patches along each side."""
+        """Return whether the model reads images as flat patches, with the numbers of patches along both sides."""
         return not {"image_grid_thw", "grid_thw"}.isdisjoint(self.known)
 
     def _codes(self) -> list[Maker]:
-        """Return several codes for each token, in the format of audio codecs."""
+        """Return functions that make several codes for each token, in the format of audio codecs."""
         count = self._setting(("num_codebooks", "num_quantizers", "num_channels"), None)
         return [] if count is None else [lambda: torch.stack([self._tokens() for _ in range(int(count))], -1)]
 
@@ -282,7 +281,7 @@ class _Made:
         return (size, size) if isinstance(size, int) else (int(size[0]), int(size[-1]))
 
     def _pictures(self) -> list[Maker]:
-        """Return images and, also with channels first, sequences of images; or pairs if the model matches images."""
+        """Return functions that make images and image sequences (also channels first), or pairs for image matching."""
         sides, channels = self._sides(), self._setting(("num_channels", "in_channels", "in_chans"), 3)
         frames = self._setting(("num_frames", "frames_per_clip"), None)
         shapes: list[tuple[int, ...]] = [(channels, *sides)]
@@ -291,17 +290,17 @@ class _Made:
         return [partial(self._noise, 2, *shape) for shape in shapes]
 
     def _patches(self) -> list[Maker]:
-        """Return flat patches of two images, with the numbers of patches in the grid."""
+        """Return functions that make flat patches of two images, with the numbers of patches in the grid."""
         return [partial(self._noise, 2 * 4 * 4, width) for width in self._patch_widths()]
 
     def _patch_widths(self) -> list[int]:
-        """Return the number of values of a flat patch; some models read patches of two frames without a setting."""
+        """Return possible widths of a flat patch. Some models read patches of two frames without a setting for this."""
         side, frames = self._setting("patch_size", 14), self._setting("temporal_patch_size", None)
         width = self._setting(("in_channels", "in_chans", "num_channels"), 3) * side * side
         return [width * int(frames)] if frames else [width, 2 * width]
 
     def _sounds(self) -> list[Maker]:
-        """Return sounds as spectra, with the frequency axis or the time axis first, and as waveforms."""
+        """Return functions that make sounds: spectra, with frequency or time as the first axis, and waveforms."""
         bins = self._setting(("num_mel_bins", "feature_size", "n_mels", "input_feat_per_channel"), 80)
         positions = self._setting("max_source_positions", 1500)
         weights = [p for p in self.module.parameters() if p.ndim in (2, 3)]
@@ -313,7 +312,7 @@ class _Made:
         return [partial(self._noise, *shape) for shape in (shapes[1:] + shapes[:1] if is_wave else shapes)]
 
     def _series(self, name: str) -> list[Maker]:
-        """Return values of several series over time, and the known features of every time."""
+        """Return functions that make several time series, and the known features at every time."""
         lags = self._setting("lags_sequence", None) or [0]
         past, future = self._setting("context_length", 32) + max(lags), self._setting("prediction_length", None) or 1
         length = past if name.startswith("past_") else future
@@ -326,7 +325,7 @@ class _Made:
         return [partial(torch.ones, shape) for shape in shapes]
 
     def _marked(self, kwargs: Kwargs) -> Tensor | None:
-        """Return text after placeholder tokens for the features of media, as many as there are features."""
+        """Return text after placeholder tokens for media features, with as many placeholders as features."""
         marks = []
         for medium in (name for name in MEDIA if name in kwargs):
             mark, find = self._mark(medium), getattr(self.module, MEDIA[medium][0], None)
@@ -342,7 +341,7 @@ class _Made:
         return torch.cat([*marks, self._tokens()], 1)
 
     def _setting(self, names: str | Sequence[str], default: Any) -> Any:
-        """Return the first of these settings that the configuration, or one of its parts, has."""
+        """Return the first of these settings that the configuration, or one of its sections, has."""
         parts = [self.config, *(getattr(self.config, name, None) for name in self.config.sub_configs)]
         wanted = (names,) if isinstance(names, str) else names
         found = (getattr(part, name, None) for part in parts for name in wanted)
@@ -350,14 +349,14 @@ class _Made:
 
 
 def _is_mark(name: str, value: Any) -> bool:
-    """Return whether a setting is a token that stands for images, videos or sounds, or for their beginning or end."""
+    """Return whether a setting is a placeholder token of images, videos or sounds, or their begin or end token."""
     return (
         isinstance(value, int) and name.endswith(("token_id", "token_index")) and name[:3] not in ("bos", "eos", "pad")
     )
 
 
 def _count(found: Any) -> int:
-    """Return the number of features of each of two images or sounds."""
+    """Return the number of features of each of the two images or sounds."""
     if isinstance(found, list | tuple):
         return int(found[0].shape[-2])
     return int(found.shape[-2]) if found.ndim > 2 else len(found) // 2

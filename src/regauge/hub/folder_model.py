@@ -1,4 +1,4 @@
-"""The model of a Hugging Face folder, with example inputs for its trace."""
+"""The model of a Hugging Face folder, with example inputs for tracing."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,13 +13,13 @@ from regauge.hub.example_inputs import Kwargs, example_inputs, parts_of
 from regauge.hub.user_code import Values, users_code
 
 MATERIALIZED = 150_000_000
-"""A folder's model with more parameters than this is built on the meta device, without values."""
+"""A limit. A folder's model with more parameters is built on the meta device, without initializing it."""
 EXPERTS = "batched_mm"
-"""The implementation of experts in transformers whose operators and shapes do not depend on values."""
+"""The experts implementation of transformers whose operators and shapes do not depend on values."""
 
 
 def build_folder(folder: Path, values: Values) -> tuple[nn.Module, Iterator[Kwargs]]:
-    """Return the model of a folder with config.json in evaluation mode, and example inputs, the best ones first."""
+    """Return the model of a folder with config.json in evaluation mode, and example inputs, the best inputs first."""
     if not (folder / "config.json").is_file():
         raise ValueError(
             f"the folder {str(folder)!r} has no config.json, so its model is unknown; name the model as "
@@ -41,14 +41,14 @@ def build_folder(folder: Path, values: Values) -> tuple[nn.Module, Iterator[Kwar
 
 
 def traceable(module: nn.Module) -> nn.Module:
-    """Return a model with traceable loops over experts, and with the same weights and function."""
+    """Return a model with traceable expert loops, with the same weights and the same function."""
     model: Any = module
     model.set_experts_implementation(EXPERTS)
     return module
 
 
 def unreached_parts(module: nn.Module, symmetry: Symmetry) -> list[str]:
-    """Return the parts of a transformers model, such as an image model, of which no tensor is used."""
+    """Return submodels of a transformers model, such as an image model, whose tensors are all unused."""
     unused, parts = set(symmetry.unused), []
     for name, part in parts_of(module).items():
         if unused.issuperset(f"{name}.{one}" for one, tensor in part.named_parameters() if tensor.ndim):

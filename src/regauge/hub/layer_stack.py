@@ -1,4 +1,4 @@
-"""The layers of a network, found by the numbers in the names of its tensors."""
+"""The layers of a network, found by the indices in the names of its tensors."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -8,22 +8,22 @@ from regauge.checkpoints.names.prefixes import LAYER
 
 @dataclass(frozen=True)
 class LayerStack:
-    """A stack of layers: the prefix of their names before the index, and the number of layers."""
+    """A stack of layers: the prefix of the layers' names before the index, and the number of layers."""
 
     prefix: str
     count: int
 
     @classmethod
     def of(cls, names: Iterable[str], label: str, stack: str | None = None) -> "LayerStack":
-        """Find the layers of the only stack, or of the stack with `stack` in its name.
+        """Find the layers of the only stack, or of the stack whose name contains `stack`.
 
         Args:
-            names: The names of tensors.
-            label: The name of the network in errors.
-            stack: Components of names with dots between them, such as "encoder".
+            names: The tensor names of the network.
+            label: The name of the network in error messages.
+            stack: Components of the stack's name, joined by dots, such as "encoder".
 
         Raises:
-            ValueError: There is no such stack, or there are several.
+            ValueError: No stack matches, or several stacks match.
         """
         stacks: dict[str, set[int]] = {}
         for name in names:
@@ -48,7 +48,7 @@ class LayerStack:
         return cls(chosen[0], max(stacks[chosen[0]]) + 1)
 
     def split(self, name: str) -> tuple[int, str] | None:
-        """Return the index of the layer of a tensor and the rest of its name, or None outside of layers."""
+        """Return the layer index of a tensor and the rest of its name; None for tensors outside of layers."""
         if not name.startswith(self.prefix):
             return None
         number, dot, rest = name.removeprefix(self.prefix).partition(".")
@@ -56,6 +56,6 @@ class LayerStack:
 
 
 def _shortest(stack: str, stacks: Sequence[str]) -> str:
-    """Return the last component of the name of a stack that no other stack has."""
+    """Return the first component of a stack's name that no other stack's name has, or else the whole name."""
     others = {part for one in stacks if one != stack for part in one.split(".")}
     return next((part for part in stack.split(".") if part and part not in others), stack.removesuffix("."))

@@ -1,4 +1,4 @@
-"""Models by name: a module, inputs on which it runs, and its symmetry, each computed on first access."""
+"""Models by name: a module, its example inputs, and its symmetry, each computed on first access."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -19,14 +19,14 @@ from regauge.hub.user_code import Values
 
 
 class Model:
-    """A model by name, which is built and traced on first access. `open_model` makes it.
+    """A model opened by name, which is built and traced on first access. `open_model` returns it.
 
     Attributes:
         name: The name of the model.
-        tracing: Settings with which the model is traced.
-        values: Whether the model gets values or is built on the meta device.
+        tracing: The settings of tracing.
+        values: Whether the model is initialized or is built on the meta device.
         retrace: Whether the model is traced again although its symmetry is known.
-        verify: Whether the symmetry is verified; by default, if this takes little time.
+        verify: Whether the symmetry is verified numerically. By default, it is verified if this takes little time.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Model:
 
     @cached_property
     def built(self) -> Built:
-        """The module with its example inputs, or with the described inputs."""
+        """The module with its example inputs, or with inputs of the shapes and dtypes that the caller gave."""
         built = build_model(self.name, self.values) if self._given is None else self._given
         if self._given is None and self.tracing.input_shape:
             device = "meta" if built.is_meta else "cpu"
@@ -57,12 +57,12 @@ class Model:
 
     @property
     def module(self) -> nn.Module:
-        """The module, in evaluation mode. It has no values if it is on the meta device."""
+        """The module, in evaluation mode; uninitialized if it is on the meta device."""
         return self.built.module
 
     @property
     def inputs(self) -> tuple[Any, ...]:
-        """Positional inputs on which the module runs; empty if all inputs are keyword inputs.
+        """Positional inputs that the module accepts; empty if all inputs are keyword inputs.
 
         Raises:
             ValueError: There are neither positional nor keyword inputs.
@@ -72,7 +72,7 @@ class Model:
 
     @property
     def kwargs(self) -> Mapping[str, Any] | None:
-        """Keyword inputs on which the module runs: the inputs of the trace, or else the first accepted ones.
+        """Keyword inputs that the module accepts: the inputs of the trace, or else the first inputs that work.
 
         Raises:
             ValueError: Neither keyword nor positional inputs are known.
@@ -81,33 +81,33 @@ class Model:
         return self._traced_now.kwargs if "_traced_now" in self.__dict__ else self.built.kwargs
 
     def trace(self) -> Traced:
-        """Trace the model once in this process, even if a cached symmetry is known."""
+        """Trace the model in this process, at most once, even if the cache contains its symmetry."""
         return self._traced_now
 
     @property
     def symmetry(self) -> Symmetry:
-        """The symmetry, which is found once; for a folder, the user's cache stores it by the content of config.json."""
+        """The symmetry, found once. For a folder, the user's cache stores it by the content of config.json."""
         return self.traced.symmetry
 
     @property
     def checkpoint(self) -> Checkpoint | None:
-        """The checkpoint that describes the network, if the model was named by one."""
+        """The checkpoint that describes the network, if the model's name is that of a checkpoint."""
         return self.built.checkpoint
 
     @property
     def is_meta(self) -> bool:
-        """Whether the module has no values."""
+        """Whether the module is on the meta device."""
         return self.built.is_meta
 
     @cached_property
     def blank(self) -> nn.Module:
-        """The module, on the meta device unless it is built already."""
+        """The module: as built, or else newly built on the meta device."""
         is_built = "built" in self.__dict__ or self._given is not None
         return self.module if is_built else build_model(self.name, "never").module
 
     @cached_property
     def traced(self) -> Traced:
-        """The result of tracing the model, from the cache if an earlier run stored it."""
+        """The result of tracing the model, or the cached result of an earlier run."""
         if self._given is not None or "_traced_now" in self.__dict__ or folder_of(self.name) is None:
             return self._traced_now  # What a factory makes may change from run to run: nothing is kept.
         settings = [self.values, self.verify]
@@ -118,16 +118,16 @@ class Model:
         return Model(str(folder), self.tracing, values=self.values, retrace=self.retrace, verify=self.verify)
 
     def on(self, inputs: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> "Model":
-        """Return a copy of the model with other inputs for its trace and runs, such as a batch of data."""
+        """Return a copy of the model whose trace and calls use other inputs, such as a batch of data."""
         built = replace(self.built, inputs=inputs, kwargs=kwargs, further=())
         return Model(self.name, self.tracing, values=self.values, verify=self.verify, built=built)
 
     @cached_property
     def _traced_now(self) -> Traced:
-        """The result of tracing in this process.
+        """The result of tracing the model in this process.
 
-        The trace uses the first example inputs that reach all parts of the model or that are embeddings. With
-        embeddings, the outputs of unreached parts are inputs, and the symmetry does not change their axes.
+        The trace uses the first example inputs that reach all submodels or that are embeddings. With embeddings, the
+        outputs of skipped submodels are inputs, and the symmetry does not change their axes.
         """
         self._require_inputs()
         built = self.built
@@ -153,7 +153,7 @@ class Model:
         raise ValueError(str(first)) from first
 
     def _trace_on(self, kwargs: Mapping[str, Any] | None) -> tuple[Symmetry, Mapping[str, Any] | None]:
-        """Return the symmetry on some inputs, with loops over experts made traceable if necessary, and the inputs."""
+        """Return the symmetry for some inputs, with expert loops made traceable if necessary, and the inputs."""
         built, verify = self.built, self.verify and not self.is_meta
 
         def find(kwargs: Mapping[str, Any] | None) -> Symmetry:
@@ -183,7 +183,7 @@ class Model:
             raise first from None
 
     def _unreached(self, found: Symmetry) -> list[str]:
-        """Return parts of a folder's model that its example inputs do not reach; users choose inputs of factories."""
+        """Return submodels that a folder's example inputs skip; for factories, users choose the inputs."""
         if not self.built.further:
             return []
         from regauge.hub.folder_model import unreached_parts
@@ -211,25 +211,27 @@ def open_model(
     verify: bool | None = None,
     retrace: bool = False,
 ) -> Model:
-    """Open a model by name: its module, inputs on which it runs, and its symmetry.
+    """Open a model by name: its module, its example inputs, and its symmetry.
 
-    The model is built and traced on first access only. The symmetry of a folder is stored in the user's cache, and a
-    later process reads it from there instead of tracing the model. Code in a folder is never run, and nothing is
+    The model is built and traced only on first access. The symmetry of a folder's model is stored in the user's cache.
+    A later process reads it from the cache instead of tracing the model. Code in a folder is never run, and nothing is
     downloaded.
 
     Args:
-        name: A folder with config.json in Hugging Face style, or `org/model`, which is read from the cache of the
-            Hugging Face hub on this machine. Or `package.module:factory` or `file.py:factory`: a function that returns
-            a module, (module, example_inputs) or (module, example_inputs, example_kwargs). Or a file of weights whose
-            header describes its network, as `rg.inr.Inr.save` writes them.
-        input_shape: Shapes of positional inputs, for example `["2x3x32x32"]`, instead of the model's example inputs.
+        name: A folder with config.json in Hugging Face style, or `org/model` for a model in the Hugging Face hub's
+            cache on this machine. Or `package.module:factory` or `file.py:factory`: a function that returns a module,
+            (module, example_inputs) or (module, example_inputs, example_kwargs). Or a weight file whose header
+            describes its network, as `rg.inr.Inr.save` writes it.
+        input_shape: Shapes of positional inputs that replace the model's example inputs, for example `["2x3x32x32"]`.
         input_dtype: Dtypes of positional inputs, for example `["int64"]`; float32 by default.
-        outputs: Names of the outputs that must not change; all tensors by default.
-        keep: Frozen parameters that are structure, such as masks, by names or patterns; see `rg.discover`.
-        move: Buffers that are moved like weights although no normalization fills them, by names or patterns.
-        values: "always", "never" (the meta device), or "if small": below 150 million parameters. The values of a
-            folder's model are random, because only `open_networks` opens the checkpoint.
-        verify: Whether the symmetry is verified numerically; by default, if this takes little time.
+        outputs: Names of the outputs that the symmetry must preserve; all tensors by default.
+        keep: Frozen parameters that are structure, such as masks, given by names or patterns; see `rg.discover`.
+        move: Buffers that the symmetry transforms like weights although no normalization fills them, given by names or
+            patterns.
+        values: "always" initializes the model, and "never" builds it on the meta device. "if small" initializes models
+            below 150 million parameters. The weights of a folder's model are random, because only `open_networks` reads
+            the checkpoint.
+        verify: Whether the symmetry is verified numerically. By default, it is verified if this takes little time.
         retrace: Whether the model is traced again although its symmetry is known from an earlier run.
     """
     tracing = Tracing(tuple(input_shape), tuple(input_dtype), tuple(outputs), tuple(keep), tuple(move))

@@ -1,4 +1,4 @@
-"""Checkpoints of one architecture under one set of names, with the symmetry that they share."""
+"""Checkpoints of one architecture under the same tensor names, with the symmetry that they share."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,18 +20,18 @@ from regauge.hub.model import Model, open_model
 from regauge.hub.symmetry_cache import name_once
 
 Named: TypeAlias = tuple[Checkpoint, Mapping[str, Tensor] | None]
-"""A checkpoint under the names of its model, and the tensors that it must have, if they are known."""
+"""A checkpoint under the names of its model, and the tensors that the checkpoint must have, if they are known."""
 
 
 @dataclass(frozen=True)
 class Networks:
-    """Networks of one architecture; made by `open_networks`.
+    """Networks of one architecture, opened by `open_networks`.
 
     Attributes:
-        checkpoints: The networks, each a mapping from the names of the model to tensors.
+        checkpoints: The networks. Each network is a mapping from the names of the model to tensors.
         symmetry: The symmetry of the networks, with every size known.
-        model: The model of the networks; None if only the symmetry was given.
-        notes: Messages about the parts that tracing left out.
+        model: The model of the networks; None if the caller gave only the symmetry.
+        notes: Messages about submodels that tracing left out.
     """
 
     checkpoints: tuple[Checkpoint, ...]
@@ -48,18 +48,18 @@ def open_networks(
     symmetry: Symmetry | None = None,
     streamed: bool = False,
 ) -> Networks:
-    """Open checkpoints of one architecture under the names of their model, and find their symmetry.
+    """Open checkpoints of one architecture under the tensor names of their model, and find the symmetry.
 
     Args:
-        paths: The checkpoints: files, folders, models of the hub in the cache on this machine, or BASE+ADAPTER.
-        model: The model of the checkpoints, or the name of the model. The default is the model of the first checkpoint,
-            if the checkpoint is a folder with config.json or its header describes its network.
+        paths: The checkpoints: files, folders, BASE+ADAPTER, or hub models in the cache on this machine.
+        model: The model of the checkpoints, or its name. By default, the first checkpoint determines the model. This
+            requires a folder with config.json, or a header that describes the network.
         symmetry: The symmetry to use instead of the symmetry of the model.
-        streamed: Whether the tensors stay on the disk until they are read one by one.
+        streamed: Whether tensors stay on the disk and are read one by one.
 
     Raises:
         FileNotFoundError: A checkpoint does not exist.
-        ValueError: The symmetry is unknown, a checkpoint is damaged, or the checkpoints are not networks of this model.
+        ValueError: The symmetry is unknown, a checkpoint is damaged, or a checkpoint is not a network of this model.
     """
     checkpoints = [Checkpoint.open(path) for path in paths]
     if model is None and symmetry is None:
@@ -93,10 +93,10 @@ def open_networks(
 
 
 def read_symmetry(path: str | Path) -> Symmetry:
-    """Read the symmetry that `regauge discover -o` wrote.
+    """Read the symmetry that `regauge discover -o` wrote to a file.
 
     Raises:
-        ValueError: There is no network, or the file does not hold a symmetry.
+        ValueError: The file contains no network, or does not contain a symmetry.
     """
     path = Path(path)
     if not path.is_file():
@@ -112,7 +112,7 @@ def read_symmetry(path: str | Path) -> Symmetry:
 
 
 def open_checkpoints(paths: Sequence[str | Path | Checkpoint], model: Model) -> tuple[Checkpoint, ...]:
-    """Open checkpoints under the names of their model, with their tensors in memory; the model is not traced.
+    """Open checkpoints under the tensor names of their model, with all tensors in memory, without tracing the model.
 
     Raises:
         FileNotFoundError: A checkpoint does not exist.
@@ -124,18 +124,18 @@ def open_checkpoints(paths: Sequence[str | Path | Checkpoint], model: Model) -> 
 
 
 def _unwrap(checkpoint: Checkpoint, state: Params) -> Checkpoint:
-    """Return a checkpoint without prefixes, such as `module.`, that training scripts add to the names of tensors."""
+    """Return a checkpoint without prefixes that training scripts add to tensor names, such as `module.`."""
     return checkpoint if checkpoint.stored.keys() == state.keys() else unwrap(checkpoint, state.keys())
 
 
 def _share(named: Sequence[Named], *, streamed: bool = False) -> Iterator[Checkpoint]:
-    """Return checkpoints with the tensors of their model in its order, or unchanged if tensors stay on the disk."""
+    """Return checkpoints with their model's tensors in the model's order; unchanged if tensors stay on the disk."""
     for view, (_, expected) in zip(share([one for one, _ in named]), named, strict=True):
         yield view if streamed else view.with_params(match(view.params, expected or view.params, view.label))
 
 
 def _name_all(checkpoints: Sequence[Checkpoint], model: Model, state: Params) -> Sequence[Named]:
-    """Return checkpoints under the names of a model, which is built only if needed."""
+    """Return checkpoints under the names of a model. The model is built only if needed."""
     if all(has_names(one.on_meta(), state) for one in checkpoints):
         return [(one, state) for one in checkpoints]
 

@@ -1,4 +1,4 @@
-"""Inputs of language models in folders: the tokens of texts, and the residual streams that the models compute."""
+"""Inputs of language models in folders: the token ids of texts, and the residual streams that the models compute."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,10 +11,10 @@ from regauge.hub.tokenizers import load_tokenizer
 
 
 def open_tokens(folder: str | Path) -> Callable[[str], Tensor]:
-    """Return a function from texts to token ids `[1, token]`, which begin with the id of the beginning token.
+    """Return a function that maps texts to token ids `[1, token]`, which begin with the beginning-of-sequence id.
 
     Raises:
-        ValueError: The folder has no tokenizer. The function raises it if a text has no tokens.
+        ValueError: The folder has no tokenizer. The returned function raises the error if a text has no tokens.
     """
     tokenizer = load_tokenizer(Path(folder), "prompts are read by it: add tokenizer.json")
 
@@ -30,9 +30,9 @@ def open_tokens(folder: str | Path) -> Callable[[str], Tensor]:
 
 
 def open_streams(folder: str | Path) -> Callable[[str], Tensor]:
-    """Return a function from texts to the residual streams before the layers, `[layer, token, width]`, in float32.
+    """Return a function that maps texts to the residual streams before the layers, `[layer, token, width]`, in float32.
 
-    The model runs in the dtype of its files, on one text at a time.
+    The model computes in the dtype of its files, on one text at a time.
     """
     from transformers import AutoModelForCausalLM
 

@@ -1,10 +1,10 @@
-"""The cache of symmetries, from which later runs read the results of tracing a folder's model.
+"""A cache of symmetries. Later runs read from it instead of tracing a folder's model again.
 
-The symmetry depends on the folder's configuration and on the code that builds and traces the model. The user's cache
-therefore stores results by the content of config.json, the installed packages, the source of regauge, and the options.
-Models of factories are traced every time, because their code may have changed. Models whose configuration is not
-complete are also traced every time: such a folder contains code, or its configuration names quantized values or other
-files.
+The symmetry depends on the folder's configuration and on the code that builds and traces the model. Therefore the
+user's cache stores results by the content of config.json, the installed packages, the source of regauge, and the
+options. Models of factories are traced every time, because their code may have changed. Models with an incomplete
+configuration are also traced every time. Such a folder contains code, or its configuration refers to quantized weights
+or other files.
 """
 
 import hashlib
@@ -28,18 +28,18 @@ from regauge.hub.build_model import folder_of
 from regauge.storage.cache import keep, recall
 
 KIND, NAMES = "symmetries", "names"
-"""The kinds of entries of the cache: symmetries, and conversions of files with other names than their model's."""
+"""Kinds of cache entries: symmetries, and name conversions for files whose tensor names differ from the model's."""
 Named: TypeAlias = tuple[Checkpoint, Mapping[str, Tensor]]
-"""A checkpoint under the names of its model, and the tensors that it must have."""
+"""A checkpoint under the names of its model, and the tensors that the checkpoint must have."""
 INERT = ("_name_or_path", "transformers_version")
-"""Settings of a configuration that say where it comes from."""
+"""Settings of a configuration that only describe its origin."""
 INCOMPLETE = ("auto_map", "quantization_config", "configuration_files")
-"""Settings of a configuration that make it depend on more than itself."""
+"""Settings that make a model depend on more than its configuration."""
 
 
 @dataclass(frozen=True)
 class Tracing:
-    """Settings of tracing a model; see `open_model`."""
+    """The settings of tracing a model; see `open_model`."""
 
     input_shape: tuple[str, ...] = ()
     input_dtype: tuple[str, ...] = ()
@@ -67,7 +67,7 @@ class Traced:
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> str:
-        """Return the text form."""
+        """Return the result as JSON text."""
         owners: dict[Any, str] = {}
         rows = [
             [name, list(one.shape), str(one.dtype).removeprefix("torch."), owners.setdefault(memory_of(one), name)]
@@ -77,7 +77,7 @@ class Traced:
 
     @classmethod
     def from_json(cls, text: str) -> "Traced":
-        """Read the text form; tied names share one tensor on the meta device."""
+        """Read a result from its JSON text. Tied names share one tensor on the meta device."""
         document = json.loads(text)
         state: Params = {}
         for name, shape, dtype, owner in document["state"]:
@@ -91,7 +91,7 @@ def trace_once(name: str, tracing: Tracing, settings: Any, trace: Callable[[], T
 
     Args:
         name: The name of the model.
-        tracing: Settings with which it is traced.
+        tracing: The settings of tracing.
         settings: All other settings on which the result depends.
         trace: A function that traces the model.
         retrace: Whether the model is traced even if a result is cached.
@@ -109,14 +109,14 @@ def trace_once(name: str, tracing: Tracing, settings: Any, trace: Callable[[], T
 
 
 def name_once(name: str, checkpoint: Checkpoint, state: Params, find: Callable[[], Named], *, retrace: bool) -> Named:
-    """Bring a checkpoint under the names of a model, by the cached result of an earlier run if there is one.
+    """Return a checkpoint under a model's names, with the help of an earlier run's cached result if there is one.
 
     Args:
         name: The name of the model.
-        checkpoint: The checkpoint.
+        checkpoint: The checkpoint under its original names.
         state: The tensors of the model.
         find: A function that finds the names, and the tensors that the checkpoint must have.
-        retrace: Whether the names are found again even if a result is cached.
+        retrace: Whether the names are determined again even if a result is cached.
     """
     from regauge.checkpoints.names.conversion import Conversion
     from regauge.checkpoints.names.converted import Converted
@@ -137,7 +137,7 @@ def name_once(name: str, checkpoint: Checkpoint, state: Params, find: Callable[[
 
 
 def _origin_of(name: str, tracing: Tracing, settings: Any) -> dict[str, Any] | None:
-    """Return all facts on which the symmetry of a folder's model depends, or None if they are not known."""
+    """Return all facts on which the symmetry of a folder's model depends, or None if some are unknown."""
     folder = folder_of(name)
     if folder is None:
         return None
@@ -162,7 +162,7 @@ def _origin_of(name: str, tracing: Tracing, settings: Any) -> dict[str, Any] | N
 
 
 def _tensors_in(folder: Path) -> str | None:
-    """Return the SHA-256 of the tensor list of the folder's checkpoint, which determines the model's class."""
+    """Return the SHA-256 of the list of a folder's checkpoint tensors, which determines the model's class."""
     try:
         stored = Checkpoint.open(folder).stored
     except (OSError, ValueError):
@@ -171,7 +171,7 @@ def _tensors_in(folder: Path) -> str | None:
 
 
 def _is_released() -> bool:
-    """Return whether the code of transformers is a released version, and not a working copy."""
+    """Return whether the installed transformers is a released version instead of a development copy."""
     try:
         found, spec = distribution("transformers"), find_spec("transformers")
     except PackageNotFoundError:
@@ -186,7 +186,7 @@ def _installed() -> list[str]:
 
 
 def _source() -> str:
-    """Return the SHA-256 of the source of this package."""
+    """Return the SHA-256 of regauge's source."""
     root, content = Path(__file__).parents[1], hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         content.update(f"{path.relative_to(root)}\0".encode())

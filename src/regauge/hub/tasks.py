@@ -1,4 +1,4 @@
-"""Tasks that consist of a model and data, both opened by name, and a loss."""
+"""Tasks, which consist of a loss, and of a model and data that are both opened by name."""
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ from regauge.hub.user_code import users_code
 
 Loss = Literal["cross-entropy", "mse"]
 IGNORED = -100
-"""The class of targets that the cross entropy leaves out."""
+"""The class index of targets that the cross entropy ignores."""
 
 
 def open_task(
@@ -35,15 +35,16 @@ def open_task(
     """Open the task of a model on data.
 
     Args:
-        model: The model, with values.
-        data: The name of batches; see `open_batches`. If the model represents a signal, this may also be a signal.
-        loss: The loss; accuracy is measured next to the cross entropy.
-        batch: Examples in a batch, for data from a file.
-        outputs: The name of the output that is compared with the targets; the first one by default.
-        dtype: Dtype of the parameters, to which floating-point inputs are converted.
+        model: The initialized model.
+        data: The name of the batches; see `open_batches`. If the model represents a signal, the name may also be that
+            of a signal.
+        loss: The loss. If it is the cross entropy, accuracy is also measured.
+        batch: The batch size, for data from a file.
+        outputs: The name of the output that is compared with the targets; the first output by default.
+        dtype: The dtype of the parameters. Floating-point inputs are converted to it.
 
     Raises:
-        ValueError: The data cannot be read, the model fails on them, or the targets do not fit its output.
+        ValueError: The data cannot be read, the model fails on the data, or the targets do not fit the output.
     """
     task: Task | None = None
     if model.checkpoint is not None:
@@ -62,7 +63,7 @@ def make_task(
     dtype: torch.dtype = torch.float32,
     outputs: Sequence[str] = (),
 ) -> Task:
-    """Make the task of a module on batches, and run each batch once so that bad data fail early."""
+    """Make the task of a module on batches. The module is called on each batch once, to detect bad data early."""
     converted = [(convert(inputs, dtype), targets) for inputs, targets in batches]
     task = Task(module, converted, _squared_error if loss == "mse" else _cross_entropy, tuple(outputs) or None)
     blank = {name: t.to(dtype) if t.is_floating_point() else t for name, t in module.state_dict().items()}
@@ -82,7 +83,7 @@ def make_task(
 
 
 def example_task(model: Model, kwargs: Mapping[str, Any], outputs: Sequence[str] = ()) -> Task:
-    """Make a task without targets on the example inputs of a model, with the mean square of the output as the loss."""
+    """Make a task without targets on a model's example inputs. Its loss is the mean square of the output."""
     inputs: Any = dict(kwargs) if kwargs else model.inputs
     if model.inputs and kwargs:
         inputs = inspect.signature(model.module.forward).bind(*model.inputs, **kwargs).arguments
@@ -90,7 +91,7 @@ def example_task(model: Model, kwargs: Mapping[str, Any], outputs: Sequence[str]
 
 
 def convert(inputs: Any, dtype: torch.dtype) -> Any:
-    """Convert the floating-point tensors of inputs to a dtype."""
+    """Convert the floating-point tensors among the inputs to a dtype."""
     return pytree.tree_map_only(Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, inputs)
 
 

@@ -1,7 +1,8 @@
-"""Comparison of the tokens of folders, which must be assigned to the same embedding rows before a merge.
+"""Comparison of the tokenizers of folders, which must assign tokens to the same embedding rows before a merge.
 
-The tokenizer's files assign tokens to rows of an embedding. Folders whose tokens have different rows are not combined
-entry by entry. Messages name all other files that differ, and the folder from which each is copied.
+Tokenizer files assign tokens to embedding rows. If folders assign the same token to different rows, their embeddings
+are not combined entry by entry. Messages list all other files that differ, and the folder from which each file is
+copied.
 """
 
 import json
@@ -16,18 +17,18 @@ from regauge.checkpoints.plain_files import read_json, read_object, require_insi
 from regauge.core.counted import shorten
 
 TOKENIZER = ("tokenizer", "vocab", "merges", "spiece", "sentencepiece", "special_tokens_map", "added_tokens")
-"""Prefixes of the names of files that define the tokens."""
+"""Prefixes of the names of files that define tokens."""
 CONFIG = "config.json"
 OTHER_FILES = "the folders have other tokenizer files: correct it, or make the files equal"
 WITHOUT_TOKENS = ("tokenizer_config.json", "special_tokens_map.json")
-"""Files of a tokenizer that alone do not move tokens to other rows, unless they add some."""
+"""Tokenizer files whose differences do not change the rows of tokens, unless the files add tokens."""
 READ_AS_PATHS = ("vocab", "merges", "init_inputs", "gguf_file")
-"""Settings of a tokenizer whose texts transformers opens as files, wherever they lie."""
+"""Tokenizer settings whose strings transformers opens as file paths, wherever the files are."""
 TEMPLATE = "chat_template.jinja"
 NUMBERED = ("_token_id", "_token_ids", "_token_index", "suppress_tokens", "_words_ids", "forced_decoder_ids", "_to_id")
-"""Endings of settings that name tokens by number: one, a list, lists of them, or numbers by names."""
+"""Suffixes of settings with token ids: one id, a list, nested lists, or a dictionary of ids."""
 HISTORY = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures")
-"""Settings of a model that do not change what its weights compute, or are seen in the weights."""
+"""Settings of a model that do not affect its computation, or whose effect is visible in the weights."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Difference:
     Attributes:
         first: The tokens that only the first folder has.
         second: The tokens that only the second folder has.
-        moved: Tokens that both folders have at different rows, with both rows.
+        moved: Tokens to which the folders assign different rows, with both rows.
     """
 
     first: tuple[str, ...]
@@ -49,12 +50,12 @@ class Difference:
 
     @property
     def is_order(self) -> bool:
-        """Whether both folders have the same tokens at different rows."""
+        """Whether both folders have the same tokens in different rows."""
         return not (self.first or self.second)
 
     @classmethod
     def of(cls, first: Mapping[str, int], second: Mapping[str, int]) -> "Difference":
-        """Compare two vocabularies, from tokens to rows."""
+        """Compare two vocabularies, which map tokens to rows."""
         both = [token for token in first if token in second]
         return cls(
             tuple(token for token in first if token not in second),
@@ -63,7 +64,7 @@ class Difference:
         )
 
     def explain(self, first: str, second: str) -> str:
-        """Return the difference as a clause."""
+        """Return a clause that describes the difference."""
         parts = []
         for label, tokens in ((first, self.first), (second, self.second)):
             if tokens:
@@ -76,7 +77,7 @@ class Difference:
 
 
 def read_vocabulary(folder: Path) -> dict[str, int]:
-    """Return every token of a folder's tokenizer with its row, in the order of the rows.
+    """Return every token of a folder's tokenizer with its row, in the order of rows.
 
     Raises:
         ValueError: The tokenizer cannot be read.
@@ -86,14 +87,14 @@ def read_vocabulary(folder: Path) -> dict[str, int]:
 
 
 def load_tokenizer(folder: Path, need: str = OTHER_FILES) -> Any:
-    """Return the tokenizer of a folder, as transformers reads it; code in the folder is never run.
+    """Return the tokenizer of a folder, loaded by transformers. Code in the folder is never run.
 
     Args:
         folder: The folder.
-        need: The reason why the tokenizer is needed, and the remedy, for the error.
+        need: Text for the error: the reason why the tokenizer is needed, and advice.
 
     Raises:
-        ValueError: The tokenizer cannot be read, or would be read from files outside of the folder.
+        ValueError: The tokenizer cannot be read, or refers to files outside of the folder.
     """
     _require_own_files(folder)
     try:
@@ -109,9 +110,9 @@ def load_tokenizer(folder: Path, need: str = OTHER_FILES) -> Any:
 
 
 def _require_own_files(folder: Path) -> None:
-    """Raise a ValueError if a tokenizer is, or names, a file outside its folder.
+    """Raise a ValueError if a tokenizer file is outside of its folder, or refers to a file outside of it.
 
-    The lines of such a file would become tokens of a result.
+    Otherwise, the lines of such a file would become tokens of an output.
     """
     for path in _describing(folder).values():
         require_inside(path)
@@ -126,10 +127,10 @@ def _require_own_files(folder: Path) -> None:
 
 
 def compare_tokens(checkpoints: Sequence[Checkpoint]) -> dict[str, Difference]:
-    """Return the differences from the first folder's tokens, by the label of each folder that differs.
+    """Compare each folder's tokens with the first folder's. Return the differences by folder label.
 
     Args:
-        checkpoints: Checkpoints, in folders or not. Checkpoints outside of folders have no tokens to compare.
+        checkpoints: Checkpoints, in folders or single files. Single files have no tokens to compare.
 
     Raises:
         ValueError: A tokenizer cannot be read.
@@ -149,12 +150,13 @@ def compare_tokens(checkpoints: Sequence[Checkpoint]) -> dict[str, Difference]:
 
 
 def note_files(checkpoints: Sequence[Checkpoint], source: int, *, united: Collection[str] = ()) -> list[str]:
-    """Return messages about files and settings next to the weights that differ from those of the first folder.
+    """Return messages about differences from the first folder in files and settings next to the weights.
 
     Args:
-        checkpoints: Checkpoints, in folders or not.
-        source: The index of the checkpoint whose files the output takes over.
-        united: The labels of the checkpoints whose tokens are united, for which messages do not name token files.
+        checkpoints: Checkpoints, in folders or single files.
+        source: The index of the checkpoint whose files are copied to the output.
+        united: The labels of checkpoints whose vocabularies are unified. Messages about them do not list tokenizer
+            files.
     """
     (first, folder), *others = list(_folders(checkpoints).items()) or [("", Path())]
     notes = []
@@ -174,13 +176,13 @@ def _folders(checkpoints: Sequence[Checkpoint]) -> dict[str, Path]:
 
 
 def different_files(first: Path, second: Path) -> list[str]:
-    """Return the names of files next to the weights whose content differs, or that only one folder has."""
+    """Return the names of files next to the weights that differ in content or that only one folder has."""
     mine, theirs = _describing(first), _describing(second)
     return [name for name in sorted({*mine, *theirs}) if not _is_same(mine.get(name), theirs.get(name))]
 
 
 def _different_settings(first: Path, second: Path, is_united: bool) -> list[str]:
-    """Return the settings that differ between two models as one text, without token settings if tokens are united."""
+    """Return a text that lists the settings in which two models differ, without token settings if `is_united`."""
     if not ((first / CONFIG).is_file() and (second / CONFIG).is_file()):
         return []
     try:
@@ -193,7 +195,7 @@ def _different_settings(first: Path, second: Path, is_united: bool) -> list[str]
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Return whether a folder has files that define its tokens."""
+    """Return whether a folder has files that define tokens."""
     return any(is_tokenizer(name) and name not in WITHOUT_TOKENS for name in _describing(folder))
 
 
@@ -208,7 +210,7 @@ def holds_tokens(key: str) -> bool:
 
 
 def tokenizer_files(folder: Path) -> tuple[Path, ...]:
-    """Return the files of a folder that define its tokens."""
+    """Return the files of a folder that define tokens."""
     return tuple(path for name, path in sorted(_describing(folder).items()) if is_tokenizer(name))
 
 
@@ -222,7 +224,7 @@ def _describing(folder: Path) -> dict[str, Path]:
 
 
 def _is_same(first: Path | None, second: Path | None) -> bool:
-    """Return whether two files have the same content; JSON files are compared by their values."""
+    """Return whether two files have the same content. JSON files are compared by their parsed values."""
     if first is None or second is None:
         return False
     one, two = first.read_bytes(), second.read_bytes()

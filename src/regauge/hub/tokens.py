@@ -1,8 +1,8 @@
-"""Conversion of networks to one vocabulary: the rows of embeddings and heads get the order of the result.
+"""Conversion of networks to one vocabulary: the rows of embeddings and heads are permuted to the result's order.
 
-If a network lacks a token, it gets the base's row of the token. If the base also lacks the token, the network gets the
-mean row of the networks that have it. These rows are copied after all networks are aligned, because before the
-alignment they have other coordinates.
+If a network lacks a token, the row is copied from the base. If the base also lacks the token, the row is the mean over
+the networks that have the token. Rows are copied after all networks are aligned, because before the alignment the
+networks have different coordinates.
 
 References:
     Goddard et al. (2024), mergekit: the documentation of `tokenizer` says which network gives missing tokens.
@@ -23,13 +23,13 @@ from regauge.checkpoints.names.converted import Converted
 
 @dataclass(frozen=True)
 class TokenSource:
-    """The source of a token's embedding: a token of a model, or zeros.
+    """The source of a token's embedding: a token of a model, or a zero vector.
 
     Attributes:
         model: The folder of a model; None for a zero embedding.
-        token: The token of that model, if the token has another name in that model.
-        number: The id of the token in that model, instead of the token's name.
-        is_forced: Whether models that have the token also get this embedding.
+        token: The name of the token in that model, if it differs.
+        number: The id of the token in that model, as an alternative to the name.
+        is_forced: Whether this embedding also replaces the embeddings of models that have the token.
     """
 
     model: Path | None
@@ -43,10 +43,11 @@ class Vocabulary:
     """The tokens of the result.
 
     Attributes:
-        source: The union of all tokens, the tokens of the base (or the first model), or the tokens of a model's folder.
-            With "shared", they are the tokens that all networks have, by which networks are compared.
-        tokens: Tokens with specified embeddings. New tokens are added.
-        multiple: A number; the number of embeddings is rounded up to a multiple of it.
+        source: The set of tokens. It is the union of all tokens, the tokens of the base (or the first model), or the
+            tokens of a model's folder. The value "shared" selects the tokens that all networks have, which makes the
+            networks comparable.
+        tokens: Tokens with specified embeddings. Tokens that are new are added.
+        multiple: A number. The number of embeddings is rounded up to a multiple of this number.
     """
 
     source: Literal["union", "base", "shared"] | Path
@@ -56,15 +57,15 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class TokenPlan:
-    """The sources of the rows of token tensors, for networks brought under one vocabulary.
+    """A plan for converting networks to one vocabulary: the sources of the rows of all tensors with a token axis.
 
     Attributes:
-        axes: The axis of tokens of each tensor that has such an axis.
-        own: For each network, the index in its tensors of each row of the result; -1 for rows that the network lacks.
-        taken: Rows that a network takes from other networks, `[network, row]`.
-        shares: The share of each network in a row that is taken, `[network, row]`.
-        given: By the index of each row that copies a row of one network: this network and its row.
-        blank: Rows without a token, which are the mean of the other rows.
+        axes: The token axis of each tensor that has one.
+        own: For each network and each row of the result, the row index in the network's tensors; -1 for missing rows.
+        taken: The rows that a network copies from other networks, `[network, row]`.
+        shares: The weight of each network in a copied row, `[network, row]`.
+        given: For each row that is copied from a single network, the network and the row in that network.
+        blank: Rows without a token. Each is set to the mean of the other rows.
     """
 
     axes: Mapping[str, int]
@@ -81,7 +82,7 @@ class TokenPlan:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all networks have all tokens of the result. Then no rows are taken from other networks."""
+        """Whether all networks have all tokens of the result. If so, no rows are copied between networks."""
         return not bool(self.taken.any() or self.blank.any())
 
     @classmethod
@@ -96,21 +97,21 @@ class TokenPlan:
         multiple: int = 1,
         kept: int | None = None,
     ) -> "TokenPlan":
-        """Plan the rows of a vocabulary.
+        """Plan the rows of a vocabulary for all networks.
 
         Args:
-            vocabulary: The row of every token of the result.
-            networks: The row of every token of each network that has a row for it.
-            axes: The axis of tokens of each tensor that has such an axis.
-            base: The index of the base, if there is one.
-            tokens: Tokens with specified rows: the index of the network that gives the row (None for zeros), and the
-                source.
-            multiple: A number; the number of rows is rounded up to a multiple of it.
-            kept: The number of rows of all networks, if all of them have the same tokens. Rows without a token are then
-                kept in their order.
+            vocabulary: The tokens of the result, each with its row.
+            networks: For each network, the row of every token that has one.
+            axes: The token axis of each tensor that has one.
+            base: The index of the base; None without a base.
+            tokens: Tokens with specified rows. Each has the index of the network that provides the row (None for
+                zeros), and the source.
+            multiple: A number. The number of rows is rounded up to a multiple of this number.
+            kept: The number of rows of all networks, if all networks have the same tokens. Rows without a token then
+                keep their order.
 
         Raises:
-            ValueError: A network lacks a token whose row it must give.
+            ValueError: A network lacks a token whose row it must provide.
         """
         size = -(-(max(vocabulary.values(), default=-1) + 1) // multiple) * multiple if kept is None else kept
         own = [torch.full((size,), -1) for _ in networks]
@@ -145,7 +146,7 @@ class TokenPlan:
 
 
 class Retokenized(Checkpoint):
-    """A checkpoint under another vocabulary, in which the rows of missing tokens are zero.
+    """A checkpoint converted to another vocabulary. The rows of missing tokens are zero.
 
     Attributes:
         source: The checkpoint under its original vocabulary.
@@ -165,7 +166,7 @@ class Retokenized(Checkpoint):
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """All files from which the checkpoint is read, including those of the vocabularies."""
+        """All files from which the checkpoint is read, including the files of both vocabularies."""
         return (*self.source.files, *self._vocabulary)
 
     @property
@@ -183,7 +184,7 @@ class Retokenized(Checkpoint):
         return super().dtype_of(name) if self._params is not None else self.source.dtype_of(name)
 
     def read(self, name: str, *, rows: tuple[int, int] | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """Return a copy of one tensor, or of a range of its first axis, with the rows of the other vocabulary."""
+        """Return a copy of one tensor, or of a range of its first axis, with the rows of the new vocabulary."""
         if self._params is not None:
             return super().read(name, rows=rows, dtype=dtype)
         axis, dtype = self._axes.get(name), dtype or self.dtype_of(name)
@@ -207,7 +208,7 @@ class Retokenized(Checkpoint):
 
 
 def as_tokenized(checkpoint: Checkpoint) -> Checkpoint:
-    """Return a checkpoint under its original vocabulary and its current names."""
+    """Return a checkpoint with its original vocabulary and its current tensor names."""
     if isinstance(checkpoint, Retokenized):
         return checkpoint.source
     if isinstance(checkpoint, Converted):
@@ -216,7 +217,7 @@ def as_tokenized(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def _runs(rows: Tensor, most: int) -> Iterator[tuple[int, int, Tensor]]:
-    """Return ranges of rows of a file with their target rows, in the order of the file, without rows of -1."""
+    """Yield ranges of rows in a file with their target rows, in file order, without rows marked -1."""
     places = (rows >= 0).nonzero().flatten()
     there, order = rows[places].sort(stable=True)
     starts = [0, *((there.diff() != 1).nonzero().flatten() + 1).tolist(), len(there)]
@@ -227,6 +228,6 @@ def _runs(rows: Tensor, most: int) -> Iterator[tuple[int, int, Tensor]]:
 
 
 def _select(values: Tensor, axis: int, rows: Tensor) -> Tensor:
-    """Return the rows along an axis, zero for -1."""
+    """Return the selected rows along an axis; a row is zero if its index is -1."""
     result = values.index_select(axis, rows.clamp(min=0))
     return result.index_fill_(axis, (rows < 0).nonzero().flatten(), 0)

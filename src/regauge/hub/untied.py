@@ -1,4 +1,4 @@
-"""Folders in which each tied parameter gets separate tensors, such as a head tied to an embedding."""
+"""Folders in which tied parameters are stored as separate tensors, such as a head tied to an embedding."""
 
 import json
 import shutil
@@ -22,18 +22,18 @@ CONFIG, TIED = "config.json", "tie_word_embeddings"
 
 @contextmanager
 def untie(name: str | None, *checkpoints: Checkpoint) -> Iterator[tuple[Any, ...]]:
-    """Untie the model of a folder, for as long as the context lasts.
+    """Untie the tied parameters in a folder's model, until the context ends.
 
     Args:
-        name: The folder; if it is None, the folder of the first checkpoint.
-        checkpoints: Checkpoints of the folder, and others of the same architecture.
+        name: The folder. If None, the folder of the first checkpoint.
+        checkpoints: Checkpoints of the folder, and other checkpoints of the same architecture.
 
     Yields:
-        A temporary folder with the configuration of the model without ties, and each checkpoint with a second copy of
-        the tied tensors and with such a configuration.
+        A temporary folder with the configuration of the untied model, and each checkpoint with a second copy of the
+        tied tensors and with this configuration.
 
     Raises:
-        ValueError: This is not a folder with config.json, no tensor in it is tied, or its tensors cannot be untied.
+        ValueError: The path is not a folder with config.json, the model has no tied tensors, or they cannot be untied.
     """
     name = name_model(checkpoints[0]) if name is None else name
     folder = Path(name or "")
@@ -63,10 +63,10 @@ def untie(name: str | None, *checkpoints: Checkpoint) -> Iterator[tuple[Any, ...
 
 
 def untie_job(job: FileJob | None) -> FileJob:
-    """Return a job whose folders have a separate tensor under each name of a tied tensor, and an untied config.json.
+    """Return a job whose folders store a separate tensor for each name of a tied tensor, with an untied config.json.
 
     Raises:
-        ValueError: The networks are in memory, the output is a file, or `untie` refuses a folder.
+        ValueError: The networks are in memory, the output is a file, or `untie` raises an error for a folder.
     """
     if job is None:
         raise ValueError(
@@ -80,7 +80,7 @@ def untie_job(job: FileJob | None) -> FileJob:
 
 
 def _untied_configuration(folder: Path) -> bytes:
-    """Return the config.json of a folder without ties."""
+    """Return the config.json of a folder, changed to a model without ties."""
     return (json.dumps(_without_ties(read_object(folder / CONFIG)), indent=2) + "\n").encode()
 
 
@@ -98,7 +98,7 @@ def _without_ties(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_copies(checkpoint: Checkpoint, tied: list[tuple[str, ...]]) -> Checkpoint:
-    """Return a checkpoint that has a tensor under each name of a tied tensor that was stored once."""
+    """Return a checkpoint with a tensor under each name of every tied tensor that was stored once."""
     stored = dict(checkpoint.stored)
     for names in tied:
         known = next((name for name in names if name in stored), None)

@@ -1,4 +1,4 @@
-"""User code: factories by name, whose exceptions become errors of one sentence."""
+"""User code: factories by name. Exceptions in user code are converted to errors of one sentence."""
 
 import importlib
 import importlib.util
@@ -14,12 +14,12 @@ from regauge.core.counted import shorten
 from regauge.names import did_you_mean
 
 Values = Literal["never", "if small", "always"]
-"""Whether a model gets values or is built on the meta device: tracing needs none, running needs them all."""
+"""Whether a model is initialized or is built on the meta device. Tracing needs no weights; evaluation needs all."""
 
 
 @contextmanager
 def users_code(failure: str) -> Iterator[None]:
-    """Convert every exception of the code in this context to a ValueError with one sentence.
+    """Convert every exception raised in this context to a ValueError with a one-sentence message.
 
     Args:
         failure: The beginning of the sentence, such as "the model fails on the data".
@@ -37,11 +37,11 @@ def call_factory(text: str, what: str, context: AbstractContextManager[Any] | No
 
     Args:
         text: The name of the factory.
-        what: The role of the factory in error messages: MODEL or DATA.
-        context: A context that is entered during the call.
+        what: The role of the factory in error messages, MODEL or DATA.
+        context: A context manager that is active during the call.
 
     Raises:
-        ValueError: There is no such factory, or the factory fails.
+        ValueError: The factory does not exist or raises an exception.
     """
     if is_address(text):
         raise ValueError(f"{what} {text!r} is an address, and regauge fetches nothing: download it, and name the file")

@@ -28,20 +28,19 @@ from regauge.hub.tokens import Retokenized, TokenPlan, Vocabulary
 
 LOG = logging.getLogger("regauge.hub")
 UNION = "`tokenizer=union`"
-"""The argument that brings vocabularies together."""
+"""The argument that unifies vocabularies, for messages."""
 PADDING = 1 << 16
-"""Rows without a token, for which no network has one, at most."""
+"""The largest number of rows for which no network has a token."""
 
 
 @dataclass(frozen=True)
 class United:
-    """Networks under one vocabulary.
+    """Networks that were converted to one vocabulary.
 
     Attributes:
         networks: The checkpoints.
-        plan: The sources of the rows; None if none of the networks is changed.
-        files: Files that replace those of the network whose files the output takes over; None for files that are
-            dropped.
+        plan: The sources of the rows; None if no network is changed.
+        files: New contents of files of the network whose files are copied to the output; None for dropped files.
         note: A message about the changes.
     """
 
@@ -67,19 +66,19 @@ def bring_together(
     remedy: str = "",
     is_shared: bool = False,
 ) -> United:
-    """Bring networks under the requested vocabulary, or under the first network's if only the order differs.
+    """Convert networks to the requested vocabulary, or to the first network's if only the token order differs.
 
-    Other files and settings that differ are logged.
+    Differences in other files and settings are logged.
 
     Args:
-        checkpoints: Networks in folders or files. Only folders define tokens.
-        source: The index of the checkpoint whose files the output takes over.
-        tokenizer: "union" (all tokens), "base" (the tokens of the first network), or one of the folders.
-        remedy: Advice on different tokens, for the error.
-        is_shared: Whether tokens that some networks lack are dropped. Otherwise such tokens are an error.
+        checkpoints: Networks in folders or files. Only folders have tokenizers.
+        source: The index of the checkpoint whose files are copied to the output.
+        tokenizer: "union" (all tokens), "base" (the tokens of the first network), or the path of one of the folders.
+        remedy: Advice for the error about different tokens.
+        is_shared: Whether tokens that some networks lack are dropped. Otherwise, such tokens cause an error.
 
     Raises:
-        ValueError: Tokens differ and no vocabulary was chosen, a network has no tokenizer, or its embeddings have other
+        ValueError: Tokens differ and no vocabulary was chosen. A network has no tokenizer, or its embeddings have other
             names than in its model.
     """
     first, networks = checkpoints[0].label, tuple(checkpoints)
@@ -116,7 +115,7 @@ def bring_together(
 
 @contextmanager
 def model_with(model: str | None, united: United) -> Iterator[str | None]:
-    """Yield the name of a model, or a folder with the new configuration if no name is given and the tokens changed."""
+    """Yield the model's name, or a folder with the new configuration if no name is given and tokens changed."""
     content = united.files.get(CONFIG)
     if model is not None or content is None:
         yield model
@@ -127,10 +126,10 @@ def model_with(model: str | None, united: United) -> Iterator[str | None]:
 
 
 def read_choice(text: str, folders: Sequence[Path]) -> Any:
-    """Read the source of a vocabulary: "union", "base", or one of the folders.
+    """Read the choice of a vocabulary: "union", "base", or one of the folders.
 
     Raises:
-        ValueError: The choice is not one of these, or a network is not a folder.
+        ValueError: The choice is invalid, or a network is not a folder.
     """
     files = [str(folder) for folder in folders if not Path(str(folder).partition("+")[0]).is_dir()]
     if files:
@@ -145,14 +144,15 @@ def read_choice(text: str, folders: Sequence[Path]) -> Any:
 def unite(
     networks: Sequence[Checkpoint], wanted: Vocabulary, config: Configuration, *, base: int | None, source: int = 0
 ) -> United | None:
-    """Bring networks under the requested vocabulary; return None if they have it already.
+    """Convert networks to the requested vocabulary; return None if they already have this vocabulary.
 
     Args:
-        networks: The networks; paths in `wanted` are their labels.
+        networks: The networks. Paths in `wanted` are the labels of networks.
         wanted: The requested vocabulary.
-        config: The configuration of the checkpoint whose files the output takes over. Its number of tokens is set.
-        base: The index of the base, if there is one.
-        source: The index of the checkpoint whose files the output takes over.
+        config: The configuration of the checkpoint whose files are copied to the output. The function sets its number
+            of tokens.
+        base: The index of the base; None without a base.
+        source: The index of the checkpoint whose files are copied to the output.
 
     Raises:
         ValueError: A network has no tokenizer, or its embeddings have other names than in its model.
@@ -228,7 +228,7 @@ def unite(
 
 
 def choose_template(wanted: str, folders: Sequence[Path]) -> str | None:
-    """Return the requested chat template, or for "auto" the most common template of some folders."""
+    """Return the requested chat template. For "auto", return the most common template of the folders."""
     if wanted != "auto":
         return wanted
     found = [template for folder in folders if (template := _template(folder))]
@@ -236,7 +236,7 @@ def choose_template(wanted: str, folders: Sequence[Path]) -> str | None:
 
 
 def template_files(template: str, files: Mapping[str, bytes | None], folder: Path) -> dict[str, bytes | None]:
-    """Return the files of a chat template, for a folder that takes over another folder's files except `files`."""
+    """Return the files of a chat template, for a folder that copies another folder's files except `files`."""
     result: dict[str, bytes | None] = {TEMPLATE: template.encode(), "chat_template.json": None}
     name = "tokenizer_config.json"
     content = files.get(name) if name in files else read_inside(folder / name) if (folder / name).is_file() else None
@@ -277,7 +277,7 @@ def _is_one_to_one(vocabulary: Mapping[str, int]) -> bool:
 
 
 def _added(tokenizer: Any, others: Sequence[Any], known: Sequence[Mapping[str, int]]) -> list[Any]:
-    """Return tokens added for a union: those of the other networks in order, special tokens with their settings."""
+    """Return the tokens that a union adds, in the order of the networks. Special tokens keep their settings."""
     have = set(tokenizer.get_vocab())
     plain: dict[str, Any] = {}
     special: dict[str, Any] = {}
@@ -291,7 +291,7 @@ def _added(tokenizer: Any, others: Sequence[Any], known: Sequence[Mapping[str, i
 
 
 def _files(tokenizer: Any, first: Path, source: Path, *, is_new: bool) -> dict[str, bytes | None]:
-    """Return the files of a tokenizer, and None for the first network's files that this tokenizer lacks."""
+    """Return the files of a tokenizer. Files that only the first network has map to None."""
     if not is_new and source == first:
         return {}
     with TemporaryDirectory() as name:

@@ -1,4 +1,4 @@
-"""Models of checkpoints whose header describes an INR, and signals as data to evaluate these models."""
+"""Models of checkpoints whose header describes an INR, and signals as data for evaluating these models."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +17,7 @@ from regauge.inr.representation import Inr, load_inr, read_inr
 
 
 def build(checkpoint: Checkpoint, *, with_values: bool) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """Return the module of an INR, with the values of the checkpoint if requested, and example inputs."""
+    """Return the module of an INR and example inputs. If `with_values`, the module has the checkpoint's parameters."""
     params, inr = load_inr(checkpoint) if with_values else (None, read_inr(checkpoint))
     dtype = next(iter(checkpoint.stored.values())).dtype
     module = inr.module(params).to(dtype)
@@ -26,10 +26,10 @@ def build(checkpoint: Checkpoint, *, with_values: bool) -> tuple[nn.Module, tupl
 
 
 def find_task(model: Built, text: str, *, loss: str, dtype: torch.dtype) -> Task | None:
-    """Return an INR on the signal that `text` names: 10,000 points of a shape, all cells of a grid, or all pixels.
+    """Return a task for an INR on a named signal: 10,000 points of a shape, all cells of a grid, or all pixels.
 
-    The sampled points do not depend on anything else so that losses of different commands can be compared. If `text`
-    names no signal, there is no task.
+    The sampled points are fixed, which makes losses of different commands comparable. If `text` names no signal, the
+    result is None.
     """
     if not _is_signal(text):
         return None
@@ -42,7 +42,7 @@ def find_task(model: Built, text: str, *, loss: str, dtype: torch.dtype) -> Task
 
 
 def _is_signal(text: str) -> bool:
-    """Return whether DATA names a signal, rather than a factory or a file with the arrays inputs and targets."""
+    """Return whether DATA names a signal instead of a factory or a file with the arrays inputs and targets."""
     if not is_signal(text) or not text.endswith(".npz") or not Path(text).is_file():
         return is_signal(text)
     try:

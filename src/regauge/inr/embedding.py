@@ -1,4 +1,4 @@
-"""Embeddings of a population of INRs, trained such that a decoder can reconstruct the signal from the code."""
+"""Embeddings of a population of INRs. A decoder is trained to reconstruct the signal from the code."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,12 +20,12 @@ from regauge.training.descent import OnStep, training_mode
 from regauge.weightspace.row_encoder import RowEncoder, weight_rows
 
 ENCODED_AT_ONCE = 16
-"""Networks that are encoded at once."""
+"""The number of networks that are encoded at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingConfig(DescentConfig):
-    """Settings of the training of an embedding: AdamW with a one-cycle learning rate, in epochs over the networks.
+    """Settings for training an embedding: AdamW with a one-cycle learning rate, in epochs over the networks.
 
     A batch consists of at least two networks, because batch normalization needs rows of several networks. The defaults
     are from De Luigi et al., for thousands of networks of width 512.
@@ -55,10 +55,10 @@ class EmbeddingConfig(DescentConfig):
 
 
 class CodeDecoder(nn.Module):
-    """The decoder `f(code, x)`: a ReLU MLP that reads the code together with sines and cosines of the point.
+    """The decoder `f(code, x)`, a ReLU MLP on the code and on sines and cosines of the point.
 
-    The point is encoded as (x, sin(2^k x), cos(2^k x)) for k below `octaves`. A second input layer feeds the input
-    again into the middle of the MLP.
+    The point is encoded as (x, sin(2^k x), cos(2^k x)) for k below `octaves`. A second input layer adds the input again
+    in the middle of the MLP.
 
     References:
         De Luigi et al. (2023), section 3 and appendix: 2,165,249 parameters for points in space.
@@ -75,8 +75,7 @@ class CodeDecoder(nn.Module):
         self.last = nn.Linear(width, outputs)
 
     def forward(self, codes: Tensor, points: Tensor) -> Tensor:
-        """Decode codes `[networks, code]` at points `[networks, points, coordinates]` to `[networks, points,
-        outputs]`."""
+        """Decode codes `[networks, code]` at `[networks, points, coordinates]` to `[networks, points, outputs]`."""
         angles = points.unsqueeze(-1) * 2.0 ** torch.arange(self.octaves, dtype=points.dtype, device=points.device)
         places = torch.cat([points, angles.sin().flatten(-2), angles.cos().flatten(-2)], -1)
         inputs = torch.cat([codes.unsqueeze(1).expand(-1, points.shape[1], -1), places], -1)
@@ -92,7 +91,7 @@ class CodeDecoder(nn.Module):
 
 @dataclass(frozen=True)
 class Embedding:
-    """A trained encoder and decoder of INRs."""
+    """A trained encoder and decoder for INRs."""
 
     inr: Inr  # architecture of the networks
     encoder: RowEncoder
@@ -103,7 +102,7 @@ class Embedding:
         """Return the codes `[networks, code]` of a population, or `[code]` of one network.
 
         Raises:
-            ValueError: The networks have other sizes than the training population.
+            ValueError: The sizes of the networks differ from those of the training population.
         """
         rows = weight_rows(params, "hidden")
         if rows.shape[-1] != self.encoder.columns:
@@ -124,7 +123,7 @@ class Embedding:
         return float((self.codes(params_a) - self.codes(params_b)).double().norm())
 
     def decode(self, code: Tensor, points: Tensor) -> Tensor:
-        """Decode a code at points `[n, in]` to outputs `[n, out]` like those of the networks."""
+        """Decode a code at points `[n, in]` to outputs `[n, out]`, which approximate the network's outputs."""
         with torch.no_grad():
             return self.decoder(code.unsqueeze(0), points.to(code).unsqueeze(0)).squeeze(0)  # type: ignore[no-any-return]
 
@@ -140,20 +139,21 @@ def train_embedding(
     progress: Progress = no_progress,
     on_step: OnStep | None = None,
 ) -> Embedding:
-    """Train an encoder and a decoder on fitted networks; from the code, the decoder must reproduce a network's outputs.
+    """Train an encoder and a decoder on fitted networks. The decoder must reproduce a network's outputs from its code.
 
-    The encoder reads only the layers between hidden layers. It is not invariant under permutations, because all
-    networks of the paper have the same initialization.
+    The encoder reads only the layers between hidden layers. It is not invariant under permutations. This suffices
+    because all networks of the paper have the same initialization.
 
     Args:
         params: The networks, `[networks, ...]`.
-        samples: Samples of the signal of each network, the same number for all networks.
-        generator: Random generator of the initialization, of the order of networks and of the samples of a step; by
-            default one with seed 0.
-        on_step: Called after each step with its number, loss and rate, as a `regauge.training.State`.
+        samples: Samples of each network's signal, with the same number for all networks.
+        generator: The random generator for the initialization, the order of networks and the samples of a step.
+            Default: a generator with seed 0.
+        on_step: A function that is called after each step with the step number, loss and rate, as a
+            `regauge.training.State`.
 
     Raises:
-        ValueError: Networks and samples do not fit, or a network contains NaN or Inf.
+        ValueError: The numbers of networks and samples differ, or a network contains NaN or Inf.
 
     References:
         De Luigi et al. (2023), section 3; paper 003, section 3.3.

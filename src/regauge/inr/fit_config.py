@@ -1,4 +1,4 @@
-"""Settings of the fit of a network to a signal. This module does not import torch so that options load fast."""
+"""Settings for fitting a network to a signal. This module does not import torch, which makes options load fast."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, get_args
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 LossName = Literal["bce", "mse", "focal"]
 Represented = Literal["unsigned", "signed", "occupancy"]
-"""Signal of a shape that a network represents."""
+"""The signal of a shape that a network represents."""
 RATE = 1e-4
-"""Learning rate by default."""
+"""The default learning rate."""
 
 
 @dataclass(frozen=True, kw_only=True)

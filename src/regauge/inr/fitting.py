@@ -1,4 +1,4 @@
-"""Fit an INR to a signal, or one INR to each of many signals."""
+"""Fitting of one INR to a signal, or of one INR to each of many signals."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,17 +27,18 @@ from regauge.training.threads import one_thread
 from regauge.zoo import Examples, PopulationConfig, train
 
 BLOCK_VALUES = 1 << 19
-"""Values of one layer in a block: 2 MB."""
+"""The number of entries of one layer's activations in a block: 2 MB."""
 LEAST = 64
-"""Rows of a block at least."""
+"""The smallest number of rows in a block."""
 
 
 @dataclass(frozen=True)
 class Focal:
-    """The focal loss: cross entropy with less weight on correct answers, `-w (1 - p)^gamma log p`, p of the true class.
+    """The focal loss: cross entropy with less weight on correct predictions, `-w (1 - p)^gamma log p`.
 
-    The weight w is alpha where the label is one and 1 - alpha where it is zero; labels are zero or one. With gamma = 0
-    and alpha = 1/2 it is half the cross entropy; a larger gamma discounts right answers more.
+    Here p is the probability of the true class. The weight w is alpha if the label is one and 1 - alpha if it is zero;
+    labels are zero or one. If gamma = 0 and alpha = 1/2, the loss is half the cross entropy. A larger gamma reduces the
+    weight of correct predictions.
 
     References:
         Lin et al. (2017), equation 5; De Luigi et al. (2023), whose program gives empty cells the weight 0.1.
@@ -58,7 +59,7 @@ class Focal:
 
 
 def bce(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Return the cross entropy of labels in [0, 1] and logits, at every point."""
+    """Return the cross entropy between labels in [0, 1] and logits, at every point."""
     return binary_cross_entropy_with_logits(outputs, labels, reduction="none")
 
 
@@ -68,13 +69,13 @@ def mse(outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 LOSSES: dict[LossName, Callable[[Tensor, Tensor], Tensor]] = {"bce": bce, "mse": mse, "focal": Focal()}
-"""Losses of outputs and labels `[n, out]`, entry by entry."""
+"""Entrywise losses of outputs and labels `[n, out]`."""
 OWN_LOSSES: dict[str, LossName] = {"image": "mse", "occupancy": "focal"}
-"""Losses of signals by default; of all distances it is "bce"."""
+"""The default loss for each signal; for all distances, the default is "bce"."""
 
 
 def loss_for(config: FitConfig, inr: Inr) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return the loss of a network, from outputs and labels `[n, out]` to losses of that shape."""
+    """Return the loss of a network, as a function from outputs and labels `[n, out]` to losses of that shape."""
     return LOSSES[config.loss or OWN_LOSSES.get(inr.signal, "bce")]
 
 
@@ -92,12 +93,13 @@ def fit(
     """Minimize the loss of a network on samples of a signal.
 
     Args:
-        start: Initial parameters, which are not changed; the result has their dtype.
-        generator: Random generator of the samples of each step; by default one with seed 0.
-        on_step: Called after each step with its number, loss and rate, as a `regauge.training.State`.
+        start: Initial parameters, which are not changed. The result has their dtype.
+        generator: The random generator for the samples of each step. Default: a generator with seed 0.
+        on_step: A function that is called after each step with the step number, loss and rate, as a
+            `regauge.training.State`.
 
     Raises:
-        ValueError: The samples or the start do not fit the network, or a loss is NaN or Inf.
+        ValueError: The samples or the initial parameters do not fit the network, or a loss is NaN or Inf.
     """
     generator = given_or_seed(generator)
     config = config or FitConfig()
@@ -139,14 +141,13 @@ def mean_loss(inr: Inr, params: Mapping[str, Tensor], samples: Samples, config: 
 
 
 class Gradient:
-    """A function `f(params, (points, labels))` that returns the mean loss and its gradients, at the cost of matrix
-    products.
+    """A function `f(params, (points, labels))` to the mean loss and its gradients, at the cost of matrix products.
 
-    A batch is processed in blocks of rows, each block forward and then immediately backward so that a block stays in
-    the cache. Sines and cosines are computed once, in place, and no array of the size of the batch is written. The
+    A batch is processed in blocks of rows. Each block is processed forward and then immediately backward, which keeps
+    it in the cache. Sines and cosines are computed once, in place, and no array of the batch's size is written. The
     gradients equal those of automatic differentiation up to rounding, in the order of the parameters. The next call
-    overwrites the memory of the gradients. The parameters have the dtype and device of `like`; `loss` goes from outputs
-    and labels `[n, out]` to losses of that shape.
+    overwrites the memory of the gradients. The parameters have the dtype and device of `like`. `loss` maps outputs and
+    labels `[n, out]` to losses of that shape.
     """
 
     def __init__(self, inr: Inr, like: Tensor, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
@@ -207,11 +208,11 @@ class Gradient:
 
 
 IMAGES = FitConfig(steps=1000, batch=None, optimizer=Adam(5e-4))
-"""Settings of the fits of `mnist-inrs`."""
+"""The settings for the fits in `mnist-inrs`."""
 
 
 def image_inr(height: int, width: int, channels: int = 1, *, units: int = 32, depth: int = 2) -> Inr:
-    """Return a SIREN of the usual size for populations of images, by default 2-32-32-1."""
+    """Return a SIREN of the usual size for populations of images, 2-32-32-1 by default."""
     return Inr("siren", 2, channels, units, depth, "image", pixels=(height, width))
 
 
@@ -220,17 +221,17 @@ def fit_images(
 ) -> Params:
     """Fit one INR to every image, in stacks, at a rate of hundreds per minute on one core.
 
-    Every network has its own initialization (`Inr.start`), which depends only on the seed and the index of the network.
-    If the networks do not fit in memory, or for several processes or machines, train a population (`regauge zoo
-    train`).
+    Every network has a separate initialization (`Inr.start`), which depends only on the seed and the index of the
+    network. If the networks do not fit in memory, or to use several processes or machines, train a population instead
+    (`regauge zoo train`).
 
     Args:
-        images: In [0, 1], `[images, channels, height, width]`.
-        inr: Architecture of each network; `image_inr` of this size by default.
-        config: Steps, batch, optimizer and schedule; the loss is the squared error.
+        images: Images with entries in [0, 1], `[images, channels, height, width]`.
+        inr: The architecture of each network. Default: `image_inr` for this image size.
+        config: The settings: steps, batch, optimizer and schedule. The loss is the squared error.
 
     Returns:
-        Parameters in the dtype of the images, `[images, ...]`.
+        The fitted parameters, `[images, ...]`, in the dtype of the images.
 
     Raises:
         ValueError: The images do not fit the network, another loss is requested, or a network diverges.
@@ -280,23 +281,23 @@ def fit_many(
     progress: Progress = no_progress,
     on_step: OnStep | None = None,
 ) -> list[Minimum]:
-    """Fit networks to several signals at once, each on one thread; the number of workers does not change the results.
+    """Fit networks to several signals at once, each on one thread; results do not depend on `workers`.
 
-    One network of a shape is large enough to use a whole core, so stacking such networks is no faster.
+    A network for a shape is large enough to use a whole core, so stacking such networks is no faster.
 
     Args:
-        starts: Initial parameters of each network; several networks may have the same ones.
-        generators: Random generators of the samples of each network's steps.
-        workers: Number of networks that are fitted at the same time; by default the number of processors.
-        progress: Shows the steps of all networks; it is called in the thread that fits each.
-        on_step: Called in the same thread after each step with its number, loss, rate and network, as a
-            `regauge.training.State`.
+        starts: The initial parameters of each network. Several networks may have the same initial parameters.
+        generators: The random generators for the samples of each network's steps.
+        workers: The number of networks that are fitted at the same time. Default: the number of processors.
+        progress: Displays the steps of all networks. It is called in the thread that fits each network.
+        on_step: A function that is called in the same thread after each step with the step number, loss, rate and
+            network, as a `regauge.training.State`.
 
     Returns:
         The fitted parameters, in the order of the samples.
 
     Raises:
-        ValueError: There are not as many starts and generators as signals, or samples do not fit the network.
+        ValueError: The numbers of initial parameters, generators and signals differ, or samples do not fit the network.
     """
     if not len(samples) == len(starts) == len(generators):
         raise ValueError(

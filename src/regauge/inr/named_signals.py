@@ -1,4 +1,4 @@
-"""Signals by name: shapes and grids of the data sets, and files of meshes, point clouds and images."""
+"""Signals by name: shapes and grids of the data sets, and files with meshes, point clouds and images."""
 
 import warnings
 from dataclasses import dataclass, replace
@@ -27,9 +27,9 @@ from regauge.inr.representation import Inr
 
 IMAGE_FORMATS = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
 MESH_POINTS = 2048
-"""Points of a mesh that distances are to where they are to points; the number of paper 003."""
+"""The number of points sampled from a mesh if distances are measured to points; the number in paper 003."""
 SURFACE = 100_000
-"""Points of a mesh around which queries are drawn where distances are to the mesh."""
+"""The number of mesh points around which queries are sampled if distances are measured to the mesh."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class ImageSignal:
 
 @dataclass(frozen=True)
 class GridSignal:
-    """Occupied cells of the cube [-1, 1]^3, booleans `[x, y, z]`."""
+    """The occupied cells of a grid in the cube [-1, 1]^3, booleans `[x, y, z]`."""
 
     cells: Tensor
 
@@ -51,7 +51,7 @@ class ShapeSignal:
     """A point cloud, or a mesh, in the unit ball.
 
     Distances are measured to points (sampled from the surface of a mesh), or to the mesh. If `to` is not given,
-    distances without a sign are to points, and distances with a sign are to the mesh.
+    unsigned distances are measured to points, and signed distances to the mesh.
     """
 
     vertices: Tensor  # or points, `[n, 3]`
@@ -62,7 +62,7 @@ class ShapeSignal:
         """Return the field that a network learns.
 
         Raises:
-            ValueError: Distances to a mesh, or distances with a sign, are requested, but there are only points.
+            ValueError: Distances to a mesh, or signed distances, are requested, but the signal has only points.
         """
         is_to_mesh = self.to == "mesh" or (self.to is None and inr.signal != "unsigned")
         if self.faces is None:
@@ -78,24 +78,25 @@ Signal = ImageSignal | GridSignal | ShapeSignal
 
 
 def is_signal(text: str) -> bool:
-    """Return whether a text has the form of the name of a signal; the file need not exist."""
+    """Return whether a string has the form of a signal's name. The file need not exist."""
     name, tail = _split_tail(text)
     known = name in SHAPES_SHA256 or name.lower().endswith((*IMAGE_FORMATS, *MESH_FORMATS, *POINT_FORMATS))
     return known or (name in ("chair", "monitor") and tail.isdecimal())
 
 
 def read_signal(text: str) -> Signal:
-    """Return the signal with a name.
+    """Read the signal with a given name.
 
-    `spot` is one of the shapes of `regauge.data.shapes`, `chair:7` a grid of ModelNet10. Anything else is a file: an
-    image; a mesh (`.ply`, `.obj`, `.stl`, or `.npz` with `vertices` and `faces`); points (`.ply`, `.xyz`, or `.npz`
-    with `points`). Shapes of files are moved and scaled into the unit ball, with the centroid at the origin. The word
-    after a colon determines to what distances are measured: `spot:points` or `spot:mesh`.
+    `spot` is one of the shapes in `regauge.data.shapes`, and `chair:7` is a grid of ModelNet10. Any other name is a
+    file. It may contain an image, a mesh (`.ply`, `.obj`, `.stl`, or `.npz` with `vertices` and `faces`), or points
+    (`.ply`, `.xyz`, or `.npz` with `points`). Shapes in files are translated and scaled into the unit ball, with the
+    centroid at the origin. The word after a colon determines to what distances are measured: `spot:points` or
+    `spot:mesh`.
 
     Raises:
         FileNotFoundError: There is no such file.
-        ImportError: A file of a mesh or of points needs trimesh.
-        ValueError: The text names no signal, or the file is damaged.
+        ImportError: trimesh is not installed, which is needed for a file with a mesh or points.
+        ValueError: The string does not name a signal, or the file is damaged.
     """
     name, tail = _split_tail(text)
     if name in ("chair", "monitor") and tail.isdecimal():
@@ -142,7 +143,7 @@ def read_image(path: str | Path) -> Tensor:
 
 
 def signal_samples(signal: Signal, inr: Inr, queries: Queries, *, generator: torch.Generator) -> Samples:
-    """Return samples of any signal: all pixels, all cells, or queries of the field of a shape.
+    """Return samples of any signal: all pixels, all cells, or queries of a shape's field.
 
     Raises:
         ValueError: The network does not represent this kind of signal.
@@ -159,7 +160,7 @@ def signal_samples(signal: Signal, inr: Inr, queries: Queries, *, generator: tor
 
 
 def _split_tail(text: str) -> tuple[str, str]:
-    """Return a name, and the word after its colon if the word is known."""
+    """Split a name at its colon if the word after the colon is known; return the name and this word."""
     name, colon, tail = text.rpartition(":")
     return (name, tail) if colon and (tail in ("points", "mesh") or tail.isdecimal()) else (text, "")
 

@@ -1,4 +1,4 @@
-"""Orbits: copies of a network that compute the same function, with optional noise, and recovery of the copies."""
+"""Orbits: copies of a network that compute the same function, with optional noise, and recovery of the original."""
 
 import hashlib
 import math
@@ -24,19 +24,20 @@ from regauge.storage import Store
 from regauge.storage.architecture import Architecture
 
 RECOVERED = 1e-4
-"""A copy is recovered if no parameter is further from where it belongs than this share of its tensor's largest one."""
+"""The recovery criterion: the largest deviation of a parameter, as a share of its tensor's largest entry."""
 
 
 @dataclass(frozen=True)
 class Orbit:
-    """Copies of a network, moved by random elements of its symmetry.
+    """Copies of a network, transformed by random elements of its symmetry.
 
     Attributes:
         params: The copies, a population `[count, ...]`.
-        element: The elements that moved the copies, a batch: copy k is `act(element.item(k), original + noise)`.
-        parts: Parts of the symmetry from which the elements were sampled; None: all parts.
-        noise: Standard deviation of the noise, as a share of the standard deviation of each tensor.
-        reach: Largest shift, in half periods.
+        element: A batch of the elements that transformed the copies: copy k is `act(element.item(k), original +
+            noise)`.
+        parts: The parts of the symmetry from which the elements were sampled; None for all parts.
+        noise: The standard deviation of the noise, relative to the standard deviation of each tensor.
+        reach: The largest shift, in half periods.
     """
 
     params: Params
@@ -49,7 +50,7 @@ class Orbit:
         return int(self.element.batch[0])
 
     def undo(self, symmetry: Symmetry) -> Params:
-        """Return the copies moved back by their elements: the original plus each copy's noise, up to rounding."""
+        """Transform the copies back by the inverse elements: to the original plus each copy's noise, up to rounding."""
         return symmetry.act(symmetry.inverse(self.element), self.params)
 
 
@@ -64,23 +65,23 @@ def orbit(
     noise: float = 0.0,
     reach: int = 1,
 ) -> Orbit:
-    """Move a network by random elements of its symmetry; without noise, every copy computes the same function.
+    """Transform a network by random elements of its symmetry. Without noise, every copy computes the same function.
 
-    Permutations and signs are uniformly random, and factors lie in [1/2, 2]. Shifts are uniformly random among the
-    whole numbers of half periods up to `reach`. Normal noise is added before the network moves. The noise is therefore
-    relative to the tensors of the original, even if factors and shifts change the sizes in the copy. For permutations
-    and signs, noise that is added afterwards would have the same distribution. A tensor with a single value gets no
-    noise, because it has no standard deviation.
+    Permutations and signs are uniformly random, and factors lie in [1/2, 2]. Shifts are uniformly random integers of
+    half periods up to `reach`. Normal noise is added before the network is transformed. Therefore the noise is relative
+    to the tensors of the original, even if factors and shifts change the sizes in the copy. For permutations and signs,
+    noise that is added afterwards would have the same distribution. A tensor with a single entry gets no noise, because
+    it has no standard deviation.
 
     Args:
         params: One network, which is not changed.
-        parts: Some of "permutation", "sign", "scale", "shift", "linear", "translation" and "rotation"; all by
-            default.
-        noise: Standard deviation of the noise, as a share of the standard deviation of each tensor.
-        reach: Largest shift, in half periods of a sine.
+        parts: Some of "permutation", "sign", "scale", "shift", "linear", "translation" and "rotation". Default: all
+            parts.
+        noise: The standard deviation of the noise, relative to the standard deviation of each tensor.
+        reach: The largest shift, in half periods of a sine.
 
     Raises:
-        KeyError: A parameter that the symmetry moves is missing.
+        KeyError: A parameter that the symmetry transforms is missing.
         ValueError: Count, noise or reach is out of range, a part is unknown, or the network does not fit the symmetry.
 
     References:
@@ -120,19 +121,19 @@ def write_orbit(
     seed: int | None = None,
     about: Mapping[str, object] | None = None,
 ) -> Store:
-    """Write the copies to a store, with their settings but without the elements that moved them, and return the store.
+    """Write the copies to a new store, with their settings but without the elements that transformed them.
 
     Rows have the columns "id", "step" (zero), "noise", "reach" and "parts"; `store.about` contains the seed if it is
     given.
 
     Args:
-        folder: Folder of the new store, see `Store.create`.
-        copies: The copies, written as one shard.
-        seed: Seed from which the copies can be made again.
-        about: Further facts to store, as plain JSON.
+        folder: The folder of the new store; see `Store.create`.
+        copies: The copies, which are written as one shard.
+        seed: The seed from which the copies can be reproduced.
+        about: Additional facts to store, as plain JSON.
 
     Raises:
-        FileExistsError: The folder holds something else, or other copies.
+        FileExistsError: The folder contains other files, or other copies.
         ValueError: The copies have another architecture.
     """
     parts = "all" if copies.parts is None else " ".join(copies.parts)
@@ -151,16 +152,17 @@ def write_orbit(
 
 @dataclass(frozen=True)
 class Recovery:
-    """The result of the alignment of copies with their original network.
+    """The result of aligning copies to their original network.
 
     Attributes:
         params: The aligned copies, `[count, ...]`.
-        errors: The largest deviation of a parameter of each copy from its target, as a share of the largest value of
-            its tensor, float64 `[count]`. The target is the original plus the noise of the copy so that noisy copies
+        errors: For each copy, the largest deviation of a parameter from its target, relative to the largest entry of
+            its tensor, float64 `[count]`. The target is the original plus the noise of the copy. Therefore noisy copies
             can also be recovered exactly.
-        distances: Euclidean distance of each aligned copy from the original, including the noise, float64 `[count]`.
-        curves: The loss on the line from the original to each aligned copy; none without a task.
-        seconds: CPU time of the alignment of all copies.
+        distances: The Euclidean distance of each aligned copy from the original, including the noise, float64
+            `[count]`.
+        curves: The loss on the linear path from the original to each aligned copy; empty without a task.
+        seconds: The CPU time of aligning all copies.
     """
 
     params: Params
@@ -176,12 +178,12 @@ class Recovery:
 
     @property
     def share(self) -> float:
-        """The share of copies that are recovered."""
+        """The share of recovered copies."""
         return float(self.is_recovered.double().mean())
 
     @property
     def max_error(self) -> float:
-        """The largest error of all copies."""
+        """The largest error over all copies."""
         return float(self.errors.max())
 
     def __str__(self) -> str:
@@ -205,17 +207,17 @@ def recovery(
     points: int = 25,
     generator: torch.Generator | None = None,
 ) -> Recovery:
-    """Align every copy with the original, and compare the result with its target.
+    """Align every copy to the original, and compare the result with its target.
 
-    With factors (ReLU) and noise, the errors are as large as the noise even if every unit is matched correctly. The
-    reason is that matching uses the factors of the original and does not estimate those of the copy.
+    If there are factors (ReLU) and noise, the errors are as large as the noise even if every unit is matched correctly.
+    The reason is that matching uses the factors of the original and does not estimate those of the copy.
 
     Args:
         symmetry: The symmetry from which the elements of the copies were sampled.
-        method: The method of alignment; None leaves the copies as they are.
-        within: The symmetry that the method may use; by default the whole symmetry.
-        task: Model, data and loss of the curves, and for methods that use one.
-        generator: Random generator, for methods that use random numbers.
+        method: The alignment method; None leaves the copies unaligned.
+        within: The symmetry that the method may use. Default: the whole symmetry.
+        task: Model, data and loss, for the curves and for methods that use a task.
+        generator: The random generator, for random methods.
 
     Raises:
         ValueError: The copies do not fit the original or the symmetry, or there are fewer than three points.
@@ -242,7 +244,7 @@ def recovery(
 
 
 def lines(params: Mapping[str, Tensor], copies: Mapping[str, Tensor], task: Task, points: int) -> tuple[Curve, ...]:
-    """Return the lines from one network to every network of a population, all evaluated together."""
+    """Return the linear paths from one network to every network in a population, all evaluated together."""
     count = len(next(iter(copies.values())))
     starts = {name: tensor.expand(count, *tensor.shape) for name, tensor in params.items()}
     ts = [k / (points - 1) for k in range(points)]
@@ -254,7 +256,7 @@ def lines(params: Mapping[str, Tensor], copies: Mapping[str, Tensor], task: Task
 
 
 def _digest(params: Params) -> str:
-    """Return a hash of all values."""
+    """Return a hash of all entries."""
     digest = hashlib.sha256()
     for name, tensor in sorted(params.items()):
         digest.update(name.encode())

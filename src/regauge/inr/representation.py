@@ -26,9 +26,9 @@ from regauge.storage.architecture import Architecture
 FORMAT = "regauge.inr"
 VERSION = 1
 OMEGA = 30.0
-"""Frequency of the sines unless another is given."""
+"""The default frequency of sines."""
 DISTANCE_LIMIT = 0.1
-"""Distance beyond which a field is constant unless another is given; shapes lie in the unit ball."""
+"""The default distance beyond which a field is constant. Shapes lie in the unit ball."""
 
 Kind = Literal["siren", "relu"]
 Signal = Literal["image", "unsigned", "signed", "occupancy"]
@@ -38,10 +38,10 @@ or of lying inside."""
 
 @dataclass(frozen=True)
 class Inr:
-    """An implicit neural representation: an MLP from the coordinates of a point to the signal there.
+    """An implicit neural representation: an MLP from the coordinates of a point to the signal at the point.
 
-    Coordinates lie in [-1, 1]: (x, y, z) of a shape, (row, column) of an image. The outputs of an image are its
-    channels. The only output of a shape is a logit; see `DistanceLabels`. The default network is that of De Luigi et
+    Coordinates lie in [-1, 1]: (x, y, z) for a shape, (row, column) for an image. The outputs for an image are its
+    channels. The only output for a shape is a logit; see `DistanceLabels`. The default network is that of De Luigi et
     al.
 
         >>> Inr().widths
@@ -51,17 +51,17 @@ class Inr:
 
     Attributes:
         kind: Sine layers `sin(omega (W x + b))`, or ReLU layers.
-        in_features: Coordinates of a point.
-        out_features: Values at a point.
-        width: Units of each hidden layer.
-        depth: Number of hidden layers.
-        signal: Meaning of the outputs.
-        omega: Frequency of every sine: 30 by default, none for ReLU.
-        limit: Distance at which labels are clipped: 0.1 by default for a field of distances, none for the others.
-        pixels: Height and width of an image, none for the others.
+        in_features: The number of coordinates of a point.
+        out_features: The number of outputs at a point.
+        width: The number of units in each hidden layer.
+        depth: The number of hidden layers.
+        signal: The meaning of the outputs.
+        omega: The frequency of every sine. 30 by default; None for ReLU.
+        limit: The distance at which labels are clipped. 0.1 by default for distance fields; None for other signals.
+        pixels: The height and width of an image; None for other signals.
 
     Raises:
-        ValueError: The values do not fit one another.
+        ValueError: The fields contradict one another.
 
     References:
         Sitzmann et al. (2020), section 3; De Luigi et al. (2023), section 3.
@@ -115,11 +115,11 @@ class Inr:
 
     @property
     def is_distance(self) -> bool:
-        """Whether the signal is a distance, with a sign or without."""
+        """Whether the signal is a distance, signed or unsigned."""
         return self.signal in ("unsigned", "signed")
 
     def module(self, params: Mapping[str, Tensor] | None = None) -> nn.Module:
-        """Return the module, with given parameters and their dtype, or initialized by torch's global generator."""
+        """Return the module, with the given parameters and their dtype, or initialized by torch's global generator."""
         network: nn.Module = Siren(**self._siren("torch")) if self.kind == "siren" else mlp(*self.widths)
         if params is not None:
             network = network.to(next(iter(params.values())).dtype)
@@ -127,20 +127,22 @@ class Inr:
         return network
 
     def start(self, generator: torch.Generator, *, bias: Bias = "torch", dtype: torch.dtype = torch.float32) -> Params:
-        """Return initial parameters; the weights do not depend on the kind of biases.
+        """Return initial parameters. The weights do not depend on the kind of biases.
 
         Weights of a SIREN are uniformly random, with bound 1/n in the first layer (n: its inputs) and sqrt(6/n)/omega
-        in all others. Weights of a ReLU network have the bound 1/sqrt(n), as in torch. Biases with bound 1/sqrt(n)
-        spread over many periods of the first layer's sines (`omega/sqrt(3)` = 17.3 rad for points in space). Biases
-        with the bound `siren` do not. Only the former give networks from different initializations different phases.
+        in all other layers. Weights of a ReLU network have the bound 1/sqrt(n), as in torch. Biases with bound
+        1/sqrt(n) spread over many periods of the first layer's sines (`omega/sqrt(3)` = 17.3 rad for points in space).
+        Biases with the bound `siren` do not. Only the former biases give networks with different initializations
+        different phases.
 
         Args:
-            generator: Random generator of the values.
-            bias: Uniformly random with bound 1/sqrt(n), uniformly random with the bound of the weights, or zero.
-            dtype: Dtype of the parameters; values are sampled in float32.
+            generator: The random generator.
+            bias: The distribution of biases: uniformly random with bound 1/sqrt(n), uniformly random with the bound of
+                the weights, or zero.
+            dtype: The dtype of the parameters. They are sampled in float32.
 
         Raises:
-            ValueError: The bound of a SIREN is requested for a ReLU network.
+            ValueError: The bias bound of a SIREN is requested for a ReLU network.
 
         References:
             Sitzmann et al. (2020), section 3.2 and theorem 1.8.
@@ -156,10 +158,10 @@ class Inr:
         return {name: tensor.detach().to(dtype) for name, tensor in params.items()}
 
     def architecture(self, *, bias: Bias = "torch") -> Architecture:
-        """Return the architecture for populations and stores, which initializes networks like `start`.
+        """Return the architecture for populations and stores, whose factory initializes networks like `start`.
 
         Raises:
-            ValueError: Another initialization of biases than that of torch is requested for a ReLU network.
+            ValueError: A bias initialization other than torch's is requested for a ReLU network.
         """
         name = f"{self.kind} {'-'.join(map(str, self.widths))}"
         if self.kind == "relu":
@@ -174,10 +176,10 @@ class Inr:
         return {**sizes, "depth": self.depth, "omega": self.omega, "bias": bias}
 
     def save(self, params: Mapping[str, Tensor], path: str | Path, *, overwrite: bool = False) -> Path:
-        """Write the parameters of a network with this description; `load_inr` reads both exactly.
+        """Write the parameters of a network together with this description. `load_inr` reads both exactly.
 
         Raises:
-            FileExistsError: The file exists, and `overwrite` is false.
+            FileExistsError: The file exists and `overwrite` is false.
             FileNotFoundError: The folder of `path` does not exist.
             ValueError: The parameters do not fit this architecture, or the name does not end in `.safetensors`.
         """
@@ -185,12 +187,12 @@ class Inr:
         return save(named, path, overwrite=overwrite, metadata=header)
 
     def to_json(self) -> str:
-        """Return the description as text."""
+        """Return the description as JSON text."""
         return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)})
 
     @classmethod
     def from_json(cls, text: str) -> "Inr":
-        """Read the text that `to_json` wrote.
+        """Read a description from the text that `to_json` wrote.
 
         Raises:
             ValueError: The text does not describe an INR, or has another version.
@@ -207,7 +209,7 @@ class Inr:
 
 
 def save_inr(params: Mapping[str, Tensor], inr: Inr, path: str | Path, *, overwrite: bool = False) -> Path:
-    """Call `Inr.save`; this is the earlier name of that method."""
+    """Call `Inr.save`; this function is the earlier name of that method."""
     return inr.save(params, path, overwrite=overwrite)
 
 
@@ -216,7 +218,8 @@ def load_inr(path: str | Path | Checkpoint) -> tuple[Params, Inr]:
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: The file is damaged, does not describe an INR, or contains another network than it describes.
+        ValueError: The file is damaged, does not describe an INR, or contains a network that differs from its
+            description.
     """
     with Checkpoint.open(path) as checkpoint:
         inr = read_inr(checkpoint)
@@ -230,7 +233,7 @@ def load_inr(path: str | Path | Checkpoint) -> tuple[Params, Inr]:
 
 
 def read_inr(path: str | Path | Checkpoint) -> Inr:
-    """Read the description of the INR in a file; only the header of the file is read.
+    """Read the description of the INR in a file. Only the file's header is read.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -250,7 +253,7 @@ def read_inr(path: str | Path | Checkpoint) -> Inr:
 
 
 def blank(inr: Inr) -> dict[str, Tensor]:
-    """Return the parameters without values."""
+    """Return the parameters on the meta device."""
     with torch.device("meta"):
         return dict(inr.module().state_dict())
 

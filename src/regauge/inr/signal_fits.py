@@ -1,4 +1,4 @@
-"""Fit of a network to a named signal, from a random, a shared or an earlier initialization."""
+"""Fitting a network to a named signal, from a random, a shared or an earlier initialization."""
 
 import math
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from regauge.inr.representation import Inr, load_inr
 from regauge.nets.siren import Bias
 
 SHAPE_SIZES, IMAGE_SIZES = (512, 4), (256, 3)
-"""Width and depth by default."""
+"""The default width and depth, for shapes and for images."""
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,11 @@ class SignalFit:
     """A network that was fitted to a signal.
 
     Attributes:
-        params: The parameters.
-        inr: The network.
+        params: The fitted parameters.
+        inr: The description of the network.
         loss: The mean loss on all samples.
         samples: The number of samples.
-        floor: The part of the loss that is the entropy of the labels; None if the network does not represent a
+        floor: The component of the loss that is the entropy of the labels; None if the network does not represent a
             distance.
     """
 
@@ -91,7 +91,7 @@ def _network(
     depth: int | None,
     signal: Represented | None,
 ) -> Inr:
-    """Return the network that is fitted to a signal."""
+    """Return the description of the network that is fitted to a signal."""
     sizes = IMAGE_SIZES if isinstance(known, ImageSignal) else SHAPE_SIZES
     width, depth = (own if given is None else given for given, own in zip((width, depth), sizes, strict=True))
     if isinstance(known, ImageSignal):

@@ -1,4 +1,4 @@
-"""Trained networks over networks: predictors, autoencoders, learned matching."""
+"""Neural networks trained on networks: predictors, autoencoders and learned matching."""
 
 from regauge.names import attach
 

@@ -1,4 +1,4 @@
-"""Autoencoders of networks: one latent vector for each orbit, and one network for each latent vector."""
+"""Autoencoders of networks, which map each orbit to one latent vector, and each latent vector to one network."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -28,28 +28,28 @@ from regauge.weightspace.net_files import make_net
 KIND = "regauge autoencoder"
 VERSION = "1"
 DECODED_AT_ONCE = 256
-"""Vectors that are decoded at a time."""
+"""The number of latent vectors that are decoded at a time."""
 
 
 class Autoencoder:
-    """A trained encoder and decoder of networks of one architecture.
+    """A trained encoder and decoder for networks of one architecture.
 
         auto = load_autoencoder("auto.safetensors")
         latents = auto.encode(population)          # [models, latent], the same for all networks of an orbit
         auto.decode(latents)                       # canonical networks, which compute what the population computes
 
-    Latent vectors are computed in double precision so that networks of one orbit agree up to the rounding of their
-    weights. The result has the precision of the networks, but at least single precision.
+    Latent vectors are computed in double precision, to make those of one orbit equal up to the rounding of the weights.
+    The result has the precision of the networks, but at least single precision.
 
     Attributes:
-        encoder: The net that reads networks.
-        decoder: The net that makes networks.
+        encoder: The net that maps networks to latent vectors.
+        decoder: The net that maps latent vectors to networks.
         settings: The settings of the decoder.
-        rest: Tensors of a network that the decoder does not make: buffers, and tensors without influence on the
+        rest: Tensors of a network that the decoder does not generate: buffers, and tensors without influence on the
             outputs.
-        about: Facts about the training, as JSON: the scores of the autoencoder and of its baselines on test networks
-            ("scores"), the numbers of networks ("networks"), and the settings.
-        trained: The course of the training; None if the autoencoder was loaded from a file.
+        about: Facts about the training run, as JSON. They include the scores of the autoencoder and of its baselines on
+            test networks ("scores"), the numbers of networks ("networks"), and the settings.
+        trained: The training history; None if the autoencoder was loaded from a file.
         tested: Indices of the test networks; None if the autoencoder was loaded from a file.
     """
 
@@ -68,7 +68,7 @@ class Autoencoder:
 
     @property
     def architecture(self) -> Architecture | None:
-        """The architecture of the networks, if they came from a store."""
+        """The architecture of the networks, if they were read from a store; otherwise None."""
         text = self.about.get("architecture")
         return None if text is None else Architecture.from_json(text)
 
@@ -77,10 +77,10 @@ class Autoencoder:
         """Return the latent vectors of networks.
 
         Args:
-            networks: Parameters with a leading model axis, or a store, which is streamed; or several.
+            networks: Parameters with a leading model axis, or a store, which is streamed; or a list of these.
 
         Raises:
-            ValueError: The encoder does not read the architecture of the networks, or a network is not finite.
+            ValueError: The encoder does not accept the architecture of the networks, or a network is not finite.
         """
         collection = Collection(networks)
         latents: Tensor | None = None
@@ -102,10 +102,10 @@ class Autoencoder:
 
     @torch.no_grad()
     def decode(self, latents: Float[Tensor, "models latent"]) -> Params:
-        """Return the canonical networks of latent vectors, parameters and buffers with a leading model axis.
+        """Return the canonical networks of latent vectors: parameters and buffers with a leading model axis.
 
         Raises:
-            ValueError: The vectors have another length, or are not finite.
+            ValueError: The vectors have the wrong length, or are not finite.
         """
         if not bool(torch.isfinite(latents).all()):
             raise ValueError(
@@ -124,7 +124,7 @@ class Autoencoder:
         return self.decode(self.encode(networks))
 
     def distances(self, networks: Networks, among: Networks | None = None) -> NDArray[np.float64]:
-        """Return the distances between the latent vectors of networks and of other networks, or among the networks."""
+        """Return the distances between latent vectors of networks and of `among`, or of the networks themselves."""
         own = self.encode(networks).double()
         others = own if among is None else self.encode(among).double()
         found: NDArray[np.float64] = torch.cdist(own, others, compute_mode="donot_use_mm_for_euclid_dist").numpy()
@@ -133,20 +133,20 @@ class Autoencoder:
     def nearest(
         self, networks: Networks, among: Networks, *, count: int = 5
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return, for each network, the networks of another population with the nearest latent vectors, nearest first.
+        """Return, for each network, the networks in another population with the nearest latent vectors, nearest first.
 
         Returns:
-            The indices and the distances of these networks, both `[networks, count]`; fewer columns if the population
-            is smaller.
+            The indices and the distances of these networks, both `[networks, count]`. There are fewer columns if the
+            population is smaller.
         """
         found = torch.from_numpy(self.distances(networks, among)).sort(stable=True)
         return found.indices[:, :count].numpy(), found.values[:, :count].numpy()
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
-        """Write the autoencoder as one safetensors file, whole or not at all.
+        """Write the autoencoder as one safetensors file, atomically.
 
         Raises:
-            FileExistsError: The file exists, and `overwrite` is false.
+            FileExistsError: The file exists and `overwrite` is false.
             ValueError: The name does not end in `.safetensors`, or the encoder is not a net of regauge.
         """
         if not isinstance(self.encoder, Metanet):
@@ -173,12 +173,12 @@ class Autoencoder:
 
 @dataclass(frozen=True, eq=False)
 class LatentPath:
-    """A path of networks that are decoded from the line between two latent vectors, for `rg.line`.
+    """A path of decoded networks: the straight segment between two latent vectors, decoded, for `rg.line`.
 
-    The path begins and ends at the reconstructions of the two networks, not at the networks themselves.
+    The endpoints of the path are the reconstructions of the two networks, not the networks themselves.
 
     Attributes:
-        autoencoder: The autoencoder that encodes and decodes.
+        autoencoder: The autoencoder that encodes the networks and decodes the path.
 
     References:
         Paper 002, appendix D.2.
@@ -191,18 +191,18 @@ class LatentPath:
         return self.walk(params_a, params_b)(t)
 
     def walk(self, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor]) -> Callable[[float], Params]:
-        """Return a function from t to the network at t; it encodes both networks only once."""
+        """Return a function from t to the network at t, which encodes both networks only once."""
         both = {name: torch.stack([tensor, params_b[name]]) for name, tensor in params_a.items()}
         first, second = self.autoencoder.encode(both)
         return lambda t: select(self.autoencoder.decode(torch.lerp(first, second, t).unsqueeze(0)), 0)
 
 
 def load_autoencoder(path: str | Path) -> Autoencoder:
-    """Return the autoencoder in a file.
+    """Load an autoencoder from a file.
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: The file is damaged, of another version, or holds no autoencoder.
+        ValueError: The file is damaged, has another version, or does not contain an autoencoder.
     """
     header, tensors = read_described(
         path, kind=KIND, version=VERSION, name="autoencoder", writer="regauge learn autoencoder"

@@ -16,23 +16,23 @@ from regauge.storage.store import Store
 from regauge.weightspace.metanet import Metanet
 
 COLUMNS = {"network": "", "id": "", "step": ""}
-"""Columns of a table of networks, empty for a checkpoint, which has no id and no step."""
+"""Columns of a table of networks. They are empty for a checkpoint, which has no id and no step."""
 NETWORKS_OF_A_SHARD = 512
-"""Networks that are decoded into one shard."""
+"""The number of decoded networks in one shard."""
 
 
 def encode_paths(
     autoencoder: Autoencoder, paths: Iterable[str | Path], checkpoints: Kept = "last"
 ) -> list[dict[str, Any]]:
-    """Return a table with the latent vector of each network at some paths: one row each, with columns z0, z1, ...
+    """Return a table of latent vectors: one row per network in the paths, with columns z0, z1, ...
 
     Args:
         autoencoder: The autoencoder.
-        paths: Folders of stores, or checkpoints.
+        paths: Folders of stores, or paths of checkpoints.
         checkpoints: The checkpoints of a store that are read; see `regauge.storage.read_networks`.
 
     Raises:
-        ValueError: The autoencoder does not read the networks at a path.
+        ValueError: The autoencoder does not accept the networks at a path.
     """
     table = []
     for path in paths:
@@ -47,13 +47,14 @@ def decode_store(autoencoder: Autoencoder, source: str | Path, output: str | Pat
 
     Args:
         autoencoder: The autoencoder.
-        source: A folder of a store, or a .csv table of latent vectors such as `encode_paths` makes.
-        output: A new folder.
+        source: The folder of a store, or a .csv table of latent vectors, such as `encode_paths` returns.
+        output: The path of a new folder.
         checkpoints: The checkpoints of a store that are read.
 
     Raises:
         FileExistsError: The folder exists.
-        ValueError: The autoencoder has no architecture, or does not read the networks, or the table holds no vectors.
+        ValueError: The autoencoder has no architecture, or does not accept the networks. Or the table contains no
+            latent vectors.
     """
     source, output = Path(source), Path(output)
     if source.suffix == ".csv":
@@ -88,10 +89,10 @@ def nearest_paths(
     count: int = 5,
     checkpoints: Kept = "last",
 ) -> list[dict[str, Any]]:
-    """Return a table of the networks most similar to each given network: `count` rows for each, nearest first.
+    """Return a table of the networks most similar to each given network: `count` rows per network, nearest first.
 
     Raises:
-        ValueError: `count` is less than 1, or the autoencoder does not read the networks.
+        ValueError: `count` is less than 1, or the autoencoder does not accept the networks.
     """
     if count < 1:
         raise ValueError(f"`count={count}`: it is at least 1")
@@ -123,7 +124,7 @@ def _encode(autoencoder: Autoencoder, named: NamedNetworks, path: str | Path) ->
 
 
 def _read_latents(path: Path) -> tuple[Tensor, list[dict[str, Any]]]:
-    """Return the latent vectors of a table, and an id for each row."""
+    """Return the latent vectors in a table, and an id for each row."""
     with path.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     names = [name for name in (rows[0] if rows else {}) if name[:1] == "z" and name[1:].isdecimal()]

@@ -1,4 +1,4 @@
-"""Results of the training of an autoencoder, as JSON: scores, a map of latent vectors, and decoded networks."""
+"""Results of training an autoencoder, as JSON: scores, a map of latent vectors, and decoded networks."""
 
 from typing import Any
 
@@ -15,9 +15,9 @@ from regauge.weightspace.heads.invariant import Invariant
 from regauge.weightspace.metanet import Metanet
 
 SHOWN = 10
-"""Networks whose outputs are compared with those of their decoded networks."""
+"""The number of networks whose outputs are compared with the outputs of their reconstructions."""
 SHOWN_POINTS = 3000
-"""Outputs and latent vectors at most."""
+"""The largest number of outputs and of latent vectors."""
 
 
 def autoencoder_results(
@@ -28,20 +28,20 @@ def autoencoder_results(
     grid: tuple[int, ...] | None = None,
     color: str | None = None,
 ) -> dict[str, Any]:
-    """Return the results of a training: its course, the scores, and the decoded test networks.
+    """Return the results of a training run: the training history, the scores, and the decoded test networks.
 
-    `regauge.report.write_page` makes a page of them.
+    `regauge.report.write_page` renders these results as a page.
 
     Args:
         autoencoder: The result of `fit_autoencoder`.
-        collection: The networks of stores that the autoencoder was fitted to.
+        collection: The stored networks on which the autoencoder was trained.
         inputs: The inputs on which networks are compared.
-        grid: Height and width, if the inputs are a grid of pixels; the outputs are then shown as pictures.
-        color: A column that colors the map of latent vectors.
+        grid: The height and width, if the inputs are a pixel grid. The outputs are then shown as images.
+        color: The column that determines the colors in the map of latent vectors.
 
     Raises:
-        KeyError: There is no such column.
-        ValueError: The autoencoder was loaded from a file, which does not name its test networks.
+        KeyError: There is no column of this name.
+        ValueError: The autoencoder was loaded from a file, which does not record the test networks.
     """
     trained, tested, encoder = autoencoder.trained, autoencoder.tested, autoencoder.encoder
     head = encoder.settings.head if isinstance(encoder, Metanet) else None
@@ -67,7 +67,7 @@ def autoencoder_results(
 
 
 def _map(autoencoder: Autoencoder, collection: Collection, color: str | None) -> dict[str, Any]:
-    """Latent vectors of test networks in the plane of their largest variance, and the column that colors them."""
+    """Return the latent vectors of test networks, projected to their two principal axes, and the color column."""
     assert autoencoder.tested is not None
     chosen = autoencoder.tested[:SHOWN_POINTS]
     latents = autoencoder.encode(collection.read(chosen)).double()
@@ -84,7 +84,7 @@ def _map(autoencoder: Autoencoder, collection: Collection, color: str | None) ->
 def _outputs(
     autoencoder: Autoencoder, collection: Collection, inputs: Any, grid: tuple[int, ...] | None
 ) -> dict[str, Any]:
-    """Return the outputs of some test networks and of their reconstructions, as pictures if the inputs are a grid."""
+    """Return the outputs of some test networks and of their reconstructions, as images if the inputs are a grid."""
     assert autoencoder.tested is not None
     chosen = spread(autoencoder.tested, SHOWN)
     networks = collection.read(chosen)

@@ -1,4 +1,4 @@
-"""Training of canonicalizing autoencoders: the settings, and one function from networks to an autoencoder."""
+"""Training of canonicalizing autoencoders: a function that trains an autoencoder on networks, and its settings."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ from regauge.weightspace.metanet import Metanet
 from regauge.weightspace.shares import find_readers
 
 SAMPLE = 256
-"""Networks by which values are standardized."""
+"""The number of networks whose statistics standardize the inputs."""
 
 
 @check_arguments
@@ -47,33 +47,34 @@ def fit_autoencoder(
     generator: torch.Generator | None = None,
     **arguments: Unpack[FitArguments],
 ) -> Autoencoder:
-    """Train an invariant encoder, and a decoder to networks that compute the same functions as the encoded ones.
+    """Train an invariant encoder, and a decoder whose networks compute the same functions as the encoded networks.
 
-    All networks of an orbit have one latent vector, so the decoded network is a canonical one. The weights with the
-    best validation are kept. The test networks are read only once, at the end. `about["verdict"]` states whether the
-    budget was enough, which means that decoded networks are close enough to the encoded ones.
+    All networks of an orbit have the same latent vector, so the decoded network is canonical. The weights with the best
+    validation are kept. The test networks are evaluated only once, at the end. `about["verdict"]` states whether the
+    training budget was sufficient, that is, whether decoded networks are close enough to the encoded networks.
 
     Args:
-        population: Parameters with a leading model axis, or a store, which is streamed; or several of one architecture.
-        symmetry: The symmetry of the networks; by default the symmetry of the store.
-        config: Settings; `seconds` limits the training alone, by the clock unless `is_cpu_time`.
-        module: The module that runs the networks; by default the module of the store.
-        inputs: The inputs on which networks are compared: a tensor, a tuple of positional or a mapping of keyword
-            arguments of the module, examples first.
-        task: A task that replaces `module` and `inputs`; the networks run on its batches. Unless `config.loss` is
-            given, decoded networks are trained with the criterion and the targets of the task, and the outputs of the
-            original networks are not used.
-        encoder: A module from populations to vectors `[models, latent]`, which replaces the net that the settings
+        population: Parameters with a leading model axis, or a store, which is streamed; or a list of these with one
+            architecture.
+        symmetry: The symmetry of the networks. Default: the symmetry of the store.
+        config: Settings. `seconds` limits only the training time, by the clock unless `is_cpu_time`.
+        module: The module that evaluates the networks. Default: the module of the store.
+        inputs: The inputs on which networks are compared: a tensor, a tuple of positional arguments, or a dictionary of
+            keyword arguments for the module. Examples are on the first axis.
+        task: A task that replaces `module` and `inputs`; networks are evaluated on its batches. By default, decoded
+            networks are trained with the criterion and the targets of the task, without the outputs of the original
+            networks. If `config.loss` is given, it is used instead.
+        encoder: A module that maps populations to vectors `[models, latent]`. It replaces the net that the settings
             describe. An autoencoder with such an encoder cannot be saved.
-        generator: The random generator, from which one seed is drawn; by default a generator with seed 0.
+        generator: The random generator from which one seed is sampled. Default: a generator with seed 0.
         arguments: `indices`, `split`, `split_by`, `checkpoints`, `state` and `progress`; see
             `regauge.learn.division.FitArguments`.
 
     Raises:
         IndexError: An index is out of range.
-        ValueError: The networks have several architectures, or are not finite. Or a part of the split has no networks.
-            Or neither `module` and `inputs` nor `task` is given, the networks cannot be run, or all of them compute the
-            same. Or the training diverged.
+        ValueError: The networks have several architectures, or are not finite. A split has no networks. Neither
+            `module` and `inputs` nor `task` is given. The networks cannot be evaluated, or all of them compute the same
+            function. Or the training diverged.
 
     References:
         Paper 002, section 4: an invariant encoder, an MLP as decoder, and losses by function.
@@ -89,7 +90,7 @@ def fit_autoencoder(
 
 
 class _Net(nn.Module):
-    """An encoder and a decoder."""
+    """A pair of an encoder and a decoder."""
 
     def __init__(self, encoder: nn.Module, decoder: nn.Module) -> None:
         super().__init__()
@@ -101,7 +102,7 @@ class _Net(nn.Module):
 
 
 def _encoder(symmetry: Symmetry, config: AutoencoderConfig, sample: Params, chance: torch.Generator) -> Metanet:
-    """Return the net that the settings describe, initialized with the statistics of some networks."""
+    """Return the encoder that the settings describe, initialized with the statistics of some networks."""
     net = Metanet(
         symmetry,
         layer=config.layer,
@@ -120,8 +121,7 @@ def _encoder(symmetry: Symmetry, config: AutoencoderConfig, sample: Params, chan
 
 @dataclass(frozen=True, eq=False)
 class AutoencoderFitting(Fitting[Autoencoder]):
-    """The training of an autoencoder; `rest` holds the tensors that the decoder does not make, and `layer` moves
-    inputs."""
+    """The training of an autoencoder. `rest` holds the tensors that are not decoded; `layer` transforms inputs."""
 
     division: Division
     config: AutoencoderConfig
@@ -141,7 +141,7 @@ class AutoencoderFitting(Fitting[Autoencoder]):
         task: Task | None,
         encoder: nn.Module | None,
     ) -> "AutoencoderFitting":
-        """Return the training, with a new net, its data and its loss."""
+        """Return a training run with a new net, its data and its loss."""
         collection = division.collection
         symmetry = collection.symmetry(0)
         for member in collection.members:
@@ -165,7 +165,7 @@ class AutoencoderFitting(Fitting[Autoencoder]):
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """All settings and data that the training depends on, as JSON."""
+        """All settings and data on which the training depends, as JSON."""
         return self.division.describe(
             self.config,
             outputs=digest(*(mean.cpu() for mean in self.objective.mean)),
@@ -173,14 +173,14 @@ class AutoencoderFitting(Fitting[Autoencoder]):
         )
 
     def loss(self, batch: Batch, chance: torch.Generator) -> Tensor:
-        """Return the mean loss of a batch, whose networks are changed at random."""
+        """Return the mean loss of a batch, after random changes of its networks."""
         params = move_inputs(batch.params, self.config.changes, self.layer, chance)
         changed = change_values(params, self.config.changes, tuple(self.division.collection.symmetry(0).tied), chance)
         decoded = self.net(to_net(changed, self.net))
         return self.objective.train_loss(self._complete(decoded), to_net(params, self.net), chance)
 
     def validate(self) -> Validation:
-        """Return the loss on the networks for validation."""
+        """Return the loss on the validation networks."""
         scores = self._score(self.division.parts["validation"])
         loss = scores.pop("loss") / self.objective.scale
         return Validation((loss,), {"validation_loss": loss, **{f"validation_{k}": v for k, v in scores.items()}})
@@ -203,13 +203,13 @@ class AutoencoderFitting(Fitting[Autoencoder]):
         return Autoencoder(self.net.encoder.cpu().eval(), decoder, self.config.decoder, rest, about, trained, test)
 
     def _complete(self, decoded: Params) -> Params:
-        """Return decoded networks together with the tensors that the decoder does not make."""
+        """Return decoded networks together with the tensors that the decoder does not generate."""
         count = len(next(iter(decoded.values())))
         return decoded | {n: t.expand(count, *t.shape) for n, t in self.rest.items() if n not in decoded}
 
     @torch.no_grad()
     def _score(self, indices: Indices, *, is_mean: bool = False) -> dict[str, float]:
-        """Return mean scores of some networks."""
+        """Return the mean scores of some networks."""
         totals: dict[str, float] = {}
         for _, params in read_blocks(self.division.collection, indices):
             originals = to_net(params, self.net)
@@ -220,9 +220,9 @@ class AutoencoderFitting(Fitting[Autoencoder]):
 
 
 def _judge(own: Mapping[str, float], constant: Mapping[str, float]) -> dict[str, Any]:
-    """Return whether decoded networks have at most half the error of a control, and a message about it.
+    """Return whether decoded networks have at most half the error of a control, and a message about the comparison.
 
-    For squared errors and divergences the bound is a quarter.
+    For squared errors and divergences, the bound is a quarter of the control's error.
     """
     name = next(name for name in ("accuracy error", "loss", "squared error") if name in own)
     most, share, whose = (

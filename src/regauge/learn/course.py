@@ -1,4 +1,4 @@
-"""The course of a training: its epochs with their validations, and the weights of the best one."""
+"""The history of a training run: the epochs with their validations, and the weights of the best epoch."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from regauge.core.params import Params
 
 
 class Validation(NamedTuple):
-    """The result of a validation: `order` is smaller for better nets, and `facts` are values to print."""
+    """The result of a validation. `order` is smaller for better nets, and `facts` are values to print."""
 
     order: tuple[float, ...]
     facts: dict[str, float]
@@ -17,13 +17,13 @@ class Validation(NamedTuple):
 
 @dataclass(frozen=True)
 class Trained:
-    """The record of a training.
+    """The history of a finished training run.
 
     Attributes:
-        history: One row for each epoch: its number, the steps so far, the mean training loss, the final learning rate,
-            the seconds so far, and the facts of the validation.
+        history: One row per epoch: the epoch, the total number of steps, the mean training loss, the final learning
+            rate, the elapsed seconds, and the facts of the validation.
         best: The epoch whose weights were kept, as in `history`.
-        ended: Why the training ended: "epochs", "patience" or "seconds".
+        ended: The reason for the end of training: "epochs", "patience" or "seconds".
     """
 
     history: tuple[Mapping[str, float], ...]
@@ -31,8 +31,7 @@ class Trained:
     ended: str
 
     def after(self, earlier: Sequence[Mapping[str, float]]) -> "Trained":
-        """Return this training appended to another one: epochs, steps and seconds continue those of the other
-        history."""
+        """Return the history of an earlier run, continued by this one."""
         if not earlier:
             return self
         last = earlier[-1]
@@ -43,19 +42,19 @@ class Trained:
 
 @dataclass
 class Course:
-    """The state of a training.
+    """The state of a running training.
 
     Attributes:
-        best: The weights with the best validation; the initial weights before the first validation.
-        order: The `order` of the best validation; empty before the first validation.
-        best_epoch: The epoch of `best`.
-        history: Rows of the completed epochs; see `Trained`.
+        best: The weights with the best validation. Before the first validation, the initial weights.
+        order: The `order` of the best validation. Empty before the first validation.
+        best_epoch: The epoch in which `best` was found.
+        history: The rows of the completed epochs; see `Trained`.
         step: The number of completed steps.
-        total: Sum of the losses in the current epoch.
-        count: Number of losses in the current epoch.
-        rate: Learning rate of the last step.
-        seconds: Seconds of training.
-        ended: Why the training ended; empty while it goes on.
+        total: The sum of the losses in the current epoch.
+        count: The number of losses in the current epoch.
+        rate: The learning rate of the last step.
+        seconds: The number of seconds spent on training.
+        ended: The reason for the end of training; empty while training continues.
     """
 
     best: Params
@@ -71,12 +70,12 @@ class Course:
 
     @property
     def known(self) -> dict[str, Any]:
-        """The state without the weights, as JSON."""
+        """The state except the weights, as JSON."""
         return {name: value for name, value in vars(self).items() if name != "best"}
 
     @property
     def trained(self) -> Trained:
-        """The result of a training that has ended."""
+        """The history of a training run that has ended."""
         return Trained(tuple(self.history), self.best_epoch, self.ended)
 
     def add(self, loss: float, rate: float) -> None:
@@ -84,7 +83,7 @@ class Course:
         self.step, self.total, self.count, self.rate = self.step + 1, self.total + loss, self.count + 1, rate
 
     def is_better(self, found: Validation) -> bool:
-        """End an epoch with its validation, and return whether this validation is the best one so far.
+        """End an epoch with its validation, and return whether this validation is the best so far.
 
         Raises:
             ValueError: The validation is not finite.
@@ -103,5 +102,5 @@ class Course:
         return True
 
     def is_stale(self, patience: int | None) -> bool:
-        """Return whether the given number of epochs has passed since the best one."""
+        """Return whether `patience` epochs have passed since the best epoch."""
         return patience is not None and len(self.history) - 1 - self.best_epoch >= patience

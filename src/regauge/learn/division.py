@@ -1,4 +1,4 @@
-"""The networks of a training, and their division into parts for training, validation and test."""
+"""The networks of a training run, split into training, validation and test networks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,20 +22,22 @@ class FitArguments(TypedDict, total=False):
     """Arguments of every function that trains a net on networks, such as `learn.fit_predictor` and `flow.fit`.
 
     Attributes:
-        indices: Indices of the networks to use, or a mask; all by default. Networks that are not finite are left out.
-        split: Indices of the networks for "train", "validation" and "test". By default, a store is divided by run so
-            that all checkpoints of a run are in the same part. If the store has a column "split" with test networks,
-            these networks are the test part. A population in memory is divided at random, but always in the same way:
+        indices: Indices of the networks to use, or a mask; by default all networks. Networks that are not finite are
+            left out.
+        split: Indices of the networks for "train", "validation" and "test". By default, a store is split by run: all
+            checkpoints of a run are in the same split. If the store has a column "split" that marks test networks,
+            these networks are the test split. A population in memory is split randomly, but always in the same way:
             80%, 10% and 10%.
-        split_by: Column by which stores are divided instead of by run. All networks with the same value are in the same
-            part. An example is a column of images to which several networks were fitted.
-        checkpoints: The checkpoints of each run of a store that are used if neither `indices` nor `split` is given:
+        split_by: The column by which stores are split, instead of by run. All networks with the same value are in the
+            same split. An example is a column that names the image to which a network was fitted.
+        checkpoints: The checkpoints of each run in a store that are used if neither `indices` nor `split` is given:
             "last" (the default) or "all".
-        state: A `.safetensors` file that keeps the state of the training while it runs. If an interrupted call is
-            repeated, it continues from the file. The result equals that of an uninterrupted training bit by bit.
-        progress: Shows the steps.
-        on_step: Called after each step with a `regauge.training.State`: the number of the step, the loss and the
-            learning rate.
+        state: A `.safetensors` file in which the training state is saved during training. If an interrupted call is
+            repeated, it continues from this file. The result is bitwise identical to that of an uninterrupted training
+            run.
+        progress: Displays the steps.
+        on_step: A function that is called after each step with a `regauge.training.State`: the number of the step, the
+            loss and the learning rate.
     """
 
     indices: Sequence[int] | NDArray[Any] | None
@@ -49,14 +51,14 @@ class FitArguments(TypedDict, total=False):
 
 @dataclass(frozen=True, eq=False)
 class Division:
-    """Networks, divided for a training.
+    """Networks that are split for training.
 
     Attributes:
         collection: All networks.
-        parts: Indices of the networks for "train", "validation" and "test".
+        parts: The indices of the networks for "train", "validation" and "test".
         seed: The seed of all random numbers in the training.
-        given: The seed of the generator from which `seed` was drawn.
-        checkpoints: The checkpoints of each run that are used; None if the networks were given by index.
+        given: The seed of the generator from which `seed` was sampled.
+        checkpoints: The checkpoints of each run that are used; None if the caller gave networks by index.
     """
 
     collection: Collection
@@ -75,11 +77,11 @@ class Division:
         by: str | None = None,
         **arguments: Unpack[FitArguments],
     ) -> "Division":
-        """Divide networks, and draw one seed from the generator; by default a generator with seed 0.
+        """Split networks, and sample one seed from the generator. Default: a generator with seed 0.
 
         Args:
             usable: Indices of the networks that can be used; by default the finite networks.
-            by: Column by which stores are divided if the arguments name no column.
+            by: The column by which stores are split if the arguments name no column.
         """
         generator = given_or_seed(generator)
         split, indices = arguments.get("split"), arguments.get("indices")
@@ -94,10 +96,10 @@ class Division:
         return torch.Generator().manual_seed(derive_seed(self.seed, purpose))
 
     def samples(self, count: int, train: Indices | None = None) -> list[Params]:
-        """Return at most `count` networks of each layout, evenly spread over the training networks.
+        """Return up to `count` networks of each layout, evenly spaced over the training networks.
 
         Raises:
-            ValueError: No training network has one of the layouts.
+            ValueError: A layout has no training networks.
         """
         train = self.parts["train"] if train is None else train
         there, layouts = self.collection.layout_of(train), range(max(self.collection.layouts) + 1)
@@ -109,12 +111,12 @@ class Division:
         return [self.collection.read(spread(train[there == k], count)) for k in layouts]
 
     def loader(self, batch: int, train: Indices | None = None, augment: Sequence[str] = ()) -> Loader:
-        """Return batches of the networks for training, in random order."""
+        """Return batches of the training networks in random order."""
         indices = self.parts["train"] if train is None else train
         return Loader(self.collection, generator=self.chance("order"), batch=batch, indices=indices, augment=augment)
 
     def describe(self, config: object, **others: Any) -> dict[str, Any]:
-        """Return all that a training depends on, as JSON; `train` compares it with a saved state."""
+        """Return everything on which the training depends, as JSON. `train` compares it with a saved state."""
         return {
             "settings": repr(config),
             "networks": self.collection.key,
@@ -124,7 +126,7 @@ class Division:
         }
 
     def about(self, config: object) -> dict[str, Any]:
-        """Return facts about the training, as JSON: numbers of networks, settings, and the given seed."""
+        """Return facts about the training run, as JSON: numbers of networks, settings, and the given seed."""
         return {
             "networks": {name: len(part) for name, part in self.parts.items()},
             "settings": repr(config),

@@ -1,4 +1,4 @@
-"""Training on networks: the net, its loss, its validation and its result."""
+"""The training of a net on networks: the net, its loss, its validation and its result."""
 
 from abc import ABC, abstractmethod
 from typing import Any, Generic, TypeVar
@@ -17,14 +17,14 @@ Made = TypeVar("Made", covariant=True)
 
 
 class Fitting(ABC, Generic[Made]):
-    """A training of a net on networks: the base class for matchers, predictors, autoencoders and flows.
+    """The training of a net on networks: the base class for matchers, predictors, autoencoders and flows.
 
-    Subclasses are frozen dataclasses with a class method `prepare`, which makes the net and reads the data.
+    Subclasses are frozen dataclasses with a class method `prepare`, which creates the net and reads the data.
 
     Attributes:
         division: The networks, and the seed of all random numbers.
         config: The settings.
-        net: The net that is trained, on the device of the settings.
+        net: The trained net, on the device that the settings name.
         loader: The batches of an epoch.
     """
 
@@ -39,15 +39,15 @@ class Fitting(ABC, Generic[Made]):
 
     @abstractmethod
     def validate(self) -> Validation:
-        """Return the validation of the net, which is in evaluation mode, on the validation networks."""
+        """Return the validation of the net on the validation networks. The net is in evaluation mode."""
 
     @abstractmethod
     def conclude(self, trained: Trained, progress: Progress) -> Made:
-        """Return the result with the best weights of the net, tested once on the test networks."""
+        """Return the result with the net's best weights, evaluated once on the test networks."""
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """All settings and data that the training depends on, as JSON."""
+        """All settings and data on which the training depends, as JSON."""
         return self.division.describe(self.config)
 
     def train(self, arguments: FitArguments) -> Trained:

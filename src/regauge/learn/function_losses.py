@@ -1,4 +1,4 @@
-"""Losses between the outputs of two networks; these losses depend on functions and not on weights."""
+"""Losses between the outputs of two networks. They depend only on the functions, not on the weights."""
 
 import math
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ from regauge.core.task import Task
 
 @dataclass(frozen=True)
 class SquaredError:
-    """The mean squared difference of outputs, as for signals: images, occupancies, distances.
+    """The mean squared difference of outputs, for signals such as images, occupancies and distances.
 
     References:
         Paper 002, section 4.
     """
 
     def __call__(self, made: Tensor, wanted: Tensor, targets: Any) -> Tensor:
-        """`[models]`, from outputs `[models, examples, ...]`."""
+        """Return the loss of each network, `[models]`, from outputs `[models, examples, ...]`."""
         return (made - wanted).square().flatten(1).mean(1)
 
 
@@ -27,10 +27,10 @@ class SquaredError:
 class Distillation:
     """The Kullback-Leibler divergence from the original's softened class probabilities, times the squared temperature.
 
-    The factor keeps gradients as large as they are at temperature one. Classes lie along the last axis.
+    The factor makes gradients as large as at temperature one. Classes are on the last axis.
 
     Attributes:
-        temperature: The divisor of logits.
+        temperature: The number by which logits are divided.
 
     References:
         Hinton et al. (2015), Distilling the knowledge in a neural network, section 2; paper 002, section 4.
@@ -43,7 +43,7 @@ class Distillation:
             raise ValueError(f"temperature={self.temperature} softens nothing; it must be positive and finite")
 
     def __call__(self, made: Tensor, wanted: Tensor, targets: Any) -> Tensor:
-        """`[models]`, in nats, from logits `[models, examples, ..., classes]`."""
+        """Return the loss of each network, `[models]` in nats, from logits `[models, examples, ..., classes]`."""
         if wanted.ndim < 3 or wanted.shape[-1] < 2:
             raise ValueError(
                 f"the networks give {tuple(wanted.shape[1:])} numbers for the inputs, which are no logits of two "
@@ -56,7 +56,7 @@ class Distillation:
 
 @dataclass(frozen=True)
 class Criterion:
-    """The loss of a task on its targets; the outputs of the original network are not used.
+    """The loss of a task on its targets. The outputs of the original network are not used.
 
     Attributes:
         task: The task whose criterion is used.
@@ -65,9 +65,9 @@ class Criterion:
     task: Task
 
     def __call__(self, made: Tensor, wanted: Tensor, targets: Any) -> Tensor:
-        """The task's loss of each network, `[models]`."""
+        """Return the task's loss of each network, `[models]`."""
         return torch.func.vmap(self.task.criterion, in_dims=(0, None))(made, targets)
 
 
 FunctionLoss = SquaredError | Distillation
-"""Losses that compare a network with the original, and need no targets."""
+"""Losses that compare a network with the original network and need no targets."""

@@ -1,4 +1,4 @@
-"""Hyper-matching: a hypernetwork reads the weights of B and writes a network with low loss on the line from A."""
+"""Hyper-matching: a hypernetwork maps the weights of B to a network that has a low-loss linear path from A."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,8 +21,8 @@ from regauge.weightspace.hypernetwork import HyperNetwork
 class HyperMatchingConfig(LineTrainingConfig):
     """Settings of `hyper_match`; see `LineTrainingConfig`. One step corresponds to one epoch of the paper.
 
-    In the paper the learning rate begins at 1e-4, so its largest value is 2.5e-3. Networks of width 64 train with this
-    value and with the default.
+    In the paper the initial learning rate is 1e-4, so the largest learning rate is 2.5e-3. Networks of width 64 train
+    both with this learning rate and with the default.
 
     Attributes:
         embedding: Length of the decoder's embeddings of rows.
@@ -70,23 +70,23 @@ def hyper_match(
     progress: Progress = no_progress,
     on_step: OnStep | None = None,
 ) -> FlatLine:
-    """Train a hypernetwork on one pair: it reads the weights of B and writes a network on a low-loss line from A.
+    """Train a hypernetwork on one pair: it maps the weights of B to a network with a low-loss linear path from A.
 
-    The batch normalization of the hypernetwork always uses the statistics of the rows of B. Because the hypernetwork
-    sees only one B, it is just a parametrization of the result. `straighten` trains the weights directly.
+    The hypernetwork's batch normalization always uses the statistics of the rows of B. The hypernetwork sees only one
+    B, so it is merely a parametrization of the result. `straighten` trains the weights directly.
 
     Args:
-        params_a: The network at the fixed end of the line, unchanged.
-        params_b: The network that the hypernetwork reads, unchanged.
+        params_a: The network at the fixed endpoint of the path; it is not changed.
+        params_b: The network that the hypernetwork reads; it is not changed.
         task: Module, batches and loss. The module is an MLP whose hidden layers have equal widths.
-        generator: Random generator for the hypernetwork, the examples and the points on the line; by default one with
-            seed 0.
-        on_step: Called after each step with a `regauge.training.State`: the number of the step, the loss and the
-            learning rate.
+        generator: Random generator for the hypernetwork, the examples and the points on the path. Default: a generator
+            with seed 0.
+        on_step: A function that is called after each step with a `regauge.training.State`: the number of the step, the
+            loss and the learning rate.
 
     Raises:
-        ValueError: The networks have different parameters, are not such MLPs, or contain NaN or Inf. Or there are no
-            batches, or the loss is not finite.
+        ValueError: The networks have different parameters, are not such MLPs, or contain NaN or Inf. There are no
+            batches. Or the loss is not finite.
 
     References:
         Paper 003, section 3.4.

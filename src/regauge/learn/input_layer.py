@@ -1,4 +1,4 @@
-"""The first layer of networks, in which a motion of the inputs becomes a change of weights."""
+"""The first layer of networks, in which a transformation of the inputs becomes a change of weights."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 
 EXACT = 1e-6
-"""Largest difference, as a share of the largest output, for which two networks count as the same; in float64."""
+"""The largest difference, relative to the largest output, at which two networks count as equal in float64."""
 
 
 @dataclass(frozen=True)
@@ -19,9 +19,9 @@ class InputLayer:
     """The first layer `W x + b` of networks whose inputs are vectors, such as the coordinates of a signal.
 
     Attributes:
-        weight: Name of W, `[units, inputs]`.
-        bias: Name of b, `[units]`.
-        inputs: Length of the inputs.
+        weight: The name of W, `[units, inputs]`.
+        bias: The name of b, `[units]`.
+        inputs: The number of inputs.
     """
 
     weight: str
@@ -30,14 +30,13 @@ class InputLayer:
 
     @classmethod
     def find(cls, symmetry: Symmetry, module: nn.Module) -> "InputLayer":
-        """Return the first layer: the only matrix of the symmetry whose input axis nothing moves and whose output axis
-        is units.
+        """Return the first layer: the only matrix with a fixed input axis and units on its output axis.
 
-        The layer is tested in float64: moving the inputs of a random network must give the same outputs as moving its
-        layer.
+        The symmetry determines these axes. The layer is tested in float64: transforming the inputs of a random network
+        must give the same outputs as transforming its first layer.
 
         Raises:
-            ValueError: There is no such layer, or more than one, or the network also uses its inputs in another way.
+            ValueError: There is no such layer, or more than one. Or the network also uses its inputs elsewhere.
         """
         outputs = {(place.parameter, place.axis): group.name for group in symmetry.groups for place in group.placements}
         shapes = symmetry.shapes
@@ -57,14 +56,13 @@ class InputLayer:
         return right[0]
 
     def move(self, params: Mapping[str, Tensor], matrix: Tensor, shift: Tensor) -> Params:
-        """Return networks that compute `f(matrix x + shift)`: matrix `[models, inputs, inputs]`, shift `[models,
-        inputs]`."""
+        """Return networks that compute `f(matrix x + shift)`: `[models, inputs, inputs]`, `[models, inputs]`."""
         weight, bias = params[self.weight], params[self.bias]
         moved = bias + torch.einsum("moi,mi->mo", weight, shift.to(weight))
         return {**params, self.weight: weight @ matrix.to(weight), self.bias: moved}
 
     def _moves(self, module: nn.Module) -> bool:
-        """Return whether a network with a moved layer computes the same as the network on moved inputs."""
+        """Return whether transforming the layer has the same effect on the outputs as transforming the inputs."""
         chance = torch.Generator().manual_seed(0)
 
         def draw(*shape: int) -> Tensor:

@@ -18,7 +18,7 @@ from regauge.weightspace.layout.compile import compile_layout
 
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
 MEASURED_AT_ONCE = 512
-"""Networks whose statistics are computed at a time."""
+"""The number of networks whose statistics are computed at a time."""
 ITERATIONS = 200
 PENALTIES = np.logspace(-3, 6, 19)
 
@@ -41,10 +41,10 @@ def layer_statistics(params: Mapping[str, Tensor]) -> NDArray[np.float32]:
 
 
 def invariant_statistics(symmetry: Symmetry) -> Callable[[Params], NDArray[np.float32]]:
-    """Return `layer_statistics` of canonical networks, which no part of a symmetry changes.
+    """Return a function that computes `layer_statistics` of canonical networks, which the symmetry does not change.
 
-    The statistics describe the same canonical form that a net over networks reads. In this form, products over the axes
-    of invertible matrices replace their factors. Translations are removed first.
+    The canonical form is the same as for a net over networks. In this form, products over the axes of invertible
+    matrices replace their factors. Translations are removed first.
     """
     layout = compile_layout(symmetry)
     frame = CanonicalFrame.of(layout, tuple(part for part in PARTS if part != "permutation"))
@@ -68,18 +68,18 @@ def read_features(
 
 
 def canonical_values(params: Params, symmetry: Symmetry) -> NDArray[np.float32]:
-    """Return all values of the canonical forms of networks, `[networks, values]`."""
+    """Return all parameters of the canonical forms of networks, `[networks, values]`."""
     canonical = canonicalize(params, symmetry)
     values = [t.flatten(1) if t.ndim > 1 else t[:, None] for t in canonical.values() if t.is_floating_point()]
     return torch.cat([one.float().cpu() for one in values], 1).numpy()
 
 
 Read = Callable[[NDArray[np.float32]], NDArray[Any]]
-"""A function from features of networks, `[models, features]`, to values as in the column that it was fitted to."""
+"""A function from features of networks, `[models, features]`, to predictions in the form of the target column."""
 
 
 def boosted_trees(features: NDArray[np.float32], values: NDArray[Any], target: Target, *, seed: int) -> Read:
-    """Fit gradient boosting from features of networks, such as statistics of layers, to the values of a target."""
+    """Fit gradient boosting to the target, given features of networks such as layer statistics."""
     from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
     kind = HistGradientBoostingClassifier if target.kind == "classes" else HistGradientBoostingRegressor
@@ -87,7 +87,7 @@ def boosted_trees(features: NDArray[np.float32], values: NDArray[Any], target: T
 
 
 def ridge_regression(features: NDArray[np.float32], values: NDArray[Any], target: Target) -> Read:
-    """Fit a ridge regression to standardized features; generalized cross-validation chooses the penalty."""
+    """Fit a ridge regression to standardized features. Generalized cross-validation chooses the penalty."""
     from sklearn.linear_model import RidgeClassifierCV, RidgeCV
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
@@ -97,7 +97,7 @@ def ridge_regression(features: NDArray[np.float32], values: NDArray[Any], target
 
 
 def _fit(estimator: Any, features: NDArray[np.float32], values: NDArray[Any], target: Target) -> Read:
-    """Fit an estimator of scikit-learn."""
+    """Fit a scikit-learn estimator."""
     encoded = target.encode(values).numpy()
     if target.kind == "classes" and len(np.unique(encoded)) < 2:
         return lambda others: np.array([target.constant(values)] * len(others))

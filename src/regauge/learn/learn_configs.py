@@ -1,4 +1,4 @@
-"""Settings of predictors, autoencoders and matchers; the module does not import torch so that options load fast."""
+"""Settings of predictors, autoencoders and matchers. The module does not import torch, which keeps options fast."""
 
 import math
 from dataclasses import dataclass, field
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from regauge.weightspace.layers.plan import Layer
 
 Kind = Literal["numbers", "fractions", "classes"]
-"""The target of a predictor."""
+"""The kind of a predictor's target."""
 LineKind = Literal["loss", "outputs"]
-"""The loss of a matcher between networks: the task's loss, or the distance from the mix of both networks' outputs."""
+"""The loss of a matcher on the linear path: the task's loss, or the distance from the mix of both networks' outputs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class ReaderConfig(NetTrainingConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class PooledConfig(ReaderConfig):
-    """Settings of a net that reads a network as one vector.
+    """Settings of a net that maps a network to one vector.
 
     Attributes:
         reads_moments: Let the net also begin with the moments of every tensor: sizes, means and extremes.
@@ -61,7 +61,7 @@ class PooledConfig(ReaderConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class PredictorConfig(PooledConfig):
-    """Settings of a predictor: its net, its training, and how networks are varied.
+    """Settings of a predictor: its net, its training, and the random changes of networks.
 
     Attributes:
         depth: Number of layers; by default 4, and 0 with probes, which tell most for their price. 0 reads nothing but
@@ -107,16 +107,16 @@ class PredictorConfig(PooledConfig):
 
     @property
     def layers(self) -> int:
-        """Number of layers."""
+        """The number of layers."""
         return self.depth if self.depth is not None else 0 if self.probes else 4
 
     @property
     def dropped(self) -> float:
-        """Share of the hidden units that are dropped."""
+        """The dropout probability of hidden units."""
         return self.dropout if self.dropout is not None else 0.2 if self.probes else 0.0
 
     def _try(self) -> None:
-        """Raise an error for settings that cannot build a net, such as heads that do not divide the width."""
+        """Raise an error if the settings cannot build a net, for example if the heads do not divide the width."""
         import torch
 
         from regauge.core.symmetry import Symmetry
@@ -140,10 +140,10 @@ class PredictorConfig(PooledConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class AutoencoderConfig(PooledConfig):
-    """Settings of an autoencoder: encoder, decoder, loss, training.
+    """Settings of an autoencoder: encoder, decoder, loss and training.
 
-    If `changes` moves inputs, the decoder learns to reproduce the moved networks. It does not learn to reproduce noise
-    and dropped values.
+    If `changes` transform inputs, the decoder learns to reproduce the transformed networks. It does not learn to
+    reproduce noise and dropped weights.
 
     Attributes:
         depth: Number of layers of the encoder.
@@ -172,8 +172,8 @@ class AutoencoderConfig(PooledConfig):
 class MatchingConfig(ReaderConfig):
     """Settings of a matcher: its net, its losses, and its training.
 
-    In each step, random changes and elements of the symmetry make copies of networks, and the net learns to recognize
-    the units of the copies.
+    In each step, random changes and elements of the symmetry create copies of networks. The net learns to match the
+    units of the copies to the original units.
 
     Attributes:
         batch: Networks of a step; each is aligned with another one of them.

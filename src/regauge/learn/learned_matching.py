@@ -31,11 +31,11 @@ from regauge.weightspace.net_files import load_net
 
 KIND = "matching"
 TIES = 1e-4
-"""Share of the parameters where vectors decide alone: for what they leave open, such as shifts and matrices."""
+"""The share of weights if vectors decide. Weights then determine only what vectors do not determine, such as shifts."""
 COMPLETING = 3
-"""Most sweeps that settle this."""
+"""The largest number of sweeps that determine what vectors do not determine."""
 MATCHED_AT_ONCE = 64
-"""Networks that the net reads at a time."""
+"""The number of networks that the net reads at a time."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -104,7 +104,7 @@ class LearnedMatching(Method):
 
     @property
     def weight_matching(self) -> WeightMatching:
-        """The weight matching that is used without the net."""
+        """The weight matching that is used if the net is not used."""
         return WeightMatching(scales=self.scales)
 
     def reads_representatives(self, symmetry: Symmetry, *, has_task: bool) -> bool:
@@ -113,7 +113,7 @@ class LearnedMatching(Method):
         return not self.share and method.reads_representatives(symmetry, has_task=has_task)
 
     def match(self, problem: Problem) -> Results:
-        """Match pairs of networks, all of them at once; see `align` and `align_pairs`."""
+        """Match all pairs of networks at once; see `align` and `align_pairs`."""
         if not self.share and not self._descends(problem):
             return self.weight_matching.match(problem)
         placed = self.prepare(problem) if self.share else None
@@ -121,7 +121,7 @@ class LearnedMatching(Method):
         return join([self._match(problem[part], placed) for part in parts])
 
     def match_many(self, problem: ManyProblem) -> ManyResult:
-        """Match all networks to the first one, as one batch of pairs."""
+        """Match all networks to the first network, as one batch of pairs."""
         if not self.share:
             return self.weight_matching.match_many(problem)
         first, *others = problem.networks
@@ -139,10 +139,10 @@ class LearnedMatching(Method):
         )
 
     def prepare(self, problem: Problem) -> Placed:
-        """Adapt the net to the widths of the problem, and let the groups of the problem act on the vectors.
+        """Adapt the net to the problem's widths, and define the action of the problem's groups on the vectors.
 
         Raises:
-            ValueError: The networks differ from the networks of the training in more than the numbers of units.
+            ValueError: The networks differ from the training networks in more than the numbers of units.
         """
         if not self.net.reads(problem.b):
             self.net.adapt(problem.symmetry)
@@ -168,7 +168,7 @@ class LearnedMatching(Method):
         return ContinuousDescent("midpoint", init=init, steps=self.steps)
 
     def _by_vectors(self, problem: Problem, placed: Placed) -> list[Results]:
-        """Return the matchings by vectors: with sweeps, and also by vectors alone if there is a task or no sweep."""
+        """Return the matchings by vectors: with sweeps, and also without sweeps if there is a task or no sweep."""
         vectors = [self.read(params, placed) for params in (problem.a, problem.b)]
         found = responses(placed, *vectors)
         settings = [(1 - self.share, self.sweeps)] if self.sweeps else []
@@ -186,13 +186,13 @@ class LearnedMatching(Method):
         return [match(weight, sweeps) for weight, sweeps in settings]
 
     def _descends(self, problem: Problem) -> bool:
-        """Return whether a descent on scales follows."""
+        """Return whether a descent on scales follows the matching."""
         groups = (group for group in problem.symmetry.groups if group.matrix == "none")
         return problem.task is not None and self.steps > 0 and any(kept_scales(problem.symmetry, g) for g in groups)
 
     @torch.no_grad()
     def read(self, params: Mapping[str, Tensor], placed: Placed) -> dict[str, Tensor]:
-        """Return the vectors of networks `[models, ...]`; an expanded network is read only once."""
+        """Return the vectors of networks `[models, ...]`. Networks that are expanded copies are read only once."""
         count = len(next(iter(params.values())))
         if are_copies(params):
             one = self.read(select(params, slice(0, 1)), placed)
@@ -211,7 +211,7 @@ class LearnedMatching(Method):
 
 
 def completing(symmetry: Symmetry) -> int:
-    """Return the number of sweeps that vectors need to be completed; 0 if there are only permutations and scales."""
+    """Return the number of sweeps that complete a matching by vectors; 0 if there are only permutations and scales."""
     return COMPLETING if any(g.signs or g.shifts or g.matrix != "none" for g in symmetry.groups) else 0
 
 
@@ -219,16 +219,16 @@ def completing(symmetry: Symmetry) -> int:
 def load_matching(
     path: str | Path, *, module: nn.Module | None = None, make_module: Callable[[], nn.Module] | None = None
 ) -> LearnedMatching:
-    """Return the matcher in a file, a method for `align`.
+    """Load a matcher, a method for `align`, from a file.
 
     Args:
         path: The file.
-        module: The architecture of the networks, needed for a net with probes, because files never name code to run.
-        make_module: A function that makes the module, used instead of `module` if the net has probes.
+        module: The module of the networks. It is needed for a net with probes, because files never name code to run.
+        make_module: A function that creates the module if the net has probes; it replaces `module`.
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: The file is damaged, or holds no matcher.
+        ValueError: The file is damaged, or does not contain a matcher.
     """
     net, about = load_net(path, module=module, make_module=make_module)
     if about.get("kind") != KIND:

@@ -1,4 +1,4 @@
-"""The linear initialization of a predictor: weights of the statistics of networks, fitted before the training."""
+"""The linear initialization of a predictor: weights for network statistics, fitted before the training."""
 
 from collections.abc import Callable
 
@@ -13,19 +13,19 @@ from regauge.storage.collection import Collection
 from regauge.weightspace.metanet import Metanet
 
 PENALTIES = (10.0, 1.0, 0.1, 1e-2, 1e-3, 1e-4, 1e-5)
-"""Penalties of squared weights that are tried, one after the other."""
+"""The penalties on squared weights that are tried, in order."""
 FOLDS = 5
 ITERATIONS = 30
 MOST_VALUES, FEWEST = 4_000_000, 500
-"""Features that are fitted to at most, of fewer networks if need be, but of this number at least."""
+"""Limits for the fit: the number of features times networks, and the smallest number of networks."""
 Loss = Callable[[Tensor, Tensor], Tensor]
-"""The mean loss of outputs `[networks, outputs]` for encoded targets."""
+"""A function that returns the mean loss of outputs `[networks, outputs]` for encoded targets."""
 
 
 def fit_start(
     net: Metanet, collection: Collection, train: Indices, target: Target, values: NDArray[np.generic]
 ) -> None:
-    """Fit the linear readers of a net, one for each layout, to the training networks."""
+    """Fit the linear readers of a net, one for each layout, on the training networks."""
     layouts = collection.layout_of(train)
     for layout in np.unique(layouts).tolist():
         reader = net.linear_reader(layout)
@@ -48,8 +48,8 @@ def fit_start(
 def fit_linear(features: Tensor, encoded: Tensor, loss: Loss, outputs: int) -> tuple[Tensor, Tensor]:
     """Return weights `[outputs, features]` and biases that minimize the mean loss plus a penalty on squared weights.
 
-    Cross-validation over blocks of consecutive networks chooses the penalty. The weights are zero if no penalty is
-    better than zero weights.
+    Cross-validation over blocks of consecutive networks chooses the penalty. If no penalty is better than zero weights,
+    the weights are zero.
 
     Args:
         features: Standardized features in float64, `[networks, features]`.
@@ -75,10 +75,10 @@ def fit_linear(features: Tensor, encoded: Tensor, loss: Loss, outputs: int) -> t
 def _path(
     features: Tensor, encoded: Tensor, loss: Loss, outputs: int, count: int | None = None
 ) -> list[tuple[Tensor, Tensor]]:
-    """Return the weights and biases for the first penalties, the largest first; each fit starts from the previous one.
+    """Return weights and biases for the first penalties, largest first. Each fit starts from the previous fit.
 
-    The weights are optimized along the principal axes of the features, scaled so that all second derivatives of a
-    squared error are equal. Then few iterations suffice.
+    The weights are optimized along the principal axes of the features. The axes are scaled to make all second
+    derivatives of a squared error equal. Then few iterations suffice.
     """
     middle = features.mean(0)
     _, sizes, axes = torch.linalg.svd(features - middle, full_matrices=False)
@@ -96,7 +96,7 @@ def _path(
 def _descend(
     inputs: Tensor, encoded: Tensor, loss: Loss, shrink: Tensor, weight: Tensor, bias: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the weights `[outputs, inputs]` and biases that minimize the loss, starting from given ones."""
+    """Return weights `[outputs, inputs]` and biases that minimize the loss, starting from given weights and biases."""
     weight, bias = weight.clone().requires_grad_(), bias.clone().requires_grad_()
     search = torch.optim.LBFGS([weight, bias], max_iter=ITERATIONS, line_search_fn="strong_wolfe")
 

@@ -1,4 +1,4 @@
-"""Losses for matchers: recognition of changed copies, loss on the line between networks, and distance of networks."""
+"""Losses for matchers: recognition of changed copies, loss on linear paths, and distance of networks."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -25,15 +25,15 @@ from regauge.learn.unit_vectors import Placed, length_of, place, read_vectors, r
 from regauge.weightspace.metanet import Metanet
 
 MOST_SHARP, START = 100.0, 20.0
-"""Cosines are multiplied by less than the first, by the second at the start: sharper plans have no useful gradients."""
+"""The upper bound and the initial factor of cosines. Larger factors make plans whose gradients are useless."""
 KEPT = 1 << 27
-"""Features of pairs in all layers, for as many networks as are read with a gradient at once: some gigabytes."""
+"""The number of pair features, over all layers, of networks read with gradients at once: a few gigabytes."""
 RATE = 10.0
-"""The learning rate of the sharpness, relative to other parameters."""
+"""The learning rate of the sharpness, relative to the learning rate of other parameters."""
 
 
 class Siamese(nn.Module):
-    """The net that reads both networks, and the factor of the cosines of its vectors."""
+    """The net that reads both networks, and the factor by which cosines of its vectors are multiplied."""
 
     def __init__(self, net: Metanet) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Siamese(nn.Module):
 
 @dataclass(frozen=True)
 class LossWeights:
-    """The weight of each loss; zero leaves it out."""
+    """The weight of each loss; a weight of zero disables the loss."""
 
     supervised: float
     line: float
@@ -57,7 +57,7 @@ class LossWeights:
 
 @dataclass(frozen=True, eq=False)
 class Copies:
-    """Changed copies of networks, and the elements that moved the copies, if the copies were moved."""
+    """Changed copies of networks, and the elements that transformed the copies, if any."""
 
     params: Mapping[str, Tensor]
     element: Element | None
@@ -65,16 +65,16 @@ class Copies:
 
 @dataclass(frozen=True, eq=False)
 class Losses:
-    """The losses of one architecture, with the shapes of one layout.
+    """The losses for one architecture, with the shapes of one layout.
 
     Attributes:
         siamese: The net that is trained.
         symmetry: The symmetry of the networks, with every size known.
         weights: The weights of the losses.
-        task: The task of the loss on the line; None: no task.
-        line: The loss that is minimized on the line.
-        tolerance: Largest error of the sums of plans.
-        max_iterations: Most Sinkhorn iterations.
+        task: The task that defines the loss on the linear path; None for no task.
+        line: The loss that is minimized on the linear path.
+        tolerance: The largest error of a plan's row and column sums.
+        max_iterations: The largest number of Sinkhorn iterations.
     """
 
     siamese: Siamese
@@ -98,14 +98,14 @@ class Losses:
         batch: Batch | None,
         chance: torch.Generator,
     ) -> Tensor:
-        """Return the mean loss of some networks, `[models, ...]`.
+        """Return the mean training loss of some networks, `[models, ...]`.
 
         Args:
             first: The networks.
             second: The partner of each network; if None, the next network in `first`.
-            copies: Copies of the networks in `first`, if copies are to be recognized.
-            batch: A batch of the task, for the line.
-            chance: Random generator of the points on the lines.
+            copies: Copies of the networks in `first`, if the net must recognize copies.
+            batch: A batch of the task, for the loss on the linear path.
+            chance: Random generator of the points on the paths.
         """
         placed, sharpness, count = self.placed(first), self.siamese.sharpness, _count(first)
         needs_pairs = bool(self.weights.distance or (self.weights.line and batch is not None))
@@ -131,8 +131,7 @@ class Losses:
         return total + self.between(placed, (first, own), (second, theirs), batch, chance)
 
     def read(self, params: Mapping[str, Tensor], placed: Placed) -> dict[str, Tensor]:
-        """Return the vectors of networks; to save memory, many networks are read in parts, and again for the
-        gradient."""
+        """Return the vectors of networks. To save memory, many networks are read in chunks and again for gradients."""
         net, count = self.siamese.net, _count(params)
         settings, layout = net.settings, net.layout_of(params)
         pairs = sum(math.prod(block.sizes) for block in layout.pair_blocks) if settings.layer.traits.keeps_pairs else 0
@@ -151,7 +150,7 @@ class Losses:
         batch: Batch | None,
         chance: torch.Generator,
     ) -> Tensor:
-        """Return the mean loss of pairs of networks, given with their vectors: distance plus loss on the line."""
+        """Return the mean loss of pairs of networks and their vectors: distance plus loss on the linear path."""
         with torch.no_grad():
             hard = match_vectors(Problem(a[0], b[0], self.symmetry, self.task), placed, a[1], b[1])
         theirs = _move(placed, hard.element, b[1])
@@ -170,7 +169,7 @@ class Losses:
         return total
 
     def on_line(self, a: Params, b: Params, where: Tensor, batch: Batch) -> Tensor:
-        """Return the mean loss, or excess over the mix of outputs, at a point between the networks of each pair."""
+        """Return the mean loss at a point between the networks of each pair, or its excess over the mix of outputs."""
         assert self.task is not None
         between = {name: t.to(a[name].dtype) for name, t in interpolate(a, b, where).items()}
         if self.line == "loss":
@@ -179,8 +178,7 @@ class Losses:
         return self.excess(a, b, between, where, batch).mean()
 
     def excess(self, a: Params, b: Params, between: Params, where: Tensor, batch: Batch) -> Tensor:
-        """Return, for each pair, the mean squared difference between the outputs and the mix of both networks'
-        outputs."""
+        """Return the mean squared difference between the outputs of `between` and the mix of outputs, for each pair."""
         task = self.task
         assert task is not None
         run = torch.func.vmap(lambda params: task.run(params, batch[0]))
@@ -190,7 +188,7 @@ class Losses:
         return (run(between) - (1 - share) * left - share * right).square().flatten(1).mean(1)
 
     def midpoint_excesses(self, a: Params, moved: Params) -> Tensor | None:
-        """Return the loss halfway between networks minus the mean loss of both networks; None without a task."""
+        """Return the loss at the midpoint of two networks minus the mean of both losses; None without a task."""
         if self.task is None:
             return None
         pairs = range(_count(a))
@@ -213,7 +211,7 @@ def match_vectors(problem: Problem, placed: Placed, a: Mapping[str, Tensor], b: 
 
 
 def _move(placed: Placed, element: Element, vectors: Mapping[str, Tensor]) -> Params:
-    """Return the vectors of networks, moved by an element."""
+    """Return the vectors of networks, transformed by an element."""
     return act_on(placed.symmetry.groups, {n: placed.symmetry.sites[n] for n in vectors}, element, vectors)
 
 
@@ -226,10 +224,10 @@ def _count(params: Mapping[str, Tensor]) -> int:
 
 
 def _shift(count: int, chance: torch.Generator) -> int:
-    """Return a random offset between networks and partners in the batch; a single network is its own partner."""
+    """Return a random offset between networks and their partners in a batch. A single network is its own partner."""
     return int(torch.randint(1, max(2, count), (), generator=chance))
 
 
 def batches_of(task: Task) -> Sequence[Batch]:
-    """Return the batches of a task, from which steps draw."""
+    """Return the batches of a task, from which training steps sample."""
     return task.batches if isinstance(task.batches, Sequence) else tuple(task.batches)

@@ -1,4 +1,4 @@
-"""Training of matchers: the settings, and one function from a population to a method."""
+"""Training of matchers: a function that trains a matching method on a population, and its settings."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -47,11 +47,11 @@ from regauge.weightspace.metanet import Metanet
 from regauge.weightspace.probes.probes import Probes
 
 EXCESS = "midpoint excess"
-"""The loss halfway between two networks above the mean of both: no barrier, which is the highest point of a line."""
+"""The loss at the midpoint between two networks minus the mean of both losses. It is not the path's loss barrier."""
 WEIGHTS, ALONE, SWEPT = "weight matching", "vectors alone", "vectors and sweeps"
-"""Rows of the scores."""
+"""Row names in the scores."""
 SAMPLE = 256
-"""Networks by which values are standardized."""
+"""The number of networks whose statistics standardize the inputs."""
 
 
 @check_arguments
@@ -111,13 +111,13 @@ def fit_matching(
 
 @dataclass(frozen=True, eq=False)
 class Partners:
-    """Partners of networks: networks of the same layout, or only those with the same value in a column.
+    """Partners of networks: networks of the same layout, restricted to the same value in a column if one is given.
 
     Attributes:
         collection: The networks.
-        codes: An integer for the value of each network in the column, `[networks]`; None if any two networks are
-            partners.
-        train: The networks for training.
+        codes: An integer for each network that identifies its value in the column, `[networks]`; None if any two
+            networks are partners.
+        train: The training networks.
     """
 
     collection: Collection
@@ -126,11 +126,11 @@ class Partners:
 
     @classmethod
     def of(cls, collection: Collection, column: str | None, parts: Parts) -> "Partners":
-        """Return partners by a column of the stores; without a column, any two networks are partners.
+        """Return partners by a column of the stores. Without a column, any two networks are partners.
 
         Raises:
-            KeyError: There is no such column.
-            ValueError: No two networks for training, or for validation or tests, have the same value.
+            KeyError: There is no column of this name.
+            ValueError: In the training, validation or test split, no two networks have the same value.
         """
         codes = None if column is None else codes_of(collection.column(column))
         made = cls(collection, codes, parts["train"])
@@ -183,7 +183,7 @@ class Partners:
         return result
 
     def _keys(self, indices: Indices) -> NDArray[np.int64]:
-        """Return the code of each network; networks of different layouts have different codes."""
+        """Return the code of each network; networks with different layouts have different codes."""
         assert self.codes is not None
         return self.codes[indices] * (max(self.collection.layouts) + 1) + self.collection.layout_of(indices)
 
@@ -197,7 +197,7 @@ class Partners:
 
 @dataclass(frozen=True, eq=False)
 class MatchingFitting(Fitting[LearnedMatching]):
-    """The training of a matcher; `losses`, `batches` and `known` have one entry for each layout."""
+    """The training of a matcher. `losses`, `batches` and `known` have one entry per layout."""
 
     division: Division
     config: MatchingConfig
@@ -218,7 +218,7 @@ class MatchingFitting(Fitting[LearnedMatching]):
         module: nn.Module | Sequence[nn.Module] | None,
         inputs: Any,
     ) -> "MatchingFitting":
-        """Return the training, with a new net, its data and its losses."""
+        """Return a training run with a new net, its data and its losses."""
         collection = division.collection
         layouts = range(max(collection.layouts) + 1)
         if tasks and len(tasks) != len(layouts):
@@ -278,7 +278,7 @@ class MatchingFitting(Fitting[LearnedMatching]):
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """All settings and data that the training depends on, as JSON."""
+        """All settings and data on which the training depends, as JSON."""
         return self.division.describe(self.config, **self.known)
 
     def loss(self, batch: Batch, chance: torch.Generator) -> Tensor:
@@ -327,7 +327,7 @@ class MatchingFitting(Fitting[LearnedMatching]):
         return {**found, "distance": distance, "CPU ms": torch.tensor([1000 * seconds / len(distance)])}
 
     def conclude(self, trained: Trained, progress: Progress) -> LearnedMatching:
-        """Return the matcher with the best validation, and score all methods on test pairs."""
+        """Return the matcher with the best validation, and compute scores of all methods on test pairs."""
         net = self.net.net.cpu().eval()
         learned = {ALONE: LearnedMatching(net, sweeps=0), SWEPT: LearnedMatching(net)}
         methods: dict[str, Method | None] = {"no alignment": None, WEIGHTS: WeightMatching(), **learned}

@@ -1,4 +1,4 @@
-"""The objective of autoencoders: decoded networks must reproduce the outputs of the encoded networks."""
+"""The objective of autoencoders: decoded networks should reproduce the outputs of the encoded networks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,13 +19,13 @@ class Objective:
     """A loss between the functions of two networks, on fixed inputs.
 
     Attributes:
-        runner: Runs the networks.
-        batches: Inputs and their targets; only a criterion uses the targets.
+        runner: The object that evaluates networks.
+        batches: Inputs and their targets. Only the loss `Criterion` uses the targets.
         loss: The loss between outputs.
-        examples: Number of inputs that each training step samples; None: all inputs of a batch.
-        mean: Mean outputs of some networks, for each batch.
-        scale: The divisor of losses in training: the squared error of the mean outputs.
-        accuracy: The median accuracy of some networks; None without classes as targets.
+        examples: The number of inputs that each training step samples; None for all inputs of a batch.
+        mean: The mean outputs of some networks, for each batch.
+        scale: The number by which training losses are divided: the squared error of the mean outputs.
+        accuracy: The median accuracy of some networks; None if targets are not class labels.
     """
 
     runner: Runner
@@ -47,11 +47,11 @@ class Objective:
         sample: Params,
         device: str,
     ) -> "Objective":
-        """Return the objective for some settings, with the statistics of some networks.
+        """Return the objective for the given settings, with the statistics of some networks.
 
         Raises:
-            ValueError: The networks cannot be run on the inputs, all compute the same, or the outputs do not fit the
-                loss.
+            ValueError: The networks cannot be evaluated on the inputs, all compute the same function, or the outputs do
+                not fit the loss.
         """
         if task is None:
             assert module is not None
@@ -87,12 +87,12 @@ class Objective:
     def measure(
         self, decoded: Params | None, originals: Params, known: Sequence[Tensor] | None = None
     ) -> dict[str, Tensor]:
-        """Return scores of every network, float64 `[models]`; by default the mean outputs replace the decoded networks.
+        """Return scores of every network, float64 `[models]`. Mean outputs replace decoded networks if None.
 
         The scores are the loss, the squared error of the outputs, and for classifiers the share of examples with the
-        same class. If the targets are classes and the loss does not use them, the difference of both accuracies is
-        another score. The accuracy of the mean outputs is replaced by the median accuracy of some networks. `known`
-        holds the outputs of the originals for each batch, if they have been computed already.
+        same predicted class. If the targets are class labels that the loss does not use, the difference of both
+        accuracies is another score. For the mean outputs, the median accuracy of some networks replaces their accuracy.
+        `known` contains the outputs of the originals for each batch, if they have been computed already.
         """
         totals: dict[str, Tensor] = {}
         whole = sum(count_examples(inputs) for inputs, _ in self.batches)
@@ -117,7 +117,7 @@ class Objective:
         return totals
 
     def _accuracies(self, outputs: Tensor, targets: Any) -> Tensor | None:
-        """Return the accuracy of each network; None without classes, or if the loss already uses the targets."""
+        """Return the accuracy of each network; None without class labels, or if the loss already uses the targets."""
         is_class = isinstance(targets, Tensor) and not targets.is_floating_point()
         if isinstance(self.loss, Criterion) or not is_class or outputs.shape[1:-1] != targets.shape:
             return None
@@ -158,7 +158,7 @@ class Objective:
 
 
 def _to_dtype(inputs: Any, dtype: torch.dtype) -> Any:
-    """Return inputs with their floating-point tensors converted to a dtype."""
+    """Return inputs with floating-point tensors converted to a dtype."""
     if isinstance(inputs, Mapping):
         return {name: _to_dtype(value, dtype) for name, value in inputs.items()}
     if isinstance(inputs, tuple | list):

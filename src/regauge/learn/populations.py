@@ -1,4 +1,4 @@
-"""Networks with their targets: selection of usable networks, and parts for training, validation and test."""
+"""Networks with their targets: selection of usable networks, and splits for training, validation and test."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,18 +20,18 @@ from regauge.storage.store.rows import STANDARD, split
 Indices = NDArray[np.int64]
 Parts = dict[str, Indices]
 READ_AT_ONCE = 256
-"""Networks that are read at a time where nothing is trained."""
+"""The number of networks that are read at a time outside of training."""
 SPLIT = "split"
-"""The column in which a store says itself which networks are for testing."""
+"""The column in which a store marks its test networks."""
 TESTS, VALIDATIONS = ("test", "testing"), ("validation", "val")
 """Names of parts in this column, as published populations write them."""
 
 SIGNAL = "signal"
-"""The column in which a store of fitted signals says which one a network is of."""
+"""The column in which a store of fitted signals names the signal of each network."""
 
 
 def read_blocks(collection: Collection, indices: Indices) -> Iterator[tuple[Indices, Params]]:
-    """Yield blocks of networks of one layout: their positions in `indices`, and their parameters."""
+    """Yield blocks of networks with the same layout: their positions in `indices`, and their parameters."""
     layouts = collection.layout_of(indices)
     for layout in np.unique(layouts):
         places = np.flatnonzero(layouts == layout)
@@ -50,7 +50,7 @@ def to_net(params: Params, net: nn.Module) -> Params:
 
 
 def modules_of(collection: Collection, given: nn.Module | Sequence[nn.Module] | None) -> list[nn.Module]:
-    """Return the module that runs the networks of each layout."""
+    """Return the module that evaluates the networks of each layout."""
     count = max(collection.layouts) + 1
     if given is not None:
         modules = [given] if isinstance(given, nn.Module) else list(given)
@@ -67,12 +67,12 @@ def modules_of(collection: Collection, given: nn.Module | Sequence[nn.Module] | 
 
 
 def spread(indices: Indices, count: int) -> Indices:
-    """Select at most `count` indices, evenly spread."""
+    """Select at most `count` evenly spaced indices."""
     return indices[np.linspace(0, len(indices) - 1, min(count, len(indices))).astype(np.int64)]
 
 
 def digest(*arrays: Any) -> str:
-    """Return a hash of values as text."""
+    """Return a hash of the given values as a string."""
     found = blake2b(digest_size=16)
     for array in arrays:
         values = np.asarray(array)
@@ -100,16 +100,16 @@ def values_of(
 
     Args:
         collection: Stores or populations.
-        targets: Name of a column of the stores, or a value for each network.
+        targets: The name of a column of the stores, or a value for each network.
         indices: Indices of the networks to use, or a mask.
-        split: Indices of networks by part; only networks without a target are left out.
-        checkpoints: The checkpoints of each run of a store that are used, without `indices` and `split`; see
+        split: Indices of networks for each split. If given, only networks without a target are left out.
+        checkpoints: The checkpoints of each run in a store that are used if neither `indices` nor `split` is given; see
             `Collection.choose`.
 
     Raises:
         IndexError: An index is out of range.
         KeyError: The store has no such column.
-        ValueError: The number of targets is not the number of networks, or none of the networks can be used.
+        ValueError: The numbers of targets and networks differ, or none of the networks can be used.
     """
     count = len(collection)
     if isinstance(targets, str):
@@ -133,7 +133,7 @@ def values_of(
 
 
 def are_finite(collection: Collection, *, reads_memory: bool = False) -> NDArray[np.bool_]:
-    """Return whether each network is finite, `[networks]`; populations in memory are checked only if requested."""
+    """Return whether each network is finite, `[networks]`. Populations in memory are checked only on request."""
     fine = np.ones(len(collection), bool)
     for member, start in zip(collection.members, collection.starts.tolist(), strict=False):
         if isinstance(member, Store):
@@ -168,7 +168,7 @@ def find_usable(
 
 
 def kept_unless(split: Mapping[str, Any] | None, checkpoints: Kept) -> Kept:
-    """Return the checkpoints to use: all checkpoints if a split names networks so that no named network is dropped."""
+    """Return the checkpoints to use: all checkpoints if a split is given, because it may name any of them."""
     return checkpoints if split is None else "all"
 
 
@@ -180,14 +180,14 @@ def split_networks(
 ) -> Parts:
     """Return the indices of the networks for "train", "validation" and "test".
 
-    Given parts are used as they are. If a store has a column "split", this column defines the test part, and perhaps
-    the validation part. All other networks of stores are divided by run or by another column so that networks with one
-    value are in one part. If several runs fitted one signal, the default column is "signal". A population in memory is
-    divided at random, but always in the same way.
+    Given splits are used unchanged. If a store has a column "split", this column defines the test split, and optionally
+    the validation split. All other networks of stores are split by run or by another column. Networks with the same
+    value are then in the same split. If several runs fitted the same signal, the default column is "signal". A
+    population in memory is split randomly, but always in the same way.
 
     Raises:
-        KeyError: There is no such column.
-        ValueError: A required part is missing or has no network, or a value of the column is in two parts.
+        KeyError: There is no column of this name.
+        ValueError: A required split is missing or has no networks, or networks with the same value are in two splits.
     """
     ids = np.arange(len(collection))
     if given is not None:
@@ -220,7 +220,7 @@ def split_networks(
 
 
 def _split_one(networks: Networks, codes: Indices | None) -> Parts:
-    """Return the parts of one store or population."""
+    """Return the splits of one store or population."""
     if not isinstance(networks, Store):
         count = count_models(networks)
         order = torch.randperm(count, generator=torch.Generator().manual_seed(0)).numpy()
@@ -244,7 +244,7 @@ def _split_one(networks: Networks, codes: Indices | None) -> Parts:
 
 
 def _repeated(collection: Collection) -> str | None:
-    """Return the column of signals, if a signal has several runs."""
+    """Return the name of the signal column, if some signal has several runs."""
     if not collection.has_column(SIGNAL):
         return None
     for store in collection.stores:
@@ -255,14 +255,14 @@ def _repeated(collection: Collection) -> str | None:
 
 
 def codes_of(column: Array) -> Indices:
-    """Return an integer for each entry of a column; equal values get the same integer."""
+    """Return an integer for each entry of a column; equal entries get the same integer."""
     texts = [json.dumps(value, sort_keys=True) for value in column.tolist()]
     digests = {text: blake2b(text.encode(), digest_size=7).digest() for text in set(texts)}
     return np.array([int.from_bytes(digests[text], "big") for text in texts], np.int64)
 
 
 def _require_apart(parts: Parts, codes: Indices, by: str) -> None:
-    """Raise an error if two parts have networks with the same value in a column."""
+    """Raise an error if networks in two splits have the same value in a column."""
     for first, second in (("train", "validation"), ("train", "test"), ("validation", "test")):
         shared = np.intersect1d(codes[parts[first]], codes[parts[second]])
         if len(shared):

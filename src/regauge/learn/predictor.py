@@ -1,4 +1,4 @@
-"""Predictors: nets that read networks and predict a number or a class for each network."""
+"""Predictors: nets that read networks and predict a number or a class label for each network."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -27,13 +27,13 @@ from regauge.weightspace.net_files import load_net
 
 KIND = "predictor"
 NET, CONSTANT = "net", "the same for all"
-"""Rows of the scores: of the predictor, and of the best answer without a look at the network."""
+"""Row names in the scores: for the predictor, and for the best constant prediction."""
 PLAIN = TREES, RIDGE, CANONICAL = (
     "statistics of layers, boosted trees",
     "statistics of layers, ridge regression",
     "canonical parameters, ridge regression",
 )
-"""Rows of plain readers of networks."""
+"""Row names of the baselines in the scores."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,11 +44,11 @@ class Predictor:
         predictor.predict(population)
 
     Attributes:
-        net: The net; its first outputs predict the target.
-        target: The target of the predictor.
-        about: Facts about the training, as JSON: scores of the net and of its baselines ("scores"), numbers of networks
-            ("networks"), and the settings.
-        trained: The course of the training; None if the predictor was loaded from a file.
+        net: The net, whose first outputs predict the target.
+        target: The target: the kind and the encoding of the predicted property.
+        about: Facts about the training run, as JSON: scores of the net and of its baselines ("scores"), numbers of
+            networks ("networks"), and the settings.
+        trained: The training history; None if the predictor was loaded from a file.
         tested: Predicted values, measured values and indices of the test networks; None if the predictor was loaded
             from a file.
     """
@@ -61,18 +61,18 @@ class Predictor:
 
     @property
     def is_informed(self) -> bool:
-        """Whether the first score (accuracy or R2) is better than the score of one constant answer for all networks."""
+        """Whether the first score (accuracy or R2) is better than the score of the best constant prediction."""
         own, constant = self._first_scores
         return own > constant
 
     @property
     def is_best(self) -> bool:
-        """Whether the first score is at least the score of every baseline that was fitted."""
+        """Whether the first score is at least as high as the score of every baseline."""
         return self._best_plain[0] <= self._first_scores[0]
 
     @property
     def verdict(self) -> str:
-        """A message on whether the predictor is better than a constant answer, and than every baseline."""
+        """A message that states whether the predictor is better than a constant prediction and than every baseline."""
         own, constant = self._first_scores
         name = next(iter(self.about["scores"][NET]))
         text = "{:.1%}" if name == "accuracy" else "{:.3g}"
@@ -90,7 +90,7 @@ class Predictor:
 
     @property
     def _best_plain(self) -> tuple[float, str]:
-        """The best first score of all baselines, and the name of that baseline."""
+        """The highest first score among the baselines, and the name of that baseline."""
         scores = self.about["scores"]
         known = [(float(next(iter(scores[label].values()))), label) for label in PLAIN if label in scores]
         return max(known, default=(-math.inf, ""))
@@ -102,14 +102,14 @@ class Predictor:
         return float(own), float(constant)
 
     def predict(self, networks: Networks | Sequence[Networks] | Collection) -> NDArray[Any]:
-        """Return the predicted numbers or classes, `[models]`, in the form of the target column.
+        """Return the predicted numbers or class labels, `[models]`, in the form of the target column.
 
         Args:
-            networks: Parameters with a leading model axis, or a store, which is streamed; or several. The networks of a
-                store may have other numbers of units than the training networks.
+            networks: Parameters with a leading model axis, or a store, which is streamed; or a list of these. The
+                widths of networks in a store may differ from the training networks.
 
         Raises:
-            ValueError: The net does not read the architecture of the networks, or a network is not finite.
+            ValueError: The net does not accept the architecture of the networks, or a network is not finite.
         """
         return self.target.decode(self._outputs(networks))
 
@@ -117,7 +117,7 @@ class Predictor:
         """Return the probability of each class of `target.classes`, `[models, classes]`.
 
         Raises:
-            ValueError: The target is not a class, or the networks have another architecture.
+            ValueError: The target does not have classes, or the networks have another architecture.
         """
         if self.target.kind != "classes":
             raise ValueError(f"{self.target.name!r} is a number, not a class; call `predict`")
@@ -129,9 +129,9 @@ class Predictor:
         return self.net.save(path, about=about, overwrite=overwrite)
 
     def results(self) -> dict[str, Any]:
-        """Return the course of the training, the scores and the predictions of the test networks, as JSON.
+        """Return the training history, the scores and the predictions for the test networks, as JSON.
 
-        `regauge.report.write_page` makes a page of them.
+        `regauge.report.write_page` renders these results as a page.
 
         Raises:
             ValueError: The predictor was loaded from a file, which has no predictions.
@@ -195,16 +195,16 @@ class Predictor:
 def load_predictor(
     path: str | Path, *, module: nn.Module | None = None, make_module: Callable[[], nn.Module] | None = None
 ) -> Predictor:
-    """Return the predictor in a file, ready to predict.
+    """Load a predictor from a file.
 
     Args:
         path: The file.
-        module: The architecture of the networks, needed for a net with probes, because files never name code to run.
-        make_module: A function that makes the module, used instead of `module` if the net has probes.
+        module: The module of the networks. It is needed for a net with probes, because files never name code to run.
+        make_module: A function that creates the module if the net has probes; it replaces `module`.
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: The file is damaged, or holds no predictor.
+        ValueError: The file is damaged, or does not contain a predictor.
     """
     net, about = load_net(path, module=module, make_module=make_module)
     if about.get("kind") != KIND:

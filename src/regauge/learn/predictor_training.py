@@ -1,4 +1,4 @@
-"""Training of predictors: one function from networks and targets to a predictor, and the parts of its training."""
+"""Training of predictors: a function that trains a predictor on networks and targets, and its training stages."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -47,15 +47,15 @@ from regauge.weightspace.probes.probes import Probes
 from regauge.weightspace.shares import find_readers
 
 SAMPLE = 1024
-"""Networks by which values are standardized."""
+"""The number of networks whose statistics standardize the inputs."""
 SHARES = tuple(k / 20 for k in range(21))
-"""Shares that outputs at probes may have in the mean with weights, and the linear reader in the mean with both."""
+"""Candidate shares: of the probe outputs in the mean with weights, and of the linear reader in the mean with both."""
 HIDDEN = 512
-"""Width of the net that reads outputs at probes."""
+"""The width of the net that reads outputs at probes."""
 LEAST_SECONDS = 1e-3
-"""Seconds for the net that reads weights, where the one that reads probes took all."""
+"""The time in seconds that remains for the weight reader if the probe reader used all the time."""
 Stage = Literal["probes", "weights"]
-"""The part that is trained: the reader of probes, or that of weights while the probes stay."""
+"""The component that is trained: the probe reader, or the weight reader while the probes are frozen."""
 
 
 @check_arguments
@@ -70,30 +70,30 @@ def fit_predictor(
     generator: torch.Generator | None = None,
     **arguments: Unpack[FitArguments],
 ) -> Predictor:
-    """Train a net to predict a number or a class of networks, and keep the weights with the best validation.
+    """Train a net to predict a number or a class label of networks, and keep the weights with the best validation.
 
-    Networks that are not finite or have no target are left out. The test networks are read only once, at the end.
+    Networks that are not finite or have no target are left out. The test networks are evaluated only once, at the end.
 
     Args:
-        population: Parameters with a leading model axis, or a store, which is streamed; or several populations and
-            stores, of one or several architectures. Indices count the networks of all of them one after the other.
+        population: Parameters with a leading model axis, or a store, which is streamed; or a list of these, with one or
+            several architectures. In a list, indices number the networks of all entries consecutively.
         targets: A value for each network, or the name of a column of the stores.
-        symmetry: The symmetry of the networks, or of each store and population; by default the symmetries of the
-            stores.
-        config: Settings; `seconds` limits the training alone, by the clock unless `is_cpu_time`.
-        module: The module that runs the networks, for each layout; by default the module of the store. It is needed if
-            networks are rendered or probed, or if their inputs are moved.
-        inputs: Inputs at which networks are rendered, and the initial probes: a tensor, a tuple of positional or a
-            mapping of keyword arguments of the module.
-        generator: The random generator, from which one seed is drawn; by default a generator with seed 0.
+        symmetry: The symmetry of the networks, or a list with one symmetry per store and population. Default: the
+            symmetries of the stores.
+        config: Settings. `seconds` limits only the training time, by the clock unless `is_cpu_time`.
+        module: The module that evaluates the networks, for each layout. Default: the module of the store. It is needed
+            if networks are rendered or probed, or if their inputs are transformed.
+        inputs: Inputs at which networks are rendered, and the initial probes: a tensor, a tuple of positional
+            arguments, or a dictionary of keyword arguments for the module.
+        generator: The random generator from which one seed is sampled. Default: a generator with seed 0.
         arguments: `indices`, `split`, `split_by`, `checkpoints`, `state` and `progress`; see
             `regauge.learn.division.FitArguments`.
 
     Raises:
         IndexError: An index is out of range.
-        KeyError: There is no such column.
-        ValueError: There is nothing to predict, or a part of the split has no networks. Or an argument that the
-            settings need is missing. Or the training diverged.
+        KeyError: There is no column of this name.
+        ValueError: No network has a target, or a split has no networks. An argument that the settings require is
+            missing. Or the training diverged.
     """
     config, collection = config or PredictorConfig(), Collection(population, symmetry)
     name, values, usable = values_of(collection, targets, **arguments)
@@ -105,7 +105,7 @@ def fit_predictor(
 
 @dataclass(frozen=True, eq=False)
 class PredictorFitting(Fitting[Predictor]):
-    """The training of a predictor; for each layout, `layers` move inputs and `renderings` run networks."""
+    """The training of a predictor. For each layout, `layers` transform inputs and `renderings` evaluate networks."""
 
     division: Division
     config: PredictorConfig
@@ -120,8 +120,7 @@ class PredictorFitting(Fitting[Predictor]):
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """The stages of the training: first the part that reads probes, then the part that reads weights, if both
-        exist."""
+        """The stages of the training: first the probe reader, then the weight reader, if both exist."""
         stages: tuple[Stage, ...] = ("probes", "weights")
         return stages[not self.config.probes : 2 if self.config.layers else 1]
 
@@ -135,7 +134,7 @@ class PredictorFitting(Fitting[Predictor]):
         module: nn.Module | Sequence[nn.Module] | None,
         inputs: Any,
     ) -> "PredictorFitting":
-        """Return the training, with a new net, its data and its loss."""
+        """Return a training run with a new net, its data and its loss."""
         collection, samples = division.collection, division.samples(SAMPLE)
         symmetries = [collection.symmetry(k) for k in range(len(samples))]
         is_moved = any(change.moves_inputs for change in config.changes)
@@ -186,11 +185,11 @@ class PredictorFitting(Fitting[Predictor]):
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """All settings and data that the training depends on, as JSON."""
+        """All settings and data on which the training depends, as JSON."""
         return self.division.describe(self.config, **self.known)
 
     def train(self, arguments: FitArguments) -> Trained:
-        """Train one part of the net after the other; an interrupted training continues with the remaining parts."""
+        """Train the stages in turn. A resumed training run continues with the remaining stages."""
         config, stages, before, state = self.config, self.stages, [], arguments.get("state")
         if state is not None and len(stages) > 1:
             before = StateFile(state).read_inputs().get("before", [])
@@ -215,7 +214,7 @@ class PredictorFitting(Fitting[Predictor]):
 
     @contextmanager
     def freeze(self) -> Iterator[None]:
-        """Freeze the probes while the part that reads weights is trained."""
+        """Freeze the probes while the weight reader is trained."""
         learned = [p for name, p in self.net.named_parameters() if ".learned." in name and self.stage == "weights"]
         for parameter in learned:
             parameter.requires_grad_(False)
@@ -226,7 +225,7 @@ class PredictorFitting(Fitting[Predictor]):
                 parameter.requires_grad_(True)
 
     def loss(self, batch: Batch, chance: torch.Generator) -> Tensor:
-        """Return the mean loss of a batch, whose networks are changed at random."""
+        """Return the mean loss of a batch, after random changes of its networks."""
         changes, target = self.config.changes, self.target
         layer = self.layers[batch.layout] if self.layers else None
         params = move_inputs(batch.params, changes, layer, chance)
@@ -243,12 +242,12 @@ class PredictorFitting(Fitting[Predictor]):
         return loss
 
     def validate(self) -> Validation:
-        """Return the loss on the networks for validation, and their scores.
+        """Return the loss on the validation networks, and their scores.
 
-        The validation also chooses the shares of the parts in the answer: weights against probes, and the net against
-        the linear reader of statistics. The linear reader gets the largest share for which the loss is at most one
-        standard error above the least loss. It is favored because validation selected the net among epochs, but did not
-        select the linear reader.
+        The validation also chooses the shares of the components in the prediction: probes against weights, and the
+        linear reader of statistics against the net. The linear reader gets the largest share for which the loss is at
+        most one standard error above the smallest loss. It is favored because the net was selected among epochs by
+        validation, but the linear reader was not.
 
         References:
             Breiman et al. (1984), Classification and Regression Trees, section 3.4.3: the rule of one standard error.
@@ -264,10 +263,10 @@ class PredictorFitting(Fitting[Predictor]):
         return Validation(self._order(outputs), facts)
 
     def _mix(self, made: Tensor, others: Tensor, share: str, errors: float = 0.0) -> Tensor:
-        """Return a mean of outputs for the validation networks that is no worse than the others alone.
+        """Return a mean of two outputs on the validation networks that is no worse than `others` alone.
 
-        The net keeps the share in a buffer. It is the largest share whose loss is at most the given number of standard
-        errors above the least loss.
+        The net stores the share in a buffer. It is the largest share whose loss exceeds the smallest loss by at most
+        `errors` standard errors.
         """
         means = [torch.lerp(made, others, one) for one in SHARES]
         orders, losses = [self._order(one) for one in means], [self.target.losses(one, self._kept) for one in means]
@@ -279,7 +278,7 @@ class PredictorFitting(Fitting[Predictor]):
         return means[max(near) if errors else best]
 
     def _order(self, outputs: Tensor) -> tuple[float, ...]:
-        """Return the key by which outputs for the validation networks are compared."""
+        """Return the key that ranks outputs for the validation networks; smaller is better."""
         loss = float(self.target.loss(outputs, self._kept))
         if self.target.kind != "classes":
             return (loss,)
@@ -287,12 +286,12 @@ class PredictorFitting(Fitting[Predictor]):
 
     @cached_property
     def _kept(self) -> Tensor:
-        """Encoded targets of the validation networks."""
+        """The encoded targets of the validation networks."""
         return self.target.encode(self.values[self.division.parts["validation"]]).to(self.config.device)
 
     @cached_property
     def _linear_outputs(self) -> Tensor:
-        """The answers of the linear readers for the validation networks, which the training does not change."""
+        """The predictions of the linear readers for the validation networks, which the training does not change."""
         return self._read(self.division.parts["validation"], self.net.read_linear)
 
     def conclude(self, trained: Trained, progress: Progress) -> Predictor:
@@ -316,7 +315,7 @@ class PredictorFitting(Fitting[Predictor]):
 
     @property
     def _answer(self) -> Callable[..., Tensor]:
-        """The part of the net that is trained."""
+        """The component of the net that is trained."""
         return self.net.read_probes if self.stage == "probes" else self.net.read_weights
 
     def _read(self, indices: Indices, answer: Callable[..., Tensor]) -> Tensor:
@@ -328,7 +327,7 @@ class PredictorFitting(Fitting[Predictor]):
         return outputs
 
     def _read_plainly(self, fit: Indices, test: Indices) -> Iterator[tuple[str, NDArray[Any]]]:
-        """Return the predictions of the baselines for the test networks; each layout has its own baselines."""
+        """Yield the baselines' predictions for the test networks. Each layout has separate baselines."""
         target, collection = self.target, self.division.collection
         of_fit, of_test = collection.layout_of(fit), collection.layout_of(test)
         trees = partial(boosted_trees, seed=self.division.seed)
@@ -347,14 +346,14 @@ class PredictorFitting(Fitting[Predictor]):
 
 
 def _rendering(module: nn.Module, sample: Params, inputs: Any, config: PredictorConfig) -> Rendering:
-    """Return a function that runs networks, standardized by the outputs of some of them."""
+    """Return a rendering of networks, standardized by the outputs of some networks."""
     rendering = Rendering(module.to(config.device), to_device(inputs, config.device))
     run = {name: t.float() if t.is_floating_point() else t for name, t in sample.items()}  # as the net reads them
     return rendering.standardize(to_device(run, config.device))
 
 
 def _first(outputs: Tensor, target: Target) -> Tensor:
-    """Return the outputs for the target, without the outputs for the rendering, which follow them."""
+    """Return the outputs for the target, without the rendering outputs that follow them."""
     return outputs[:, : target.outputs]
 
 
@@ -363,7 +362,7 @@ def _count_outputs(rendering: Rendering) -> int:
 
 
 def _probes(module: nn.Module, inputs: Any, config: PredictorConfig) -> Probes:
-    """Return learnable inputs, initialized as some of the given inputs; a sheet begins as a grid within their range."""
+    """Return learnable probes, initialized with some inputs; `sheet` probes start as a grid within their range."""
     sizes = config.probes
     is_points = isinstance(inputs, Tensor) and inputs.is_floating_point() and inputs.ndim == 2
     if not isinstance(sizes, int) and is_points and inputs.shape[1] == len(sizes) and len(inputs) != math.prod(sizes):

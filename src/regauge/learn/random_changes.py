@@ -1,4 +1,4 @@
-"""Random changes of networks for training that are not symmetries: motions of inputs, noise, dropped values."""
+"""Random changes of training networks that are not symmetries: input transformations, noise, and dropped weights."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,12 +12,12 @@ from regauge.core.params import Params, count_models
 from regauge.learn.input_layer import InputLayer
 
 SAMPLED = 1 << 12
-"""Values of a network by which the limit is estimated below which others are pruned."""
+"""The number of weights per network from which the pruning threshold is estimated."""
 
 
 @dataclass(frozen=True)
 class Translation:
-    """A shift of the inputs: `f(x + t)` with `t` uniformly random in `[-size, size]` along each axis.
+    """A shift of the inputs: `f(x + t)`, where `t` is uniformly random in `[-size, size]` along each axis.
 
     References:
         Navon et al. (2023), appendix, augmentations.
@@ -37,7 +37,7 @@ class Translation:
 
 @dataclass(frozen=True)
 class Rotation:
-    """A rotation of the inputs in a random plane, by an angle uniformly random in `[-degrees, degrees]`.
+    """A rotation of the inputs in a random plane, by a uniformly random angle in `[-degrees, degrees]`.
 
     References:
         Navon et al. (2023), appendix, augmentations.
@@ -61,7 +61,7 @@ class Rotation:
 
 @dataclass(frozen=True)
 class Scaling:
-    """A multiplication of the inputs by a factor that is uniformly random in `[1 - share, 1 + share]`.
+    """A scaling of the inputs by a uniformly random factor in `[1 - share, 1 + share]`.
 
     References:
         Navon et al. (2023), appendix, augmentations.
@@ -81,9 +81,9 @@ class Scaling:
 
 @dataclass(frozen=True)
 class Noise:
-    """Normal noise on every value, as a share of the root mean square of its tensor in its network.
+    """Normal noise on every weight, relative to the root mean square of the weight's tensor in its network.
 
-    Tensors without negative values, such as variances, remain without negative values.
+    Tensors that have no negative entries, such as variances, stay nonnegative.
     """
 
     share: float
@@ -93,7 +93,7 @@ class Noise:
         _require("the share of noise", self.share)
 
     def change(self, tensor: Tensor, generator: torch.Generator) -> Tensor:
-        """Change one tensor of networks, `[models, ...]`."""
+        """Change one tensor of all networks, `[models, ...]`."""
         size = tensor.flatten(1).square().mean(1).sqrt().reshape(-1, *[1] * (tensor.ndim - 1))
         drawn = torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)
         noisy = tensor + self.share * size * drawn
@@ -102,7 +102,7 @@ class Noise:
 
 @dataclass(frozen=True)
 class Dropout:
-    """Dropout of values: every value is set to zero with a given probability, and the others are not enlarged."""
+    """Dropout of weights: each weight is set to zero with a given probability. Other weights are not rescaled."""
 
     share: float
     moves_inputs: ClassVar[bool] = False
@@ -111,13 +111,13 @@ class Dropout:
         _require("the share of dropped values", self.share, 0.99)
 
     def change(self, tensor: Tensor, generator: torch.Generator) -> Tensor:
-        """Change one tensor of networks, `[models, ...]`."""
+        """Change one tensor of all networks, `[models, ...]`."""
         return tensor * (torch.rand(tensor.shape, generator=generator) >= self.share)
 
 
 @dataclass(frozen=True)
 class Pruning:
-    """Pruning of the smallest values of each network: a share of all values, uniformly random in `[0, share]`.
+    """Pruning of the smallest weights of each network: a share of all weights, uniformly random in `[0, share]`.
 
     References:
         Navon et al. (2024), the published settings: quantile dropout.
@@ -130,7 +130,7 @@ class Pruning:
         _require("the largest share of pruned values", self.share, 0.99)
 
     def prune(self, tensors: Mapping[str, Tensor], generator: torch.Generator) -> Params:
-        """Set the smallest values of each network to zero, ranked over all `tensors`, `[models, ...]`, together."""
+        """Set the smallest weights of each network to zero, ranked jointly over all `tensors`, `[models, ...]`."""
         sizes = torch.cat([tensor.flatten(1) for tensor in tensors.values()], 1).abs()
         if sizes.shape[1] > SAMPLED:
             sizes = sizes[:, torch.randint(sizes.shape[1], (SAMPLED,), generator=generator)]
@@ -153,7 +153,7 @@ def changes_of_copies() -> tuple[Change, ...]:
 def move_inputs(
     params: Mapping[str, Tensor], changes: Sequence[Change], layer: InputLayer | None, generator: torch.Generator
 ) -> Params:
-    """Return networks after all changes that move inputs have been applied one after the other."""
+    """Return networks after all changes that transform inputs have been applied in turn."""
     result = dict(params)
     for change in changes:
         if isinstance(change, Translation | Rotation | Scaling):
@@ -168,7 +168,7 @@ def change_values(
     tied: Sequence[Sequence[str]],
     generator: torch.Generator,
 ) -> Params:
-    """Return networks after all changes of values have been applied; tied tensors stay equal."""
+    """Return networks after all changes of weights have been applied. Tied tensors stay equal."""
     result = dict(params)
     for change in changes:
         if isinstance(change, Noise | Dropout | Pruning):

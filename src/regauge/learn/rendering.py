@@ -1,4 +1,4 @@
-"""Outputs of networks at fixed inputs: targets without labels, which teach a net to read functions."""
+"""Outputs of networks at fixed inputs: label-free targets from which a net learns the functions of networks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,13 +15,14 @@ from regauge.learn.running import Runner
 
 @dataclass(frozen=True)
 class Rendering:
-    """The standardized outputs of networks at fixed inputs, such as an image at all its pixels.
+    """The standardized outputs of networks at fixed inputs, such as an image at all of its pixels.
 
     Attributes:
-        module: The module that runs the networks.
-        inputs: The inputs of the networks: a tensor, a tuple of positional or a mapping of keyword arguments.
-        mean: The mean of each output over some networks, `[outputs]`; zero before `standardize`.
-        deviation: The deviation of all outputs around their means.
+        module: The module that evaluates the networks.
+        inputs: The inputs of the networks: a tensor, a tuple of positional arguments, or a dictionary of keyword
+            arguments.
+        mean: The mean of each output over some networks, `[outputs]`. It is zero before `standardize`.
+        deviation: The standard deviation of all outputs around their means.
 
     References:
         INR2JLS, which reads networks of images by decoding the images.
@@ -34,7 +35,7 @@ class Rendering:
 
     @torch.no_grad()
     def __call__(self, params: Mapping[str, Tensor]) -> Tensor:
-        """`[models, outputs]`, without a gradient."""
+        """Return the standardized outputs, `[models, outputs]`, without gradients."""
         made = self._runner.outputs(params, self.inputs).flatten(1)
         return (made - self.mean) / self.deviation
 
@@ -46,7 +47,7 @@ class Rendering:
         """Return a copy that standardizes outputs by their mean and deviation over some networks.
 
         Raises:
-            ValueError: The networks cannot be run on the inputs, or compute values that are not finite or all the same.
+            ValueError: The networks cannot be evaluated on the inputs, or their outputs are not finite or all equal.
         """
         try:
             made = replace(self, mean=0.0, deviation=1.0)(params)
@@ -66,7 +67,6 @@ class Rendering:
 
 
 def grid(size: Sequence[int]) -> Tensor:
-    """Return the centers of the cells of a grid over `[-1, 1]` along each axis, `[cells, axes]`, the last axis
-    fastest."""
+    """Return the cell centers of a grid over `[-1, 1]` on each axis, `[cells, axes]`; the last axis varies fastest."""
     axes = [(2 * torch.arange(n) + 1) / n - 1 for n in size]
     return torch.cartesian_prod(*axes).reshape(-1, len(axes))

@@ -15,19 +15,19 @@ from regauge.training.chains.vector_chain import VectorChain
 from regauge.training.stacks import chain_of
 
 CHAINS_AT_ONCE = 16
-"""Networks of a chain whose hidden values lie in a processor's cache together."""
+"""The number of networks of a chain whose activations together fit in a processor's cache."""
 Judge = Callable[[Tensor, slice], Tensor]
-"""Function from outputs of some networks, `[models, examples, ...]`, and their numbers, to losses `[models]`."""
+"""A function from the outputs of some networks, `[models, examples, ...]`, and their indices to losses `[models]`."""
 
 
 @dataclass(frozen=True)
 class Runner:
-    """A runner of networks of one architecture, with the module of `task` and the output that `task` selects."""
+    """An evaluator of networks of one architecture, with the module of `task` and the output that `task` selects."""
 
     task: Task
 
     def outputs(self, params: Mapping[str, Tensor], inputs: Any) -> Tensor:
-        """Return the outputs of every network, `[models, examples, ...]`; differentiable."""
+        """Return the outputs of every network, `[models, examples, ...]`. They are differentiable."""
         chain = self._chain_for(params, inputs)
         if chain is not None and not torch.is_grad_enabled():
             parts = [slice(start, start + CHAINS_AT_ONCE) for start in range(0, count_models(params), CHAINS_AT_ONCE)]
@@ -41,9 +41,9 @@ class Runner:
             return torch.stack([self.task.run(select(params, k), inputs) for k in rows])
 
     def losses(self, params: Mapping[str, Tensor], inputs: Any, judge: Judge) -> Tensor:
-        """Return the loss of every network, which a function computes from its outputs, `[models]`; differentiable.
+        """Return the loss of every network, `[models]`, which `judge` computes from the outputs. It is differentiable.
 
-        Chains of linear layers use a hand-written program, which runs some networks at a time and keeps only
+        Chains of linear layers use hand-written code, which evaluates some networks at a time and stores only
         derivatives.
         """
         chain = self._chain_for(params, inputs)
@@ -54,7 +54,7 @@ class Runner:
         return made
 
     def _chain_for(self, params: Mapping[str, Tensor], inputs: Any) -> VectorChain | None:
-        """Return the hand-written program, if it can run these networks on these inputs."""
+        """Return the hand-written code, if it can evaluate these networks on these inputs."""
         is_vectors = isinstance(inputs, Tensor) and inputs.ndim == 2 and inputs.is_floating_point()
         chain = self._chain if is_vectors else None
         fits = chain is not None and all(params[name].dtype == inputs.dtype for name in _names(chain))
@@ -62,7 +62,7 @@ class Runner:
 
     @cached_property
     def _chain(self) -> VectorChain | None:
-        """The hand-written program of a module that is a chain of linear layers."""
+        """The hand-written code for a module that is a chain of linear layers."""
         if self.task.outputs is not None:
             return None
         found = chain_of(self.task.module, reads_vectors=True)
@@ -70,7 +70,7 @@ class Runner:
 
 
 class _Chained(torch.autograd.Function):
-    """Losses of stacked chains; their derivatives are computed in the same pass."""
+    """Losses of stacked chains. Their derivatives are computed in the same pass."""
 
     @staticmethod
     def forward(ctx: Any, chain: VectorChain, inputs: Tensor, judge: Judge, *tensors: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ class _Chained(torch.autograd.Function):
 
 
 def _pull(judge: Judge, part: slice, outputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Return losses of outputs `[models, out, examples]`, and their derivatives."""
+    """Return losses for outputs `[models, out, examples]`, and the derivatives of the losses."""
     leaf = outputs.transpose(1, 2).contiguous().requires_grad_()
     with torch.enable_grad():
         losses = judge(leaf, part)
@@ -110,18 +110,18 @@ def _names(chain: VectorChain) -> list[str]:
 
 
 def _own(chain: VectorChain, params: Mapping[str, Tensor], part: slice) -> Params:
-    """Return the tensors of some networks that a chain reads."""
+    """Return those tensors of some networks that a chain uses."""
     return {name: params[name][part].contiguous() for name in _names(chain)}
 
 
 def count_examples(inputs: Any) -> int:
-    """Return the number of examples of some inputs: the length of their first tensor."""
+    """Return the number of examples in the inputs: the length of their first tensor."""
     args, kwargs = arguments(inputs)
     return next((len(x) for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.ndim), 1)
 
 
 def take_examples(inputs: Any, index: Tensor) -> Any:
-    """Return some examples: rows of every tensor that has one row for each example."""
+    """Return some examples: the selected rows of every tensor that has one row per example."""
     count = count_examples(inputs)
 
     def take(value: Any) -> Any:

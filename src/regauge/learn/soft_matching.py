@@ -1,4 +1,4 @@
-"""Soft matchings from vectors of units: logits, losses for changed copies, and differentiable plans."""
+"""Soft matchings computed from unit vectors: logits, losses for changed copies, and differentiable plans."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -13,24 +13,25 @@ from regauge.relaxed.action import RelaxedAction
 from regauge.relaxed.soft_elements import SoftElement, movable
 
 FIXED = 30.0
-"""Logit of what stays as it is because nothing is known that could choose it."""
+"""The logit of an identity choice for which vectors contain no information."""
 
 
 @dataclass(frozen=True)
 class Logits:
-    """Logits for all pairs of units of one group, for every pair of networks, computed from vectors of units.
+    """Logits for all pairs of units in one group and for every pair of networks, computed from the units' vectors.
 
     Attributes:
-        pairs: `[pair, *blocks, *source blocks, n, n]`: logits of pairs of units, from the vectors that no sign changes.
-        signs: For each family of signs, a term that is added if the sign of the pair is one, and subtracted if it is
-            minus one. None if the vectors contain no information about signs.
+        pairs: `[pair, *blocks, *source blocks, n, n]`: logits of pairs of units, computed from the vectors that no sign
+            changes.
+        signs: For each family of signs, a term. It is added if the sign of the pair is one, and subtracted if the sign
+            is minus one. None if the vectors contain no information about signs.
     """
 
     pairs: Tensor
     signs: Tensor | None
 
     def joint(self) -> Tensor:
-        """The logits of pairs, summed over signs: the probability of a pair is the sum over its signs."""
+        """The logits of pairs, marginalized over signs: the probability of a pair is the sum over its signs."""
         if self.signs is None:
             return self.pairs
         z = self.signs.abs()  # |z| + softplus(-2 |z|) = log(e^z + e^-z), without overflow
@@ -50,8 +51,8 @@ def logits_of(
     Args:
         placed: The placements of groups on the vectors.
         a: Vectors of the first networks, `[pair, (bases ...,) size, width]`.
-        b: Vectors of the second ones.
-        sharpness: The factor of cosines.
+        b: Vectors of the second networks.
+        sharpness: The factor by which cosines are multiplied.
         name: The name of the group.
         blocks: The sizes of the axes within which the group is repeated, for targets and for sources; see
             `SoftElement.blocks_of`.
@@ -79,7 +80,7 @@ def logits_of(
 
 
 def _products(x: Tensor, y: Tensor, blocks: tuple[int, ...]) -> Tensor:
-    """Inner products `[pair, *blocks, *source blocks, n, n]` of vectors `[pair, *blocks, n, width]`."""
+    """Return inner products `[pair, *blocks, *source blocks, n, n]` of vectors `[pair, *blocks, n, width]`."""
     left, right = x.flatten(1, -3) if x.ndim > 3 else x.unsqueeze(1), y.flatten(1, -3) if y.ndim > 3 else y.unsqueeze(1)
     within = blocks[: len(blocks) // 2]
     if any(size > 1 for size in blocks[len(within) :]):
@@ -90,9 +91,9 @@ def _products(x: Tensor, y: Tensor, blocks: tuple[int, ...]) -> Tensor:
 
 
 def copy_loss(placed: Placed, a: Mapping[str, Tensor], b: Mapping[str, Tensor], sharpness: Tensor) -> Tensor:
-    """Return the cross entropy of matching every unit with its own copy, in nats: mean over rows, columns and groups.
+    """Return the cross entropy, in nats, of matching units with their copies, averaged over rows, columns and groups.
 
-    If signs are also chosen, the cross entropy of the sign one for each copy is added.
+    If signs are also chosen, the cross entropy of sign one for each copy is added.
     """
     losses = []
     for name in dict.fromkeys(placed.groups[units] for units, _ in placed.names):
@@ -111,17 +112,18 @@ def copy_loss(placed: Placed, a: Mapping[str, Tensor], b: Mapping[str, Tensor], 
 
 
 class SoftMoves:
-    """The second networks of pairs, moved by doubly stochastic plans that are computed from vectors of units.
+    """The second networks of pairs, transformed by doubly stochastic plans that are computed from unit vectors.
 
-    A hard element has already moved the networks and their vectors, so the plans describe deviations from this element.
-    Scales, shifts, matrices, and all that vectors contain no information about, stay as the hard element left them.
+    A hard element has already transformed the networks and their vectors, so the plans describe deviations from this
+    element. Scales, shifts, matrices, and everything about which vectors contain no information are not changed
+    further.
 
     Args:
         placed: The placements of groups on the vectors.
         symmetry: The symmetry of the networks, with every size known.
-        names: Tensors that are moved.
-        tolerance: Largest error of a row's sum in a plan.
-        max_iterations: Most Sinkhorn iterations, whatever the error is then.
+        names: Names of the tensors that are transformed.
+        tolerance: The largest error of a row sum in a plan.
+        max_iterations: The largest number of Sinkhorn iterations, even if the error is still larger.
     """
 
     def __init__(
@@ -134,7 +136,7 @@ class SoftMoves:
     def __call__(
         self, a: Mapping[str, Tensor], b: Mapping[str, Tensor], second: Mapping[str, Tensor], sharpness: Tensor
     ) -> dict[str, Tensor]:
-        """Return the softly moved second networks, from vectors of both networks `[pair, (bases ...,) size, width]`."""
+        """Return the softly transformed second networks, from vectors of both, `[pair, (bases ...,) size, width]`."""
         if not self._action.keys:
             return dict(second)
         like = next(iter(second.values()))
@@ -166,7 +168,7 @@ class SoftMoves:
 
 
 def relative_distances(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
-    """Return the mean squared distances of tensors `[pair, ...]`, as shares of both squared norms, `[pair]`."""
+    """Return the mean squared distances of tensors `[pair, ...]`, relative to both squared norms, `[pair]`."""
     shares = []
     for name, x in a.items():
         norms = x.square().flatten(1).sum(1) + b[name].square().flatten(1).sum(1)

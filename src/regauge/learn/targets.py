@@ -1,4 +1,4 @@
-"""Targets of predictors: numbers, fractions or classes."""
+"""Targets of predictors: numbers, fractions or class labels."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,24 +17,24 @@ from regauge.core.typed_json import require_fields
 from regauge.learn.learn_configs import Kind
 
 FEW = 5
-"""Whole numbers are classes if each occurs so often on average."""
+"""Integers count as class labels if each integer occurs at least this often on average."""
 MOST_CLASSES = 1000
-"""Most classes that are found by themselves."""
+"""The largest number of classes that is detected automatically."""
 FURTHEST = 1e-4
-"""Fractions that are predicted of all networks stay so far from 0 and 1, where logits are infinite."""
+"""The smallest distance of constant fractions from 0 and 1, where logits are infinite."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """One column of known values of networks, which a net learns to predict.
+    """One column with known values for networks, which a net learns to predict.
 
     Attributes:
         name: The name of the column.
-        kind: Numbers, which are standardized; fractions, such as accuracies, for which a net outputs logits; or
-            classes.
-        classes: The sorted values of the classes in the column; empty for numbers and fractions.
-        mean: The mean of the numbers or fractions for training.
-        deviation: Standard deviation of the numbers or fractions for training.
+        kind: "numbers", which are standardized; "fractions", such as accuracies, for which a net outputs logits; or
+            "classes".
+        classes: The sorted class labels in the column; empty for numbers and fractions.
+        mean: The mean over the training networks, for numbers or fractions.
+        deviation: The standard deviation over the training networks, for numbers or fractions.
     """
 
     name: str
@@ -45,16 +45,16 @@ class Target:
 
     @classmethod
     def of(cls, name: str, values: NDArray[Any], train: NDArray[Any], kind: Kind | None = None) -> "Target":
-        """Return the target for some values; texts, truth values and recurring whole numbers are classes.
+        """Return the target for the given values. Strings, booleans and recurring integers count as class labels.
 
         Args:
             name: The name of the column.
-            values: The values of all networks that are used.
-            train: The values of the networks for training.
-            kind: Numbers, fractions or classes; by default numbers or classes, depending on the values.
+            values: The values of all used networks.
+            train: The values of the training networks.
+            kind: The kind of the target. By default, "numbers" or "classes", depending on the values.
 
         Raises:
-            ValueError: All values are the same, the values are not numbers, or fractions are not between 0 and 1.
+            ValueError: All values are equal, the values are not numbers, or fractions are not between 0 and 1.
         """
         kind = kind or _kind_of(values)
         if kind == "classes":
@@ -109,8 +109,7 @@ class Target:
         return len(self.classes) if self.kind == "classes" else 1
 
     def encode(self, values: NDArray[Any]) -> Tensor:
-        """Return the encoded values, `[networks]`: class indices (int64), unchanged fractions or standardized
-        numbers."""
+        """Return the encoded values, `[networks]`: class indices (int64), fractions, or standardized numbers."""
         if self.kind == "classes":
             places = {value: k for k, value in enumerate(self.classes)}
             return torch.tensor([places[value] for value in values.tolist()])
@@ -119,7 +118,7 @@ class Target:
         return torch.from_numpy((values.astype(np.float64) - self.mean) / self.deviation).float()
 
     def loss(self, outputs: Tensor, encoded: Tensor) -> Tensor:
-        """Return the mean loss: cross entropy (nats) of classes and fractions, or Huber loss (delta 1) of numbers."""
+        """Return the mean loss: cross entropy (nats) for classes and fractions, or Huber loss (delta 1) for numbers."""
         return self.losses(outputs, encoded).mean()
 
     def losses(self, outputs: Tensor, encoded: Tensor) -> Tensor:
@@ -132,8 +131,7 @@ class Target:
         return functional.huber_loss(outputs.squeeze(-1), encoded.to(outputs), reduction="none")
 
     def decode(self, outputs: Tensor) -> NDArray[Any]:
-        """Decode outputs, `[networks, outputs]`, to the most probable classes, or to numbers in the units of the
-        column."""
+        """Decode outputs, `[networks, outputs]`, to the most probable class labels or to numbers in original units."""
         if self.kind == "classes":
             values = np.array(self.classes) if len({type(one) for one in self.classes}) == 1 else _objects(self.classes)
             chosen: NDArray[Any] = values[outputs.argmax(-1).cpu().numpy()]
@@ -145,9 +143,9 @@ class Target:
         return numbers
 
     def score(self, predicted: NDArray[Any], measured: NDArray[Any]) -> dict[str, float]:
-        """Return the accuracy for classes; for numbers and fractions R2, Kendall's tau (b) and the mean absolute error.
+        """Return the accuracy for classes; for other targets, R2, Kendall's tau (b) and the mean absolute error.
 
-        Constant predictions or constant measured values have a tau of 0; constant measured values also have an R2 of 0.
+        If predictions or measured values are constant, tau is 0. If measured values are constant, R2 is also 0.
         """
         if self.kind == "classes":
             return {"accuracy": float(np.mean([a == b for a, b in zip(predicted, measured, strict=True)]))}
@@ -167,7 +165,7 @@ class Target:
 
     @property
     def _middle(self) -> float:
-        """The logit of the mean fraction, which is the initial output of a net."""
+        """The logit of the mean fraction, which is a net's initial output."""
         mean = min(max(self.mean, FURTHEST), 1 - FURTHEST)
         return math.log(mean / (1 - mean))
 

@@ -1,4 +1,4 @@
-"""Training of a net over networks: epochs of batches, validation, the best weights, and a state to resume from."""
+"""Training of a net on networks: epochs of batches, validation, the best weights, and a state for resuming."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -33,27 +33,27 @@ def train(
     progress: Progress = no_progress,
     on_step: OnStep | None = None,
 ) -> Trained:
-    """Train a net in place; afterwards the net has the weights with the best validation.
+    """Train a net in place. Afterwards, the net has the weights with the best validation.
 
-    All random numbers, including those of dropout, depend only on `seed` and the number of the step. A resumed training
-    gives bit for bit the result of an uninterrupted one.
+    All random numbers, including those of dropout, depend only on `seed` and the step number. Therefore a resumed
+    training run has bitwise the same result as an uninterrupted run.
 
     Args:
-        net: The net; all its parameters that require a gradient are trained.
+        net: The net. All of its parameters that require gradients are trained.
         loader: The batches of networks, positioned at the start of an epoch.
-        loss: Function from a batch and a random generator to the mean loss.
-        validate: Evaluates the net, which is in evaluation mode.
+        loss: A function from a batch and a random generator to the mean loss.
+        validate: A function that validates the net. The net is in evaluation mode during the call.
         config: Settings.
         seed: The seed of all random numbers in `loss`.
-        state: A `.safetensors` file in which the state of the training is saved while it runs. If the file exists, the
-            training continues from it.
-        continues: Whether the training continues from the file; else the file is replaced at the first state of this
-            training.
-        inputs: Everything that the training depends on, as JSON; a saved state with other settings is refused.
-        on_step: Called after each step with the state.
+        state: A `.safetensors` file in which the training state is saved during training. If the file exists, training
+            continues from it.
+        continues: Whether training continues from the file. Otherwise, the first state of this training run replaces
+            the file.
+        inputs: Everything on which the training depends, as JSON. A saved state with different inputs raises an error.
+        on_step: A function that is called after each step with the state.
 
     Raises:
-        ValueError: A loss is not finite, or the saved state belongs to a training with other inputs.
+        ValueError: A loss is not finite, or the saved state belongs to a training run with other inputs.
     """
     optimizer, steps = AdamW(config.lr, weight_decay=config.weight_decay), config.epochs * len(loader)
     program = NetProgram(net, loss, optimizer, seed=seed, clip=config.clip, average=config.average)
@@ -102,14 +102,14 @@ def train(
 
 
 class _Bar:
-    """The progress bar of a training, in seconds if the training has a time limit, and in steps otherwise."""
+    """The progress bar of a training run. Its unit is seconds if the training has a time limit, otherwise steps."""
 
     def __init__(self, advance: Advance, total: float) -> None:
         self._advance, self._total, self._shown = advance, total, 0.0
 
     @classmethod
     def of(cls, progress: Progress, course: Course, config: NetTrainingConfig, steps: int) -> "_Bar":
-        """Return the bar of a training, which may already have begun."""
+        """Return the progress bar of a training run, which may already have begun."""
         if config.seconds is None:
             made, done = cls(progress("training", steps), steps), float(course.step)
         else:
@@ -119,7 +119,7 @@ class _Bar:
         return made
 
     def show(self, done: float, *, loss: float | None = None) -> None:
-        """Update the bar to the present state of the training."""
+        """Update the progress bar to the current state of the training."""
         place = min(done, self._total)
         self._advance(place - self._shown, loss=loss)
         self._shown = place

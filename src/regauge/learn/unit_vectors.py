@@ -1,4 +1,4 @@
-"""Vectors of units as tensors on which the groups of a symmetry act so that vectors are matched like weights."""
+"""Unit vectors as tensors on which the groups of a symmetry act; therefore vectors can be matched like weights."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -18,19 +18,19 @@ from regauge.weightspace.layout.compile import Layout
 from regauge.weightspace.metanet import Metanet
 
 SMALLEST = 1e-6
-"""Vectors shorter than this have the direction zero."""
+"""Vectors with a smaller norm are treated as zero."""
 
 Place = tuple[str, Character]
-"""A set of units, and what signs multiply its vectors by; exponents are zero for vectors that no sign changes."""
+"""A set of units and a sign character, which determines the sign of its vectors; zero exponents mean no sign change."""
 
 
 @dataclass(frozen=True, eq=False)
 class Placed:
-    """Vectors of units as tensors on which the groups of a symmetry act.
+    """Vectors of units, as tensors on which the groups of a symmetry act.
 
     Attributes:
-        symmetry: The symmetry of the networks, whose groups also act on the vectors.
-        names: Name of the tensor `[(bases ...,) size, width]` of each set and character.
+        symmetry: The symmetry of the networks. Its groups also act on the vectors.
+        names: For each set and character, the name of the tensor `[(bases ...,) size, width]`.
         groups: For each set, the name of the group that permutes the set.
     """
 
@@ -40,10 +40,10 @@ class Placed:
 
 
 def place(symmetry: Symmetry, layout: Layout, width: int) -> Placed:
-    """Extend the groups of a symmetry, with every size known, to the vectors of networks of a layout.
+    """Extend a symmetry's groups, with every size known, to the vectors of networks with a given layout.
 
-    A group is identified by the axes on which it acts, not by its name. Sets that no group of the symmetry permutes
-    have no vectors.
+    A group is identified by the axes on which it acts, not by its name. If no group of the symmetry permutes a set, the
+    set has no vectors.
     """
     groups = {name: group for name in layout.units if (group := _counterpart(layout.symmetry[name], symmetry))}
     names: dict[Place, str] = {}
@@ -78,9 +78,9 @@ def length_of(net: Metanet) -> int:
 
 
 def read_vectors(net: Metanet, params: Mapping[str, Tensor], placed: Placed) -> dict[str, Tensor]:
-    """Return the unit-norm vectors of all units, `[models, (bases ...,) size, width]`, by the names of `placed`.
+    """Return the normalized vectors of all units, `[models, (bases ...,) size, width]`, by the names in `placed`.
 
-    The mean of each set is subtracted from vectors that no sign changes, because a common part does not distinguish
+    If no sign changes the vectors of a set, their mean is subtracted, because a common component does not distinguish
     units.
 
     Raises:
@@ -116,7 +116,7 @@ def _undo(canonical: Element, layout: Layout, placed: Placed, vectors: dict[str,
 
 
 def responses(placed: Placed, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Responses:
-    """Return the vectors of both networks of each pair, in the form that methods compare."""
+    """Return the vectors of both networks of each pair, in the form that matching methods compare."""
     pairs = len(next(iter(b.values()))) if b else 1
     reach = torch.zeros(pairs, dtype=torch.float64)
     for name in b:
@@ -135,7 +135,7 @@ def _counterpart(group: Group, symmetry: Symmetry) -> Group | None:
 
 
 def _placement(group: Group, tensor: str, axis: int, exponents: tuple[bool | int, ...]) -> Placement:
-    """Return the placement of a group on vectors; scales are left out because they do not change directions."""
+    """Return the placement of a group on vectors. Scales are left out, because they do not change directions."""
     flips = tuple(map(int, exponents[: group.signs + group.shifts]))
     scale, shift = (0,) * group.scales, (0,) * group.shifts
     return Placement(tensor, axis, scale=scale, sign=flips[: group.signs], parity=flips[group.signs :], shift=shift)

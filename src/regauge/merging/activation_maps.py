@@ -1,4 +1,4 @@
-"""Linear maps between the activations of two networks, which carry changes of layers from one network to the other."""
+"""Linear maps between the activations of two networks, by which layer changes are transferred between the networks."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -13,21 +13,21 @@ from regauge.core.task import call
 from regauge.merging.carried_change import CarriedChange
 
 RIDGE = 3e-1
-"""The penalty of a map, as a share of the mean variance of what it reads."""
+"""The ridge penalty of a map, as a share of the mean variance of the map's inputs."""
 SAMPLES = 8192
-"""Positions of a layer that are looked at in a batch at most."""
+"""The largest number of positions (samples) per layer that are used in a batch."""
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 DENSE = (nn.Linear, nn.Embedding, *CONVOLUTIONS)
 
 Seen = dict[str, tuple[Tensor, Tensor]]
 """Inputs and outputs of layers by name, `[samples, units]`."""
 Map = tuple[Tensor, Tensor]
-"""A matrix `[units out, units in]` and an offset `[units out]`, float64."""
+"""A matrix `[units out, units in]` and an offset `[units out]`, in float64."""
 
 
 @dataclass
 class _Moments:
-    """Sums over samples of two vectors, from which the ridge map between the vectors is computed."""
+    """Sums over samples of two vectors and their products, from which the ridge map between the vectors is computed."""
 
     sums: list[Tensor] = field(default_factory=list)
 
@@ -38,9 +38,7 @@ class _Moments:
         self.sums = [a + b for a, b in zip(self.sums, own, strict=True)] if self.sums else own
 
     def map(self, *, is_inverse: bool = False, is_shared: bool = False) -> Map:
-        """Return the map M and the offset with `y = M x + offset`, or those of the inverse map, with x and y
-        exchanged.
-        """
+        """Return the map M and the offset with `y = M x + offset`, or the inverse map, with x and y exchanged."""
         count, x, y, square, both, other = self.sums
         if is_inverse:
             x, y, square, both = y, x, other, both.mT
@@ -58,22 +56,22 @@ def carry_by_maps(
     inputs: Iterable[Any],
     symmetry: Symmetry,
 ) -> tuple[CarriedChange, tuple[str, ...]]:
-    """Carry the change of a network through ridge maps between activations, layer by layer.
+    """Transfer the weight change of a network by ridge maps between activations, layer by layer.
 
-    A layer computes `W x + b`. With maps `y_b = L y_a`, for changes, and `x_a = R x_b + d` its change becomes `L dW R`,
-    and the change of its bias becomes `L (db + dW d)`. Axes on which no group acts, such as pixels and classes, are the
-    same in both networks. For an elementwise gain, the diagonal of `L diag(dw) R` is kept. Running means change by
-    `S dm` and running variances by `S^2 dv`, with the square taken entry by entry, where `S` maps the input of the
-    normalization.
+    A layer computes `W x + b`. The map `y_b = L y_a` maps changes of outputs, and `x_a = R x_b + d` maps inputs. The
+    layer's change becomes `L dW R`, and the change of its bias becomes `L (db + dW d)`. Axes on which no group acts,
+    such as pixels and class labels, are the same in both networks. For an elementwise gain, the diagonal of `L diag(dw)
+    R` is kept. Let `S` map the input of a normalization. Running means change by `S dm`, and running variances by `S^2
+    dv`, where the square is entrywise.
 
     Args:
         networks: The first base, the fine-tune of the first base, and the second base.
-        modules: The modules that run the first and the second base.
+        modules: The modules that compute the outputs of the first and of the second base.
         inputs: Batches without targets.
         symmetry: The symmetry of the second base.
 
     Returns:
-        The change in the coordinates of the second base, and the changed parameters that no map carries.
+        The change in the coordinates of the second base, and the changed parameters for which no map exists.
     """
     base, tuned, other = networks
     read, made = dict[str, _Moments](), dict[str, _Moments]()
@@ -123,7 +121,7 @@ def carry_by_maps(
 def _carry_statistics(
     found: CarriedChange, lead: str, matrix: Tensor, base: Mapping[str, Tensor], tuned: Mapping[str, Tensor]
 ) -> None:
-    """Add the changes of the running statistics of a layer, if it has any; `matrix` maps the inputs of the layer."""
+    """Add the changes of a layer's running statistics, if the layer has any; `matrix` maps the inputs of the layer."""
     mean, variance = f"{lead}running_mean", f"{lead}running_var"
     if mean in base and variance in base:
         before, after = base[variance].double(), tuned[variance].double()
@@ -167,7 +165,7 @@ def _is_layer(kind: nn.Module) -> bool:
 
 
 def _rows(value: Tensor, kind: nn.Module) -> Tensor:
-    """Return a value as `[samples, units]`, with an evenly spaced subset of the samples."""
+    """Return an activation as `[samples, units]`, reduced to an evenly spaced subset of the samples."""
     has_places = isinstance(kind, (*CONVOLUTIONS, nn.GroupNorm)) or hasattr(kind, "running_mean")
     rows = (value.movedim(1, -1) if has_places else value).flatten(0, -2).double()
     return rows[:: -(-len(rows) // SAMPLES)]

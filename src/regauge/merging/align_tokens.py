@@ -1,4 +1,4 @@
-"""Alignment of networks with different vocabularies: the moved network gets the rows of the tokens that it lacks."""
+"""Alignment of networks with different vocabularies, with embedding rows copied for tokens that one network lacks."""
 
 from dataclasses import replace
 from functools import partial
@@ -29,7 +29,7 @@ def plan_alignment(
     task: Task | None = None,
     rotate: Rotate = "auto",
 ) -> StreamedJob:
-    """Plan the alignment of the second checkpoint to the first one while both stay on the disk; see `align_tokens`.
+    """Plan the alignment of the second checkpoint to the first while both stay on the disk; see `align_tokens`.
 
     Raises:
         ValueError: The checkpoints cannot be aligned in this way, or the memory does not suffice.
@@ -50,20 +50,19 @@ def align_tokens(
     rotate: Rotate = "auto",
     progress: Progress = no_progress,
 ) -> Result[Params]:
-    """Align the second checkpoint of a job to the first, and write it with added rows for tokens that only the first
-    has.
+    """Align the second checkpoint of a job to the first, and add rows for tokens that only the first checkpoint has.
 
-    The added rows are copied from the first network, once both networks have the same coordinates.
+    The added rows are copied from the first network after the alignment, when both networks have the same coordinates.
 
     Args:
-        job: Two checkpoints under a common vocabulary, and the place of the result.
+        job: Two checkpoints under a common vocabulary, and the output path.
         symmetry: The symmetry of both networks.
-        tokens: The rows that the second network takes from the first.
-        method: The method of alignment. This and the following arguments are as in `rg.align`.
-        task: Model, data and loss, for methods that use them.
+        tokens: The embedding rows that the second network copies from the first.
+        method: The alignment method. This argument and the following arguments are as in `rg.align`.
+        task: Model, data and loss, for methods that use a task.
         generator: Source of randomness.
-        rotate: Whether streams are rotated, as in `rg.align`. Networks with different tokens are not rotated, and for
-            "always" a note reports this.
+        rotate: Whether residual streams are rotated, as in `rg.align`. Networks with different tokens are never
+            rotated. If `rotate` is "always", a note reports this.
         progress: Shows each pass over streamed files.
 
     Raises:

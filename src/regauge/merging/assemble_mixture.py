@@ -1,4 +1,4 @@
-"""Mixtures of experts made of dense networks: the attention of one network, the MLPs of several, and routers."""
+"""Mixtures of experts assembled from dense networks: one network's attention, the MLPs of several, and routers."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -23,25 +23,25 @@ from regauge.core.progress import Progress, no_progress
 from regauge.hub.prompts import open_streams, open_tokens
 
 Router: TypeAlias = Literal["hidden", "hidden_avg", "cheap_embed", "random", "uniform_random"]
-"""Ways to initialize routers, by the names that mergekit has for them."""
+"""Methods of initializing routers, by their names in mergekit."""
 MLP = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
 NOT_IN_MIXTURES = ("attention_bias", "mlp_bias", "use_sliding_window", "quantization_config")
 EMBEDDING = "model.embed_tokens.weight"
 ALIKE = 5.0
-"""Condition numbers of a router above this mean that prompts of experts are much alike."""
+"""A limit on a router's condition number. A larger condition number means that the experts' prompts are too similar."""
 
 
 @dataclass(frozen=True)
 class _Family:
-    """The kind of mixture that dense networks of a model family can form.
+    """A model family of mixtures, and how dense networks become a mixture of this family.
 
     Attributes:
         model: The type of the mixture's model.
         architecture: The class of the mixture's model.
-        settings: The names of the settings for the number of experts and for the width of an expert, and settings with
-            fixed values.
-        block: The name of a layer's experts.
-        parts: The names of an expert's three matrices, by the names of the matrices of the dense MLP.
+        settings: The configuration keys for the number of experts and for the width of an expert, and configuration
+            keys with fixed values.
+        block: The name of the module that holds a layer's experts.
+        parts: The names of an expert's three matrices, by the names of the corresponding matrices of the dense MLP.
         has_shared: Whether one additional expert processes every token.
     """
 
@@ -70,11 +70,11 @@ QWEN2 = _Family(
     has_shared=True,
 )
 FAMILIES = {"llama": MIXTRAL, "mistral": MIXTRAL, "qwen3": QWEN}
-"""Mixtures without a shared expert, by the type of dense networks."""
+"""Mixtures without a shared expert, by the model type of the dense networks."""
 SHARING = {"llama": QWEN2, "mistral": QWEN2, "qwen2": QWEN2}
-"""Mixtures with a shared expert."""
+"""Mixtures with a shared expert, by the model type of the dense networks."""
 BIASES = ("q_proj", "k_proj", "v_proj")
-"""Layers of attention that have biases in Qwen2-MoE."""
+"""Attention layers that have biases in Qwen2-MoE."""
 
 
 @dataclass(frozen=True)
@@ -82,12 +82,12 @@ class Expert:
     """A dense network whose MLPs become experts, with the prompts that should be routed to it.
 
     Attributes:
-        path: Its folder.
+        path: The folder of the network.
         prompts: Prompts that should be routed to the expert.
         against: Prompts that should not be routed to the expert. Their mean is subtracted.
-        noise_scale: The standard deviation of normal noise that is added to the matrices of the expert.
-        residual_scale: The factor of the expert's last matrix, which scales the output that the expert adds to the
-            residual stream.
+        noise_scale: The standard deviation of the normal noise that is added to the expert's matrices.
+        residual_scale: The factor by which the expert's last matrix is multiplied. This matrix produces the expert's
+            output to the residual stream.
     """
 
     path: str | Path
@@ -97,7 +97,7 @@ class Expert:
     residual_scale: float = 1.0
 
     def take(self, tensor: Tensor, part: str, generator: torch.Generator | None) -> Tensor:
-        """Return one of the expert's matrices as it is stored in the mixture."""
+        """Return one of the expert's matrices in the form in which the mixture stores it."""
         if self.noise_scale:
             tensor = tensor + self.noise_scale * torch.randn(tensor.shape, generator=generator).to(tensor.dtype)
         return tensor * self.residual_scale if part == "down_proj" and self.residual_scale != 1 else tensor
@@ -108,11 +108,11 @@ class AssembledMixture:
     """The result of assembling a mixture.
 
     Attributes:
-        path: Its folder.
+        path: The folder of the mixture.
         experts: The number of experts.
         chosen: The number of experts that process each token.
         conditions: The condition number of the router of each layer.
-        shared: The expert that processes every token, if there is one.
+        shared: The expert that processes every token; None without such an expert.
     """
 
     path: Path
@@ -144,37 +144,39 @@ def assemble_mixture(
     generator: torch.Generator | None = None,
     progress: Progress = no_progress,
 ) -> AssembledMixture:
-    """Make a mixture of experts from dense networks of one shape. All tensors except the MLPs are those of the base.
+    """Assemble a mixture of experts from dense networks of equal shapes. All tensors except the MLPs are the base's.
 
-    Llama and Mistral networks become a Mixtral, and Qwen3 networks become a Qwen3-MoE. With a shared expert, Llama,
-    Mistral and Qwen2 networks become a Qwen2-MoE. The weights of the chosen experts sum to one. Therefore a mixture of
-    equal experts computes the same function as the dense network with any routers. For every token, a shared expert
-    adds its output times a gate between 0 and 1. The rows of a router are unit vectors, one for each expert:
+    Llama and Mistral networks become a Mixtral, and Qwen3 networks become a Qwen3-MoE. If there is a shared expert,
+    Llama, Mistral and Qwen2 networks become a Qwen2-MoE. The router weights of a token's chosen experts sum to one.
+    Therefore a mixture of equal experts computes the same function as the dense network, for any routers. The output of
+    a shared expert is multiplied by a gate between 0 and 1 and added for every token. The rows of a router are unit
+    vectors, one for each expert:
 
     - `hidden`: the residual stream of the base before the layer, at the last token of a prompt, averaged over prompts;
-    - `hidden_avg`: the same, averaged over the tokens of a prompt;
-    - `cheap_embed`: the sum of the embeddings of the tokens of all prompts, the same for all layers;
-    - `random`: normal numbers, and `uniform_random`: those of a new linear layer, in [-1, 1] / sqrt(width). These rows
-      are not scaled.
+    - `hidden_avg`: the same residual stream, averaged over the tokens of a prompt;
+    - `cheap_embed`: the sum of the token embeddings of all prompts, which is the same for all layers;
+    - `random`: normally distributed numbers; `uniform_random`: numbers as in a new linear layer, in [-1, 1] /
+      sqrt(width). The rows of these two methods are not scaled to unit length.
 
-    The values of the prompts `against` an expert are subtracted before rows are scaled. Tensors are read and written
-    one at a time. The residual streams of the experts must have the coordinates of the base, as in fine-tunes of the
-    base. Align other networks to the base first. The order of hidden units within an expert does not matter.
+    Vectors computed from the prompts `against` an expert are subtracted before the rows are scaled. Tensors are read
+    and written one at a time. The experts' residual streams must have the coordinates of the base. Fine-tunes of the
+    base satisfy this condition; align other networks to the base first. Experts may have different permutations of
+    their hidden units.
 
     Args:
-        base: The folder of the network whose embeddings, attention, norms and tokenizer the result has.
-        experts: Folders of networks of the same shape, with prompts if routers are computed from prompts.
+        base: The folder of the base, which provides embeddings, attention, norms and tokenizer.
+        experts: Folders of networks of the same shape. Prompts are required if routers are computed from prompts.
         out: The folder of the mixture.
-        router: The method that initializes routers, one of those above.
-        chosen: The number of experts for every token.
+        router: The method that initializes routers, one of the methods above.
+        chosen: The number of experts that process each token.
         shared: An expert that processes every token. Its gate is initialized in the same way as the rows of a router.
         generator: Source of randomness for random routers and for noise.
-        progress: Shows the tensors.
+        progress: Displays the tensors as they are processed.
 
     Raises:
-        FileExistsError: The output exists, and may not be replaced.
+        FileExistsError: The output exists and may not be replaced.
         ValueError: The networks belong to no family that has mixtures, or differ in shapes. There are fewer experts
-            than `chosen`, or prompts or a generator are missing.
+            than `chosen`. Prompts or a generator are missing.
 
     References:
         Komatsuzaki et al. (2023), Sparse upcycling, section 2 (copies of one MLP, random routers); Goddard et al.
@@ -242,7 +244,7 @@ def assemble_mixture(
 
 
 def _family(base: str | Path, config: Mapping[str, Any], *, has_shared: bool) -> _Family:
-    """Return the family of mixtures that a network can form."""
+    """Return the family of mixtures that a dense network can form."""
     known = SHARING if has_shared else FAMILIES
     family = known.get(str(config.get("model_type")))
     if family is None:
@@ -290,7 +292,7 @@ def _describe(config: Mapping[str, Any], family: _Family, experts: int, chosen: 
 
 
 def _describe_shared(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings of a mixture with a shared expert; all layers have the window of a Mistral, if it has one."""
+    """Return the settings of a shared expert. All layers have the base's sliding window if the base is a Mistral."""
     window = config.get("sliding_window") if config["model_type"] == "mistral" else None
     return {
         "shared_expert_intermediate_size": config["intermediate_size"],
@@ -307,7 +309,7 @@ def _make_routers(
     router: Router,
     generator: torch.Generator | None,
 ) -> Tensor:
-    """Return the routers `[layer, expert, width]`."""
+    """Return the routers as one tensor `[layer, expert, width]`."""
     shape = int(config["num_hidden_layers"]), len(experts), int(config["hidden_size"])
     if router in ("random", "uniform_random"):
         if generator is None:
@@ -333,7 +335,7 @@ def _make_routers(
 
 
 def _measure(base: str | Path, router: Router) -> Callable[[Sequence[str]], Tensor]:
-    """Return a function from prompts to their vectors, `[layer, width]`, or one vector for all layers, in float32."""
+    """Return a function that maps prompts to vectors `[layer, width]`, or to one vector for all layers, in float32."""
     if router == "cheap_embed":
         read, embedding = open_tokens(base), Checkpoint.open(base).read(EMBEDDING, dtype=torch.float32)
         return lambda prompts: torch.stack([embedding[read(one)[0]].sum(0) for one in prompts]).sum(0, keepdim=True)

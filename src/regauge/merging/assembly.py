@@ -1,6 +1,4 @@
-"""The loop over tensors that assembles a network from tensors of several networks, each with a separate rule and
-factors.
-"""
+"""The loop that assembles a network tensor by tensor from several networks. Each tensor has a rule and factors."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,7 +18,7 @@ from regauge.merging.rule import PIECE, Rule, Target, combine_from, small_piece
 from regauge.merging.table import RULES
 
 Place = tuple[int, str]
-"""The number of a network, and the name of a tensor there."""
+"""The index of a network, and the name of a tensor in this network."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +27,8 @@ class Part:
 
     Attributes:
         spec: The tensor's name, shape and dtype.
-        sources: The tensors from which it is made.
-        base: The tensor that task vectors are relative to, if there is one.
+        sources: The tensors from which the result's tensor is computed.
+        base: The tensor from which task vectors are differences; None without a base.
         rule: The rule that combines the sources.
         factors: The factors of the sources.
         key: The name from which the random numbers of the tensor are derived.
@@ -48,18 +46,18 @@ class Part:
 
 @dataclass(frozen=True)
 class Assembly:
-    """A network that is made of tensors of several networks.
+    """A network that is assembled from tensors of several networks.
 
-    Each tensor is read, converted to the working dtype, moved, brought to the vocabulary of the result, combined with
-    the others, and rounded once.
+    Each tensor is read, converted to the working dtype, transformed, and converted to the vocabulary of the result.
+    Then it is combined with the other networks' tensors and rounded once.
 
     Attributes:
         parts: The plans for the tensors of the result, by name.
         networks: The checkpoints, under the vocabulary of the result.
-        symmetry: The symmetry of their elements.
-        elements: The elements that move the networks; None for networks that are not moved.
-        tokens: The sources of token rows, if vocabularies differ.
-        seed: The seed of the random numbers of rules.
+        symmetry: The symmetry to which the elements belong.
+        elements: The elements that transform the networks; None for networks that are not transformed.
+        tokens: The source networks of the token rows, if vocabularies differ.
+        seed: The seed of the rules' random numbers.
     """
 
     parts: Mapping[str, Part]
@@ -71,7 +69,7 @@ class Assembly:
     _means: dict[Place, Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     def pieces(self, name: str) -> Iterator[Tensor]:
-        """Yield the values of a tensor of the result, in its dtype and in pieces along axis 0."""
+        """Yield the entries of one tensor of the result, in the tensor's dtype and in chunks along axis 0."""
         part = self.parts[name]
         dtype = part.spec.dtype
         is_structure = any(source in self.symmetry.structure for _, source in part.sources)
@@ -94,7 +92,7 @@ class Assembly:
             yield rounded
 
     def held(self) -> int:
-        """Return the largest number of bytes held while one tensor is made."""
+        """Return the largest number of bytes held while one tensor is computed."""
         largest = 0
         for part in self.parts.values():
             rows = self._ranges(part)[0]
@@ -109,7 +107,7 @@ class Assembly:
         return torch.float32 if max(one.itemsize for one in (*stored, part.spec.dtype)) < 4 else torch.float64
 
     def _ranges(self, part: Part) -> list[tuple[int, int] | None]:
-        """Return the ranges of the first axis in which a tensor may be made; None for the whole tensor."""
+        """Return the ranges of the first axis in which a tensor may be computed; None for the whole tensor."""
         shape, places = part.spec.shape, [*part.sources, *([] if part.base is None else [part.base])]
         if not part.rule.splits(shape) or any(self._axis(place) > 0 for place in places):
             return [None]
@@ -119,17 +117,17 @@ class Assembly:
         return row_ranges(Symmetry(()), part.spec.name, shape, PIECE)
 
     def _axis(self, place: Place) -> int:
-        """Return the axis of tokens of a tensor, or -1."""
+        """Return the token axis of a tensor, or -1."""
         return -1 if self.tokens is None else self.tokens.axes.get(place[1], -1)
 
     def _moved(self, place: Place, rows: tuple[int, int] | None, work: torch.dtype) -> Tensor:
-        """Return a copy of a tensor, or of a piece, aligned with those of the other networks."""
+        """Return a copy of a tensor, or of a chunk, transformed by its network's element."""
         k, name = place
         tensor, element = self.networks[k].read(name, rows=rows, dtype=work), self.elements[k]
         return tensor if element is None else move_tensor(self.symmetry, element, name, tensor)
 
     def _filled(self, place: Place, rows: tuple[int, int] | None, work: torch.dtype) -> Tensor:
-        """Return a moved tensor, with the rows of those tokens that this network takes from others filled in."""
+        """Return a transformed tensor in which the missing token rows are copied from other networks."""
         tensor, axis, (k, name) = self._moved(place, rows, work), self._axis(place), place
         if axis < 0:
             return tensor
@@ -153,7 +151,7 @@ class Assembly:
         return tensor
 
     def _given(self, k: int, name: str, axis: int, row: int, work: torch.dtype) -> Tensor:
-        """Return a row of a network's own tensor, moved."""
+        """Return one row of a network's tensor, transformed."""
         network = self.networks[k]
         source = as_tokenized(network)
         if not 0 <= row < source.stored[name].shape[axis]:
@@ -164,7 +162,7 @@ class Assembly:
         return own if element is None else move_tensor(self.symmetry, element, name, own)
 
     def _mean(self, place: Place, axis: int, work: torch.dtype) -> Tensor:
-        """Return the mean of all rows that belong to tokens, for rows without a token."""
+        """Return the mean of all token rows, which is used for rows without a token."""
         if place not in self._means:
             assert self.tokens is not None
             known = replace(self.tokens, blank=torch.zeros_like(self.tokens.blank))
@@ -175,7 +173,7 @@ class Assembly:
 
 
 def take_over(network: Checkpoint, number: int) -> dict[str, Part]:
-    """Return the parts of a result that equals the network with this index."""
+    """Return the plan of a result that equals the network with this index."""
     rule, form = RULES["passthrough"].build(), network.form
     return {
         name: Part(

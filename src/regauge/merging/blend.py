@@ -1,4 +1,4 @@
-"""The loop over tensors that merges many networks into one, with the same result in memory and from files."""
+"""The loop that merges many networks tensor by tensor. The result is the same for networks in memory and in files."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,28 +17,28 @@ from regauge.merging.rule import PIECE, Rule, Target, combine_from, small_piece,
 from regauge.merging.settings import Number, Setting, find_depths
 
 MOVING = 3
-"""Copies of a piece while it is read, moved by an element and converted."""
+"""The number of copies of a chunk while the chunk is read, transformed by an element and converted."""
 
 
 @dataclass(frozen=True)
 class Blend:
-    """Networks, the elements that align the networks, and the rule that merges the aligned networks.
+    """The merge of several networks: the networks, the elements that align them, and the rule that combines them.
 
-    Each tensor is read, converted to the working dtype, moved, combined with the others, and rounded once. Running
-    statistics are averaged, with the shares if the rule is a mean, else equally. Structure tensors are those of the
-    base or the first network, because alignment carries the structure of the other networks into this one. Other
-    tensors without floating-point values (integers, codes) must be equal in all networks. Counters are those of the
-    base or the first network.
+    Each tensor is read, converted to the working dtype, transformed, combined with the other networks' tensors, and
+    rounded once. Running statistics are averaged: with the shares if the rule is a mean, otherwise equally. Structure
+    tensors are those of the base or the first network, because alignment maps the structure of the other networks to
+    this structure. Other tensors that are not floating point (integers, codes) must be equal in all networks. Counters
+    are copied from the base or the first network.
 
     Attributes:
         rule: The rule that combines tensors.
         symmetry: The symmetry, with every size known.
         networks: Parameters by name, or checkpoints.
-        base: The network that task vectors are relative to, if there is one.
+        base: The network from which task vectors are differences; None without a base.
         weights: One weight for each network; by default the rule's equal weights.
-        elements: The elements that move the networks; the identity for the network whose coordinates the result has.
-            None if no network is moved.
-        seed: The seed of the random numbers of the rule.
+        elements: The elements that transform the networks. The element is the identity for the network whose
+            coordinates the result has. None if no network is transformed.
+        seed: The seed of the rule's random numbers.
     """
 
     rule: Rule
@@ -56,21 +56,21 @@ class Blend:
 
     @property
     def given(self) -> tuple[Number, ...]:
-        """Return the weights as given; one for each network by default."""
+        """Return the weights that the caller gave, or one for each network by default."""
         return (1.0,) * len(self.networks) if self.weights is None else self.weights
 
     @property
     def factors(self) -> tuple[Number, ...]:
-        """Return the weights for the record: factors if they are the same for all tensors, otherwise settings."""
+        """Return the weights for the record: factors if all tensors have the same factors, otherwise settings."""
         if self.weights is not None and any(isinstance(one, Setting) for one in self.weights):
             return self.weights
         return self.rule.factors(self._numbers(Target("")), len(self.networks))
 
     def check(self) -> None:
-        """Raise an error, before any tensor is read, if weights or settings are invalid for some tensor.
+        """Raise an error if weights or settings are invalid for some tensor. No tensor is combined.
 
         Raises:
-            ValueError: Weights or settings are invalid, or a tensor without floating-point values differs between the
+            ValueError: Weights or settings are invalid, or a tensor that is not floating point differs between the
                 networks.
         """
         varies = any(isinstance(one, Setting) for one in self.weights or ())
@@ -90,7 +90,7 @@ class Blend:
                     raise ValueError(f"at {name!r} {error}" if varies else str(error)) from None
 
     def only(self, chosen: Sequence[int]) -> "Blend":
-        """Return a copy that combines only the chosen networks: the others get weight zero."""
+        """Return a copy that combines only the chosen networks; all other networks get weight zero."""
         return replace(self, weights=tuple(one if k in chosen else 0.0 for k, one in enumerate(self.given)))
 
     @property
@@ -103,7 +103,7 @@ class Blend:
         return result
 
     def pieces(self, name: str) -> Iterator[Tensor]:
-        """Yield the values of a tensor of the result, before rounding, in pieces along axis 0."""
+        """Yield the entries of one tensor of the result, before rounding, in chunks along axis 0."""
         like, count = self._like[name], len(self.networks)
         if name in self.symmetry.structure:
             for rows in self._ranges(name):
@@ -136,7 +136,7 @@ class Blend:
             yield made
 
     def held(self) -> int:
-        """Return the largest number of bytes held while one tensor is made."""
+        """Return the largest number of bytes held while one tensor is computed."""
         copies = MOVING + self.rule.held(len(self.networks)) + (self.base is not None)
         largest = 0
         for name, tensor in self._like.items():
@@ -147,17 +147,17 @@ class Blend:
 
     @property
     def _all(self) -> tuple[Mapping[str, Tensor], ...]:
-        """Return the networks, and the base if there is one."""
+        """Return the networks, and the base if there is a base."""
         return self.networks if self.base is None else (*self.networks, self.base)
 
     @cached_property
     def _like(self) -> Mapping[str, Tensor]:
-        """Names, shapes and dtypes of the result."""
+        """A mapping with the names, shapes and dtypes of the result."""
         return self.reference.on_meta() if isinstance(self.reference, Checkpoint) else self.reference
 
     @cached_property
     def _first(self) -> dict[str, str]:
-        """Return one name for each set of tied names so that tied names share random numbers and settings."""
+        """Map each name to one name of its set of tied names. Tied names thereby share random numbers and settings."""
         stored = self.reference.stored if isinstance(self.reference, Checkpoint) else self.reference
         found = {}
         for names in self.symmetry.tied:
@@ -186,9 +186,7 @@ class Blend:
         return row_ranges(self.symmetry, name, shape, PIECE) if self.rule.splits(shape) else [None]
 
     def _require_shared(self, name: str, rows: tuple[int, int] | None) -> Tensor:
-        """Return a tensor without floating-point values, or a piece, of the reference; raise a ValueError if networks
-        differ in it.
-        """
+        """Return the reference's integer or code tensor, or a chunk of it; raise a ValueError if networks differ."""
         dtype = self._like[name].dtype
         tensors = [self._moved(k, name, rows, dtype) for k in range(len(self.networks))]
         kept = tensors[0] if self.base is None else read_piece(self.base, name, rows, dtype)
@@ -196,7 +194,7 @@ class Blend:
         return kept
 
     def _moved(self, k: int, name: str, rows: tuple[int, int] | None, work: torch.dtype) -> Tensor:
-        """Return a copy of a tensor of network k, or of a piece, aligned with those of the other networks."""
+        """Return a copy of a tensor of network k, or of a chunk, transformed by the network's element."""
         tensor = read_piece(self.networks[k], name, rows, work)
         if self.elements is None or (k == 0 and self.base is None):
             return tensor
@@ -213,9 +211,7 @@ def list_dtypes(networks: Sequence[Checkpoint]) -> str | None:
 
 
 def dtype_notes(networks: Sequence[Checkpoint]) -> tuple[str, ...]:
-    """Return a note on the dtype of a merged network, which is that of the first network, if the dtypes of the networks
-    differ.
-    """
+    """Return a note on the dtype of the result, which is the first network's dtype, if the networks' dtypes differ."""
     first, *_ = networks
     listed = list_dtypes(networks)
     if listed is None or first.form.dtype is not None:
@@ -224,14 +220,14 @@ def dtype_notes(networks: Sequence[Checkpoint]) -> tuple[str, ...]:
 
 
 def _dtype_of(network: Mapping[str, Tensor], name: str) -> torch.dtype:
-    """Return the dtype of a tensor, or the dtype in which it is read from a file."""
+    """Return the dtype of a tensor. For a file, return the dtype in which the tensor is read."""
     if isinstance(network, Checkpoint):
         return network.form.work_dtype(network.stored[name].dtype if name in network.stored else network[name].dtype)
     return network[name].dtype
 
 
 def read_piece(network: Mapping[str, Tensor], name: str, rows: tuple[int, int] | None, dtype: torch.dtype) -> Tensor:
-    """Return a copy of a tensor, or of some of its rows, from memory or from a file, in a dtype."""
+    """Return a copy of a tensor, or of some rows, in the given dtype; read the tensor from memory or a file."""
     if isinstance(network, Checkpoint):
         return network.read(name, rows=rows, dtype=dtype)
     tensor = network[name] if rows is None else network[name][rows[0] : rows[1]]

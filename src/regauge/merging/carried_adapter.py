@@ -1,6 +1,4 @@
-"""LoRA adapters carried to another base. The carried change has the same rank and is stored as factors of the same
-names.
-"""
+"""Transfer of LoRA adapters to another base. The transferred change has the same rank and the same factor names."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -33,27 +31,28 @@ from regauge.core.symmetry import Symmetry
 from regauge.merging.extract_adapter import DUST, cut_off_product
 
 MORE = 8
-"""Random vectors beyond the rank with which a change is probed: they show whether its rank rose."""
+"""The number of random vectors, beyond the rank, that probe a change. They show whether the rank has increased."""
 LOST = 1e-12
-"""Share of a change's squared norm that the factors may leave out."""
+"""The largest share of a change's squared norm that the factors may leave out."""
 UNTOUCHED = 1e-10
-"""Share of a tensor's norm up to which its change is rounding in float64."""
+"""A share of a tensor's norm. Smaller changes of the tensor are rounding errors in float64."""
 REMEDY = "give the fine-tune as BASE+ADAPTER, and the change of a whole network is carried"
 
 Pieces = Callable[[str], Iterable[Tensor]]
-"""The change of a tensor in float64, in ranges of its first axis."""
+"""A function that yields the change of a tensor in float64, in ranges of the first axis."""
 
 
 @dataclass(frozen=True)
 class GivenAdapter:
-    """An adapter of base A.
+    """An adapter of the first base, A, in the form in which the caller gave it.
 
     Attributes:
         label: The folder of the adapter, or a description for messages.
         params: The tensors of the adapter, by their names in its file.
         factors: The factors of the adapter, by the names of the tensors that they change.
-        turned: The tensors that are stored transposed.
-        whole: The tensors that the adapter stores in full: their names in its file, by their names in the network.
+        turned: The names of tensors that are stored transposed.
+        whole: The tensors that the adapter stores in full. Keys are names in the network, and entries are names in the
+            adapter's file.
         config: The configuration of the adapter; empty for factors without a configuration.
     """
 
@@ -68,11 +67,11 @@ class GivenAdapter:
     def of(
         cls, given: Checkpoint | Mapping[str, Tensor], base: Mapping[str, Tensor], symmetry: Symmetry
     ) -> "GivenAdapter":
-        """Return an adapter from its folder, or from its factors alone, which change `W` to `W + B A`.
+        """Return an adapter from its folder, or from a dictionary of factors, which change `W` to `W + B A`.
 
         Raises:
             ValueError: The adapter is not a LoRA adapter, or changes a tensor that the base lacks or that is tied to
-                another tensor. Or the adapter defines a change only together with its base, as DoRA does.
+                another tensor. An adapter such as DoRA defines a change only together with its base.
         """
         folder = given.path.parent if isinstance(given, Checkpoint) else None
         params = given.params if isinstance(given, Checkpoint) else dict(given)
@@ -107,13 +106,11 @@ class GivenAdapter:
 
     @property
     def touched(self) -> frozenset[str]:
-        """Return the tensors of a network that the adapter may change."""
+        """Return the names of the network's tensors that the adapter may change."""
         return frozenset({*self.factors, *self.whole, *map(_bias, self.factors)})
 
     def network(self, base: Mapping[str, Tensor], params: Mapping[str, Tensor]) -> Params:
-        """Return a base with the change of an adapter that has these tensors, differentiable in the tensors, in the
-        dtypes of the base.
-        """
+        """Return a base changed by an adapter with these tensors, in the base's dtypes; differentiable in them."""
         made = dict(base) | {name: params[stored].to(base[name]) for name, stored in self.whole.items()}
         for name, own in self.factors.items():
             up, down = (params[one].flatten(1).to(base[name]) for one in (own.up, own.down))
@@ -125,20 +122,19 @@ class GivenAdapter:
         return made
 
     def carry(self, pieces: Pieces, base: Mapping[str, Tensor], scale: float, names: Iterable[str]) -> Params:
-        """Return the tensors of the adapter for another base, from a scale and the carried change of the base's
-        tensors.
+        """Return the adapter's tensors for another base, computed from the scaled transferred change.
 
         An element multiplies a change only from both sides, `L B A R`, so the rank stays the same. Therefore the
         factors are computed exactly, from products with a few random vectors (sampled with seed 0).
 
         Args:
-            pieces: The change of each tensor.
+            pieces: A function that yields the change of a tensor.
             base: The second base.
             scale: The factor of the change.
-            names: The tensors that may have changed.
+            names: The names of tensors that may have changed.
 
         Raises:
-            ValueError: The rank increases, or a tensor changes that the adapter cannot store.
+            ValueError: The rank increases, or a tensor that the adapter cannot store changes.
         """
         made, offsets, homeless = dict(self.params), dict[str, Tensor](), []
         biases = {_bias(name): own for name, own in self.factors.items() if _bias(name) in base}
@@ -177,7 +173,7 @@ class GivenAdapter:
         return made
 
     def _factorize(self, name: str, pieces: Iterable[Tensor], base: Tensor, scale: float) -> Params:
-        """Return the factors of a matrix from its change."""
+        """Return the factors of one matrix, computed from the change of the matrix."""
         own = self.factors[name]
         shapes = {stored: self.params[stored].shape for stored in (own.up, own.down)}
         up, down, left = probe(pieces, own.rank)
@@ -195,16 +191,14 @@ class GivenAdapter:
         }
 
     def describe(self, label: str, params: Collection[str]) -> dict[str, Any]:
-        """Return the configuration of an adapter of another base with these tensors."""
+        """Return the configuration of an adapter with these tensors for another base."""
         has_offsets = any(_offset(own.up) in params for own in self.factors.values())
         made = {**self.config, "base_model_name_or_path": label}
         return made | {"lora_bias": True} if has_offsets else made
 
 
 def loose_adapter(tuned: object, base: object) -> Checkpoint | Mapping[str, Tensor] | None:
-    """Return the adapter that a caller gave for a base in memory, as a folder or a dictionary of factors; None for
-    other values.
-    """
+    """Return the adapter if the caller gave its folder or factors for a base in memory; otherwise None."""
     if isinstance(base, str | Path | Checkpoint):
         return None
     if isinstance(tuned, str | Path | Checkpoint):
@@ -216,10 +210,9 @@ def loose_adapter(tuned: object, base: object) -> Checkpoint | Mapping[str, Tens
 
 
 def probe(pieces: Iterable[Tensor], rank: int) -> tuple[Tensor, Tensor, float]:
-    """Return the factors `[rows, rank]` and `[rank, columns]` of a matrix of this rank, which is given in pieces of
-    rows.
+    """Return the factors `[rows, rank]` and `[rank, columns]` of a matrix of this rank, given in chunks of rows.
 
-    For random `P` and `Q`, `M = (M P) ((Q M P)^+ Q M)`. The last value is the share of the squared norm of M that the
+    For random `P` and `Q`, `M = (M P) ((Q M P)^+ Q M)`. The last return value is the share of M's squared norm that the
     factors leave out. It is zero up to rounding, unless M has a larger rank.
 
     References:
@@ -249,10 +242,10 @@ def probe(pieces: Iterable[Tensor], rank: int) -> tuple[Tensor, Tensor, float]:
 
 
 def _offset(up: str) -> str:
-    """Return the name of the offset next to a factor B."""
+    """Return the name of the bias of a LoRA factor B."""
     return f"{up.removesuffix('.weight')}.bias"
 
 
 def _bias(weight: str) -> str:
-    """Return the name of the bias next to a weight."""
+    """Return the name of the bias that belongs to a weight."""
     return f"{weight.removesuffix('weight')}bias"

@@ -1,4 +1,4 @@
-"""The change of a fine-tune, moved by an element to another base, for networks in memory and in files."""
+"""The weight change of a fine-tune, transformed by an element for another base, in memory or in files."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -26,19 +26,19 @@ from regauge.merging.extract_adapter import publish_adapter
 from regauge.merging.rule import PIECE, small_piece
 
 COPIES = 8
-"""Copies of a piece in float64 that are held while a change is carried: three networks, read, moved and added."""
+"""The number of float64 copies of a chunk during a transfer: three networks, each read, transformed and added."""
 
 
 @dataclass(frozen=True)
 class CarriedChange:
-    """A change in the coordinates of another base.
+    """A weight change in the coordinates of another base.
 
     Attributes:
-        change: Differences by name, float64.
-        element: The element that carried the change; None if linear maps carried it.
-        shrunk: Factors for running variances that decrease. They are used instead of differences, which could make
-            variances negative.
-        notes: Remarks on tensors whose change could not be carried.
+        change: Differences by tensor name, in float64.
+        element: The element that transformed the change; None if linear maps transferred it.
+        shrunk: Factors for running variances that decrease. Differences could make variances negative, so factors are
+            used instead.
+        notes: Remarks on tensors whose change could not be transferred.
     """
 
     change: Params
@@ -47,7 +47,7 @@ class CarriedChange:
     notes: tuple[str, ...] = ()
 
     def on(self, base: Mapping[str, Tensor], scale: float) -> Params:
-        """Return the base plus the change times a scale, rounded once. Other tensors are those of the base."""
+        """Return the base plus the change times a scale, rounded once. Tensors without a change are the base's."""
         return {name: self._on(name, tensor, scale) for name, tensor in base.items()}
 
     def _on(self, name: str, tensor: Tensor, scale: float) -> Tensor:
@@ -62,7 +62,7 @@ class CarriedChange:
 def difference(
     symmetry: Symmetry, before: Mapping[str, Tensor], after: Mapping[str, Tensor], base: Mapping[str, Tensor]
 ) -> CarriedChange:
-    """Return the difference of two networks that are aligned with a base, without structure and counters."""
+    """Return the difference of two networks that are aligned to a base. Structure tensors and counters are left out."""
     moved = {n for n, t in base.items() if n not in symmetry.structure and t.dtype in VALUES}
     shrunk = {
         n: (after[n].double() / before[n]).clamp(0, 1).nan_to_num(1.0)
@@ -75,7 +75,7 @@ def difference(
 def carry_by(
     symmetry: Symmetry, element: Element, networks: tuple[Mapping[str, Tensor], Mapping[str, Tensor]], base: Params
 ) -> CarriedChange:
-    """Return the change between two networks in memory, moved by an element into the coordinates of a base."""
+    """Return the change between two networks in memory, transformed by an element into the coordinates of a base."""
     wide = [{n: t.double() if t.dtype in VALUES else t for n, t in one.items()} for one in networks]
     before, after = (symmetry.act(element, one) for one in wide)
     return replace(difference(symmetry, before, after, base), element=element)
@@ -90,18 +90,18 @@ def plan_transport(
     task: Task | None = None,
     rotate: Rotate = "auto",
 ) -> StreamedJob:
-    """Plan the reads and the memory for aligning streamed checkpoints and carrying the change of one of them.
+    """Plan the reads and the memory for aligning streamed checkpoints and transferring the change of a fine-tune.
 
     Args:
         job: The second base, the first base and its fine-tune, in this order.
         symmetry: The symmetry of all networks.
         method: The method of alignment, `WeightMatching()` by default.
-        task: Must be None, because a task runs the model, which is not possible for streamed networks.
+        task: Must be None, because a task calls the model and streamed networks cannot be called.
         rotate: Whether residual streams are rotated, as in `align`.
 
     Raises:
-        ValueError: The networks differ in their tensors, the method or a task needs them in memory, or the memory does
-            not suffice.
+        ValueError: The networks have different tensors, the method or a task needs the networks in memory, or the
+            memory does not suffice.
     """
     require_alike(job.checkpoints)
     streamed = plan_job(job.of(*job.checkpoints[:2]), symmetry, method, task, rotate)
@@ -120,17 +120,17 @@ def transport_job(
     progress: Progress = no_progress,
     adapter: GivenAdapter | None = None,
 ) -> tuple[Params, Element, tuple[str, ...]]:
-    """Carry the change of a streamed fine-tune and write the result, tensor by tensor.
+    """Transfer the change of a streamed fine-tune and write the result, tensor by tensor.
 
     Args:
         job: The second base, the first base and its fine-tune.
         streamed: The plan for these checkpoints.
         scale: The factor of the change.
-        progress: Shows each pass over the checkpoints, in bytes.
+        progress: Displays each pass over the checkpoints, in bytes.
         adapter: The adapter, if the result is to be written as an adapter.
 
     Returns:
-        The result, which is read on demand, or the tensors of the adapter; the element; and notes.
+        The result, whose tensors are read on access, or the tensors of the adapter; the element; and notes.
     """
     base, *others = job.checkpoints
     symmetry = streamed.symmetry
@@ -169,7 +169,7 @@ def transport_job(
 
 
 def _ranges(symmetry: Symmetry, name: str, shape: tuple[int, ...]) -> list[tuple[int, int] | None]:
-    """Ranges of rows that are carried at a time; statistics as a whole."""
+    """Return the row ranges that are transformed at a time; None for running statistics, which stay whole."""
     return [None] if name in symmetry.buffers else row_ranges(symmetry, name, shape, PIECE)
 
 

@@ -1,4 +1,4 @@
-"""LoRA adapters, in the format of PEFT, made from the low-rank difference of a network and its base."""
+"""LoRA adapters in PEFT's format, extracted from the difference between a network and its base."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -26,9 +26,9 @@ from regauge.hub.build_model import name_model
 
 WEIGHTS = "adapter_model.safetensors"
 DUST = 1e-13
-"""Singular values below this share of a change's norm are rounding in float64."""
+"""A share of a change's norm. Smaller singular values are rounding errors in float64."""
 MATRICES = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
-"""Modules whose weights PEFT changes by factors."""
+"""Modules whose weights PEFT adapters change by low-rank factors."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class ModuleChange:
     """The low-rank change of one matrix.
 
     Attributes:
-        name: The module.
+        name: The name of the module.
         rank: The rank of the factors.
         left: The share of the change's squared norm that the factors leave out.
     """
@@ -48,10 +48,10 @@ class ModuleChange:
 
 @dataclass(frozen=True)
 class ExtractedAdapter:
-    """An adapter that was made from two networks.
+    """An adapter that was extracted from the difference of two networks.
 
     Attributes:
-        path: Its folder.
+        path: The folder of the adapter.
         modules: The matrices that the adapter changes by low-rank factors.
         whole: The tensors that the adapter stores in full: embeddings, norms and biases.
     """
@@ -62,7 +62,7 @@ class ExtractedAdapter:
 
     @property
     def left(self) -> float:
-        """Return the largest share of a matrix change that is left out."""
+        """Return the largest share, over all matrices, of a weight change that the adapter leaves out."""
         return max((one.left for one in self.modules), default=0.0)
 
     def __str__(self) -> str:
@@ -85,26 +85,26 @@ def extract_adapter(
     model: str | None = None,
     progress: Progress = no_progress,
 ) -> ExtractedAdapter:
-    """Make an adapter from the difference of two networks so that `BASE+ADAPTER` approximates the tuned network.
+    """Extract an adapter from the difference of two networks, such that `BASE+ADAPTER` approximates the tuned network.
 
-    The change of the weight of every linear layer and convolution is cut off after its largest singular values, which
-    gives the closest matrix of that rank. Other tensors that differ are stored in full, so only this truncation loses
-    information. Both networks are read one tensor at a time. If a network does not have the coordinates of the base,
-    the difference has full rank, so align the network first.
+    The weight change of every linear layer and convolution is truncated to its largest singular values, which gives the
+    closest matrix of that rank. Other tensors that differ are stored in full, so only the truncation loses information.
+    Both networks are read one tensor at a time. If the tuned network does not have the coordinates of the base, the
+    difference has full rank. Align the network first in this case.
 
     Args:
         base: A folder, or a file with a `model`.
-        tuned: A network that was trained from it.
+        tuned: A network that was fine-tuned from the base.
         out: The folder of the adapter.
         rank: The largest rank.
-        least: Singular values up to this value are also left out.
-        model: The name of the model of both networks; by default the model of the base's folder.
-        progress: Shows the tensors.
+        least: A threshold. Singular values that do not exceed it are also left out.
+        model: The name of the model of both networks. By default, the model of the base's folder.
+        progress: Displays the tensors as they are processed.
 
     Raises:
-        FileExistsError: The output exists, and may not be replaced.
-        ValueError: The rank is not positive, the networks differ in names or shapes, nothing differs, or a tensor that
-            differs is tied to another one.
+        FileExistsError: The output exists and may not be replaced.
+        ValueError: The rank is not positive, the networks have different names or shapes, no tensor differs, or a
+            tensor that differs is tied to another tensor.
 
     References:
         Eckart and Young (1936), The approximation of one matrix by another of lower rank; Hu et al. (2022), LoRA,
@@ -183,7 +183,7 @@ def write_adapter(
 def publish_adapter(
     staging: Staging, tensors: Mapping[str, Tensor], config: Mapping[str, Any], progress: Progress = no_progress
 ) -> None:
-    """Write the tensors and the configuration of an adapter into an output, and put it in its place."""
+    """Write the tensors and the configuration of an adapter to a staged output, and move it to its final path."""
     shard = Shard(WEIGHTS, tuple(TensorSpec(n, tuple(t.shape), t.dtype) for n, t in tensors.items()), {"format": "pt"})
     staging.write([shard], lambda name: iter([tensors[name].detach()]), progress)
     save_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", staging.content / ADAPTER_CONFIG)
@@ -202,10 +202,9 @@ def _difference(base: Checkpoint, tuned: Checkpoint, name: str) -> Tensor | None
 
 
 def cut_off(change: Tensor, rank: int, least: float = 0.0) -> tuple[Tensor, Tensor, float]:
-    """Return the factors A and B of the closest matrix of a rank, each scaled by the square roots of the singular
-    values.
+    """Return the factors A and B of the closest matrix of a rank, each scaled by the roots of singular values.
 
-    The last value is the share of the squared norm that they leave out.
+    The last return value is the share of the squared norm that the factors leave out.
     """
     u, s, v = torch.linalg.svd(change, full_matrices=False)
     count = max(1, min(rank, int((s > least).sum())))
@@ -223,9 +222,7 @@ def cut_off_product(up: Tensor, down: Tensor, rank: int) -> tuple[Tensor, Tensor
 
 
 def _require_free(name: str, module: nn.Module) -> None:
-    """Raise an error if a tensor that is stored in full is tied to another tensor, which the adapter would not
-    change.
-    """
+    """Raise an error if a tensor that is stored in full is tied to a tensor that the adapter would not change."""
     tensors = module.state_dict(keep_vars=True)
     others = [other for other, tensor in tensors.items() if other != name and tensor is tensors.get(name)]
     if others:
@@ -243,7 +240,7 @@ def _configuration(
     *,
     is_turned: bool,
 ) -> dict[str, Any]:
-    """Return the content of adapter_config.json, with alpha equal to the rank so that the change is B A."""
+    """Return the content of adapter_config.json. Alpha equals the rank, which makes the change equal to B A."""
     ranks = {one.name: one.rank for one in modules}
     most = max(ranks.values(), default=1)
     other = {name: rank for name, rank in ranks.items() if rank != most}

@@ -1,4 +1,4 @@
-"""Merging of adapters without their base, by combining the changes that they make instead of their factors."""
+"""Merging of adapters without their base, by combining their weight changes instead of their factors."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -32,9 +32,9 @@ from regauge.merging.rules.weighted_sum import WeightedSum
 from regauge.merging.settings import Number, as_weights, find_depths
 
 SUMS = Average | TaskArithmetic | WeightedSum
-"""Rules whose result is a sum of the changes with factors, which is of low rank, too."""
+"""Rules whose result is a weighted sum of the changes and therefore also has low rank."""
 APART = "merge each adapter into its base (BASE+ADAPTER) and combine the networks"
-"""The remedy where adapters need their base."""
+"""Advice for adapters that can only be merged together with their base."""
 
 
 @check_arguments
@@ -50,25 +50,27 @@ def merge_adapters(
 ) -> ExtractedAdapter:
     """Merge adapters of one base into one adapter: `d = rule(s_1 B_1 A_1, s_2 B_2 A_2, ...)` for every matrix.
 
-    Changes of one base are task vectors, so rules for task vectors do not need the base. No alignment is necessary,
-    because `B A` does not depend on the choice of factors. An adapter without a module does not change this module. The
-    rank of a sum is at most the sum of the ranks, so a sum is exact unless `rank` is smaller. Results of other rules
-    are truncated to the largest singular values, which gives the closest matrix of that rank. Tensors that adapters
-    store in full can be averaged, by weighted sums whose factors sum to one.
+    The weight changes of adapters of one base are task vectors, so task-vector rules do not need the base. No alignment
+    is necessary, because `B A` does not depend on the choice of factors. If an adapter has no factors for a module, its
+    change of this module is zero. The rank of a sum is at most the sum of the ranks, so a sum is exact unless `rank` is
+    smaller. Results of other rules are truncated to the largest singular values, which gives the closest matrix of that
+    rank. Tensors that adapters store in full can only be averaged, that is, combined by weighted sums whose factors sum
+    to one.
 
     Args:
         adapters: Folders of two or more LoRA adapters of one base.
         out: The folder of the result, which has the settings of the first adapter.
         rule: The rule; `Average()` by default.
-        weights: One weight for each adapter; see the rule.
-        rank: The largest rank; by default the sum of the adapters' ranks, for each matrix.
-        generator: Source of randomness for rules that use one.
-        progress: Shows the modules.
+        weights: One weight for each adapter, as the rule defines weights.
+        rank: The largest rank. By default, the sum of the adapters' ranks, separately for each matrix.
+        generator: Source of randomness for random rules.
+        progress: Displays the modules as they are processed.
 
     Raises:
-        FileExistsError: The output exists, and may not be replaced.
-        ValueError: The adapters change a module in different shapes, are not LoRA adapters, or store tensors that need
-            the base (DoRA, tokens) or cannot be averaged. Or the rule needs a task, or weights or rank are invalid.
+        FileExistsError: The output exists and may not be replaced.
+        ValueError: An adapter is not a LoRA adapter, or the adapters change a module in different shapes. Stored
+            tensors need the base (DoRA, tokens) or cannot be averaged. The rule needs a task. Weights or rank are
+            invalid.
 
     References:
         Mangrulkar et al. (2022), PEFT, `add_weighted_adapter` with "svd"; Eckart and Young (1936), The approximation
@@ -121,7 +123,7 @@ def merge_adapters(
 
 
 def _require(rule: Rule, count: int, rank: int | None) -> None:
-    """Raise an error unless adapters can be merged by a rule."""
+    """Raise an error unless a rule can merge this number of adapters."""
     if rank is not None and rank < 1:
         raise ValueError(f"rank is {rank}; give a positive one, or none for the sum of the ranks")
     if rule.needs_task:
@@ -132,7 +134,7 @@ def _require(rule: Rule, count: int, rank: int | None) -> None:
 
 
 def _read(adapter: Checkpoint, config: Mapping[str, Any]) -> dict[str, Factors]:
-    """Return the factors of an adapter by module name. Raise an error if the adapter needs the base."""
+    """Return the factors of an adapter by module name. Raise an error if the adapter needs its base."""
     factors = read_factors(adapter.path.parent, adapter.on_meta())
     require_whole_change(adapter.label, adapter, config, APART)
     return {own.module: own for own in factors.values()}
@@ -147,7 +149,7 @@ def _merge_module(
     target: Target,
     rank: int | None,
 ) -> tuple[Tensor, Tensor, float]:
-    """Return the factors A and B of a module's merged change, with scale one, and the share that they leave out."""
+    """Return the factors A and B of a module's merged change at scale one, and the share that they leave out."""
     ups, downs = [], []
     for adapter, factors in zip(adapters, every, strict=True):
         if name in factors:
@@ -182,7 +184,7 @@ def _merge_whole(
     rule: Rule,
     weights: Sequence[Number] | None,
 ) -> dict[str, Tensor]:
-    """Return the tensors that adapters store in full, which are equal in all adapters or averaged."""
+    """Return the tensors that adapters store in full: tensors equal in all adapters are copied, others are averaged."""
     result: dict[str, Tensor] = {}
     known = [{name for own in factors.values() for name in (own.down, own.up, *own.offsets)} for factors in every]
     others = [
@@ -211,12 +213,12 @@ def _merge_whole(
 
 
 def _plain(name: str) -> str:
-    """Return a tensor's name without that of the adapter, as PEFT writes it to files."""
+    """Return a tensor's name without the adapter's name, as PEFT writes it to files."""
     return re.sub(r"\.default(?=\.|$)", "", name)
 
 
 def _describe(configs: Sequence[Mapping[str, Any]], modules: Sequence[ModuleChange]) -> dict[str, Any]:
-    """Return the configuration of the result: that of the first adapter, with alpha as the rank."""
+    """Return the configuration of the result: the first adapter's configuration, with alpha equal to the rank."""
     ranks = {one.name: one.rank for one in modules}
     most = max(ranks.values())
     # PEFT takes the first pattern that a path ends with.

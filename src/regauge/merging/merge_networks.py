@@ -1,4 +1,4 @@
-"""Alignment of networks with one another, followed by merging them into one network."""
+"""Alignment of networks to one another, and the merge of the aligned networks into one network."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -51,57 +51,59 @@ def merge(
     memory: int | str | MemoryLimit | None = None,
     progress: Progress = no_progress,
 ) -> MergeResult:
-    """Merge networks into one: align them with one another, then average them or combine them by another rule.
+    """Merge networks into one network: align them to one another, then average them or apply another rule.
 
-    Networks that already have the coordinates of the first network or of the base, such as fine-tunes of one base, are
-    not moved. A note in the record reports this, or the share that alignment explains. With a task or with
-    `rotate="always"`, all networks are moved.
+    Some networks already have the coordinates of the first network or of the base, for example fine-tunes of one base.
+    Such networks are not transformed. A note in the record reports this, or the share that alignment explains. If a
+    task is given or `rotate="always"`, all networks are transformed.
 
-    Running statistics are averaged, with the weights if the rule is a mean, else equally. Recompute them with
-    `reset_batchnorm`, or pass a task whose `prepare` function recomputes them for the result.
+    Running statistics are averaged. If the rule is a mean, its weights are used; otherwise all networks count equally.
+    Recompute running statistics with `reset_batchnorm`, or pass a task whose `prepare` function recomputes them for the
+    result.
 
-    Tensors are moved and combined in float64, or in float32 if they have half precision, and are rounded once. With a
-    task, every network and the result are prepared and evaluated for the record, on examples that no method used.
-    Without a base, the result of the same rule without alignment is also evaluated.
+    Tensors are transformed and combined in float64, or in float32 if they have half precision, and are rounded once. If
+    a task is given, every network and the result are prepared and evaluated for the record. The evaluation uses
+    examples that no method used. Without a base, the merge of the unaligned networks by the same rule is also
+    evaluated.
 
-    Networks may be checkpoints on the disk. Checkpoints that need more than `memory` are streamed. The weights are then
-    matched to the first network or the base, and the result is written to `out` tensor by tensor. The `params` of the
-    result are read from `out` on access. The random numbers of a rule depend only on the generator and the names of the
-    tensors.
+    Networks may be checkpoints on the disk. If the checkpoints need more than `memory`, they are streamed. Streamed
+    checkpoints are aligned to the first network or the base by weight matching, and the result is written to `out`
+    tensor by tensor. The `params` of the result are read from `out` on access. The random numbers of a rule depend only
+    on the generator and the tensor names.
 
     Args:
-        params: The networks, all of one architecture: parameters by name, or paths of checkpoints. At least two
-            networks, or one for rules that accept a single task vector.
+        params: A list of networks with one architecture. A network is a dictionary of parameters by name, or the path
+            of a checkpoint. At least two networks, or one for rules that accept a single task vector.
         symmetry: The symmetry of that architecture.
-        method: The method of alignment, as in `align_many`: `DataMatching()` by default with a task, else
-            `MergeMany()`, and `WeightMatching()` with a base or for streamed networks. A method for pairs aligns every
-            network to the first network or to the base.
-        weights: One weight for each network: numbers, or settings that differ between tensors. For means, weights are
-            normalized to shares that sum to one, and are equal by default. For task vectors see the rule. The alignment
-            does not depend on the weights.
+        method: The alignment method, as in `align_many`. With a task, the default is `DataMatching()`. Without a task,
+            the default is `MergeMany()`, or `WeightMatching()` if there is a base or the networks are streamed. A
+            method for pairs aligns every network to the first network or to the base.
+        weights: One weight for each network: a number, or a setting that differs between tensors. For means, weights
+            are equal by default and are normalized to sum to one. For task vectors, the rule defines the weights. The
+            alignment does not depend on the weights.
         rule: The rule that combines the aligned networks; `Average()` by default.
         base: The network that task vectors are relative to. The networks are aligned to the base, and the result has
             the coordinates of the base. Without a base, the result has the coordinates of the first network.
-        task: Model, data and loss, for methods and rules that use them.
-        test: The task that evaluates networks for the record. By default it is half of the examples of `task`, which
-            methods then do not use (`Task.split`).
-        generator: Source of randomness for methods and rules that use one.
-        rotate: Whether residual streams are rotated or reordered, as in `align`.
+        task: Model, data and loss, for methods and rules that use a task.
+        test: The task that evaluates networks for the record. By default, half of the examples of `task` are held out
+            for it, and methods use only the other half (`Task.split`).
+        generator: Source of randomness for random methods and rules.
+        rotate: Whether residual streams are rotated or permuted, as in `align`.
         untie: Whether tied output heads of networks in folders become separate tensors, as in `align`.
-        labels: Names of the networks in the record, with the base last; indices or paths by default.
-        out: Place of the result, which has the names, dtypes and header of the base or the first network: a path, or
-            an `Output`. The record is written next to the result. This and the following arguments are for networks on
-            the disk only.
-        memory: The limit on memory: bytes, or text such as "2GB"; half of the machine's memory by default.
-        progress: Shows each pass over streamed files.
+        labels: Names of the networks for the record; the base's name comes last. By default, indices or paths.
+        out: The output path, or an `Output`. The result has the names, dtypes and header of the base or the first
+            network. The record is written next to the result. This argument and the following arguments are for
+            networks on the disk only.
+        memory: The memory limit: bytes, or a string such as "2GB". By default, half of the machine's memory.
+        progress: Displays each pass over streamed files.
 
     Raises:
-        FileExistsError: The output exists, and may not be replaced.
+        FileExistsError: The output exists and may not be replaced.
         TypeError: The networks are not a list, a network is not a dictionary of tensors, or the rule or the method has
             a wrong type.
-        ValueError: There are too few or too many networks for the rule. Weights, settings or labels are invalid, or the
+        ValueError: There are too few or too many networks for the rule. Weights, settings or labels are invalid. The
             networks cannot be aligned. The rule needs a base, a task or a generator that is missing, or the rule does
-            not use the given base. Or the memory does not suffice.
+            not use the given base. The memory does not suffice.
 
     References:
         Ainsworth et al. (2023), Git Re-Basin; Crisostomi et al. (2024), C2M3; those of the rules.
@@ -221,14 +223,12 @@ def _evaluate(
 
 
 def _given(network: Network, what: str) -> Network:
-    """Return a path or a checkpoint unchanged, and other networks as parameters."""
+    """Return a path or a checkpoint unchanged; return any other network as a parameter dictionary."""
     return network if isinstance(network, str | Path | Checkpoint) else as_params(network, what)
 
 
 def _blend_moved(blend: Blend, elements: Sequence[Element]) -> Blend:
-    """Return a blend of aligned networks. Networks that are translated or rotated are first moved as a whole, in
-    float64.
-    """
+    """Return a blend of aligned networks. Translated or rotated networks are first transformed whole, in float64."""
     networks, left = list(blend.networks), list(elements)
     for k, element in enumerate(elements):
         is_first = k == 0 and blend.base is None  # It stays, and the result has its dtypes.

@@ -1,4 +1,4 @@
-"""Records of merges: inputs, rule, the effect of alignment, distances and metrics, also as a model card."""
+"""Records of merges, also as model cards: inputs, rule, alignment, distances and metrics."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,16 +24,17 @@ from regauge.merging.settings import Number
 
 Metrics = Mapping[str, float]
 SHARE = 0.1
-"""Alignment is needed if it gives this share of the units of a group another place or sign, and brings networks closer.
+"""A threshold. Alignment is needed if it brings networks closer and permutes or negates this share of a group's units.
 
-In `benchmarks/aligned_merges.py` no unit of a fine-tune moves, and of a stranger nearly all.
+In `benchmarks/aligned_merges.py`, alignment permutes no unit of a fine-tune, and nearly all units of an unrelated
+network.
 """
 CLOSER = 0.5
-"""It is needed if it makes the distance smaller than this share of what it was: there from 0.97 up for fine-tunes."""
+"""A threshold. Alignment is needed if it reduces the distance below this share; fine-tunes keep 0.97 or more there."""
 EXPLAINED = 0.5
-"""It is needed if the network as stored explains less than this share of what it explains aligned.
+"""A threshold. Alignment is needed if the unaligned network explains less than this share of what it explains aligned.
 
-There it is from 0.99 up for fine-tunes, and below 0.02 for strangers.
+There, the ratio is at least 0.99 for fine-tunes, and below 0.02 for unrelated networks.
 """
 
 
@@ -42,16 +43,16 @@ class Need:
     """The changes that aligning a network to a reference network would make.
 
     Attributes:
-        moved: The number of units that get another position or sign.
-        units: The number of all units.
-        worst: The largest share of moved units in a group.
-        before: The distance of the networks as stored, without running statistics.
+        moved: The number of units that alignment permutes or negates.
+        units: The total number of units.
+        worst: The largest share of permuted or negated units in a group.
+        before: The distance of the unaligned networks, without running statistics.
         after: The distance of the aligned networks.
-        stored: The mean share of the reference network's matrices that the network explains as stored; None if units
-            cannot be told apart. See `ExplainedTensor`.
-        aligned: The mean share that the network explains after alignment.
-        is_carried: Whether the networks differ in structure, such as masks, and the element carries one structure into
-            the other.
+        stored: The mean share of the reference network's matrices that the unaligned network explains. None if units
+            cannot be distinguished. See `ExplainedTensor`.
+        aligned: The mean share that the aligned network explains.
+        is_carried: Whether the networks differ in structure tensors, such as masks, and the element maps one structure
+            to the other.
     """
 
     moved: int
@@ -72,14 +73,14 @@ class Need:
         network: Mapping[str, Tensor],
         moved: Mapping[str, Tensor],
     ) -> "Need":
-        """Compare a network, as stored and moved by an element, with a reference network, tensor by tensor.
+        """Compare a network, as stored and after its transformation by an element, with a reference network.
 
         Args:
             symmetry: The symmetry, with every size known.
             element: The element that aligns the network to the reference.
-            reference: The reference network; like the other networks, parameters by name or a checkpoint.
-            network: The network as stored.
-            moved: The network moved by the element.
+            reference: The reference network. Each network is a dictionary of parameters by name, or a checkpoint.
+            network: The unaligned network.
+            moved: The network, transformed by the element.
         """
         identity, changed_units, units, worst = symmetry.identity(), 0, 0, 0.0
         for name, value in element.items():
@@ -111,7 +112,7 @@ class Need:
 
     @property
     def is_there(self) -> bool:
-        """Return whether the networks differ by more than fine-tuning and alignment brings them closer."""
+        """Return whether alignment is needed: whether it changes more than fine-tuning could explain."""
         explained = True if self.stored is None else self.stored >= EXPLAINED * (self.aligned or 0.0)
         # Units of noisy networks are confused at times, and then moving them brings nothing closer.
         is_better = self.after < self.before or (self.aligned or 0.0) > (self.stored or 0.0)
@@ -119,7 +120,7 @@ class Need:
         return self.is_carried or is_reordered or self.after < CLOSER * self.before or not explained
 
     def explain(self, label: str, reference: str) -> str:
-        """Return a sentence that says whether alignment is needed."""
+        """Return a sentence that states whether alignment is needed."""
         numbers = f"{self.moved} of {self.units} units move, distance {self.before:.4g} -> {self.after:.4g}"
         if self.is_there:
             return f"{label} is aligned to {reference}: {numbers}"
@@ -128,11 +129,11 @@ class Need:
 
 @dataclass(frozen=True)
 class Needs:
-    """The changes that aligning several networks to one network would make, and whether each network is moved.
+    """The changes that aligning several networks to one network would make, and whether each network is transformed.
 
     Attributes:
         each: The changes that aligning each network would make.
-        is_forced: Whether all networks are moved, even if alignment is not needed.
+        is_forced: Whether all networks are transformed, even if alignment is not needed.
     """
 
     each: tuple[Need, ...]
@@ -140,7 +141,7 @@ class Needs:
 
     @property
     def is_moved(self) -> tuple[bool, ...]:
-        """Return whether each network is moved."""
+        """Return, for each network, whether it is transformed."""
         return tuple(self.is_forced or need.is_there for need in self.each)
 
     @property
@@ -151,14 +152,12 @@ class Needs:
         )
 
     def keep(self, elements: Sequence[Element], symmetry: Symmetry) -> list[Element]:
-        """Return the elements of the networks that are moved, and the identity for the others."""
+        """Return the elements of the networks that are transformed, and the identity for all other networks."""
         return [one if moves else symmetry.identity() for one, moves in zip(elements, self.is_moved, strict=True)]
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return a note on whether alignment helps, judged by the smallest share that a network explains; none without
-        shares.
-        """
+        """Return a note on whether alignment helps, by the smallest explained share. Without shares, return no note."""
         there = [need for need in self.each if need.is_there]
         told = [need for need in there or self.each if need.stored is not None]
         if not told or (self.is_forced and not there):
@@ -175,31 +174,32 @@ class Needs:
 
 @dataclass(frozen=True)
 class MergeRecord:
-    """A record of how networks were merged, in numbers.
+    """A record of a merge: the inputs and the rule, with measured distances and metrics.
 
     Attributes:
         networks: A label for each network. The card lists paths relative to the networks' common folder.
-        base: The label of the base, if there is one.
+        base: The label of the base; None without a base.
         rule: The rule that combined the aligned networks.
-        alignment: The method that aligned the networks; "none" if no network was moved.
-        weights: Weight of each network in the result: shares of a mean, factors of task vectors, or settings as given
-            if weights differ between tensors.
-        initial: Objective of the alignment at the identities.
-        objective: Objective that the alignment reached, or `initial` if no network was moved; larger is better.
-        before: Euclidean distance of each network to the base, or else to the first network, over all parameters
-            without running statistics.
-        after: Distances of the aligned networks.
+        alignment: The method that aligned the networks; "none" if no network was transformed.
+        weights: The weight of each network in the result: shares of a mean, or factors of task vectors. If weights
+            differ between tensors, the settings as the caller gave them.
+        initial: The alignment objective of the unaligned networks, that is, at identity elements.
+        objective: The alignment objective after alignment, or `initial` if no network was transformed; larger is
+            better.
+        before: The Euclidean distance of each unaligned network to the base, or to the first network without a base.
+            Distances are over all parameters except running statistics.
+        after: The same distances, for the aligned networks.
         data: The names of the data that methods used for choices and of the data for evaluation. Metrics are measured
             on the latter.
-        metrics: Metrics of each network on the task, after the same preparation as for the result; empty without a
+        metrics: Metrics of each network on the task, after the same preparation as for the result. Empty without a
             task.
         base_metrics: Metrics of the base.
         merged_metrics: Metrics of the result.
-        unaligned_metrics: Metrics of the same mean without alignment; None for task vectors.
-        reports: Reports of the alignments, if the networks were streamed from the disk.
-        notes: Remarks on whether alignment helps, and on parts of the first network or the base that could not be
+        unaligned_metrics: Metrics of the same rule's mean of the unaligned networks; None for task vectors.
+        reports: Reports on the alignments, if the networks were streamed from the disk.
+        notes: Remarks on whether alignment helps, and on tensors of the first network or the base that could not be
             copied to the result.
-        origin: A short description of the networks' origin, as pairs of a name and a text.
+        origin: A short description of the networks' origin, as pairs (name, text).
     """
 
     networks: tuple[str, ...]
@@ -229,7 +229,7 @@ class MergeRecord:
         return self._write(is_card=False)
 
     def _write(self, *, is_card: bool) -> str:
-        """Return the record as Markdown, or as text for a terminal."""
+        """Return the record: Markdown for a card, plain text for a terminal."""
         quote, code = (escape_markdown, escape_code) if is_card else (escape, escape)
         own = self.networks if self.base is None else (*self.networks, self.base)
         labels = [quote(one) for one in short_paths(own)]
@@ -272,10 +272,10 @@ class MergeResult:
     """A network that was merged from several networks.
 
     Attributes:
-        params: The merged parameters, with the dtypes, devices and integer buffers of the first network or the base; of
-            streamed networks a mapping that reads them when they are asked for.
-        elements: The element that moved each network before they were combined.
-        symmetry: The symmetry of the elements, with every size known.
+        params: The merged parameters, with the dtypes, devices and integer buffers of the first network or the base. If
+            the networks were streamed, a mapping that reads the parameters on access.
+        elements: For each network, the element that transformed the network before the merge.
+        symmetry: The symmetry to which the elements belong, with every size known.
         record: The record of the merge; its `card` is a model card.
     """
 
@@ -289,7 +289,7 @@ class MergeResult:
 
 
 def require_labels(labels: Sequence[str] | None, count: int, has_base: bool) -> list[str]:
-    """Return labels of `count` networks, with the base last; indices by default.
+    """Return labels of `count` networks, with the base's label last. By default, labels are indices.
 
     Raises:
         ValueError: The number of labels is wrong.
@@ -302,7 +302,5 @@ def require_labels(labels: Sequence[str] | None, count: int, has_base: bool) -> 
 
 
 def card_path(checkpoint: Path) -> Path:
-    """Return the path of the model card of a merged checkpoint: `out.md` for `out.safetensors`, or a file in its
-    folder.
-    """
+    """Return the path of a merged checkpoint's model card: `out.md` for `out.safetensors`, or a file in its folder."""
     return path_beside(checkpoint, WORKS["merging"].beside)

@@ -31,34 +31,35 @@ def merge_widths(
     generator: torch.Generator | None = None,
     labels: Sequence[str] | None = None,
 ) -> MergeResult:
-    """Map networks of one architecture to the widths of the first network, then merge them with `merge`.
+    """Map networks of one architecture to the widths of the first network, then merge the mapped networks with `merge`.
 
     Each network is mapped by a soft correspondence between its units and the units of the first network (`correspond`).
-    Units that correspond to the same unit of the first network are averaged, and their outgoing weights are summed.
-    Units that correspond to several units are split. Scales and matrices are balanced first, because transport compares
-    units as they are. If a network holds several copies of every unit of the first network and divides the outgoing
-    weights among the copies, it is mapped to the first network exactly.
+    If several units correspond to one unit of the first network, they are averaged, and their outgoing weights are
+    summed. If a unit corresponds to several units of the first network, it is split. Optimal transport compares units
+    without transforming them, so scales and invertible matrices are balanced first. A network may hold several copies
+    of every unit of the first network, with outgoing weights divided among the copies. Such a network is mapped to the
+    first network exactly.
 
     Args:
         params: The networks. The first network has the widths of the result. Networks with the same widths are not
             mapped.
         symmetries: One symmetry for each network, with the same groups on the same parameters.
         regularization: The softness of the correspondences; see `correspond`.
-        method: The method that aligns the mapped networks afterwards, as in `merge`.
+        method: The method that then aligns the mapped networks, as in `merge`.
         weights: One weight for each network.
         rule: The rule for the aligned networks, which must be a mean; `Average()` by default.
-        task: A task of the first network's architecture, as in `merge`.
+        task: A task for the first network's architecture, as in `merge`.
         test: The task that evaluates networks for the record, as in `merge`.
-        generator: Source of randomness, for methods that use one.
-        labels: Names of the networks in the record.
+        generator: Source of randomness, for random methods.
+        labels: Names of the networks for the record.
 
     Returns:
-        The merged parameters and the record, in which distances and metrics before alignment are those of the mapped
-        networks.
+        The merged parameters and the record. The record's distances and metrics before alignment are measured on the
+        mapped networks.
 
     Raises:
-        ValueError: There is no network, the numbers of symmetries and networks differ, the networks differ in more than
-            widths, or the networks cannot be merged.
+        ValueError: There is no network, or the numbers of symmetries and networks differ. The networks differ in more
+            than widths, or cannot be merged.
 
     References:
         Singh and Jaggi (2020), Model fusion via optimal transport, section 4.

@@ -1,4 +1,4 @@
-"""The base class of merge rules, which make one tensor of the result from the same tensor of all networks."""
+"""The base class of merge rules. A rule computes each tensor of the result from the same tensor of all networks."""
 
 import math
 from abc import ABC, abstractmethod
@@ -16,19 +16,19 @@ from regauge.core.task import Task
 from regauge.merging.settings import Number, Numbers, Setting
 
 PIECE = 1 << 20
-"""Bytes, as float32, of the pieces in which tensors are combined: they stay in the cache from reading to writing."""
+"""Bytes, as float32, of the chunks in which tensors are combined. Chunks of this size stay in the cache."""
 
 
 class Target:
     """The tensor of the result that is being made: its name, its depth and its random numbers.
 
-    The random numbers depend only on the seed, the name and the network. So networks in memory, streamed networks and
-    resumed runs use the same random numbers, for any pieces and any order of tensors.
+    The random numbers depend only on the seed, the tensor's name and the network. So networks in memory, streamed
+    networks and resumed runs use the same random numbers, for any chunks and any order of tensors.
 
     Args:
-        name: The name of the tensor; for tied tensors the first of their names.
-        depth: See `find_depths`.
-        seed: The seed of random numbers; None for rules that use none.
+        name: The name of the tensor. For a tied tensor, the first of its names.
+        depth: The relative depth of the tensor; see `find_depths`.
+        seed: The seed of random numbers; None for rules without random numbers.
     """
 
     def __init__(self, name: str, depth: float = 0.0, seed: int | None = None) -> None:
@@ -58,16 +58,17 @@ class Target:
 
 
 class Rule(ABC):
-    """A rule that combines aligned networks, one tensor after the other.
+    """A rule that combines aligned networks, one tensor at a time.
 
     Attributes:
-        base: Whether the rule combines task vectors, the differences of networks from a base: "needed", "none", or
-            "optional" if the rule combines either networks or task vectors.
+        base: Whether the rule combines task vectors, the differences of networks from a base: "needed", "none" or
+            "optional". Optional means that the rule combines networks without a base, and task vectors with a base.
         least: The smallest number of networks that the rule combines.
         most: The largest number of networks; None for no limit.
-        needs_task: Whether the rule chooses between the networks by a task, which requires the networks in memory.
-        has_shares: Whether factors are shares that sum to one. Running statistics are averaged with these shares, or
-            else equally.
+        needs_task: Whether the rule uses a task to choose among the networks. Such rules require the networks in
+            memory.
+        has_shares: Whether factors are shares that sum to one. If so, running statistics are averaged with these
+            shares; otherwise all networks count equally.
     """
 
     base: ClassVar[Literal["none", "needed", "optional"]] = "none"
@@ -82,39 +83,39 @@ class Rule(ABC):
         return False
 
     def factors(self, weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
-        """Return the factor of each network in one tensor: shares, equal by default. Invalid weights raise an error."""
+        """Return the factor of each network in one tensor. By default, factors are equal shares."""
         return shares_of(weights, count)
 
     def choose(
         self, networks: Sequence[Mapping[str, Tensor]], soup: Callable[[Sequence[int]], Params], task: Task | None
     ) -> Sequence[int]:
-        """Return the indices of the networks to combine, chosen by the task's loss; all networks unless overridden.
+        """Return the indices of the networks to combine: by default all, or a choice by the loss of the task.
 
-        `soup` returns the combination of the networks with given indices so that a choice can be evaluated.
+        An override can evaluate a choice: `soup` returns the combination of the networks with the given indices.
         """
         return range(len(networks))
 
     def check(self, target: Target, count: int) -> None:
-        """Raise a ValueError if settings contradict one another or do not fit the networks for some tensor."""
+        """Raise a ValueError if, for some tensor, settings contradict one another or do not fit the networks."""
         return
 
     def splits(self, shape: Sequence[int]) -> bool:
-        """Return whether a tensor may be combined in pieces along its first axis, with the same result."""
+        """Return whether a tensor can be combined in chunks along its first axis with the same result."""
         return True
 
     def held(self, count: int) -> int:
-        """Return the number of copies of a tensor, or of a piece, that `combine` holds at once."""
+        """Return the number of copies of a tensor, or of a chunk of a tensor, that `combine` holds at once."""
         return 2
 
     @abstractmethod
     def combine(self, tensors: Iterator[Tensor], factors: Sequence[float], target: Target) -> Tensor:
-        """Return one tensor of the result, or a piece of it.
+        """Return one tensor of the result, or one chunk of it.
 
         Args:
-            tensors: The tensor of each network, or its difference from the base, in float32 or float64. Tensors may be
-                overwritten. Each tensor is read on access, so a sum holds one tensor at a time.
-            factors: The factors of the tensors.
-            target: The tensor of the result.
+            tensors: The tensor of each network, or its difference from the base, in float32 or float64. The rule may
+                overwrite these tensors. Each tensor is read on access, so a sum holds only one input tensor at a time.
+            factors: The factor of each tensor.
+            target: The name, depth and random numbers of the tensor in the result.
 
         Returns:
             The tensor of the result, or its difference from the base.
@@ -122,7 +123,7 @@ class Rule(ABC):
 
 
 class VectorRule(Rule):
-    """A rule that needs a base; already one task vector makes sense."""
+    """A rule that needs a base and accepts a single task vector."""
 
     base, least, has_shares = "needed", 1, False
 
@@ -130,7 +131,7 @@ class VectorRule(Rule):
 def combine_from(
     start: Tensor | None, rule: Rule, tensors: Iterator[Tensor], factors: tuple[float, ...], target: Target
 ) -> Tensor:
-    """Combine tensors by a rule, or their differences from `start` if it is given; tensors may be overwritten."""
+    """Combine tensors by a rule. If `start` is given, combine their differences from it. Tensors may be overwritten."""
     if start is None:
         return rule.combine(tensors, factors, target)
     return rule.combine((tensor.sub_(start) for tensor in tensors), factors, target).add_(start)
@@ -138,7 +139,7 @@ def combine_from(
 
 @contextmanager
 def small_piece(rows: tuple[int, int] | None) -> Iterator[None]:
-    """Use one torch thread while a range of rows is combined: more threads mostly wait for one another."""
+    """Use one torch thread while a chunk is combined, because several threads would mostly wait for one another."""
     threads = torch.get_num_threads()
     if rows is not None:
         torch.set_num_threads(1)
@@ -162,7 +163,7 @@ def require_networks(rule: Rule, count: int, *, has_base: bool) -> None:
     """Raise an error if a rule gets too few or too many networks, an unused base, or no base although it needs one.
 
     Raises:
-        ValueError: One of these conditions holds.
+        ValueError: The rule cannot combine these networks.
     """
     if has_base and rule.base == "none":
         raise ValueError(
@@ -186,7 +187,7 @@ def require_networks(rule: Rule, count: int, *, has_base: bool) -> None:
 
 
 def draw_seed(rule: Rule, generator: torch.Generator | None) -> int | None:
-    """Return the seed of a rule's random numbers; None for rules that draw none.
+    """Return the seed of a rule's random numbers; None for rules without random numbers.
 
     Raises:
         ValueError: The rule needs a generator, and none is given.
@@ -199,9 +200,7 @@ def draw_seed(rule: Rule, generator: torch.Generator | None) -> int | None:
 
 
 def as_given(weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
-    """Return weights without normalization, one by default. Raise a ValueError if their number is wrong or they are not
-    finite.
-    """
+    """Return weights without normalization, one by default; raise a ValueError for a wrong number or NaN or Inf."""
     given = (1.0,) * count if weights is None else tuple(float(w) for w in weights)
     if len(given) != count or not all(math.isfinite(w) for w in given):
         raise ValueError(f"weights are {list(given)} for {count} networks; give one finite weight for each")

@@ -1,4 +1,4 @@
-"""Settings of a rule that may differ from tensor to tensor, by depth and by name."""
+"""Settings of a rule whose values may differ between tensors, by depth and by name."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -9,24 +9,26 @@ from regauge.checkpoints.names.prefixes import LAYER
 from regauge.core.given import require_plain
 
 Number: TypeAlias = Union[float, "Setting"]
-"""One number for all tensors, or a setting."""
+"""One number for all tensors, or a setting that differs between tensors."""
 Numbers: TypeAlias = Number | tuple[Number, ...]
-"""One number or setting for all networks, or one for each."""
+"""One number or setting for all networks, or one for each network."""
 
 
 @dataclass(frozen=True, repr=False)
 class Setting:
     """A setting of a rule that gives a number for each tensor of a network.
 
-    Several `values` form a gradient over the depth. They apply at equal distances from the first layer to the last
+    Several `values` form a gradient over the depth. They apply at equidistant depths from the first layer to the last
     layer, with linear interpolation in between. Tensors outside of layers have depth zero and get the first value.
 
     The text form is a number such as `0.5`, a gradient such as `0,0.5,1`, or a list such as `mlp=0.5/attn=0,1/0.3`. A
-    list gives the values for pieces of names first, and the values for all other tensors last.
+    list first gives values for tensors whose names contain a substring. The last item gives the values for all other
+    tensors.
 
     Attributes:
-        values: The numbers for tensors whose names contain no piece of `where`, at least one.
-        where: Pieces of names with their own values. The first piece that occurs in the name of a tensor applies.
+        values: At least one number, for tensors whose names contain no substring in `where`.
+        where: Substrings of tensor names, each with its own values. The first substring that occurs in a tensor's name
+            applies.
 
     References:
         Goddard et al. (2024), mergekit: conditional parameters with filters, and gradients.
@@ -49,7 +51,7 @@ class Setting:
         """Read a setting from its text form.
 
         Raises:
-            ValueError: The text cannot be read, or has no value for the tensors that it does not name.
+            ValueError: The text cannot be read, or has no value for tensors whose names contain no given substring.
         """
         where: list[tuple[str, tuple[float, ...]]] = []
         *named, last = text.split("/")
@@ -72,7 +74,7 @@ class Setting:
 
     @property
     def numbers(self) -> tuple[float, ...]:
-        """All numbers of the setting."""
+        """All numbers in the setting."""
         return (*self.values, *(x for _, values in self.where for x in values))
 
     def __str__(self) -> str:
@@ -84,12 +86,11 @@ class Setting:
 
 
 def find_depths(names: Iterable[str]) -> dict[str, float]:
-    """Return the relative depth of each tensor, from 0 in the first layer to 1 in the last; 0 outside of layers.
+    """Return the relative depth of each tensor, from 0 in the first layer to 1 in the last layer; 0 outside of layers.
 
-    The first number between two dots in a name is the number of a layer, such as the 7 in `model.layers.7.mlp.up_proj`.
-    Layers with the same name before the number form one stack, in the order of their numbers. An encoder and a decoder
-    therefore have separate depths, and experts within a layer have the depth of the layer. A stack of one layer has
-    depth 1.
+    The first number between two dots in a name is the layer index, such as the 7 in `model.layers.7.mlp.up_proj`.
+    Layers with the same name before the index form one stack, ordered by index. An encoder and a decoder therefore have
+    separate depths, and experts within a layer have the depth of the layer. A stack of one layer has depth 1.
 
     References:
         Goddard et al. (2024), mergekit, which interpolates over the layers in the same way.
@@ -125,19 +126,19 @@ def require_numbers(what: str, value: Numbers, is_valid: Callable[[float], bool]
 
 
 def read_number(text: str) -> Number:
-    """Return the number or the setting that a text describes."""
+    """Return the number or the setting that a string describes."""
     found = Setting.parse(text)
     return found.values[0] if len(found.values) == 1 and not found.where else found
 
 
 def read_numbers(texts: Sequence[str]) -> Numbers:
-    """Return the numbers or settings that texts describe, one for all networks or one for each."""
+    """Return the numbers or settings that strings describe, one for all networks or one for each network."""
     found = tuple(read_number(text) for text in texts)
     return found[0] if len(found) == 1 else found
 
 
 def as_weights(weights: "Sequence[Number | str] | None") -> tuple[Number, ...] | None:
-    """Return the weights of networks, and parse weights in text form."""
+    """Return the weights of networks; parse weights that are strings."""
     if weights is None:
         return None
     for one in weights:

@@ -1,4 +1,4 @@
-"""Merging of checkpoints that stay on the disk, aligned to the first one or the base and combined tensor by tensor."""
+"""Merging of checkpoints that stay on the disk. They are aligned to the first one or the base, tensor by tensor."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -70,7 +70,7 @@ def plan_merge(
 
 
 def report_of(found: StreamedResult, label: str) -> str:
-    """Return a report on the alignment of one network, for the record."""
+    """Return a report on the alignment of one network, for the merge record."""
     return "\n".join([f"{label}: {found.course[0]}", *found.course[1:]])
 
 
@@ -84,17 +84,16 @@ def merge_job(
     labels: Sequence[str] | None = None,
     progress: Progress = no_progress,
 ) -> MergeResult:
-    """Merge checkpoints and write the result, with the record next to it. `params` are read from the written file on
-    demand.
+    """Merge checkpoints; write the result with the record next to it. `params` are read from the output on access.
 
     Args:
-        streamed: The checkpoints (the base first, if there is one), their plan, and the output.
+        streamed: The checkpoints (the base first, if there is one), the plan of the merge, and the output.
         rule: A rule that needs no task.
-        weights: One weight for each network; see the rules.
+        weights: One weight for each network, as the rule defines weights.
         has_base: Whether the first checkpoint is the base.
-        seed: The seed of a random rule.
-        labels: Names of the networks in the record, the base last; the paths by default.
-        progress: Shows each pass over the checkpoints, in bytes.
+        seed: The seed of the random numbers, for random rules.
+        labels: Names of the networks in the record; the base's name comes last. By default, the paths.
+        progress: Displays each pass over the checkpoints, in bytes.
 
     Raises:
         ValueError: The rule needs the networks in memory, weights or labels do not fit, or the memory does not suffice.

@@ -1,6 +1,4 @@
-"""The table of rules, which the command line, recipes, the docs and the tests read. The module imports no large
-packages.
-"""
+"""The table of merge rules, used by the command line, recipes, docs and tests. The module imports no large packages."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -14,12 +12,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RuleRow:
-    """A row of the table of rules: the class of a rule, and its defaults.
+    """A row of the table of merge rules: the class of a rule, and its defaults.
 
     Attributes:
-        name: The name of its class, which the file in `merging.rules` has in small letters: KarcherMean, karcher_mean.
-        then: For rules that keep a part of each task vector, the class of the rule that combines the kept parts.
-        defaults: Settings that differ from those of the classes.
+        name: The name of the rule's class, such as KarcherMean. The file in `merging.rules` is named in lower case,
+            such as karcher_mean.
+        then: The class of the rule that combines the reduced task vectors, for rules that keep some entries of each
+            task vector.
+        defaults: Settings whose defaults differ from those of the classes.
         help: The effect of the rule, in a few words.
     """
 
@@ -36,11 +36,11 @@ class RuleRow:
 
     @property
     def settings(self) -> tuple[str, ...]:
-        """The names of the settings that `build` takes."""
+        """The names of the settings that `build` accepts."""
         return tuple(dict.fromkeys(name for kind in self.classes for name in _settings(kind)))
 
     def read(self, texts: "Mapping[str, str | Sequence[str]]", **settings: Any) -> "Rule":
-        """Build the rule with settings in their text form, such as `{"density": ["0.5", "mlp=0.5/0.3"]}`."""
+        """Build the rule from settings in text form, such as `{"density": ["0.5", "mlp=0.5/0.3"]}`."""
         from regauge.merging.settings import read_number, read_numbers
 
         given = {name: read_number(one) if isinstance(one, str) else read_numbers(one) for name, one in texts.items()}
@@ -112,5 +112,5 @@ def _settings(kind: "type[Rule]") -> list[str]:
 
 
 def _file_of(name: str) -> str:
-    """Return the file of a rule: its name with words in small letters."""
+    """Return the module name of a rule's class, such as karcher_mean for KarcherMean."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()

@@ -1,4 +1,4 @@
-"""The change of a fine-tune carried from one base to another."""
+"""Transfer of a fine-tune's weight change from one base to another base."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -34,38 +34,38 @@ from regauge.merging.carried_change import CarriedChange, carry_by, plan_transpo
 from regauge.merging.extract_adapter import publish_adapter
 
 SCALES = tuple(k / 8 for k in range(33))
-"""Scales among which labels choose; zero is the second base itself."""
+"""Candidate scales, of which the labels determine the best; scale zero gives the second base."""
 LARGEST = 8.0
-"""The largest scale that the size of a change of outputs asks for."""
+"""The largest scale to which a candidate change is scaled up."""
 SAME_SIZE = 0.01
-"""A change of outputs that is as large as the other's up to this share is not scaled."""
+"""A relative tolerance. A candidate that changes the outputs by as much, within this tolerance, is not scaled up."""
 ALIKE = 0.8
-"""The cosine of two changes of outputs from which the size of one says something about that of the other."""
+"""The smallest cosine of two output changes at which the size of one change determines the scale of the other."""
 KEPT = 1 / 3
-"""The share of the examples that chooses the number of steps and trains nothing."""
+"""The share of the examples that determines the number of steps and is not used for training."""
 LOOKS = 20
-"""How often the examples that are kept are looked at while the others train."""
+"""The number of evaluations on the held-out examples during training."""
 RATES = (1e-4, 1e-3)
-"""Learning rates among which the kept examples choose, too."""
+"""Candidate learning rates, of which the held-out examples determine the best."""
 
 Mode = Literal["weights", "inputs", "task"]
 
 
 @dataclass(frozen=True, repr=False)
 class TransportResult:
-    """The change of a fine-tune on another base.
+    """The result of transferring a fine-tune's weight change to another base.
 
     Attributes:
-        params: The second base plus the change, in the coordinates and dtypes of the second base. For streamed
-            networks, a mapping that reads tensors on access.
+        params: The second base plus the change, in the coordinates and dtypes of the second base. If the networks are
+            streamed, a mapping that reads tensors on access.
         adapter: The tensors of the adapter for base B, if the fine-tune is an adapter; else None.
-        element: The element that aligns the first base to the second; None if linear maps carry the change.
-        scale: The factor of the carried change.
-        mode: The data that were used: "weights" for none, "inputs" for inputs without labels, or "task".
+        element: The element that aligns the first base to the second; None if linear maps transferred the change.
+        scale: The factor of the transferred change.
+        mode: The kind of data used: "weights" for no data, "inputs" for inputs without labels, or "task".
         cosine: The cosine, on the inputs, between the change of B's outputs before training and the change of A's
-            outputs by the fine-tune. None without inputs.
+            outputs. The fine-tune causes the change of A's outputs. None without inputs.
         steps: The number of training steps after the change was added.
-        notes: Remarks on tensors whose change could not be carried.
+        notes: Remarks on tensors whose change could not be transferred.
     """
 
     params: Params = field(repr=False)
@@ -113,57 +113,58 @@ def transport(
     memory: int | str | MemoryLimit | None = None,
     progress: Progress = no_progress,
 ) -> TransportResult:
-    """Carry the change that fine-tuning made in base A to base B, without repeating the training.
+    """Transfer the change that fine-tuning made in base A to base B, without repeating the fine-tuning.
 
-    Without data, `align` finds the element g that aligns A to B, and the result is
-    `base_b + scale (act(g, tuned_a) - act(g, base_a))`: the change is the difference of two moved networks, because
-    translations act affinely. If B is a copy of A in another gauge, the result is exactly `act(g, tuned_a)`.
+    Without data, `align` finds the element g that aligns A to B. The result is `base_b + scale (act(g, tuned_a) -
+    act(g, base_a))`. Both networks are transformed before they are subtracted, because translations act affinely. If B
+    is a copy of A in another gauge, the result is exactly `act(g, tuned_a)`.
 
-    With `inputs`, the change is also carried by ridge maps between the activations of both bases. A ridge map makes a
-    change smaller. Therefore each candidate change is scaled up, never down, until it changes the outputs of B as much
-    as the fine-tune changes the outputs of A. A candidate that changes the outputs in other directions (a cosine below
-    0.8) is not scaled. The candidate with the largest cosine is used.
+    If `inputs` are given, ridge regression between the activations of the bases yields further candidate changes. Ridge
+    maps shrink a change. Therefore each candidate change is scaled up, never down, until it changes the outputs of B as
+    much as the fine-tune changes the outputs of A. A candidate that changes the outputs in other directions (a cosine
+    below 0.8) is not scaled. The candidate with the largest cosine is used.
 
-    With a `task`, the candidate and its scale, which may be zero, are chosen by the loss on the labels. Then at most
-    `steps` steps of Adam train on two thirds of the examples. The learning rate and the number of steps, which may be
-    zero, are chosen on the other examples. Without a task, `steps` train B to reproduce the outputs of A's fine-tune on
-    the inputs, by squared differences. In this case, pass inputs of the new task.
+    If a `task` is given, the loss on the labels determines the candidate and its scale, which may be zero. Then Adam
+    trains for at most `steps` steps on two thirds of the examples. The other examples determine the learning rate and
+    the number of steps, which may be zero. Without a task, B is trained for `steps` steps to reproduce the outputs of
+    A's fine-tune on the inputs, by squared differences. In this case, pass inputs of the new task.
 
     If the fine-tune is a LoRA adapter, the result is an adapter with the same names and ranks. The change `B A` is
-    multiplied from both sides, `L B A R`, so it keeps its rank. If a moved matrix reads shifted inputs, the bias also
-    changes, and the factors get a bias (`lora_bias` of PEFT). Training changes only the factors.
+    multiplied from both sides, `L B A R`, so it keeps its rank. If a transformed matrix reads shifted inputs, the bias
+    also changes, and the factors get a bias (`lora_bias` of PEFT). Training changes only the factors.
 
-    Networks may be checkpoints on the disk. Checkpoints that need more than `memory` are streamed: weights are matched,
-    and the result is written tensor by tensor.
+    Networks may be checkpoints on the disk. If the checkpoints need more than `memory`, they are streamed: weights are
+    matched, and the result is written tensor by tensor.
 
     Args:
         base_a: The network that was fine-tuned: parameters by name, or the path of a checkpoint.
-        tuned_a: The fine-tune: a network, the folder of a LoRA adapter in PEFT's format, or the factors of an adapter
-            by their names in that format, for `W + B A`. A path BASE+ADAPTER counts as a network.
-        base_b: The network to which the change is added; it is not modified. The result has the structure, counters and
-            dtypes of this network.
+        tuned_a: The fine-tune: a network, or a LoRA adapter for `W + B A`. A LoRA adapter is a folder in PEFT's format,
+            or a dictionary of factors by their names in that format. A path BASE+ADAPTER counts as a network.
+        base_b: The network to which the change is added; it is not modified. The result has the structure tensors,
+            integer counters and dtypes of this network.
         symmetry: The symmetry of B. If A has other widths, only ridge maps can carry the change, which requires
             `module_a` and either `inputs` or a task.
-        inputs: Batches of inputs without labels, as in `Task`, or one tensor; by default the inputs of the task.
-        task: A task with a few labeled examples of the new task.
-        module: The model of B, for `inputs`; by default the model of the task.
+        inputs: Batches of inputs without labels, as in `Task`, or one tensor. Default: the inputs of the task.
+        task: A task with a few labeled examples, for which A was fine-tuned.
+        module: The model of B, required with `inputs`. Default: the model of the task.
         module_a: The model of A, if A has other widths.
-        scale: The factor of the change; by default it is chosen as described above, or one without data.
+        scale: The factor of the change. By default, the factor is chosen as described above, and is one without data.
         steps: The largest number of training steps, on the task or on the outputs of A's fine-tune.
         method: The method of alignment, `WeightMatching()` by default. A method may also use the inputs.
         rotate: Whether residual streams are rotated, as in `align`.
-        generator: Source of randomness, also for the split of the examples.
-        out: Place of the result, which has the names, dtypes and header of base B: a path, or an `Output`. For an
-            adapter it is a folder. This and the following arguments are for networks on the disk only.
-        memory: The limit on memory: bytes, or text such as "2GB"; half of the machine's memory by default.
-        progress: Shows each pass over streamed files.
+        generator: Source of randomness, which also splits the examples.
+        out: The output path, or an `Output`. The result has the names, dtypes and header of base B. If the result is an
+            adapter, the output is a folder. This argument and the following arguments are for networks on the disk
+            only.
+        memory: The memory limit: bytes, or a string such as "2GB". By default, half of the machine's memory.
+        progress: Displays each pass over streamed files.
 
     Raises:
-        FileExistsError: The output exists, and may not be replaced.
+        FileExistsError: The output exists and may not be replaced.
         TypeError: A network is not a dictionary of tensors.
-        ValueError: The networks have different parameters, or hold NaN or Inf. The bases differ in widths, and inputs
-            are missing. Inputs are given without a module, or steps without inputs or a task. An adapter is not a LoRA
-            adapter, defines a change only together with its base, or cannot store all tensors that change. Or the
+        ValueError: The networks have different parameters, or contain NaN or Inf. The bases have different widths and
+            inputs are missing. Inputs are given without a module, or steps without inputs or a task. An adapter is not
+            a LoRA adapter, defines a change only together with its base, or cannot store all tensors that change. The
             memory does not suffice.
 
     References:
@@ -221,12 +222,12 @@ def transport(
 
 @dataclass(frozen=True)
 class _Data:
-    """The inputs, the models that run on the inputs, and the task, each if given.
+    """The inputs, the models that compute outputs of these inputs, and the task; each may be missing.
 
     Attributes:
         batches: Inputs without targets.
         modules: The models of A and B.
-        task: The labels.
+        task: The task, which has the labels.
     """
 
     batches: tuple[Any, ...] = ()
@@ -260,7 +261,7 @@ class _Data:
 
     @property
     def outputs(self) -> Outputs:
-        """The output that counts."""
+        """The model output that is compared."""
         return None if self.task is None else self.task.outputs
 
     def taught_by(self, tuned: Mapping[str, Tensor]) -> Task:
@@ -272,7 +273,7 @@ class _Data:
         return replace(learner, batches=pairs)
 
     def run(self, params: Mapping[str, Tensor], number: int) -> Tensor:
-        """Return the outputs of a network as one vector, computed by the model with this index."""
+        """Return the outputs of a network as one vector, computed by the model with the index `number`."""
         assert self.modules is not None
         module = self.modules[number]
         with torch.no_grad(), evaluating(module):
@@ -291,7 +292,7 @@ def _carry(
     generator: torch.Generator | None,
     adapter: GivenAdapter | None,
 ) -> TransportResult:
-    """Carry the change of networks in memory."""
+    """Transfer the change of networks in memory."""
     base_a, tuned_a, base_b = networks
     require_same_names(base_b, base_a)
     require_alike(base_a, tuned_a, structure=symmetry.structure)
@@ -370,7 +371,7 @@ def _by_element(
     rotate: Rotate,
     generator: torch.Generator | None,
 ) -> CarriedChange:
-    """Return the change moved by the element that aligns the first base to the second."""
+    """Return the change, transformed by the element that aligns the first base to the second."""
     base_a, tuned_a, base_b = networks
     task = None
     if method is not None and data.modules is not None:
@@ -381,7 +382,7 @@ def _by_element(
 
 
 def _scale_by_size(size: Callable[[float], float], wanted: float) -> float:
-    """Return the scale, between one and `LARGEST`, that brings a change to the wanted size."""
+    """Return the scale, between one and `LARGEST`, that enlarges a change to the wanted size."""
     low, high = 1.0, 1.0
     if size(1.0) >= (1 - SAME_SIZE) * wanted:
         return 1.0
@@ -394,9 +395,7 @@ def _scale_by_size(size: Callable[[float], float], wanted: float) -> float:
 
 
 def _untied(params: Params, symmetry: Symmetry) -> tuple[Params, Callable[[Params], Params]]:
-    """Return the trainable tensors of a network and a function that rebuilds the network, in which tied tensors stay
-    tied.
-    """
+    """Return the trainable tensors of a network, and a function that rebuilds the network with its ties."""
     fixed = {*symmetry.buffers, *symmetry.structure}
     first = {name: names[0] for names in symmetry.tied for name in names if names[0] in params}
     names = {
@@ -411,9 +410,7 @@ def _untied(params: Params, symmetry: Symmetry) -> tuple[Params, Callable[[Param
 def _train(
     start: Params, network: Callable[[Params], Params], training: Task, keeping: Task, steps: int
 ) -> tuple[Params, int]:
-    """Train the tensors of a network with Adam, and keep the learning rate and number of steps with the lowest loss on
-    other examples.
-    """
+    """Train a network's tensors with Adam; keep the learning rate and step number with the lowest held-out loss."""
     batches = list(training.batches)
     best, least, taken = dict(start), keeping.evaluate(network(start))["loss"], 0
     for rate in RATES:

@@ -1,4 +1,4 @@
-"""The small model families that the examples, tests and papers use."""
+"""The small model families used in the examples, tests and papers."""
 
 from regauge.names import attach
 

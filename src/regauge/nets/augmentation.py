@@ -1,4 +1,4 @@
-"""Random changes of images that do not change their class."""
+"""Random changes of images that preserve their class."""
 
 from dataclasses import dataclass
 
@@ -8,14 +8,14 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Shift every image by a random number of whole pixels in each direction, and mirror half of them.
+    """Shift every image by a random number of whole pixels in each direction, and mirror half of the images.
 
-    Pixels that are shifted out of an image are lost, and pixels that are shifted in are zero. This equals a random crop
-    of a padded image.
+    Pixels that are shifted out of an image are lost, and pixels that are shifted in are zero. This is equivalent to a
+    random crop of a padded image.
 
     Attributes:
-        shift: Pixels at most, up, down, left or right.
-        mirrors: Whether an image is mirrored, left to right, with probability one half.
+        shift: The largest number of pixels by which an image is shifted up, down, left or right.
+        mirrors: Whether an image is mirrored horizontally with probability one half.
     """
 
     shift: int = 4
@@ -32,14 +32,14 @@ class Augmentation:
         """Change each image independently.
 
         Args:
-            images: `[n, channels, height, width]`.
-            generator: Draws shifts and mirrors.
+            images: A batch of images, `[n, channels, height, width]`.
+            generator: The random generator of shifts and mirrors.
 
         Returns:
-            The changed images, with channels last in memory, because convolutions are faster in this layout.
+            The changed images in channels-last memory layout, because convolutions are faster in this layout.
 
         Raises:
-            ValueError: The tensor does not hold images.
+            ValueError: The tensor is not a batch of images.
         """
         if images.ndim != 4:
             raise ValueError(f"images are [n, channels, height, width], but a tensor {list(images.shape)} was given")

@@ -26,7 +26,7 @@ _NORMS = (_BatchNorm, nn.LayerNorm, nn.GroupNorm, ChannelLayerNorm, FilterRespon
 
 @dataclass(frozen=True, kw_only=True)
 class ClassifierConfig(DescentConfig):
-    """Settings of a classifier's training: AdamW with one cycle of the learning rate, in epochs over shuffled data."""
+    """Settings for training a classifier: AdamW with a one-cycle learning rate, in epochs over shuffled data."""
 
     epochs: float | None = 5
     batch: int | None = 256
@@ -35,16 +35,16 @@ class ClassifierConfig(DescentConfig):
 
 
 def initialize(module: nn.Module, generator: torch.Generator | None = None) -> Params:
-    """Sample linear and convolutional layers as torch does, but from `generator`.
+    """Sample linear and convolutional layers as torch does, but with the random generator `generator`.
 
-    Weights and biases are uniformly random with bound 1/sqrt(fan in). Normalizations keep their default start: weights
-    and running variances are one, and all other tensors are zero.
+    Weights and biases are uniformly random with bound 1/sqrt(fan in). Normalization layers keep their default
+    initialization: weights and running variances are one, and all other tensors are zero.
 
     Returns:
-        New parameters; the module keeps its own.
+        New parameters. The parameters of the module are not changed.
 
     Raises:
-        ValueError: The module has parameters outside such layers.
+        ValueError: The module has parameters outside of linear, convolutional and normalization layers.
     """
     generator = given_or_seed(generator)
     params = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
@@ -86,23 +86,24 @@ def train(
 
     Args:
         module: The module that is called with the parameters; its own parameters are not used.
-        params: Parameters and buffers at the start.
-        inputs: `[n, ...]`.
-        labels: Classes, `[n]`; for sequences `[n, ...]`, one for each output.
-        training: Epochs, batch size, optimizer, schedule.
-        generator: The random generator of the order and the changes of examples; its seed is 0 by default.
-        augmentation: Changes the images of every batch at random; none by default.
-        state: A `.safetensors` file in which the state of a long training is saved. If the file exists, the training
-            continues from it, and ends with the same bits as an uninterrupted training.
-        progress: Shows the steps, with the loss of each batch in nats.
-        on_step: Called after each step with a `regauge.training.State`: the number of the step, the loss and the
-            learning rate.
+        params: The initial parameters and buffers.
+        inputs: The training inputs, `[n, ...]`.
+        labels: Class indices, `[n]`. For sequences `[n, ...]`, one for each output.
+        training: The settings: epochs, batch size, optimizer and schedule.
+        generator: The random generator for the order and the augmentation of examples. Default: a generator with seed
+            0.
+        augmentation: Random changes of the images in every batch; none by default.
+        state: A `.safetensors` file in which the state of long training is saved. If the file exists, training
+            continues from it. The result is bitwise identical to that of uninterrupted training.
+        progress: Displays the steps, with the loss of each batch in nats.
+        on_step: A function that is called after each step with a `regauge.training.State`: the number of the step, the
+            loss and the learning rate.
 
     Returns:
-        Trained parameters.
+        The trained parameters.
 
     Raises:
-        ValueError: The loss becomes NaN or Inf, or the file does not hold a state of this training.
+        ValueError: The loss becomes NaN or Inf, or the file does not contain a state of this training.
     """
     generator = given_or_seed(generator)
     learned = {name: params[name] for name, _ in module.named_parameters()}
@@ -129,5 +130,5 @@ def train(
 
 
 def split_batches(inputs: Tensor, labels: Tensor, size: int = 250) -> list[tuple[Tensor, Tensor]]:
-    """Return examples in batches for a `Task`; the last batch may be smaller."""
+    """Split examples into batches for a `Task`; the last batch may be smaller."""
     return list(zip(torch.split(inputs, size), torch.split(labels, size), strict=True))

@@ -1,4 +1,4 @@
-"""Normalization layers of convolutional networks, by name."""
+"""Normalization layers for convolutional networks, by name."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -13,8 +13,8 @@ NormName = Literal["batch", "layer", "group", "filter", "none"]
 class ChannelLayerNorm(nn.Module):
     """Layer normalization over the channels of each position of `[batch, channel, y, x]`.
 
-    This is the `LayerNorm` of flax on channels-last images, which the ResNet20 of Git Re-Basin uses.
-    `GroupNorm(1, channels)` differs, because it also averages over positions.
+    This equals the `LayerNorm` of flax on channels-last images, which the ResNet20 of Git Re-Basin uses. `GroupNorm(1,
+    channels)` differs, because it also averages over positions.
     """
 
     def __init__(self, channels: int, eps: float = 1e-5) -> None:
@@ -60,9 +60,9 @@ NORMS: dict[NormName, Callable[[int, int], nn.Module]] = {
     "filter": lambda channels, groups: FilterResponseNorm(channels),
     "none": lambda channels, groups: nn.Identity(),
 }
-"""A normalization of `channels` channels; `groups` is the number of groups of group normalization."""
+"""Functions that create a normalization of `channels` channels; `groups` is used only for group normalization."""
 
 
 def has_activation(norm: NormName) -> bool:
-    """Return whether the normalization contains an activation so that no ReLU follows."""
+    """Return whether the normalization contains an activation. If so, no ReLU follows it."""
     return norm == "filter"

@@ -1,4 +1,4 @@
-"""Residual networks: ResNet20 for small images, with the variants that papers on matching use."""
+"""Residual networks: ResNet20 for small images, with variants from papers on matching."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,7 +14,7 @@ Shortcut = Literal["A", "B"]
 
 
 class PadShortcut(nn.Module):
-    """The shortcut of option A without parameters: every second position, and zero channels on both sides."""
+    """The parameter-free shortcut of option A: every second position, with zero channels padded on both sides."""
 
     def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class PadShortcut(nn.Module):
 class BasicBlock(nn.Module):
     """Two 3 x 3 convolutions and a shortcut: `act(norm2(conv2(act(norm1(conv1(x))))) + shortcut(x))`.
 
-    With filter response normalization, which has its own activation, no activation follows the sum.
+    Filter response normalization contains an activation. With this normalization, no activation follows the sum.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class BasicBlock(nn.Module):
 
 
 class ResNet(nn.Module):
-    """A stem, stages of blocks, the mean over positions and a linear classifier.
+    """A stem, stages of residual blocks, the mean over positions and a linear classifier.
 
     The channels are the widths of the stem and of each stage. A block is built from its input channels, output channels
     and stride. All stages except the first halve the height and the width.
@@ -98,8 +98,8 @@ def resnet20(
 ) -> ResNet:
     """Return the CIFAR ResNet with 6 * blocks + 2 layers, and 16, 32 and 64 channels times `width`.
 
-    A normalization in `groups` groups follows every convolution, and each of the three stages has `blocks` blocks. With
-    3 blocks the network is ResNet20. A shortcut connects two stages: "A" pads with zero channels, "B" is a 1 x 1
+    A normalization with `groups` groups follows every convolution, and each of the three stages has `blocks` blocks.
+    With 3 blocks, the network is ResNet20. A shortcut connects two stages: "A" pads with zero channels, "B" is a 1 x 1
     convolution.
 
     References:

@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from regauge.core.params import Params
 
 Bias = Literal["siren", "torch", "zero"]
-"""Biases at the start: uniform with the bound of their layer's weights, with 1 / sqrt(fan in), or zero."""
+"""Initial biases: uniformly random with the weights' bound ("siren") or 1 / sqrt(fan in) ("torch"), or zero."""
 
 
 class Siren(nn.Module):
     """`x -> W_k sin(omega (W_{k-1} ... sin(omega (W_0 x + b_0)) ...)) + b_k`, with `depth` hidden layers.
 
-    A change of a unit's bias by `pi / omega` is half a period. Initial weights do not depend on the initialization of
-    biases.
+    Adding `pi / omega` to a unit's bias shifts the sine by half a period. Initial weights do not depend on how biases
+    are initialized.
 
     References:
         Sitzmann et al. (2020), sections 3.1 and 3.2; their code keeps torch's default initialization of biases
@@ -63,7 +63,7 @@ def plain_population(module: Siren, count: int, *, generator: torch.Generator) -
     are zero.
 
     Returns:
-        New parameters with a leading model axis; the module keeps its own.
+        New parameters with a leading model axis. The parameters of the module are not changed.
 
     References:
         Navon et al. (2023), appendix; the initialization of their released sine networks.

@@ -12,11 +12,11 @@ from regauge.core.params import Params
 
 
 class Attention(nn.Module):
-    """Multi-head attention of tokens `[batch, token, width]` to themselves, or to a context of `context` features.
+    """Multi-head attention of tokens `[batch, token, width]` to themselves, or to a context with `context` features.
 
     Each query head has `width / heads` dimensions, and each key-value head serves `heads / kv_heads` query heads. With
-    a causal mask, each token attends only to itself and to earlier tokens; rotary queries and keys are turned by angles
-    that grow with their position.
+    a causal mask, each token attends only to itself and to earlier tokens. A rotary embedding rotates queries and keys
+    by angles that grow with their position.
 
     References:
         Vaswani et al. (2017), section 3.2; Su et al. (2021), RoFormer, section 3.2; Ainslie et al. (2023), GQA.
@@ -59,7 +59,7 @@ class Attention(nn.Module):
 
 
 def rotary(x: Tensor, base: float = 10_000.0) -> Tensor:
-    """Turn the pair (i, i + d/2) of the last axis of `[batch, head, token, d]` by `token * base ** (-2 i / d)`."""
+    """Rotate the pair (i, i + d/2) on the last axis of `[batch, head, token, d]` by `token * base ** (-2 i / d)`."""
     half = x.shape[-1] // 2
     frequencies = base ** (-torch.arange(half, dtype=x.dtype, device=x.device) / half)
     angles = torch.arange(x.shape[-2], dtype=x.dtype, device=x.device).unsqueeze(-1) * frequencies
@@ -111,9 +111,9 @@ class PreNormBlock(nn.Module):
 
 
 class GPT(nn.Module):
-    """A language model in the style of GPT-2, whose head is not tied to the embedding: `[batch, token]` to logits.
+    """A language model in the style of GPT-2 with an untied head: token ids `[batch, token]` to logits.
 
-    The model has LayerNorm before each part and at the end, learned positions, and GELU.
+    The model has LayerNorm before each attention and MLP layer and at the end, learned positions, and GELU.
 
     References:
         Radford et al. (2019), Language models are unsupervised multitask learners, section 2.3.
@@ -140,10 +140,9 @@ class GPT(nn.Module):
 
 
 class Llama(nn.Module):
-    """A language model in the style of Llama, whose head is not tied to the embedding: `[batch, token]` to logits.
+    """A language model in the style of Llama with an untied head: token ids `[batch, token]` to logits.
 
-    The model has RMSNorm, rotary positions, gated hidden units (SwiGLU), queries that share keys and values, and no
-    biases.
+    The model has RMSNorm, rotary embeddings, gated MLPs (SwiGLU), grouped-query attention, and no biases.
 
     References:
         Touvron et al. (2023), Llama 2, section 2.2.
@@ -172,14 +171,14 @@ class Llama(nn.Module):
 
 
 def rms_norm(width: int) -> nn.RMSNorm:
-    """Return a normalization by the root mean square, with the same constant under the root as LayerNorm."""
+    """Return RMSNorm with the same constant under the root as LayerNorm."""
     return nn.RMSNorm(width, eps=1e-5)
 
 
 class ViT(nn.Module):
     """A vision transformer with a class token: images `[batch, channel, y, x]` to logits.
 
-    Images have `image` pixels of a side and are cut into square patches of `patch` pixels of a side.
+    Images have sides of `image` pixels and are split into square patches with sides of `patch` pixels.
 
     References:
         Dosovitskiy et al. (2021), An image is worth 16x16 words, section 3.1.
@@ -220,12 +219,12 @@ class ViT(nn.Module):
 def initialize_transformer(module: GPT | Llama | ViT, generator: torch.Generator | None = None) -> Params:
     """Sample the initial parameters of a transformer.
 
-    Weights are normal with standard deviation 1/sqrt(fan in). Weights that write to the stream are divided by the
-    square root of the number of such layers. Embeddings and positions are normal with standard deviation 0.1. Biases
-    are zero, and gains are one.
+    Weights are normal with standard deviation 1/sqrt(fan in). Weights of layers that write to the residual stream are
+    divided by the square root of the number of such layers. Embeddings and positions are normal with standard deviation
+    0.1. Biases are zero, and gains are one.
 
     Returns:
-        New parameters; the module keeps its own.
+        New parameters. The parameters of the module are not changed.
     """
     generator = given_or_seed(generator)
     params = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}

@@ -1,4 +1,4 @@
-"""Structured pruning, which removes units of groups from every tensor in which they have a placement."""
+"""Structured pruning, which removes units of groups from every tensor on which the group acts."""
 
 from regauge.names import attach
 

@@ -1,4 +1,4 @@
-"""Compensation of removed units: a least-squares fit of the weights that read the remaining units of a group."""
+"""Compensation of removed units: a least-squares fit of the weights that read a group's remaining units."""
 
 from dataclasses import dataclass
 
@@ -13,20 +13,21 @@ from regauge.pruning.exact import bias_of
 from regauge.pruning.network import Network
 
 RIDGE = 1e-8
-"""Added to the mean squares, as a share of them: units may be linearly dependent."""
+"""The ridge penalty, as a share of the mean squares, because units may be linearly dependent."""
 
 
 @dataclass(frozen=True)
 class ReadValue:
-    """One value of a group and the places that read it.
+    """One activation of a group, and the tensors that read it.
 
     Attributes:
-        places: Parameters and where the group acts in them.
-        sizes: The root mean square of each unit, followed by that of a constant. If a unit is always zero, its size is
-            one.
-        moments: Mean products of all pairs of values divided by their sizes. The products with the constant are zero if
-            some place has no bias.
-        weights: For each pair of units, the inner product of the weights that multiply them, times the sizes of both.
+        places: Names of the parameters, with the sites at which the group acts.
+        sizes: The root mean square of each unit, followed by that of a constant. The size is one for units that are
+            always zero.
+        moments: Mean products of all pairs of normalized unit activations. The products with the constant are zero if
+            some layer has no bias.
+        weights: For each pair of units, the inner product of the outgoing weights of both units, times the sizes of
+            both units.
     """
 
     places: tuple[tuple[str, Site], ...]
@@ -37,7 +38,7 @@ class ReadValue:
 
 @dataclass(frozen=True)
 class SecondMoments:
-    """Second moments of the values of a group, and the layers that read them."""
+    """Second moments of a group's activations, and the layers that read these activations."""
 
     group: str
     readings: tuple[ReadValue, ...]
@@ -45,7 +46,7 @@ class SecondMoments:
 
     @classmethod
     def collect(cls, network: Network, group: str) -> "SecondMoments":
-        """Run the network over the batches of its task, and return the second moments of a group."""
+        """Evaluate the network on the batches of its task, and return a group's second moments."""
         assert network.task is not None
         by_value = values_read(network, group)
         shape = network.symmetry.count_copies(group), network.symmetry[group].size
@@ -82,14 +83,14 @@ class SecondMoments:
         return cls(group, tuple(readings), shape)
 
     def error(self, reading: ReadValue, mixing: Float[Tensor, "copies units_and_one units_and_one"]) -> float:
-        """Return the mean squared change of the outputs if the places read `mixing` times the values."""
+        """Return the mean squared change of the outputs if layers read `mixing` times the activations."""
         rest = torch.eye(self.shape[1] + 1, dtype=torch.float64) - mixing
         noise = (rest @ reading.moments @ rest.mT)[:, :-1, :-1]
         return float((noise * reading.weights).sum())
 
 
 def values_read(network: Network, group: str) -> dict[str, list[tuple[str, Site]]]:
-    """Return the values of a group that layers read, each with the places that read it; empty if they are not known."""
+    """Return the activations of a group that layers read, each with the layers' sites; empty if they are not known."""
     placed = {p.parameter for p in network.found.symmetry[group].placements}
     by_value: dict[str, list[tuple[str, Site]]] = {}
     for name, site in network.sites(group, reading=True):
@@ -102,10 +103,10 @@ def values_read(network: Network, group: str) -> dict[str, list[tuple[str, Site]
 def remove_compensated(
     network: Network, moments: SecondMoments, gone: Bool[Tensor, "copies units"], count: int, *, is_compensated: bool
 ) -> Bool[Tensor, "copies units"]:
-    """Remove the cheapest units of each copy, fit the weights that read the others, and return the removed units.
+    """Remove the cheapest units of each copy, refit the weights that read the others, and return the removed units.
 
     The objective is the mean squared change of the outputs of layers that read the group. If the fit does not improve
-    this objective, for example because of rounding, the weights are not changed.
+    this objective, for example because of rounding errors, the weights are not changed.
     """
     copies, size = moments.shape
     removed = gone.clone()
@@ -132,7 +133,7 @@ def remove_compensated(
 
 @dataclass
 class _State:
-    """The inverse of the moments of the remaining units, and the current approximation of each unit."""
+    """The inverse of the remaining units' second moments, and the current approximation of each unit."""
 
     reading: ReadValue
     inverse: Tensor
@@ -147,18 +148,18 @@ class _State:
         return cls(reading, _inverse(reading.moments), mixing, reading.weights.clone())
 
     def costs(self, copy: int) -> Float[Tensor, " units"]:
-        """Return the additional error caused by removing each unit."""
+        """Return the additional error caused by removing each unit and refitting the weights."""
         # 1 / (M^-1)_ii is the variance that the other units leave of unit i: the error of the best linear substitute,
         # counted by the weights that read it (as for the optimal brain surgeon, Hassibi and Stork 1993).
         return self.weights[copy].diagonal() / self.inverse[copy].diagonal()[:-1].clamp_min(1e-300)
 
     def plain(self, copy: int, removed: Bool[Tensor, " units"]) -> Float[Tensor, " units"]:
-        """Return the additional error caused by removing each unit without a fit."""
+        """Return the additional error caused by removing each unit without refitting the weights."""
         joint = self.reading.moments[copy][:-1, :-1] * self.reading.weights[copy]
         return joint.diagonal() + 2 * joint[:, removed].sum(1)
 
     def remove(self, copy: int, unit: int) -> None:
-        """Express a unit by the remaining units: `x_unit = -sum_j inverse[unit, j] / inverse[unit, unit] x_j`."""
+        """Replace a unit by the other units: `x_unit = -sum_j inverse[unit, j] / inverse[unit, unit] x_j`."""
         row = self.inverse[copy, unit] / self.inverse[copy, unit, unit]
         # Schur's complement: the inverse of the moments without this unit, by one outer product.
         self.inverse[copy] -= torch.outer(self.inverse[copy, :, unit], row)
@@ -174,14 +175,14 @@ class _State:
 
 
 def _inverse(moments: Float[Tensor, "copies n n"]) -> Float[Tensor, "copies n n"]:
-    """Return the inverse, with a small ridge, of moments of normalized values; zero values are separate."""
+    """Return the inverse of normalized second moments with a small ridge. Units that are always zero are decoupled."""
     lifted = torch.where(moments.diagonal(dim1=1, dim2=2) > 0, RIDGE, 1.0)
     inverse: Tensor = torch.linalg.inv(moments + torch.diag_embed(lifted))
     return inverse
 
 
 def _mix(network: Network, reading: ReadValue, mixing: Tensor, removed: Tensor) -> None:
-    """Change weights so that layers read `mixing` times the values of the units, both divided by their sizes."""
+    """Change the weights such that layers read `mixing` times the units' normalized activations."""
     mixing = reading.sizes.unsqueeze(2) * mixing / reading.sizes.unsqueeze(1)
     for name, site in reading.places:
         tensor, entries = network.params[name], network.entries(name, site)

@@ -1,4 +1,4 @@
-"""Criteria that decide which units of a group are removed first, and how the weights of other units change."""
+"""Criteria that decide which units of a group are removed first, and how the other units' weights change."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -16,20 +16,21 @@ from regauge.pruning.compensation import SecondMoments, remove_compensated, valu
 from regauge.pruning.network import Network
 
 Scores = Mapping[str, Float[Tensor, "copies units"]]
-"""For each group how much each unit of each copy matters."""
+"""For each group, the importance of each unit of each copy."""
 
 
 class Criterion(ABC):
-    """A criterion for choosing the units that are removed: a small frozen dataclass. Subclasses define `scores`.
+    """A criterion for choosing the units that are removed. Subclasses are frozen dataclasses and define `scores`.
 
-    The network that a criterion sees is balanced: it has the smallest norm that scales and invertible matrices can
-    reach without changing the function. The criterion therefore chooses the same units for all networks of an orbit.
+    A criterion receives a balanced network. Among the networks that scales and invertible matrices can reach without
+    changing the function, the balanced one has the smallest norm. Therefore a criterion chooses the same units for all
+    networks of an orbit.
     """
 
     needs_task = False
-    """Whether it runs the model on the data of a task."""
+    """Whether the criterion evaluates the model on the data of a task."""
     needs_generator = False
-    """Whether it draws at random."""
+    """Whether the criterion uses random numbers."""
 
     @abstractmethod
     def scores(self, network: Network, groups: tuple[str, ...], generator: torch.Generator | None) -> Scores:
@@ -38,7 +39,7 @@ class Criterion(ABC):
     def remove(
         self, network: Network, group: str, scores: Float[Tensor, "copies units"], gone: Tensor, count: int
     ) -> Tensor:
-        """Remove a number of units with the smallest scores from each copy, and return the removed units."""
+        """Remove the `count` units with the smallest scores from each copy, and return the removed units."""
         order = scores.masked_fill(gone, -torch.inf).argsort(dim=1, stable=True)
         removed = torch.zeros_like(gone).scatter(1, order[:, :count], value=True)
         network.remove(group, removed.flatten())
@@ -47,21 +48,21 @@ class Criterion(ABC):
 
 @dataclass(frozen=True)
 class Magnitude(Criterion):
-    """The sum of squares of all values of a unit, over all tensors of a balanced network.
+    """The sum of squares of all weights of a unit, over all tensors of a balanced network.
 
     References:
         Li et al. (2017), Pruning filters for efficient ConvNets, section 3.1, for the incoming weights alone.
     """
 
     def scores(self, network: Network, groups: tuple[str, ...], generator: torch.Generator | None) -> Scores:
-        """Return the sums of squares of the units' values."""
+        """Return the sums of squares of the units' weights."""
         squares = {name: tensor.square() for name, tensor in network.params.items()}
         return {name: _summed(network, name, squares) for name in groups}
 
 
 @dataclass(frozen=True)
 class RandomUnits(Criterion):
-    """A random choice of units, which is the baseline for all other criteria."""
+    """A random choice of units, which is a baseline for all other criteria."""
 
     needs_generator = True
 
@@ -76,7 +77,7 @@ class RandomUnits(Criterion):
 
 @dataclass(frozen=True)
 class Taylor(Criterion):
-    """The first-order change of the loss when a unit is removed: gradient times weight, over the weights that read it.
+    """The first-order change of the loss when a unit is removed: gradient times weight, over its outgoing weights.
 
     This change is squared and summed over the batches of the task.
 
@@ -87,7 +88,7 @@ class Taylor(Criterion):
     needs_task = True
 
     def scores(self, network: Network, groups: tuple[str, ...], generator: torch.Generator | None) -> Scores:
-        """Return the sums over batches of the squared first-order changes."""
+        """Return the squared first-order changes, summed over batches."""
         assert network.task is not None
         total = dict[str, Tensor]()
         for batch in network.task.batches:
@@ -100,15 +101,15 @@ class Taylor(Criterion):
 
 @dataclass(frozen=True)
 class OutputError(Criterion):
-    """The change of the outputs of the layers that read a group, if a unit is removed and weights are fitted.
+    """The change in the outputs of a group's reading layers, if a unit is removed and the weights are refitted.
 
-    The output of the removed unit is replaced by its best linear approximation from the remaining units, and from a
-    constant if layers have biases. The approximation uses the second moments of the values over the batches of the
-    task. Units are removed one by one, beginning with the cheapest. Groups are cut one after the other, each with its
-    values at that time.
+    A removed unit is replaced by its best linear approximation from the remaining units, and from a constant if layers
+    have biases. The approximation uses the second moments of the activations over the batches of the task. Units are
+    removed one by one, beginning with the unit whose removal costs least. Groups are cut one after the other. For each
+    group, the activations of the current network are used.
 
     Attributes:
-        is_compensated: Whether weights are fitted. Otherwise the contributions of removed units are dropped.
+        is_compensated: Whether the weights are refitted. Otherwise, the contributions of removed units are dropped.
 
     References:
         Hassibi and Stork (1993), Optimal brain surgeon, equations 4 and 5; He et al. (2017), Channel pruning for
@@ -120,7 +121,7 @@ class OutputError(Criterion):
     needs_task = True
 
     def scores(self, network: Network, groups: tuple[str, ...], generator: torch.Generator | None) -> Scores:
-        """Return magnitudes for groups whose readers are not known; `remove` scores the other groups in turn."""
+        """Return magnitudes for groups whose reading layers are unknown; `remove` scores all other groups."""
         unknown = tuple(name for name in groups if not values_read(network, name))
         symmetry = network.symmetry
         zeros = {name: torch.zeros(symmetry.count_copies(name), symmetry[name].size) for name in groups}
@@ -129,7 +130,7 @@ class OutputError(Criterion):
     def remove(
         self, network: Network, group: str, scores: Float[Tensor, "copies units"], gone: Tensor, count: int
     ) -> Tensor:
-        """Remove units one by one, with the current moments of the network."""
+        """Remove units one by one, using the second moments of the current network."""
         moments = SecondMoments.collect(network, group)
         if not moments.readings:
             return super().remove(network, group, scores, gone, count)
@@ -141,7 +142,7 @@ class OutputError(Criterion):
 def _summed(
     network: Network, group: str, tensors: Mapping[str, Tensor], *, is_reading: bool = False
 ) -> Float[Tensor, "copies units"]:
-    """Return the sum of the entries of each unit, over all places or over the places that read it."""
+    """Return each unit's sum of entries, over all sites of the group or over the reading sites."""
     symmetry = network.symmetry
     places = network.sites(group, reading=True)
     places += [] if is_reading and places else network.sites(group, reading=False)
@@ -154,7 +155,7 @@ def _summed(
 
 
 def _products(network: Network, task: Task, batch: tuple[object, object]) -> Params:
-    """Return gradient times value of each tensor for one batch."""
+    """Return the gradient times the weight of each tensor, for one batch."""
     dtype = next((p.dtype for p in task.module.parameters() if p.is_floating_point()), torch.float32)
     leaves: Params = {}
     known: dict[int, Tensor] = {}

@@ -1,4 +1,4 @@
-"""Families of translations of a network after some of its axes have been cut."""
+"""Families of translations of a network after some axes of its tensors have been cut."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,20 +14,20 @@ from regauge.core.translations import Entries, Image, ImageStep, TranslationFami
 
 Shape = tuple[int, ...]
 Masks = Mapping[str, Mapping[int, Bool[Tensor, " length"]]]
-"""For each parameter that is cut, masks of the indices that stay along its axes."""
+"""For each cut parameter and axis, a mask of the kept indices."""
 
 
 def cut_translations(
     families: Sequence[TranslationFamily], shapes: Mapping[str, Shape], masks: Masks
 ) -> dict[str, TranslationFamily]:
-    """Return the families that a network keeps if only some indices of its axes are kept, by their old names.
+    """Return the families of translations that remain if only some indices of axes are kept, by their old names.
 
-    A family is dropped if its remaining entries are not regularly spaced, if its vector and an image lose different
-    entries, or if one of its parameters is removed.
+    A family is dropped in three cases: its remaining entries are not regularly spaced, its vector and an image lose
+    different entries, or one of its parameters is removed.
 
     Args:
         families: The families of the whole network.
-        shapes: The shapes of its parameters, except of removed ones.
+        shapes: The shapes of the parameters, except removed parameters.
         masks: Masks of the kept indices.
     """
     after = {
@@ -59,7 +59,7 @@ def _cut_family(
 
 
 def _cut_image(image: Image, vector: Tensor, shapes: Mapping[str, Shape], masks: Masks) -> Image:
-    """Return the image of a vector of which only the masked entries are kept."""
+    """Return the image of a family's vector after only the masked entries are kept."""
     steps = list[ImageStep]()
     for step in image.steps:
         name = step.entries.parameter
@@ -94,19 +94,19 @@ def _require_alike(one: Tensor, other: Tensor) -> None:
 
 @dataclass(frozen=True)
 class _Cut:
-    """Remaining entries, and masks of the kept indices along each axis of the whole array."""
+    """The remaining entries of an array, and masks of the kept indices along each of its axes."""
 
     entries: Entries
     kept: tuple[Bool[Tensor, " length"], ...]
 
     def mask(self, without: Sequence[int], but: Sequence[int] = ()) -> Bool[Tensor, " entries"]:
-        """Return the flat mask of the kept entries of the array, without some of its axes."""
+        """Return the flat mask of the array's kept entries; some axes are left out."""
         axes = (kept for k, kept in enumerate(self.kept) if k not in without or k in but)
         return reduce(lambda a, b: (a.unsqueeze(-1) & b).flatten(), axes, torch.ones(1, dtype=torch.bool))
 
 
 def _cut(entries: Entries, shape: Shape, masks: Mapping[int, Tensor]) -> _Cut:
-    """Return the entries of a tensor at the masked indices; raise a ValueError if they form no array."""
+    """Return the entries of a tensor at the masked indices; raise a ValueError if they do not form an array."""
     steps = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
     lengths = [int(masks[axis].sum()) if axis in masks else n for axis, n in enumerate(shape)]
     new_steps = [math.prod(lengths[axis + 1 :]) for axis in range(len(shape))]

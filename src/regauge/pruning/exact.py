@@ -1,4 +1,4 @@
-"""Unread, dead, constant and duplicate units, which can be removed without a change of the outputs."""
+"""Unread, dead, constant and duplicate units, which can be removed without changing the outputs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,27 +18,27 @@ from regauge.discovery.activations import Activations
 from regauge.pruning.network import Network
 
 CONSTANT_VARIATION = 1e-9
-"""Largest variation of a constant unit, relative to the values of the layer."""
+"""The largest variation of a unit that counts as constant, relative to the layer's activations."""
 DRAWS = 8
-"""Random values of the rest of the network for which a constant unit must be constant."""
+"""The number of random weight samples of the other units for which a constant unit must be constant."""
 Why = Literal["unread", "dead", "constant", "duplicate"]
 EQUAL_ENTRIES = 1e-12
-"""Largest difference of equal entries, relative to the largest entry of a unit."""
+"""The largest difference of entries that count as equal, relative to the largest entry of a unit."""
 
 
 @dataclass(frozen=True)
 class Removal:
-    """A unit that was removed without a change of the function.
+    """A unit that was removed without changing the function.
 
     Attributes:
-        group: Its group.
-        unit: Its index among the units of all copies of the group, copy by copy.
-        why: The reason: no layer reads the unit; it is zero or another constant for all inputs; or it is a duplicate of
-            another unit.
-        of: The other unit, if this one is a duplicate.
-        factors: For each place that reads a duplicate, the factor of its weights when they are added to the other
-            unit's weights.
-        values: The constant that each reader receives.
+        group: The group of the unit.
+        unit: The index of the unit among the units of all copies of the group, copy by copy.
+        why: The reason. No layer reads the unit; or the unit is zero or another constant for all inputs; or the unit
+            duplicates another unit.
+        of: The other unit, if this unit is a duplicate.
+        factors: For each site that reads a duplicate, a factor. The weights of the duplicate are multiplied by it and
+            added to the other unit's weights.
+        values: The constants that the layers receive from a constant unit.
     """
 
     group: str
@@ -53,10 +53,10 @@ class Removal:
 
 
 def find_removals(network: Network, groups: Sequence[Group], gone: Mapping[str, Tensor]) -> list[Removal]:
-    """Return remaining units that can be removed from a network; each removal is checked when it is applied.
+    """Return remaining units that can be removed. Each removal is checked when it is applied.
 
-    A unit is dead or constant under two conditions. A tensor that computes the unit has only zeros. The values that
-    layers read from the unit are then the same for all inputs and for all values of preceding units.
+    A unit is dead or constant under two conditions. First, a tensor that computes the unit contains only zeros. Second,
+    the activations that layers read from the unit are the same for all inputs and for all values of preceding units.
     """
     found: list[Removal] = []
     silent: dict[str, Tensor] = {}
@@ -103,7 +103,7 @@ def apply_removals(network: Network, removals: Sequence[Removal]) -> str:
 
 
 def bias_of(network: Network, name: str, site: Site) -> tuple[str, int] | None:
-    """Return the bias that is added to the product with a weight, and the axis of the weight that the bias matches."""
+    """Return the bias that is added to the product with a weight, and the corresponding axis of the weight."""
     stem, _, leaf = name.rpartition(".")
     bias = f"{stem}.{leaf.replace('weight', 'bias')}" if stem else leaf.replace("weight", "bias")
     held = network.params.get(bias)
@@ -121,11 +121,11 @@ def find_duplicates(network: Network, group: Group, left: Sequence[int]) -> list
     Args:
         network: The network.
         group: The name of the group.
-        left: The indices of the units that are compared, copy by copy.
+        left: The indices of the compared units, copy by copy.
 
     Returns:
-        The unit, its earlier duplicate, and a factor for each place that reads them. The weights of the unit are
-        multiplied by this factor when they are added to the weights of the duplicate.
+        The unit, the earlier unit that it duplicates, and a factor for each site that reads them. When the unit's
+        weights are added to the earlier unit's weights, they are multiplied by this factor.
     """
     places = [
         (site, network.unit_entries(name, site, network.params))
@@ -158,7 +158,7 @@ def find_duplicates(network: Network, group: Group, left: Sequence[int]) -> list
 
 
 def _fold(network: Network, one: Removal) -> str:
-    """Add the contribution of a constant unit to the biases of the layers that read it."""
+    """Add the contribution of a constant unit to the biases of the layers that read the unit."""
     for (name, site), value in zip(network.sites(one.group, reading=True), one.values, strict=True):
         if not value:
             continue
@@ -175,7 +175,7 @@ def _fold(network: Network, one: Removal) -> str:
 
 
 def _zeros(network: Network, group: Group) -> list[Tensor]:
-    """Return masks of units with only zeros, for each tensor that computes the units of a group."""
+    """Return a mask of all-zero units for each tensor that computes the units of a group."""
     return [
         (network.unit_entries(name, site, network.params) == 0).all(1)
         for name, site in network.sites(group.name, reading=False)
@@ -183,7 +183,7 @@ def _zeros(network: Network, group: Group) -> list[Tensor]:
 
 
 def _constants(network: Network, silent: Mapping[str, Tensor]) -> list[Removal]:
-    """Return removals of silent units with constant activation, each with the constants that its readers receive."""
+    """Return removals of units with zero weights and constant activation, with the constants that layers receive."""
     if not silent:
         return []
     names = _read_by_place(network, silent)
@@ -209,7 +209,7 @@ def _constants(network: Network, silent: Mapping[str, Tensor]) -> list[Removal]:
 
 
 def _read_by_place(network: Network, groups: Mapping[str, Tensor]) -> dict[str, list[str | None]]:
-    """Return the names of the values that the readers of each group read."""
+    """Return, for each group, the names of the activations that its reading layers read."""
     result: dict[str, list[str | None]] = {}
     for group in groups:
         placed = {p.parameter for p in network.found.symmetry[group].placements}
@@ -220,7 +220,7 @@ def _read_by_place(network: Network, groups: Mapping[str, Tensor]) -> dict[str, 
 
 
 class _Ranges(NamedTuple):
-    """The smallest and the largest value of each unit, and the size of the values of the layer."""
+    """The smallest and the largest activation of each unit, and the size of the layer's activations."""
 
     low: Float[Tensor, " units"]
     high: Float[Tensor, " units"]
@@ -228,14 +228,14 @@ class _Ranges(NamedTuple):
 
 
 def _ranges(found: Activations, group: str, name: str, runs: Sequence[Mapping[str, Tensor]]) -> _Ranges:
-    """Return the range of each unit over some runs."""
+    """Return the range of each unit's activation over several evaluations."""
     site = next(site for site in found.symmetry.sites[name] if site.group.name == group)
     every = torch.cat([unit_values(found.symmetry, name, site, run[name]).flatten(0, -2).double() for run in runs], 1)
     return _Ranges(every.amin(1), every.amax(1), max(float(every.abs().max()), 1.0))
 
 
 def _disturbed(network: Network, silent: Mapping[str, Tensor], seed: int) -> Params:
-    """Return random values of all tensors, except for the zeros of silent units."""
+    """Return random values for all tensors. The zeros of units with zero weights stay zero."""
     generator = torch.Generator().manual_seed(seed)
     params = perturb(network.params, {*network.symmetry.buffers}, generator)
     for name, tensor in params.items():
@@ -254,7 +254,7 @@ def _disturbed(network: Network, silent: Mapping[str, Tensor], seed: int) -> Par
 def _gauge(
     group: Group, places: Sequence[tuple[Site, Float[Tensor, "units values"]]]
 ) -> tuple[Float[Tensor, "units scales"], Int[Tensor, "units signs"]]:
-    """Return the logarithm of the scale and the sign of each unit, which move as the group moves the unit."""
+    """Return the log scale and the sign of each unit, which transform as the group transforms the unit."""
     units = len(places[0][1])
     sizes = torch.stack([values.norm(dim=1) for _, values in places], 1)
     known = torch.where(sizes > 0, sizes, 1.0).log()
@@ -273,7 +273,7 @@ def _gauge(
 
 
 def _factor(site: Site, logs: Tensor, signs: Tensor) -> Float[Tensor, " units"]:
-    """Return the factor by which scales and signs multiply each unit's values at a site."""
+    """Return the factor by which scales and signs multiply each unit's entries at a site."""
     factor = torch.ones(len(signs), dtype=torch.float64)
     for family, exponent in enumerate(site.placement.scale[: logs.shape[1]]):
         factor = factor * (exponent * logs[:, family]).exp()

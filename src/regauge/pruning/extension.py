@@ -1,4 +1,4 @@
-"""Symmetries and tensors of networks with more units: the inverse of `regauge.pruning.slices`."""
+"""Symmetries and tensors of networks with additional units: the inverse of `regauge.pruning.slices`."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,17 +15,17 @@ from regauge.pruning.slices import kept_entries, placed_on
 
 
 def extend_symmetry(symmetry: Symmetry, sizes: Mapping[str, int]) -> Symmetry:
-    """Return the symmetry of a network to which units are added after the existing units of some groups.
+    """Return the symmetry of a network in which some groups have additional units after the existing units.
 
-    `cut_symmetry` cuts the result back to the given symmetry. The result has no translations, because their values for
-    the new units are not known.
+    Cutting the result with `cut_symmetry` gives the original symmetry. The result has no translations, because their
+    entries for the new units are not known.
 
     Args:
         symmetry: The symmetry, with every size known.
-        sizes: The larger numbers of units, by names of groups.
+        sizes: The larger numbers of units, by group name.
 
     Raises:
-        ValueError: The units of a group do not fill their part of an axis so that units cannot be added.
+        ValueError: The units of a group do not fill their section of an axis, and therefore units cannot be added.
     """
     shapes = {name: list(shape) for name, shape in symmetry.shapes.items()}
     axes: dict[tuple[str, int], dict[int, tuple[Group, Placement]]] = {}
@@ -54,12 +54,12 @@ def extend_symmetry(symmetry: Symmetry, sizes: Mapping[str, int]) -> Symmetry:
 
 
 def pad_params(params: Mapping[str, Tensor], symmetry: Symmetry, sizes: Mapping[str, int]) -> Params:
-    """Return the tensors of a network with zeros, after its own units, for the units that it lacks.
+    """Return the tensors of a network, padded with zeros for missing units after the existing units.
 
     Args:
         params: One network, which is not changed.
         symmetry: The symmetry of the network with all units.
-        sizes: The numbers of units of the given network, by names of the groups in which units are missing.
+        sizes: The numbers of units of the given network, by name of the group that lacks units.
     """
     padded = dict(params)
     for name, masks in kept_entries(symmetry, sizes).items():
@@ -72,7 +72,7 @@ def pad_params(params: Mapping[str, Tensor], symmetry: Symmetry, sizes: Mapping[
 
 
 def _extend_axis(own: dict[int, tuple[Group, Placement]], length: int, name: str, size: int) -> int:
-    """Move the placements on one axis to their positions after a group gets more units, and return the new length."""
+    """Shift the placements on one axis after a group gets more units, and return the axis's new length."""
     old = next(group.size for group, _ in own.values() if group.name == name)
     source, ends, copies = [torch.arange(length)], [2 * torch.arange(length)], [torch.zeros(length, dtype=torch.int64)]
     for group, place in own.values():
@@ -116,7 +116,7 @@ def _last_unit(group: Group, place: Placement) -> tuple[Tensor, Tensor]:
 
 
 def _by_owner(owners: Tensor, places: Tensor, units: range) -> Tensor:
-    """Return the places that each unit owns; raise a ValueError if their numbers differ."""
+    """Return the indices that each unit owns; raise a ValueError if their numbers differ between units."""
     is_own = (owners >= units.start) & (owners < units.stop)
     order = owners[is_own].argsort(stable=True)
     counts = torch.bincount(owners[is_own] - units.start, minlength=len(units))

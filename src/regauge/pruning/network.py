@@ -1,4 +1,4 @@
-"""A network in float64 whose units are removed one by one without a change of the tensors' shapes."""
+"""A network in float64 whose units are removed one by one without changing the shapes of tensors."""
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,13 +23,13 @@ Outputs: TypeAlias = list[Tensor]
 
 
 class Network:
-    """A network in float64 with the groups of its symmetry; with a task, also a module and inputs to run it.
+    """A network in float64, with the groups of its symmetry. If a task is given, also a module and inputs.
 
     Attributes:
-        params: The current values. A unit is removed by setting the weights that read it to zero.
+        params: The current tensors. A unit is removed by setting the weights that read it to zero.
         symmetry: The symmetry, with every size known.
         task: The model and data, or None.
-        tolerance: The relative change of the outputs that rounding allows.
+        tolerance: The largest relative change of the outputs that counts as rounding.
     """
 
     def __init__(self, params: Mapping[str, Tensor], symmetry: Symmetry, task: Task | None) -> None:
@@ -49,19 +49,19 @@ class Network:
             self._probes = [first, other]
 
     def take(self, params: Mapping[str, Tensor]) -> None:
-        """Replace the values of all tensors; tied names share one tensor."""
+        """Replace all tensors. Tied names share one tensor."""
         self.params = dict(params)
         for names in self.symmetry.tied:
             known = next((name for name in names if name in params), None)
             self.params |= {} if known is None else dict.fromkeys(names, params[known])
 
     def run(self, params: Mapping[str, Tensor]) -> Outputs:
-        """Return the outputs with these values, on both sets of inputs."""
+        """Return the outputs with these parameters, on both sets of inputs."""
         with InDouble():
             return [output for probe in self._probes for output in probe(_completed(params, probe))]
 
     def run_smaller(self, module: nn.Module) -> Outputs:
-        """Return the outputs of another module, with other values, on the same inputs."""
+        """Return the outputs of another module with other parameters, on the same inputs."""
         assert self.task is not None
         found: Outputs = []
         with InDouble():
@@ -72,26 +72,26 @@ class Network:
         return found
 
     def change(self, reference: Outputs, outputs: Outputs) -> float:
-        """Return the largest relative change of an output, or infinity if shapes differ or values are not finite."""
+        """Return the largest relative change of an output; infinity if shapes differ or entries are not finite."""
         if [one.shape for one in reference] != [one.shape for one in outputs]:
             return float("inf")
         return relative_change(reference, outputs)
 
     @cached_property
     def found(self) -> Activations:
-        """The intermediate values of the model, and the action of the groups on them."""
+        """The activations of the model, and the action of the groups on them."""
         assert self.task is not None
         first = self._probes[0]
         module = copy.deepcopy(self.task.module).to(first_dtype(first)).eval()
         return activations(module, first.inputs, self.symmetry, first.kwargs, outputs=self.task.outputs)
 
     def values(self, params: Mapping[str, Tensor], names: Iterable[str], which: int = 0) -> dict[str, Tensor]:
-        """Return intermediate values on one of the two sets of inputs."""
+        """Return activations on one of the two sets of inputs."""
         probe = self._probes[which]
         return self.found.values(_completed(params, probe), probe.inputs, probe.kwargs, list(names))
 
     def read(self, inputs: Any, names: Sequence[str]) -> tuple[Activations, dict[str, Tensor]]:
-        """Return intermediate values for any inputs of the task, in the precision of its module."""
+        """Return activations for any inputs of the task, in the precision of the task's module."""
         found, _, args, kwargs = self._traces.prepare(inputs)
         params = {n: t.to(self._traces.dtype) if t.is_floating_point() else t for n, t in self.params.items()}
         return found, found.values(params, args, kwargs, names)
@@ -103,7 +103,7 @@ class Network:
         return Traces(self.symmetry, self.task.module, dtype, self.task.outputs, only_read=False)
 
     def sites(self, group: str, *, reading: bool) -> list[tuple[str, Site]]:
-        """Return the sites of a group along which layers sum over its units (`reading`), or all its other sites."""
+        """Return the sites of a group at which layers sum over its units (`reading`), or all other sites."""
         readers, seen, found = {*self.symmetry.readers}, set[int](), []
         for names in self.symmetry.tied:
             readers |= {(name, axis) for known, axis in self.symmetry.readers if known in names for name in names}
@@ -117,25 +117,25 @@ class Network:
         return found
 
     def entries(self, name: str, site: Site) -> Int[Tensor, "units values"]:
-        """Return flat indices of the values of each unit, copy by copy."""
+        """Return the flat indices of each unit's entries at a site, copy by copy."""
         key = (name, site.group.name, hash(site.placement))
         if key not in self._index:
             self._index[key] = unit_index(self.symmetry, name, site)
         return self._index[key]
 
     def unit_entries(self, name: str, site: Site, params: Mapping[str, Tensor]) -> Float[Tensor, "units values"]:
-        """Return the values of each unit, copy by copy."""
+        """Return each unit's entries at a site, copy by copy."""
         return params[name].flatten()[self.entries(name, site)]
 
     def put(self, changes: Mapping[str, Tensor]) -> None:
-        """Replace the values of some tensors under all of their names."""
+        """Replace some tensors under all of their names."""
         for name, tensor in changes.items():
             old = self.params[name]
             for other in [other for other, known in self.params.items() if known is old]:
                 self.params[other] = tensor
 
     def remove(self, group: str, units: Bool[Tensor, " units"]) -> None:
-        """Set the weights that read some units to zero, or all values of these units if no readers are known."""
+        """Set the weights that read some units to zero, or all entries of these units if no such weights are known."""
         places = self.sites(group, reading=True) or self.sites(group, reading=False)
         for name, site in places:
             if name not in self.symmetry.buffers:
@@ -151,12 +151,12 @@ class Network:
 
 
 def first_dtype(probe: Probe) -> torch.dtype:
-    """Return the precision in which a model is run."""
+    """Return the precision in which a model is evaluated."""
     return next((t.dtype for t in probe.params.values() if t.is_floating_point()), torch.float64)
 
 
 def _completed(params: Mapping[str, Tensor], probe: Probe) -> Params:
-    """Return all tensors of a model in the model's precision, with the given values where they exist."""
+    """Return all tensors of a model in the model's precision, with the given tensors where they exist."""
     own = {name: tensor for name, tensor in params.items() if name in probe.params}
     return {**probe.params, **{n: t.to(probe.params[n].dtype) for n, t in own.items()}}
 
@@ -166,7 +166,7 @@ def _detached(tensor: Tensor) -> Tensor:
 
 
 def _shaken(inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return other inputs of the same shapes: noise of three times the magnitude, and integers in another order."""
+    """Return other inputs of the same shapes: noise with three times the magnitude, and permuted integers."""
     generator = torch.Generator().manual_seed(0)
 
     def other(tensor: Tensor) -> Tensor:

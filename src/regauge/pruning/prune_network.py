@@ -1,4 +1,4 @@
-"""The function `prune`, which removes the units that a network does not need and some that it needs least."""
+"""The function `prune`, which removes the units that a network does not need, and then the least important units."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,7 +30,7 @@ from regauge.pruning.resized_module import Accept, resize, shared_sizes
 from regauge.pruning.slices import cut_coordinates, cut_params, cut_symmetry
 
 ROUNDS = 8
-"""Searches for units that are not needed: without some, others are not needed either."""
+"""The largest number of searches for unneeded units. Removing some units can make other units unneeded."""
 MIXED = "a matrix mixes its units, and none of them can be removed alone; a share for a linear group cuts its rank"
 NORMED = "a norm over its units, or a size that the model keeps: the rest would compute something else without some"
 
@@ -40,7 +40,7 @@ WITHOUT_DATA = (
 )
 
 Build = Callable[[Params, Symmetry, Accept], nn.Module]
-"""Makes a module of smaller tensors with their symmetry, which must be accepted; a ValueError where it cannot."""
+"""A function that builds a module from smaller tensors and their symmetry, or raises a ValueError."""
 
 
 @check_arguments
@@ -58,44 +58,47 @@ def prune(
     out: Output | str | Path | None = None,
     memory: int | str | MemoryLimit | None = None,
 ) -> Pruned:
-    """Remove units of groups, in every tensor where they have a placement: hidden units, channels, heads, experts.
+    """Remove units of groups (hidden units, channels, heads, experts) from every tensor on which the group acts.
 
     First, `prune` removes units that the network does not need, without changing its function. These are units that no
-    layer reads, constant units, and duplicates of other units. Constant units are folded into the biases of their
-    readers, and duplicates are added to the other units. Each removal is checked on outputs in float64 and dropped if
-    it fails. Then the criterion removes units until the share of each group is removed. Units are found and removed at
-    the representative (`Symmetry.split`), and the result gets the coordinates of the given network. Pruned copies of
-    one network that differ by a translation therefore differ by a translation again.
+    layer reads, constant units, and duplicates of other units. Constant units are folded into the biases of the layers
+    that read them. Duplicates are merged with the unit that they duplicate. Each removal is checked by comparing
+    outputs in float64, and is undone if the check fails. Then the criterion removes units until the requested share of
+    each group is removed. Units are found and removed in the representative of the network (`Symmetry.split`). The
+    result is transformed back to the coordinates of the given network. Two copies of a network that differ by a
+    translation therefore also differ by a translation after pruning.
 
     Args:
-        params: One network, which is not changed: parameters by name, or the path of a checkpoint.
+        params: One network, as parameters by name or the path of a checkpoint. The function does not modify it.
         symmetry: The symmetry of its architecture.
-        share: The share of each group's units that are removed in all, from 0 to below 1, or a share by group name. A
-            single number does not cut linear groups or groups over whose units a norm is taken; name such groups to cut
-            them. A linear group loses the directions with the smallest singular values.
-        criterion: `OutputError()` by default, and `Magnitude()` without a task; see `regauge.pruning`.
-        task: The model and data: removals are checked on the inputs of the first batch. Without a task, the network is
-            not run, nothing is checked, and no exact removals are made.
+        share: The share of each group's units that are removed in total, from 0 to below 1, or a share by group name. A
+            single number does not cut linear groups, or groups over whose units a norm is computed. Name such groups to
+            cut them. A linear group loses the directions with the smallest singular values.
+        criterion: The criterion. By default, `OutputError()` with a task and `Magnitude()` without one; see
+            `regauge.pruning`.
+        task: The model and data. Removals are checked on the inputs of the first batch. Without a task, the network is
+            not evaluated, nothing is checked, and no exact removals are made.
         test: The task on which losses are measured. By default, if the criterion uses data, half of the examples of
-            `task` are held out for these losses (`Task.split`). If examples cannot be split, all of them are used for
-            both.
+            `task` are held out for this purpose (`Task.split`). If examples cannot be split, all of them are used for
+            both purposes.
         generator: The random generator, for criteria that need one.
-        alike: Sets of groups that keep equal numbers of units, because one number of a configuration sets all of their
+        alike: Sets of groups that must keep equal numbers of units, because one configuration value sets all of their
             sizes.
-        build: A function that makes a module of the smaller sizes, for models whose sizes come from elsewhere, such as
-            a configuration. By default, a copy of the task's module is resized. If it has methods `files` and
-            `changes`, the files and the changed numbers are also written.
-        out: The path or `Output` to which the smaller network of a checkpoint is written, with a report next to it.
-        memory: The limit on memory for a checkpoint: bytes, or text such as "2GB"; half of the machine's memory by
-            default. The values, in float64, must fit.
+        build: A function that builds a module with the smaller sizes, for models whose sizes are set elsewhere, such as
+            in a configuration. By default, a copy of the task's module is resized. If `build` has methods `files` and
+            `changes`, the files and the changed configuration values are also written.
+        out: The path or `Output` for the smaller network, if the network is a checkpoint. A report is written next to
+            it.
+        memory: The memory limit for a checkpoint: bytes, or a string such as "2GB". By default, half of the machine's
+            memory. The parameters in float64 must fit.
 
     Returns:
-        The smaller network, its symmetry, a module that runs it, the removed units, and the certificate.
+        The smaller network, its symmetry, a module for it, the removed units, and the certificate.
 
     Raises:
-        KeyError: There is no group of a name, or a parameter is missing.
-        ValueError: A share is not from 0 to below 1, or a group cannot be cut. Or the parameters do not fit or are not
-            finite. Or the criterion needs a task or a generator, or no module of the new sizes runs.
+        KeyError: There is no group of this name, or a parameter is missing.
+        ValueError: A share is not from 0 to below 1, or a group cannot be cut. The parameters do not fit the symmetry
+            or are not finite. The criterion needs a task or a generator. Or no module of the new sizes works.
 
     References:
         Fang et al. (2023), DepGraph: Towards any structural pruning, for removals in all layers at once.
@@ -173,7 +176,7 @@ def _shares(share: float | Mapping[str, float], symmetry: Symmetry) -> dict[str,
 
 @dataclass
 class _Work:
-    """A network that is pruned, the groups that are cut, and their removed units."""
+    """The state of pruning: the network, the groups that are cut, and their removed units."""
 
     network: Network
     given: Mapping[str, Tensor]
@@ -192,12 +195,12 @@ class _Work:
         return self.network.symmetry
 
     def losses(self, task: Task) -> dict[str, dict[str, float]]:
-        """Return the task's metrics of the given network and of the current network."""
+        """Return the task's metrics for the given network and for the current network."""
         now = self._as_given(join_again(self.network.params, self.coordinates, self.given, self.symmetry))
         return {"as it was": task.evaluate(self.given), "exact removals": task.evaluate(now)}
 
     def choose_groups(self) -> None:
-        """Find the groups that can be cut: cutting their unread units does not change the function."""
+        """Find the groups that can be cut, that is, whose unread units can be cut without changing the function."""
         trials: list[tuple[str, ...]] = []
         for names in self.sets:
             reason = next((found for name in names if (found := self._obstacle(self.symmetry[name]))), "")
@@ -228,7 +231,7 @@ class _Work:
         return "" if group.size > 1 else "it has a single unit"
 
     def _pass(self, sets: list[tuple[str, ...]], reasons: dict[tuple[str, ...], str]) -> list[tuple[str, ...]]:
-        """Find the sets of groups that can be cut by bisection, and store the refusals of single sets in `reasons`."""
+        """Find, by bisection, the sets of groups that can be cut; store reasons against single sets in `reasons`."""
         if not sets:
             return []
         trial = self.network.fork()
@@ -252,7 +255,7 @@ class _Work:
     def _smaller(
         self, network: Network, gone: Mapping[str, Tensor], *, is_compared: bool
     ) -> tuple[Params, Symmetry, dict[str, Tensor], nn.Module]:
-        """Return the network without units and its module, compared with the network in which the units are unread."""
+        """Return the network without the removed units, and its module, compared with the network with unread units."""
         assert network.task is not None
         kept = self._kept(gone)
         after = cut_symmetry(self.symmetry, {name: units.shape[-1] for name, units in kept.items()})
@@ -281,7 +284,7 @@ class _Work:
         return kept
 
     def remove_exactly(self, reference: list[Tensor]) -> tuple[Removal, ...]:
-        """Remove the units that the network does not need, in rounds, if outputs do not change."""
+        """Remove the units that the network does not need, in several rounds, if the outputs do not change."""
         done: list[Removal] = []
         refused: set[tuple[str, int]] = set()
         groups = [self.symmetry[name] for names in self.free for name in names]
@@ -299,7 +302,7 @@ class _Work:
         return tuple(done)
 
     def _even(self, found: Sequence[Removal]) -> list[Removal]:
-        """Trim the removals so that all copies of the groups of a set lose equally many units and keep at least one."""
+        """Trim the removals: all copies of a set's groups must lose equally many units and keep at least one."""
         chosen: list[Removal] = []
         for names in self.free:
             lists: list[list[Removal]] = []
@@ -315,7 +318,7 @@ class _Work:
     def _checked(
         self, found: Sequence[Removal], reference: list[Tensor], refused: set[tuple[str, int]]
     ) -> list[Removal]:
-        """Apply the removals that do not change the outputs, all at once or by sets and reasons, and return them."""
+        """Apply and return the removals that do not change the outputs, tested all at once or by sets and reasons."""
         if not found:
             return []
         trial = self.network.fork()
@@ -343,7 +346,7 @@ class _Work:
         return self.network.change(reference, trial.run(trial.params)) <= self.network.tolerance
 
     def remove_by(self, criterion: Criterion, shares: Mapping[str, float], generator: torch.Generator | None) -> None:
-        """Remove units by the criterion until the share of each group is removed."""
+        """Remove units by the criterion until the requested share of each group is removed."""
         counts: dict[str, int] = {}
         for names in self.free + self.normed:
             for name in names:
@@ -418,7 +421,7 @@ class _Work:
         )
 
     def _in_coordinates(self, small: Params, after: Symmetry, kept: Mapping[str, Tensor]) -> Params:
-        """Return a smaller representative in the coordinates of the given network."""
+        """Return a smaller representative, transformed to the coordinates of the given network."""
         if not self.coordinates:
             return small
         whole = {n: t.detach().cpu().double() if t.is_floating_point() else t.cpu() for n, t in self.given.items()}
@@ -426,7 +429,7 @@ class _Work:
         return join_again(small, cut_coordinates(self.coordinates, self.symmetry.on_data, kept), given, after)
 
     def _as_given(self, params: Params) -> Params:
-        """Return the tensors under the given names, in their given dtypes and on their given devices."""
+        """Return the tensors with the given network's names, dtypes and devices."""
         same: dict[int, Tensor] = {}
         result: Params = {}
         for name, old in self.given.items():

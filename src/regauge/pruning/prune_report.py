@@ -14,18 +14,17 @@ from regauge.pruning.pruned import Pruned
 
 @runtime_checkable
 class Configuration(Protocol):
-    """The files of a folder that define the sizes of its network."""
+    """The files of a folder that define the sizes of the folder's network."""
 
     def changes(self) -> Mapping[str, tuple[Any, Any]]:
-        """Return the numbers of the configuration that changed, with old and new values."""
+        """Return the configuration values that changed, each with the old and the new value."""
 
     def files(self) -> Mapping[str, bytes | None]:
-        """Return the files with the new numbers."""
+        """Return the files with the new configuration values."""
 
 
 def prune_path(checkpoint: Path) -> Path:
-    """Return the path of a pruned checkpoint's report: `out.prune.json` for `out.safetensors`, or a file in a
-    folder."""
+    """Return the path of a pruned checkpoint's report: `out.prune.json` for `out.safetensors`, or in a folder."""
     return path_beside(checkpoint, WORKS["pruning"].beside)
 
 
@@ -36,17 +35,17 @@ def write_pruned(
     share: float | Mapping[str, float],
     configuration: Configuration | None,
 ) -> Checkpoint:
-    """Write a pruned network, in the form of the given checkpoint, with its report.
+    """Write a pruned network and its report. The network has the form of the given checkpoint.
 
     Args:
         job: The checkpoint and the output.
         result: The pruned network.
         criterion: The criterion that chose the units.
         share: The requested share of units.
-        configuration: The files of the folder that define sizes, if there are any.
+        configuration: The files of the folder that define sizes, if such files exist.
 
     Raises:
-        ValueError: According to the certificate, the network computes another function.
+        ValueError: According to the certificate, the pruned network computes another function.
     """
     if result.certificate is not None and not result.certificate.ok:
         raise ValueError(f"{result.certificate}; nothing was written: please report this model")

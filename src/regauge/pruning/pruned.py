@@ -1,4 +1,4 @@
-"""The outcome of pruning."""
+"""The result of pruning."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,19 +12,19 @@ from regauge.core.symmetry import Symmetry
 from regauge.pruning.exact import Removal
 
 SHOWN = 12
-"""Groups that a report names."""
+"""The largest number of groups that a report lists."""
 
 
 @dataclass(frozen=True)
 class PruneCertificate:
-    """Changes of outputs by pruning, relative to the largest entry of each output, with all networks in float64.
+    """Changes of outputs by pruning, relative to the largest entry of each output, evaluated in float64.
 
     Attributes:
-        exact: The change by the removals that should not change the function.
-        cut: The change from the given network, in which no layer reads the removed units, to the smaller network. None
-            if a norm over the units of a group makes the two networks differ.
-        tolerance: The largest allowed value of `exact` and `cut`, because of rounding.
-        given: The change from the given network with all units to the smaller network, on the first batch.
+        exact: The change that the exact removals cause, which should be zero up to rounding.
+        cut: The change between two networks: the given network, in which no layer reads the removed units, and the
+            smaller network. None if a norm over the units of a group makes these networks differ.
+        tolerance: The largest `exact` and `cut` that count as rounding.
+        given: The change between the given network with all units and the smaller network, on the first batch.
     """
 
     exact: float
@@ -34,7 +34,7 @@ class PruneCertificate:
 
     @property
     def ok(self) -> bool:
-        """Whether both changes are within the tolerance."""
+        """Whether `exact` and `cut` are within the tolerance."""
         return self.exact <= self.tolerance and (self.cut is None or self.cut <= self.tolerance)
 
     def __str__(self) -> str:
@@ -51,20 +51,20 @@ class PruneCertificate:
 
 @dataclass(frozen=True, repr=False)
 class Pruned:
-    """A network without some of its units.
+    """A pruned network, with its module, its removed units and a certificate.
 
     Attributes:
-        params: Its tensors, with the names and dtypes of the given network.
-        symmetry: Its symmetry, which has the same groups with the new sizes.
-        kept: For each group that was cut, the kept units of the given network: `[*bases, kept]`.
-        sizes: Numbers of units, before and after, of each group that could be cut.
-        exact: Units that were removed without a change of the function, each with the reason.
+        params: The tensors of the pruned network, with the names and dtypes of the given network.
+        symmetry: The symmetry of the pruned network, which has the same groups with the new sizes.
+        kept: For each cut group, the indices of the kept units in the given network: `[*bases, kept]`.
+        sizes: For each group that could be cut, the numbers of units before and after pruning.
+        exact: Units that were removed without changing the function, each with the reason.
         fixed: Groups that were not cut, each with the reason.
-        module: A copy of the task's module that has the new sizes and values and runs; None without a task.
-        certificate: Changes of the outputs; None without a task, because nothing was run then.
-        losses: Metrics on the held-out task of the given network ("as it was"), of the network after the exact removals
-            ("exact removals"), and of the result ("at the end"). Empty without a task.
-        data: The names of the data that chose the units, and of the data on which losses are measured.
+        module: A copy of the task's module with the new sizes and parameters; None without a task.
+        certificate: Changes of the outputs; None without a task, because the network was not evaluated.
+        losses: Metrics on the held-out task: of the given network ("as it was"), of the network after the exact
+            removals ("exact removals"), and of the result ("at the end"). Empty without a task.
+        data: The names of the data that determined the removed units, and of the data on which losses are measured.
         notes: Messages about the pruning.
     """
 
@@ -82,7 +82,7 @@ class Pruned:
 
     @property
     def values(self) -> int:
-        """The number of remaining values."""
+        """The number of remaining parameters."""
         tensors = {id(tensor): tensor for tensor in self.params.values()}
         return sum(tensor.numel() for tensor in tensors.values() if tensor.is_floating_point())
 
@@ -112,7 +112,7 @@ class Pruned:
         return "\n".join([*lines, *self.describe_fixed(), *self.notes])
 
     def describe_fixed(self) -> list[str]:
-        """Return messages about the groups that were not cut, one for each reason."""
+        """Return messages about the groups that were not cut, one message for each reason."""
         reasons: dict[str, list[str]] = {}
         for name, reason in self.fixed:
             reasons.setdefault(reason, []).append(name)

@@ -1,4 +1,4 @@
-"""The configuration of a smaller transformers model, whose numbers set the sizes of the model's groups."""
+"""The configuration of a smaller transformers model, whose values set the sizes of the model's groups."""
 
 import copy
 import json
@@ -22,11 +22,11 @@ Path_: TypeAlias = tuple[str | int, ...]
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 CONFIG = "config.json"
 MOST_CONFIGURATIONS = 400
-"""Configurations that are tried for one set of sizes."""
+"""The largest number of configurations that are tried for one set of sizes."""
 
 
 class PrunedConfigs:
-    """A search for the numbers of a configuration with which the built model has the required shapes.
+    """A search for configuration values with which the built model has the required shapes.
 
     Args:
         module: The model of the folder.
@@ -43,15 +43,15 @@ class PrunedConfigs:
 
     @cached_property
     def _start(self) -> dict[str, Any]:
-        """All numbers of the configuration, including defaults that the file omits."""
+        """All configuration values, including defaults that the file omits."""
         found: dict[str, Any] = json.loads(self._module.config.to_json_string(use_diff=False))
         return found
 
     def sets(self) -> list[tuple[str, ...]]:
-        """Return sets of groups that are cut to equal sizes, because one number sets the sizes in all layers.
+        """Return sets of groups that must be cut to equal sizes, because one value sets the size in all layers.
 
-        If no number sets the size for the layers of one kind, the method tries all groups of one size together. An
-        example is the groups of an encoder and its decoder.
+        If no configuration value sets the size for the layers of one kind, the method tries all groups of one size
+        together. An example is the groups of an encoder and its decoder.
         """
         kinds: dict[tuple[str, int], list[str]] = {}
         for group in self._symmetry.groups:
@@ -72,10 +72,10 @@ class PrunedConfigs:
         return result
 
     def __call__(self, params: Params, after: Symmetry, accept: Accept) -> nn.Module:
-        """Return the model, with these values, of the configuration that has the sizes of a symmetry.
+        """Return the model, with these parameters, whose configuration gives the sizes of a symmetry.
 
         Raises:
-            ValueError: No configuration has these sizes, or its model computes another function.
+            ValueError: No configuration gives these sizes, or its model computes another function.
         """
         for config in self.find(after):
             with torch.random.fork_rng(devices=[]):
@@ -89,7 +89,7 @@ class PrunedConfigs:
         raise ValueError("a norm over its units: the rest would compute something else without some")
 
     def find(self, after: Symmetry) -> Iterator[dict[str, Any]]:
-        """Yield configurations with few changed numbers whose models have the shapes of a symmetry.
+        """Yield configurations with few changed values whose models have the shapes of a symmetry.
 
         Raises:
             ValueError: There are no such configurations.
@@ -124,7 +124,7 @@ class PrunedConfigs:
             )
 
     def files(self) -> dict[str, bytes | None]:
-        """Return the configuration file of the smaller model, if any number changed."""
+        """Return the configuration file of the smaller model, if any value changed."""
         if self.found is None or not self.changes():
             return {}
         result = copy.deepcopy(self.original)
@@ -134,7 +134,7 @@ class PrunedConfigs:
         return {CONFIG: (json.dumps(result, indent=2) + "\n").encode()}
 
     def changes(self) -> dict[str, tuple[Any, Any]]:
-        """Return the numbers that changed, with old and new values."""
+        """Return the configuration values that changed, each with the old and the new value."""
         found = {} if self.found is None else dict(_numbers(self.found))
         before = {path: _at(self._start, path) for path in found}
         return {".".join(map(str, p)): (before[p], number) for p, number in found.items() if before[p] != number}
@@ -152,7 +152,7 @@ class PrunedConfigs:
         return config
 
     def _wrong(self, config: dict[str, Any], wanted: Shapes) -> set[str] | None:
-        """Return the names whose shapes differ in the model of a configuration, or None if there is no such model."""
+        """Return the names whose shapes differ in a configuration's model; None if the model cannot be built."""
         key = json.dumps(config, sort_keys=True)
         if key not in self._built:
             try:
@@ -166,7 +166,7 @@ class PrunedConfigs:
 
 
 def _changed(config: dict[str, Any], sizes: Mapping[int, Sequence[int]], *, is_open: bool) -> Iterator[dict[str, Any]]:
-    """Yield configurations with one more changed number, which may be a number that the configuration omits."""
+    """Yield configurations with one more changed value. The value may be one that the configuration omits."""
     every = [size for known in sizes.values() for size in known]
     for path, number in [*_numbers(config)]:
         if (number is None) != is_open:
@@ -178,7 +178,7 @@ def _changed(config: dict[str, Any], sizes: Mapping[int, Sequence[int]], *, is_o
 
 
 def _numbers(config: Any, path: Path_ = ()) -> Iterator[tuple[Path_, int | None]]:
-    """Yield the integers of a configuration, and the settings that it omits, with their places."""
+    """Yield the integer values of a configuration, and the values that it omits, with their paths."""
     items: Any = config.items() if isinstance(config, dict) else enumerate(config) if isinstance(config, list) else ()
     for key, value in items:
         if type(value) is int or value is None:

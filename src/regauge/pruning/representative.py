@@ -1,4 +1,4 @@
-"""Pruning of networks at their representatives, with results in the coordinates of the given networks."""
+"""Pruning of networks in their representatives. Results are transformed to the coordinates of the given networks."""
 
 from collections.abc import Mapping
 
@@ -11,14 +11,14 @@ from regauge.core.symmetry import Symmetry
 from regauge.pruning.network import Network
 
 ROUNDING = 1e-12
-"""Share of the largest entry of a tensor up to which entries are rounding, in float64."""
+"""A share of a tensor's largest entry. Smaller entries count as rounding errors in float64."""
 
 
 def take_representative(network: Network) -> dict[str, Tensor]:
-    """Replace a network's values by those of its representative, and return its coordinates.
+    """Replace a network's tensors by those of its representative, and return its coordinates.
 
-    Values that are zero up to rounding become exactly zero. A unit therefore counts as unread if the weights that read
-    it hold only components that a norm removes.
+    Entries that are zero up to rounding become exactly zero. A unit therefore counts as unread if the weights that read
+    it contain only components that a norm removes.
     """
     symmetry = network.symmetry.on_data
     if not symmetry.translations:
@@ -34,9 +34,9 @@ def take_representative(network: Network) -> dict[str, Tensor]:
 def join_again(
     params: Params, coordinates: Mapping[str, Tensor], given: Mapping[str, Tensor], symmetry: Symmetry
 ) -> Params:
-    """Return a representative moved to the given coordinates.
+    """Return a representative, transformed to the given coordinates.
 
-    Entries that equal the given network's entries up to rounding are replaced by the latter.
+    Entries that equal those of the given network up to rounding are replaced by the given network's entries.
     """
     if not coordinates:
         return params

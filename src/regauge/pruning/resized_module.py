@@ -11,31 +11,31 @@ from regauge.core.symmetry import Symmetry
 from regauge.pruning.slices import kept_entries
 
 TRIALS = 64
-"""Combinations of new numbers that are tried."""
+"""The largest number of combinations of new attribute values that are tried."""
 FAILURES = (RuntimeError, ValueError, IndexError, TypeError, AssertionError)
-"""Errors of modules whose numbers do not fit their tensors."""
+"""Errors that modules raise if their attributes do not fit their tensors."""
 Convolution: TypeAlias = nn.Conv1d | nn.Conv2d | nn.Conv3d
 Transposed: TypeAlias = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
 Accept: TypeAlias = Callable[[nn.Module], bool]
 Key: TypeAlias = tuple[str, str, int]
-"""A class of modules, one of its attributes, and the number that it has."""
+"""A module class, the name of an integer attribute, and its value."""
 
 
 def resize(
     module: nn.Module, params: Mapping[str, Tensor], before: Symmetry, after: Symmetry, accept: Accept
 ) -> nn.Module:
-    """Make a runnable copy of a module that holds the tensors of a smaller network.
+    """Make a working copy of a module with the tensors of a smaller network.
 
-    Torch's own layers get their numbers (`out_features`, `groups`, ...) from the shapes of their tensors. Integers that
-    other modules keep, such as a number of heads, are found by trial. Integers that equal a changed size get the new
-    size, equally in all modules of a class, until the copy is accepted.
+    The shapes of tensors determine the attributes of torch's own layers (`out_features`, `groups`, ...). Integer
+    attributes of other modules, such as a number of heads, are found by trial. If an integer equals a changed size, it
+    gets the new size, in all modules of a class at once. The search ends when a copy is accepted.
 
     Args:
-        module: The architecture, which is not changed.
+        module: The module with the original sizes, which is not changed.
         params: The tensors of the smaller network.
         before: The symmetry of the module.
         after: The symmetry of the smaller network.
-        accept: A function that returns whether a copy computes the right outputs; an exception counts as no.
+        accept: A function that returns whether a copy computes the right outputs. An exception counts as False.
 
     Raises:
         ValueError: No copy is accepted.
@@ -60,7 +60,7 @@ def resize(
 
 
 def shared_sizes(module: nn.Module, symmetry: Symmetry) -> list[tuple[str, ...]]:
-    """Return sets of groups whose size is one number of a layer: the layers and directions of a recurrent network."""
+    """Return sets of groups whose size is one attribute of a layer: layers and directions of a recurrent network."""
     found = []
     for path, layer in module.named_modules():
         if isinstance(layer, nn.RNNBase):
@@ -89,10 +89,10 @@ def _replace_tensors(module: nn.Module, params: Mapping[str, Tensor]) -> None:
 
 
 def _set_numbers(layer: nn.Module, prefix: str, before: Symmetry, after: Symmetry) -> None:
-    """Set the numbers of a torch layer, computed from the shapes of its tensors and the sizes of their groups."""
+    """Set the size attributes of a torch layer from the shapes of its tensors and the sizes of their groups."""
 
     def blocks(count: int) -> int:
-        """Return how many of a number of equal blocks of the weight's first axis have kept entries."""
+        """Return how many of a number of equal blocks of the weight's first axis contain kept entries."""
         name = f"{prefix}weight"
         mask = kept_entries(before, sizes).get(name, {}).get(0) if count > 1 else None
         return count if mask is None else int(mask.reshape(count, -1).any(1).sum())
@@ -130,9 +130,9 @@ def _set_numbers(layer: nn.Module, prefix: str, before: Symmetry, after: Symmetr
 def _guesses(
     module: nn.Module, before: Symmetry, after: Symmetry
 ) -> tuple[dict[Key, list[nn.Module]], dict[Key, list[int]]]:
-    """Return integers of modules outside torch that may be a changed size, with the possible new values of each.
+    """Return integer attributes outside of torch that may be a changed size, each with its possible new values.
 
-    The old value comes last if a layer of the module itself has this size, and first otherwise.
+    If a layer of the module has the old size, the old value comes last. Otherwise, the old value comes first.
     """
     changed = [name for name, shape in before.shapes.items() if after.shapes[name] != shape]
     places: dict[Key, list[nn.Module]] = {}
@@ -156,7 +156,7 @@ def _guesses(
 
 
 def new_sizes(names: list[str], before: Symmetry, after: Symmetry) -> dict[int, list[int]]:
-    """Return new values for old lengths of axes, old sizes of groups, and old numbers of units in all copies."""
+    """Return new values for old axis lengths, old group sizes, and old numbers of units over all copies."""
     found: dict[int, list[int]] = {}
 
     def add(old: int, new: int) -> None:

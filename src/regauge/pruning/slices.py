@@ -1,4 +1,4 @@
-"""Slices of groups: tensors and symmetries without some units of some groups."""
+"""Slices of groups: tensors and symmetries from which some units of some groups are cut."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,33 +17,34 @@ from regauge.core.symmetry import Symmetry
 from regauge.pruning.cut_translations import cut_translations
 
 Kept = Mapping[str, Int[Tensor, "*bases kept"]]
-"""For each group that is cut the units that stay, ascending; for a nested group in each of its copies."""
+"""For each cut group, the ascending indices of the kept units; for a nested group, indices for each copy."""
 
 
 @check_arguments
 def cut_params(params: Mapping[str, Tensor], symmetry: Symmetry, kept: Kept) -> Params:
-    """Return the tensors of a network without the units that are not kept.
+    """Return the tensors of a network after all units except the kept ones are cut.
 
-    The symmetry moves the kept units to the front of each group, from nested groups outwards. The entries after them
-    are then cut off.
+    The symmetry permutes the kept units to the front of each group, from nested groups outwards. The entries after the
+    kept units are then cut off.
 
     Args:
         params: One network, which is not changed.
         symmetry: The symmetry, with every size known.
-        kept: The kept units, in their order; `[*bases, kept]` for a group that is repeated within others.
+        kept: The indices of the kept units, in order. For a group that is repeated within other groups, `[*bases,
+            kept]`.
     """
     return _cut_tensors(params, symmetry.bind(params), kept)
 
 
 def cut_coordinates(coordinates: Mapping[str, Tensor], symmetry: Symmetry, kept: Kept) -> dict[str, Tensor]:
-    """Return the coordinates, named as by `Symmetry.split`, of a network without the units that are not kept.
+    """Return the coordinates, named as by `Symmetry.split`, of a network after all except the kept units are cut.
 
-    The result has no coordinates for families that the smaller network loses.
+    The result has no coordinates of translation families that the smaller network lacks.
 
     Args:
         coordinates: The coordinates of the network with all units.
         symmetry: The symmetry of the network, with every size known.
-        kept: The kept units.
+        kept: The indices of the kept units.
     """
     masks = kept_entries(symmetry, {one: units.shape[-1] for one, units in kept.items()})
     found = {}
@@ -57,7 +58,7 @@ def cut_coordinates(coordinates: Mapping[str, Tensor], symmetry: Symmetry, kept:
 
 
 def _cut_tensors(tensors: Mapping[str, Tensor], symmetry: Symmetry, kept: Kept) -> Params:
-    """Return some tensors of a network without the units that are not kept."""
+    """Return some tensors of a network after all units except the kept ones are cut."""
     needed = {*kept, *(base for name in kept for base in symmetry[name].within)}
     small = replace(symmetry, groups=tuple(_reordered(group) for group in symmetry.groups if group.name in needed))
     moved = dict(tensors)
@@ -102,18 +103,18 @@ def cut_symmetry(symmetry: Symmetry, sizes: Mapping[str, int]) -> Symmetry:
 
 
 def _reordered(group: Group) -> Group:
-    """Return the subgroup of permutations of a group of matrices."""
+    """Return the subgroup of permutations within a matrix group."""
     return group if group.matrix == "none" else replace(group, matrix="none", is_permuted=True)
 
 
 def _to_front(units: Int[Tensor, "*bases kept"], size: int) -> Int[Tensor, "*bases size"]:
-    """Return the order of all units in which the given units come first."""
+    """Return the permutation of all units that moves the given units to the front."""
     behind = torch.ones(*units.shape[:-1], size, dtype=torch.int64).scatter(-1, units, 0)
     return behind.argsort(dim=-1, stable=True)
 
 
 def kept_entries(symmetry: Symmetry, sizes: Mapping[str, int]) -> dict[str, dict[int, Bool[Tensor, " length"]]]:
-    """Return masks of the kept indices on each axis that is cut, if kept units come first in each group."""
+    """Return masks of the kept indices on each cut axis, if kept units come first in each group."""
     result: dict[str, dict[int, Tensor]] = {}
     for name, local in symmetry.sites.items():
         for site in local:
@@ -127,7 +128,7 @@ def kept_entries(symmetry: Symmetry, sizes: Mapping[str, int]) -> dict[str, dict
 
 
 def _placed(placement: Placement, rows: Int[Tensor, "units entries"], mask: Bool[Tensor, " length"]) -> Placement:
-    """Return a placement on an axis of which only the masked indices are kept."""
+    """Return a placement on an axis after only the masked indices are kept."""
     columns = mask[rows].all(0)
     if not torch.equal(mask[rows].any(0), columns):
         raise ValueError(f"the remaining entries of {_axis(placement)} are not evenly spaced; cut other groups")
@@ -135,7 +136,7 @@ def _placed(placement: Placement, rows: Int[Tensor, "units entries"], mask: Bool
 
 
 def placed_on(placement: Placement, rows: Int[Tensor, "units entries"]) -> Placement:
-    """Return a placement with other indices of its axis for each unit; raise a ValueError if they are irregular."""
+    """Return a placement with new axis indices for each unit; raise a ValueError if the indices are irregular."""
     places = rows.sort(1).values
     start, stride = int(places[0, 0]), int(places[1, 0] - places[0, 0]) if len(places) > 1 else 1
     offsets = (places[0] - start).tolist()
@@ -151,7 +152,7 @@ def _axis(placement: Placement) -> str:
 
 
 def _repeats(offsets: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """Return sizes and strides whose sums are the given ascending offsets, which begin with zero."""
+    """Return sizes and strides whose sums are the given offsets, which ascend from zero."""
     result: list[tuple[int, int]] = []
     block = 1
     while block < len(offsets):

@@ -1,4 +1,4 @@
-"""Populations in files: stores, loaders of batches of networks, architectures."""
+"""Populations in files: stores, loaders that yield batches of networks, and architectures."""
 
 from regauge.names import attach
 

@@ -1,4 +1,4 @@
-"""The architecture of a population: how to build its module, and the tensors of each network."""
+"""The architecture of a population: a recipe for building its module, and the tensors of each network."""
 
 import inspect
 import json
@@ -18,15 +18,15 @@ from regauge.core.typed_json import require_fields
 FORMAT = "regauge.architecture"
 VERSION = 1
 MOVED = {"regauge.nets.residual_mlp:ResidualMLP": "regauge.nets.mlp:ResidualMLP"}
-"""Factories of earlier versions, which old stores name, and where they are now."""
+"""Factories that old stores name, with their current names."""
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """The module of a population, described by text, and the tensors of each network.
+    """A text description of a population's module, and the tensors of each network.
 
-    `module()` calls the factory with the settings. A setting is a JSON value; `{"import": "torch:tanh"}` stands for the
-    object of that name, and the list of a variadic parameter (`*widths`) is given under its name:
+    `module()` calls the factory with the settings. A setting is a JSON value. `{"import": "torch:tanh"}` stands for the
+    object of that name. The list for a variadic parameter (`*widths`) is given under the parameter's name:
 
         >>> small = Architecture("MLP 4-3-2", "regauge.nets.mlp:mlp", {"widths": [4, 3, 2]})
         >>> small.layout[0].name, small.layout[0].shape
@@ -34,20 +34,20 @@ class Architecture:
         >>> Architecture.from_json(small.to_json()) == small
         True
 
-    The factory is imported and called only to build a module, never to read the text form. Call `module()` of an
-    architecture from somebody else only if you trust the factory that it names.
+    The factory is imported and called only to build a module, never to read the text form. If an architecture comes
+    from somebody else, call `module()` only if you trust the factory.
 
     Attributes:
-        name: The name in words.
-        factory: `package.module:name` of a function or class that returns a `torch.nn.Module`; None for networks that
-            came without one, whose tensors are known and whose module is not.
-        settings: Arguments of the factory by name.
-        layout: The tensors of one network in the order of its state dictionary, buffers included; by default, found by
-            building the module without values.
+        name: The name of the architecture, in words.
+        factory: `package.module:name` of a function or class that returns a `torch.nn.Module`. None for networks whose
+            tensors are known but whose module is not.
+        settings: The arguments of the factory, by name.
+        layout: The tensors of one network, including buffers, in the order of the state dictionary. By default, the
+            module is built on the meta device to find them.
 
     Raises:
-        ValueError: The factory's name or a setting is malformed, it cannot be imported or called, it returns no
-            module, or there is neither a factory nor a layout.
+        ValueError: The factory's name or a setting is malformed. The factory cannot be imported or called, or does not
+            return a module. Or there is neither a factory nor a layout.
     """
 
     name: str
@@ -77,18 +77,18 @@ class Architecture:
 
     @property
     def size(self) -> int:
-        """Number of values of one network, buffers included."""
+        """The number of entries of one network, including buffers."""
         return sum(spec.size for spec in self.layout)
 
     def on_meta(self) -> Params:
-        """Return the tensors of one network without values, on the meta device."""
+        """Return the tensors of one network, uninitialized on the meta device."""
         return {spec.name: torch.empty(spec.shape, dtype=spec.dtype, device="meta") for spec in self.layout}
 
     def module(self) -> nn.Module:
-        """Build the module, with the values that its factory gives it.
+        """Build the module, initialized by the factory.
 
         Raises:
-            ValueError: There is no factory, or it cannot be imported or called, or returns no module.
+            ValueError: There is no factory, the factory cannot be imported or called, or it does not return a module.
         """
         if self.factory is None:
             raise ValueError(
@@ -109,7 +109,7 @@ class Architecture:
         return module
 
     def to_json(self) -> str:
-        """Return the text form: stable, with the layout; reading it builds nothing."""
+        """Return the architecture as JSON text that includes the layout. Reading this text builds no module."""
         document = {
             "format": FORMAT,
             "version": VERSION,
@@ -122,10 +122,10 @@ class Architecture:
 
     @classmethod
     def from_json(cls, text: str) -> "Architecture":
-        """Read the text form.
+        """Read an architecture from its JSON text.
 
         Raises:
-            ValueError: The text is not an architecture, or is of another version.
+            ValueError: The text is not an architecture, or has another version.
         """
         document = read_versioned(text, FORMAT, VERSION)
         try:
@@ -143,7 +143,7 @@ class Architecture:
 
 
 def import_object(text: str) -> Any:
-    """Return the object `package.module:name`, also where old stores name its earlier place."""
+    """Return the object `package.module:name`; names in old stores are mapped to their current names."""
     place, colon, name = MOVED.get(text, text).rpartition(":")
     if not (place and colon and name):
         raise ValueError(f"{text!r} does not name an object; write package.module:name")
@@ -165,7 +165,7 @@ def import_object(text: str) -> Any:
 
 
 def _resolve(value: Any) -> Any:
-    """Return a setting with the objects that it names in their places."""
+    """Return a setting in which names of objects are replaced by the objects."""
     if isinstance(value, dict):
         if value.keys() == {"import"}:
             return import_object(value["import"])
@@ -174,7 +174,7 @@ def _resolve(value: Any) -> Any:
 
 
 def _call(function: Callable[..., Any], settings: dict[str, Any]) -> Any:
-    """Call with arguments by name, those of a variadic parameter one by one."""
+    """Call a function with arguments by name; the arguments of a variadic parameter are passed one by one."""
     parameters = inspect.signature(function).parameters.values()
     variadic = next((p.name for p in parameters if p.kind is inspect.Parameter.VAR_POSITIONAL), None)
     rest = dict(settings)
@@ -185,7 +185,7 @@ def _call(function: Callable[..., Any], settings: dict[str, Any]) -> Any:
 
 
 def _spec(name: str, shape: list[int], text: str) -> TensorSpec:
-    """Return a tensor of the layout; whatever is no name, shape or dtype is a ValueError or what torch says."""
+    """Return a tensor of the layout; raise an error for an invalid name, shape or dtype."""
     dtype = getattr(torch, text, None)
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"{text!r} is not a dtype of torch, such as 'float32'")

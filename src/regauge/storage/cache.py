@@ -1,7 +1,7 @@
-"""The user's cache of computed texts, stored by a key of their inputs; every text can be recomputed.
+"""The user's cache of computed texts, stored by a key of their inputs. Every text can be recomputed.
 
-Each entry is one file. Its first line is the SHA-256 of the rest so that damage is detected. The file is written
-atomically so that processes can share the folder. Entries that cannot be read or written are skipped.
+Each entry is one file, whose first line is the SHA-256 of the rest. A damaged entry is thereby detected. The file is
+written atomically, so several processes can use the same folder. Entries that cannot be read or written are skipped.
 """
 
 import hashlib
@@ -17,13 +17,13 @@ from regauge.checkpoints.disk import TEMPORARY
 from regauge.checkpoints.writing import save_text
 
 VARIABLE = "REGAUGE_CACHE"
-"""Environment variable with the folder of the cache; that of the operating system if not set."""
+"""The environment variable for the cache folder. By default, the operating system's cache folder is used."""
 CACHE_BYTES = 256_000_000
-"""Bytes of the entries of one kind; the oldest make room."""
+"""The largest total size in bytes of the entries of one kind. If it is exceeded, the oldest entries are deleted."""
 ENTRY = re.compile(r"[0-9a-f]{64}\.txt")
-"""Names of entries; other files in the folder are of somebody else."""
+"""A pattern of the names of entries. Other files in the folder are not touched."""
 ABANDONED = 3600
-"""Seconds after which an unfinished file is one of a process that was killed."""
+"""The age in seconds from which an unfinished file counts as abandoned by a killed process."""
 
 
 def cache_folder() -> Path:
@@ -37,7 +37,7 @@ def cache_folder() -> Path:
 
 
 def recall(kind: str, origin: Any) -> str | None:
-    """Return the text that was kept for an origin, which is any JSON value; None if there is no undamaged entry."""
+    """Return the text stored for an origin, which is any JSON value; None if there is no undamaged entry."""
     with suppress(OSError, UnicodeDecodeError):
         checksum, _, text = _place(kind, origin).read_text(encoding="utf-8").partition("\n")
         if checksum == _sha256(text):
@@ -46,7 +46,7 @@ def recall(kind: str, origin: Any) -> str | None:
 
 
 def keep(kind: str, origin: Any, text: str) -> None:
-    """Keep a text for an origin, and remove the oldest entries of its kind if there are too many."""
+    """Store a text for an origin, and delete the oldest entries of the same kind if there are too many."""
     place = _place(kind, origin)
     with suppress(OSError):
         place.parent.mkdir(parents=True, exist_ok=True)

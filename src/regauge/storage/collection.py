@@ -1,4 +1,4 @@
-"""Collections of networks of one or several architectures, indexed consecutively through all populations."""
+"""Collections of networks of one or several architectures. Indices run consecutively through all populations."""
 
 import json
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -25,14 +25,14 @@ from regauge.storage.store.store import Store
 Networks = Store | Mapping[str, Tensor]
 """A store, which is read batch by batch, or a population in memory: parameters with a leading model axis."""
 Kept = Literal["last", "all"]
-"""The checkpoints of each run of a store that are read."""
+"""The checkpoints of each training run in a store that are read."""
 
 
 def _parse_conditions(texts: Iterable[str]) -> dict[str, Any]:
-    """Return columns and their values from texts such as "step=86"; numbers and truth values where they read as such.
+    """Parse conditions such as "step=86" to columns and values; numbers and booleans are converted.
 
     Raises:
-        ValueError: A text is no condition.
+        ValueError: A string is not a condition.
     """
     conditions: dict[str, Any] = {}
     for text in texts:
@@ -47,19 +47,21 @@ def _parse_conditions(texts: Iterable[str]) -> dict[str, Any]:
 
 
 class Collection:
-    """One or several stores and populations, whose networks have consecutive indices through all members.
+    """One or several stores and populations, whose networks are indexed consecutively through all members.
 
-    Members with the same tensors and the same symmetry have one layout; networks of one layout can be stacked.
+    Members with the same tensors and the same symmetry have the same layout. Networks with the same layout can be
+    stacked.
 
     Args:
-        networks: A store or a population, or several.
-        symmetry: One symmetry for all members, or one for each member; by default the symmetry recorded in each store.
+        networks: A store or a population, or a list of these.
+        symmetry: One symmetry for all members, or a list with one for each member. Default: the symmetry recorded in
+            each store.
 
     Attributes:
         members: The stores and populations.
-        symmetries: The symmetry of each member; None where it is not known.
-        layouts: The index of each member's layout. Layouts are counted from 0 in the order of their first members.
-        starts: The index of the first network of each member, and the total number of networks as the last entry.
+        symmetries: The symmetry of each member; None for unknown symmetries.
+        layouts: The index of each member's layout. Layouts are indexed from 0 in the order of their first members.
+        starts: The index of the first network of each member. The last entry is the total number of networks.
 
     Raises:
         ValueError: There are no members, or the number of symmetries differs from the number of members.
@@ -93,7 +95,7 @@ class Collection:
 
     @classmethod
     def open(cls, folders: Iterable[str | Path], *, progress: Progress = no_progress) -> "Collection":
-        """Return the stores in some folders."""
+        """Open the stores in some folders as a collection."""
         return cls([Store.open(folder, progress=progress) for folder in folders])
 
     def __len__(self) -> int:
@@ -104,7 +106,7 @@ class Collection:
 
     @cached_property
     def key(self) -> str:
-        """A text that identifies these networks; every value of populations in memory is read for it."""
+        """A string that identifies these networks. To compute it, all tensors of populations in memory are read."""
         digest = blake2b(digest_size=16)
         for one, count in zip(self.members, np.diff(self.starts).tolist(), strict=True):
             digest.update(f"{one.key if isinstance(one, Store) else [*tensors_of(one)]} {count}\n".encode())
@@ -113,14 +115,14 @@ class Collection:
         return digest.hexdigest()
 
     def first(self, layout: int) -> int:
-        """Return the first member of a layout."""
+        """Return the index of the first member with a layout."""
         return self._firsts[layout]
 
     def symmetry(self, layout: int) -> Symmetry:
         """Return the symmetry of a layout.
 
         Raises:
-            ValueError: It is not known.
+            ValueError: The symmetry is not known.
         """
         first = self.first(layout)
         found, member = self.symmetries[first], self.members[first]
@@ -131,13 +133,12 @@ class Collection:
         raise ValueError("the symmetry of a population in memory is not known; give `symmetry`")
 
     def choose(self, indices: Iterable[int] | slice | Array | None, checkpoints: Kept) -> Indices:
-        """Return the indices of the chosen networks: `indices` if given, or else the checkpoints that represent each
-        run.
+        """Return the indices of the chosen networks: `indices` if given, otherwise the chosen checkpoints of each run.
 
         Args:
             indices: As for `resolve`.
-            checkpoints: "last": the last checkpoint of each run that was not discarded; "all": all checkpoints. All
-                networks of a population in memory are chosen.
+            checkpoints: "last": the last checkpoint of each run that was not discarded. "all": all checkpoints. For a
+                population in memory, all networks are chosen.
 
         Raises:
             IndexError: An index is out of range.
@@ -157,12 +158,12 @@ class Collection:
         """Return the indices of the networks in the stores that satisfy the conditions.
 
         Args:
-            conditions: Columns with their values, see `Rows.where`, or texts such as "step=86".
+            conditions: Columns with their values, as in `Rows.where`, or strings such as "step=86".
             checkpoints: "last": the last matching checkpoint of each run; "all": all matching checkpoints.
 
         Raises:
-            KeyError: A store has no such column.
-            ValueError: A text is no condition.
+            KeyError: A store has no column of this name.
+            ValueError: A string is not a condition.
         """
         conditions = conditions if isinstance(conditions, Mapping) else _parse_conditions(conditions)
         pieces = []
@@ -172,7 +173,7 @@ class Collection:
         return np.concatenate(pieces)
 
     def resolve(self, indices: Iterable[int] | slice | Array | None) -> Indices:
-        """Return the indices of networks from indices, a slice or a mask; all networks by default.
+        """Return the indices of networks, given indices, a slice or a mask; by default, of all networks.
 
         Raises:
             IndexError: An index is out of range.
@@ -181,7 +182,7 @@ class Collection:
         return resolve(slice(None) if indices is None else indices, len(self), self._what(what))
 
     def locate(self, numbers: Indices) -> tuple[Indices, Indices]:
-        """Return the member that holds each network, and the index of the network in this member, `[networks]` both."""
+        """Return the index of each network's member, and the network's index within the member, `[networks]` both."""
         member = np.searchsorted(self.starts, numbers, side="right") - 1
         return member, numbers - self.starts[member]
 
@@ -190,7 +191,7 @@ class Collection:
         return np.asarray(self.layouts, np.int64)[self.locate(numbers)[0]]
 
     def read(self, numbers: Indices) -> Params:
-        """Return some networks of one layout, stacked in their order.
+        """Return some networks of one layout, stacked in the given order.
 
         Raises:
             ValueError: The networks have several layouts.
@@ -208,11 +209,11 @@ class Collection:
         return {name: torch.cat([piece[name] for piece in pieces]).index_select(0, back) for name in pieces[0]}
 
     def column(self, name: str) -> Array:
-        """Return a column of all stores as a masked array; networks without this value are masked.
+        """Return a column of all stores as a masked array. Networks without a value are masked.
 
         Raises:
-            KeyError: A store has no such column.
-            ValueError: A member is no store, or the types of the columns cannot be joined.
+            KeyError: A store has no column of this name.
+            ValueError: A member is not a store, or the types of the columns cannot be combined.
         """
         columns = []
         for one in self.members:
@@ -231,7 +232,7 @@ class Collection:
         return joined
 
     def has_column(self, name: str) -> bool:
-        """Return whether all members are stores with a column of that name."""
+        """Return whether all members are stores with a column of this name."""
         return all(isinstance(one, Store) and name in one.rows.names for one in self.members)
 
     @cached_property
@@ -250,7 +251,7 @@ class Collection:
 
 
 def tensors_of(networks: Networks) -> tuple[TensorSpec, ...]:
-    """Return the tensors of one network."""
+    """Return the specifications of the tensors of one network."""
     if isinstance(networks, Store):
         return networks.architecture.layout
     return tuple(TensorSpec(name, tuple(tensor.shape[1:]), tensor.dtype) for name, tensor in networks.items())

@@ -1,4 +1,4 @@
-"""A loader of shuffled batches of networks, for training networks that read networks."""
+"""A loader of shuffled batches of networks, for training metanetworks."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,21 +23,22 @@ from regauge.storage.statistics import Statistics
 from regauge.storage.store.rows import Indices
 
 LOADED_VALUES_AT_ONCE = 1 << 20
-"""Values of the batches that are read and moved together, which saves small networks most of the time."""
+"""The number of entries that are read and transformed at once, which saves small networks most of the time."""
 SHARING = 8
-"""Most batches that share their random elements: element k moves network k of each of them."""
+"""The largest number of batches that share random elements: element k transforms network k of each batch."""
 FEWEST = 8
-"""Networks that batches have at least for each batch that shares their elements."""
+"""The smallest batch size for sharing, per batch that shares elements."""
 
 
 class Batch(NamedTuple):
     """A batch of networks of one layout.
 
     Attributes:
-        indices: The indices of the networks, `[networks]`, in the store or population, or in the collection of several.
+        indices: The indices of the networks, `[networks]`, in the store or population; for several of these, in the
+            collection.
         params: The stacked parameters of the networks.
         layout: The index of the layout; see `Collection`.
-        state: The position of the loader after this batch, for `load_state_dict`.
+        state: The position of the loader after this batch, which `load_state_dict` accepts.
     """
 
     indices: NDArray[np.int64]
@@ -47,50 +48,51 @@ class Batch(NamedTuple):
 
 
 class Loader(IterableDataset[Batch]):
-    """Batches of networks in random order, each network once in every epoch.
+    """Batches of networks in random order. Every epoch contains each network once.
 
         loader = Loader(store, batch=64, augment=("permutation", "sign"), generator=torch.Generator().manual_seed(0))
         for epoch in range(10):
             for batch in loader:
                 train_on(batch.params, store.rows["accuracy"][batch.indices])
 
-    The loader also reads several stores, of one or several architectures. Each batch has networks of one layout, and
-    no padding is needed. Batches of all layouts come in random order. `collection.locate(batch.indices)` returns
-    the store of each network and the index of the network in this store.
+    The loader also reads several stores, of one or several architectures. Each batch has networks of one layout, so no
+    padding is needed. Batches of all layouts come in random order. `collection.locate(batch.indices)` returns the store
+    of each network and the network's index in this store.
 
     An iteration yields the rest of the current epoch, and the next iteration yields the next epoch. `stream()` never
-    ends. The generator, e and k alone determine batch k of epoch e. Two loaders with equal generators therefore yield
-    equal batches. A loader that loads the state of another loader continues at its position (`state_dict`,
-    `batch.state`, `load_state_dict`). If each process takes one share (`rank`, `world`), the processes together yield
-    the batches of a single loader.
+    ends. Batch k of epoch e depends only on the generator, e and k. Two loaders with equal generators therefore yield
+    equal batches. If a loader loads the state of another loader, it continues at that loader's position (`state_dict`,
+    `batch.state`, `load_state_dict`). Several processes can share the batches of a single loader, if each process reads
+    one share (`rank`, `world`).
 
-    The loader is also a data set of torch. The workers of `torch.utils.data.DataLoader(loader, batch_size=None,
-    num_workers=n)` share the batches, and the order is that of a loader without workers. The workers use copies of the
-    loader, so choose the next epoch with `set_epoch` (unless the workers are persistent). `batch.state` holds their
-    position. The indices of the networks arrive as tensors.
+    The loader is also a torch data set. The workers of `torch.utils.data.DataLoader(loader, batch_size=None,
+    num_workers=n)` share the batches, in the same order as without workers. The workers use copies of the loader.
+    Therefore select the next epoch with `set_epoch`, unless the workers are persistent. `batch.state` contains the
+    workers' position. The network indices are returned as tensors.
 
     Args:
-        networks: A store, or parameters with a leading model axis, or several. Networks that are added to a store later
-            are not read.
-        batch: Networks of a batch; the last batch of an epoch, of each layout, may have fewer.
-        indices: Indices of the networks to read, such as `store.split()["train"]`, or a mask; all by default.
-        augment: Parts of the random element that moves each network: some of "permutation", "sign", "scale", "shift",
-            "linear", "translation" and "rotation". The networks still compute the same functions. The elements within a
-            batch are independent. If batches are large and networks are small, up to 8 consecutive batches share their
-            elements, because sampling elements costs as much as moving several batches.
-        symmetry: The symmetry of the networks, or of each store and population, for `augment`; those of the stores
-            by default.
-        statistics: Statistics for each layout, by which networks are standardized after they are moved; see
+        networks: A store, or parameters with a leading model axis, or a list of these. Networks that are later added to
+            a store are not read.
+        batch: The batch size. For each layout, the last batch of an epoch may be smaller.
+        indices: Indices of the networks to read, such as `store.split()["train"]`, or a mask; by default, all networks.
+        augment: Parts of the symmetry from which random elements are sampled: some of "permutation", "sign", "scale",
+            "shift", "linear", "translation" and "rotation". The elements transform the networks, which keep their
+            functions. The elements within a batch are independent. If batches are large and networks are small, up to 8
+            consecutive batches share their elements, because sampling elements costs as much as transforming several
+            batches.
+        symmetry: The symmetry of the networks, or a list with one per store and population, for `augment`. Default: the
+            symmetries of the stores.
+        statistics: Statistics for each layout, which standardize the networks after the transformation; see
             `Statistics.of`.
-        is_last_dropped: Whether last batches with fewer networks are skipped.
-        rank: The share of this process: the batches whose index is `rank` modulo `world`.
-        world: Number of processes that share the batches.
-        prefetch: Number of batches that a thread prepares in advance; none by default.
-        generator: The source of randomness, from which one number is drawn.
+        is_last_dropped: Whether smaller last batches are skipped.
+        rank: The index of this process. It reads the batches whose index is `rank` modulo `world`.
+        world: The number of processes that share the batches.
+        prefetch: The number of batches that a thread prepares in advance; none by default.
+        generator: The source of randomness, from which one number is sampled.
 
     Raises:
-        IndexError: There is no network of some number.
-        ValueError: There are no networks, a number makes no sense, a part is unknown, or a symmetry is not known.
+        IndexError: An index is out of range.
+        ValueError: There are no networks, an argument is invalid, a part is unknown, or a symmetry is not known.
     """
 
     def __init__(
@@ -140,7 +142,7 @@ class Loader(IterableDataset[Batch]):
         self._digest = digest.hexdigest()
 
     def __len__(self) -> int:
-        """Return the number of batches of an epoch in all shares together."""
+        """Return the number of batches in an epoch, over all processes together."""
         return sum(self._count_batches(len(own)) for own in self._by_layout.values())
 
     def __iter__(self) -> Iterator[Batch]:
@@ -152,18 +154,16 @@ class Loader(IterableDataset[Batch]):
         self.epoch, self.number = self.epoch + 1, 0
 
     def stream(self) -> Iterator[Batch]:
-        """Yield the batches of the current epoch and of all later epochs, without end."""
+        """Yield the batches of the current epoch and of all later epochs, endlessly."""
         while True:
             yield from self
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch at its first batch; needed because copies in the workers of a `DataLoader` do not know the
-        epoch.
-        """
+        """Begin an epoch at its first batch. Copies in the workers of a `DataLoader` need this to know the epoch."""
         self.epoch, self.number = epoch, 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position of the loader as plain JSON, from which `load_state_dict` continues."""
+        """Return the position of the loader as JSON, from which `load_state_dict` continues."""
         is_over = self.number >= len(self)  # behind the last batch the next epoch begins
         epoch, number = (self.epoch + 1, 0) if is_over else (self.epoch, self.number)
         return {"seed": self.seed, "epoch": epoch, "number": number, "networks": self._digest}
@@ -172,7 +172,7 @@ class Loader(IterableDataset[Batch]):
         """Continue at the position of another loader with the same networks and settings.
 
         Raises:
-            ValueError: The other loader had other networks or another batch size.
+            ValueError: The other loader has other networks or another batch size.
         """
         if state["networks"] != self._digest:
             raise ValueError(
@@ -188,7 +188,7 @@ class Loader(IterableDataset[Batch]):
         self.seed, self.epoch, self.number = seed, epoch, number
 
     def _share(self) -> list[int]:
-        """Return the numbers of the batches that this process, or this worker of a `DataLoader`, gives."""
+        """Return the indices of the batches that this process, or this worker of a `DataLoader`, yields."""
         mine = [number for number in range(self.number, len(self)) if number % self.world == self.rank]
         worker = get_worker_info()
         return mine if worker is None else mine[worker.id :: worker.num_workers]
@@ -198,7 +198,7 @@ class Loader(IterableDataset[Batch]):
         return full + (rest > 0 and not self.is_last_dropped)
 
     def _plan(self) -> list[tuple[int, Indices]]:
-        """Return the layout and the networks of each batch of the present epoch."""
+        """Return the layout and the networks of each batch of the current epoch."""
         plan = []
         for layout, own in self._by_layout.items():
             order = torch.randperm(len(own), generator=self._chance("order")).numpy()
@@ -209,7 +209,7 @@ class Loader(IterableDataset[Batch]):
         return plan
 
     def _prepare(self, numbers: Sequence[int]) -> Iterator[Batch]:
-        """Yield batches by their numbers; a thread prepares the next ones, if that is wanted."""
+        """Yield batches by their indices. If `prefetch` is set, a thread prepares the next batches."""
         plan = self._plan()
         blocks = self._blocks(numbers, plan)
         if not self.prefetch:
@@ -229,7 +229,7 @@ class Loader(IterableDataset[Batch]):
                 thread.shutdown(cancel_futures=True)
 
     def _blocks(self, numbers: Sequence[int], plan: Sequence[tuple[int, Indices]]) -> Iterator[list[int]]:
-        """Yield batches that follow one another and are read together."""
+        """Yield groups of consecutive batches that are read together."""
         block: list[int] = []
         for number in numbers:
             if block:
@@ -267,13 +267,13 @@ class Loader(IterableDataset[Batch]):
         return batches
 
     def _state_behind(self, number: int) -> dict[str, Any]:
-        """Return the state when a batch, and those of the other processes at the same step, are done."""
+        """Return the state after a batch, and after the other processes' batches of the same step."""
         behind = (number // self.world + 1) * self.world
         epoch, behind = (self.epoch + 1, 0) if behind >= len(self) else (self.epoch, behind)
         return {"seed": self.seed, "epoch": epoch, "number": behind, "networks": self._digest}
 
     def _move(self, params: Params, layout: int, block: Sequence[int], counts: Sequence[int]) -> Params:
-        """Move each network by a random element."""
+        """Transform each network by a random element."""
         if layout not in self._moves:
             symmetry = self.collection.symmetry(layout).bind(params)
             has_matrices = "linear" in self.augment and any(group.matrix != "none" for group in symmetry.groups)
@@ -298,7 +298,7 @@ class Loader(IterableDataset[Batch]):
         return moved[0] if len(moved) == 1 else {n: torch.cat([one[n] for one in moved]) for n in moved[0]}
 
     def _sources(self, layout: int, block: Sequence[int], counts: Sequence[int]) -> list[Source]:
-        """Return the chance of each run of batches that share their elements, and the networks of those in a block."""
+        """Return, for each run of batches that share elements in a block, the networks and the random generator."""
         sharing = self._sharing(layout)
         runs: dict[int, list[int]] = {}
         for number, count in zip(block, counts, strict=True):
@@ -306,6 +306,6 @@ class Loader(IterableDataset[Batch]):
         return [(shared, self._chance(f"elements {run}")) for run, shared in runs.items()]
 
     def _chance(self, purpose: object) -> torch.Generator:
-        """Return a generator of its own for each purpose in each epoch."""
+        """Return a separate generator for each purpose in each epoch."""
         digest = blake2b(f"{self.seed} {self.epoch} {purpose}".encode(), digest_size=7).digest()
         return torch.Generator().manual_seed(int.from_bytes(digest, "big"))

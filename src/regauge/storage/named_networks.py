@@ -1,4 +1,4 @@
-"""Networks at a path: the networks of a store, or a checkpoint as a population of one network."""
+"""The networks at a path: all networks of a store, or a checkpoint as a population of one network."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ class NamedNetworks:
     """The networks at a path.
 
     Attributes:
-        networks: A store whose networks are all read, or parameters with a leading model axis.
-        rows: A table of the networks with their path, and with their id and step if they are in a store.
+        networks: A store whose networks are all used, or parameters with a leading model axis.
+        rows: A table with one row per network: its path, and its id and step if it is in a store.
         store: The store of the networks; None for a checkpoint.
         numbers: The indices of the networks in the store.
     """
@@ -32,17 +32,17 @@ class NamedNetworks:
 
     @property
     def known(self) -> list[dict[str, Any]]:
-        """The rows of the networks in the store, without the column "is_finite"."""
+        """The metadata rows of the networks in the store, without the column "is_finite"."""
         found = [] if self.store is None else self.store.rows.dicts(self.numbers)
         return [{name: value for name, value in row.items() if name != "is_finite"} for row in found]
 
 
 def read_networks(path: str | Path, checkpoints: Kept = "last") -> NamedNetworks:
-    """Read the networks at a path: a folder of a store, or a checkpoint.
+    """Read the networks at a path: the folder of a store, or a checkpoint.
 
     Args:
-        path: The path.
-        checkpoints: "last": the last checkpoint of each run of a store that was not discarded; "all": all checkpoints.
+        path: The path of a store or a checkpoint.
+        checkpoints: "last": the last checkpoint of each run that was not discarded. "all": all checkpoints of a store.
 
     Raises:
         FileNotFoundError: There is no file or folder at the path.

@@ -1,4 +1,4 @@
-"""Statistics for standardizing populations: one mean and one deviation for each tensor."""
+"""Statistics for standardizing populations: one mean and one standard deviation for each tensor."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,21 +16,21 @@ from regauge.storage.collection import Collection, Networks
 from regauge.storage.store.store import Store
 
 KIND = "statistics"
-"""The kind of these entries in the user's cache."""
+"""The name under which the user's cache stores statistics."""
 BLOCK_BYTES = 64 * 2**20
-"""Bytes of the blocks in which networks are read."""
+"""The size in bytes of the blocks in which networks are read."""
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """Mean and standard deviation of the values of each tensor, over all networks and positions.
+    """Mean and standard deviation of each tensor's entries, over all networks and positions.
 
     All positions of a tensor share one mean and one deviation, because permutations exchange the positions. If signs
-    are flipped at random, a mean other than zero has no meaning: compute the statistics with `is_centered=False`.
+    are flipped randomly, a nonzero mean is meaningless. In this case, compute the statistics with `is_centered=False`.
 
     Attributes:
-        mean: By the name of the tensor; floating-point tensors only.
-        std: The standard deviation by the name of the tensor; one if all values are equal.
+        mean: The mean by tensor name, for floating-point tensors.
+        std: The standard deviation by tensor name; one if all entries are equal.
     """
 
     mean: Mapping[str, float]
@@ -44,18 +44,18 @@ class Statistics:
         *,
         is_centered: bool = True,
     ) -> "Statistics":
-        """Return the statistics of networks in float64; a store is read in blocks.
+        """Return the statistics of networks in float64. A store is read in blocks.
 
-        Statistics of a store are kept in the user's cache, by the store's key and the networks that are read: shards
-        never change.
+        Statistics of a store are stored in the user's cache, by the store's key and the networks that are read. This is
+        valid because shards never change.
 
         Args:
-            networks: A store or a population, or several of one layout.
-            indices: Indices of the networks to read; all by default.
+            networks: A store or a population, or a list of these with one layout.
+            indices: Indices of the networks to read; by default, all networks.
             is_centered: Whether means are subtracted. Otherwise means are zero, and deviations are root mean squares.
 
         Raises:
-            ValueError: There are no networks, they are of several layouts, or a value is not finite.
+            ValueError: There are no networks, the networks have several layouts, or an entry is not finite.
         """
         collection = Collection(networks)
         chosen = collection.resolve(indices)
@@ -86,7 +86,7 @@ class Statistics:
         return found
 
     def standardize(self, params: Mapping[str, Tensor]) -> Params:
-        """Subtract the mean from values, and divide them by the deviation."""
+        """Subtract the mean from entries, and divide them by the standard deviation."""
         return {n: (t - self.mean[n]) / self.std[n] if n in self.std else t for n, t in params.items()}
 
     def restore(self, params: Mapping[str, Tensor]) -> Params:
@@ -95,7 +95,7 @@ class Statistics:
 
 
 def _origin(stores: Sequence[Store], chosen: NDArray[np.int64], *, is_centered: bool) -> list[Any]:
-    """Return a key of all that the statistics of some networks of stores follow from, whatever was appended since."""
+    """Return a cache key of everything that determines the statistics of some networks in stores."""
     shards = [[[shard.path.name, shard.checksum] for shard in store.shards] for store in stores]
     digest = blake2b(json.dumps(shards).encode())
     digest.update(np.ascontiguousarray(chosen).data)
@@ -103,7 +103,7 @@ def _origin(stores: Sequence[Store], chosen: NDArray[np.int64], *, is_centered: 
 
 
 def _join(sums: NDArray[np.float64], values: Tensor) -> NDArray[np.float64]:
-    """Number, mean and sum of squared deviations of some values and more values (Chan et al., 1983)."""
+    """Combine count, mean and sum of squared deviations with those of further values (Chan et al., 1983)."""
     if not values.numel():
         return sums
     mean = float(values.mean())

@@ -1,4 +1,4 @@
-"""Training: descent on a loss, with plain and stacked parameters; schedules, optimizers, initializations."""
+"""Training of networks by descent, with plain and stacked parameters; schedules, optimizers and initializations."""
 
 from regauge.names import attach
 

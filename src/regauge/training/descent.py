@@ -1,8 +1,8 @@
-"""Descent on a loss, the loop that all trainings share.
+"""Descent on a loss: the loop that all training uses.
 
-`descend` is a generator of steps. It runs a `Program`, which holds parameters and their optimizer. `PlainProgram` has
-the parameters of one network or any other parameters, and `regauge.training.stacks.Stack` has the parameters of many
-networks. `minimize` runs a plain program to its end.
+`descend` is a generator of steps. It trains a `Program`, which consists of parameters and their optimizer.
+`PlainProgram` has the parameters of one network or any other parameters, and `regauge.training.stacks.Stack` has the
+parameters of many networks. `minimize` trains a plain program to the end.
 """
 
 import itertools
@@ -28,19 +28,19 @@ B = TypeVar("B")
 B_contra = TypeVar("B_contra", contravariant=True)
 
 Loss = Callable[[Params, B], Tensor]
-"""Function from parameters and a batch to a loss, or to one loss for each of several independent networks."""
+"""A function from parameters and a batch to a loss, or to one loss for each of several independent networks."""
 Gradient = Callable[[Params, B], tuple[Tensor, Sequence[Tensor | None]]]
-"""Function from parameters and a batch to the loss and its gradient by each parameter; None for one without effect."""
+"""A function from parameters and a batch to the loss and the gradients; None for parameters without effect."""
 
 
 class Clock:
-    """The clock of a training, with an optional time limit.
+    """The clock of a training run, with an optional time limit.
 
     Args:
-        limit: Seconds after which the training ends; None for no limit.
-        is_cpu_time: Whether CPU seconds of this process are counted instead of wall-clock seconds. CPU seconds give the
-            same budget on a busy machine.
-        spent: Seconds that passed before an interruption of the training.
+        limit: The number of seconds after which training ends; None for no limit.
+        is_cpu_time: Whether CPU seconds of this process are counted instead of wall-clock seconds. With CPU seconds,
+            the budget is the same on a busy machine.
+        spent: The number of seconds before an interruption of the training run.
     """
 
     def __init__(self, limit: float | None = None, *, is_cpu_time: bool = False, spent: float = 0.0) -> None:
@@ -50,7 +50,7 @@ class Clock:
 
     @property
     def seconds(self) -> float:
-        """The seconds so far."""
+        """The number of seconds so far."""
         return self._now() - self._begun
 
     @property
@@ -59,32 +59,30 @@ class Clock:
         return self.limit is not None and self.seconds >= self.limit
 
     def pace(self, step: int, steps: int) -> int:
-        """Return the place in the schedule at a step, both from 0 to `steps - 1`; the place is ahead of the step if the
-        time limit comes first.
-        """
+        """Return the schedule position at a step, from 0 to `steps - 1`; ahead of the step if time runs out first."""
         if self.limit is None:
             return step
         return min(steps - 1, max(step, int(steps * self.seconds / self.limit) if self.limit else steps))
 
 
 class Program(Protocol[B_contra]):
-    """Parameters in training, with their optimizer."""
+    """Parameters that are trained, with their optimizer."""
 
     def step(self, batch: B_contra, rate: Rate) -> Tensor:
-        """Take a step at the rate of the schedule, and return the loss before it."""
+        """Take a step at the scheduled rate, and return the loss before the step."""
 
     def params(self) -> Params:
         """Return copies of the current parameters and buffers."""
 
 
 class PlainProgram(Generic[B]):
-    """Parameters trained by one optimizer of torch.
+    """Parameters that one torch optimizer trains.
 
     Args:
-        gradient: Loss and gradients, such as `differentiate(loss)`.
-        params: The parameters at the start, unchanged.
-        optimizer: The optimizer, with numbers as settings and not distributions.
-        lrs: Learning rates that replace the optimizer's, by parameter.
+        gradient: A function for loss and gradients, such as `differentiate(loss)`.
+        params: The initial parameters, which are not changed.
+        optimizer: The optimizer. Its settings must be numbers, not distributions.
+        lrs: Learning rates by parameter, which replace the optimizer's learning rate.
     """
 
     def __init__(
@@ -110,7 +108,7 @@ class PlainProgram(Generic[B]):
         )
 
     def step(self, batch: B, rate: Rate) -> Tensor:
-        """Take a step at the rate of the schedule, and return the loss before it."""
+        """Take a step at the scheduled rate, and return the loss before the step."""
         loss, gradients = self._gradient(self._params, batch)
         for param, gradient in zip(self._params.values(), gradients, strict=True):
             param.grad = None if gradient is None else gradient.contiguous()
@@ -124,7 +122,7 @@ class PlainProgram(Generic[B]):
         return {name: tensor.detach().clone() for name, tensor in self._params.items()}
 
     def tensors(self) -> Params:
-        """Return all tensors that steps change, without copies: the parameters and the state of the optimizer."""
+        """Return all tensors that steps change, without copying: the parameters and the optimizer state."""
         parameters = {f"parameter/{name}": tensor for name, tensor in self._params.items()}
         return {**parameters, **{f"optimizer/{name}": tensor for name, tensor in moments_of(self._optimizer).items()}}
 
@@ -135,15 +133,15 @@ class PlainProgram(Generic[B]):
 
 
 class State(NamedTuple):
-    """A training after a step.
+    """The state of a training run after a step.
 
     Attributes:
-        step: Number of steps taken.
-        steps: Number of steps in all, if the time allows.
-        loss: The loss before the last step; one for each network of a stack.
-        rate: The rate that the schedule gave for the last step; its `factor` multiplies every learning rate.
-        is_last: Whether no step follows, because all steps are taken or the time is over.
-        networks: Ids of the trained networks of a population, in the order of their losses.
+        step: The number of completed steps.
+        steps: The total number of steps, if time suffices.
+        loss: The loss before the last step; for a stack, one loss per network.
+        rate: The scheduled rate of the last step. Its `factor` multiplies every learning rate.
+        is_last: Whether no step follows, because all steps are completed or the time limit is reached.
+        networks: The ids of the trained networks of a population, in the order of their losses.
     """
 
     step: int
@@ -155,7 +153,7 @@ class State(NamedTuple):
 
 
 OnStep = Callable[[State], object]
-"""Function that is called after every step of a training, such as one that writes losses to a log."""
+"""A function that is called after every training step, for example to write losses to a log."""
 
 
 class Minimum(NamedTuple):
@@ -166,7 +164,7 @@ class Minimum(NamedTuple):
 
 
 def differentiate(loss: Loss[B]) -> Gradient[B]:
-    """Return gradients of a loss by automatic differentiation; of several losses, the gradients of their sum."""
+    """Return gradients of a loss by automatic differentiation; for several losses, the gradients of their sum."""
 
     def run(params: Params, batch: B) -> tuple[Tensor, Sequence[Tensor | None]]:
         leaves = {name: tensor.detach().requires_grad_() for name, tensor in params.items()}
@@ -187,17 +185,17 @@ def descend(
     done: int = 0,
     on_step: OnStep | None = None,
 ) -> Iterator[State]:
-    """Take one step after the other, at least one.
+    """Take steps until the number of steps or the time limit is reached; take at least one step.
 
     Args:
-        program: The program that is trained; it changes with every step.
-        batches: One batch for each step, read just before the step.
-        steps: Number of steps, if the time allows.
+        program: The program that is trained. Every step changes it.
+        batches: One batch for each step, which is read just before the step.
+        steps: The number of steps, if time suffices.
         schedule: The schedule of the learning rate; constant by default.
-        clock: When its time is over, the current step is the last; no limit by default. The schedule follows the steps
-            or the time, whichever is nearer to its end.
-        done: Number of steps that were taken before; `batches` does not include their batches.
-        on_step: Called after each step with the state.
+        clock: The clock. When its time limit is reached, the current step is the last. By default, there is no limit.
+            The schedule follows the steps or the time, whichever is closer to its end.
+        done: The number of steps that were completed before. `batches` does not include their batches.
+        on_step: A function that is called after each step with the state.
 
     Yields:
         The state after each step.
@@ -228,24 +226,24 @@ def minimize(
     label: str = "training",
     on_step: OnStep | None = None,
 ) -> Minimum:
-    """Minimize a loss by descent with all steps.
+    """Minimize a loss by descent, with all steps.
 
     Args:
-        gradient: Loss and gradients, such as `differentiate(loss)`.
-        params: The parameters at the start, unchanged.
+        gradient: A function for loss and gradients, such as `differentiate(loss)`.
+        params: The initial parameters, which are not changed.
         batches: One batch for each step.
-        descent: Steps or epochs, optimizer and schedule.
-        examples: Number of examples, from which the steps of epochs follow.
-        lrs: Learning rates that replace the optimizer's, by parameter.
-        state_file: File in which the descent is saved between epochs. If the file exists, the descent continues from
-            it, with batches of `shuffle` from the generator in the file. Only the tensors of the program, buffers and
-            the state of the generator may change between epochs.
-        progress: Shows the steps and their losses.
-        label: The label of the progress.
-        on_step: Called after each step with the state.
+        descent: The settings: steps or epochs, optimizer and schedule.
+        examples: The number of examples, which determines the number of steps in an epoch.
+        lrs: Learning rates by parameter, which replace the optimizer's learning rate.
+        state_file: A file in which the descent is saved between epochs. If the file exists, the descent continues from
+            it. Batches then come from `shuffle` with the generator in the file. Only the program's tensors, buffers and
+            the generator state may change between epochs.
+        progress: Displays the steps and their losses.
+        label: The label of the progress bar.
+        on_step: A function that is called after each step with the state.
 
     Raises:
-        ValueError: The loss becomes NaN or Inf, or the file does not hold a state of this descent.
+        ValueError: The loss becomes NaN or Inf, or the file does not contain a state of this descent.
     """
     program = PlainProgram(gradient, params, descent.optimizer, lrs=lrs)
     steps, epoch = descent.count_steps(examples), math.ceil(examples / (descent.batch or examples))
@@ -269,7 +267,7 @@ def minimize(
 
 
 def require_finite_loss(state: State, steps: int, optimizer: Optimizer) -> float:
-    """Return the loss of a step; a ValueError if it is NaN or Inf."""
+    """Return the loss of a step; raise a ValueError if it is NaN or Inf."""
     loss = float(state.loss)
     if not math.isfinite(loss):
         raise ValueError(
@@ -280,7 +278,7 @@ def require_finite_loss(state: State, steps: int, optimizer: Optimizer) -> float
 
 
 def cycle(task: Task) -> Iterator[Batch]:
-    """Yield the batches of a task over and over; a ValueError if there are none."""
+    """Yield the batches of a task repeatedly; raise a ValueError if the task has no batches."""
     batches = iter(task.batches)
     first = next(batches, None)
     if first is None:
@@ -291,7 +289,7 @@ def cycle(task: Task) -> Iterator[Batch]:
 
 
 def shuffle(examples: int, batch: int | None, generator: torch.Generator) -> Iterator[Tensor]:
-    """Yield indices of batches, in a new random order in each epoch; the last batch of an epoch may be smaller."""
+    """Yield index batches, in a new random order in each epoch. The last batch of an epoch may be smaller."""
     while True:
         order = torch.randperm(examples, generator=generator, device=generator.device)
         yield from torch.split(order, batch or examples)
@@ -299,7 +297,7 @@ def shuffle(examples: int, batch: int | None, generator: torch.Generator) -> Ite
 
 @contextmanager
 def training_mode(module: nn.Module) -> Iterator[None]:
-    """Put a module into training mode within a context, then restore the mode of every part."""
+    """Put a module into training mode within a context, then restore the mode of every submodule."""
     with evaluating(module):
         module.train()
         yield

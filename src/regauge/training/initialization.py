@@ -1,4 +1,4 @@
-"""Initialization of networks by their factory or by resampling, each network with a separate seed."""
+"""Initialization of networks, by their factory or by resampling. Each network has a separate seed."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -14,21 +14,21 @@ from regauge.storage.architecture import Architecture
 from regauge.training.settings import LATER, Setting, derive_seed, draw, require_setting
 
 Kind = Literal["factory", "isotropic", "normal", "he", "glorot", "orthogonal"]
-"""Laws of initial parameters: the factory's own; all normal with standard deviation 1 (isotropic); or zero biases, and
-weights that are normal with standard deviation 1, sqrt(2 / fan in) (he) or sqrt(2 / (fan in + fan out)) (glorot), or
-orthogonal."""
+"""Laws of initial parameters: "factory", or normal weights with deviation 1, sqrt(2 / fan in) (he) or sqrt(2 / (fan in
++ fan out)) (glorot), or orthogonal weights, all with zero biases. With "isotropic", all parameters are normal with
+deviation 1."""
 
 
 @dataclass(frozen=True)
 class Initialization:
-    """The start of every network.
+    """The settings for initializing every network of a population.
 
     Attributes:
-        kinds: One of them is drawn for each network.
-        scale: Factor of what is drawn: of all parameters for `isotropic`, else of the weights, which are the parameters
-            with two axes or more.
-        is_common: Whether all networks have the same start, that of the first one: then they differ only by their
-            training.
+        kinds: Laws of initial parameters. One of them is sampled for each network.
+        scale: The factor of the sampled parameters. For `isotropic` it applies to all parameters, otherwise to the
+            weights, that is, parameters with at least two axes.
+        is_common: Whether all networks have the same initial parameters, namely those of the first network. The
+            networks then differ only by their training.
     """
 
     kinds: tuple[Kind, ...] = ("factory",)
@@ -45,7 +45,7 @@ class Initialization:
 
 @dataclass(frozen=True)
 class Start:
-    """The random choices for the initialization of one network: its seed, its kind, and the factor of its weights."""
+    """The random choices for initializing one network: seed, kind, and factor of the weights."""
 
     seed: int
     kind: Kind
@@ -53,7 +53,7 @@ class Start:
 
 
 def draw_start(initialization: Initialization, seed: int, network: int) -> Start:
-    """Sample the initialization settings of the network with this id."""
+    """Sample the initialization choices for the network with this id."""
     network = 0 if initialization.is_common else network
     kinds = initialization.kinds
     kind = kinds[derive_seed(seed, "initialization", network) % len(kinds)]
@@ -61,7 +61,7 @@ def draw_start(initialization: Initialization, seed: int, network: int) -> Start
 
 
 def initialize(architecture: Architecture, starts: Sequence[Start], dtype: torch.dtype) -> Params:
-    """Make the initial networks, `[networks, ...]`; each network depends only on its own settings."""
+    """Create the initial networks, `[networks, ...]`. Each network depends only on its own choices."""
     template = build(architecture, 0) if any(start.kind != "factory" for start in starts) else None
     states = []
     for start in starts:
@@ -77,7 +77,7 @@ def initialize(architecture: Architecture, starts: Sequence[Start], dtype: torch
 
 
 def build(architecture: Architecture, seed: int) -> nn.Module:
-    """Make the module with torch's global generator at this seed."""
+    """Build the module with torch's global generator at this seed."""
     with use_seed(seed):
         return architecture.module()
 
@@ -94,7 +94,7 @@ _GLOBAL_GENERATOR = threading.Lock()
 
 
 def _draw_anew(module: nn.Module, start: Start) -> Params:
-    """Draw parameters of a kind; buffers are kept, and where weights are drawn the scales of normalization layers."""
+    """Sample new parameters of a kind, except buffers and, unless the kind is isotropic, normalization scales."""
     generator = torch.Generator().manual_seed(start.seed)
     state = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
     weights = _weights(module)

@@ -1,4 +1,4 @@
-"""The parameters of a module in training, with their optimizer, moving averages, and a seed for each step."""
+"""Training of a module's parameters, with their optimizer, moving averages, and a seed for each step."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,19 +18,19 @@ B = TypeVar("B")
 
 
 class NetProgram(Generic[B]):
-    """A module that is trained in place, a `Program`.
+    """A module that is trained in place; a `Program`.
 
     `seed` and the index of the step determine all random choices of a step, including dropout.
 
     Args:
-        net: The module. All its parameters that require gradients are trained. Weight decay applies only to matrices,
-            not to biases, gains and single numbers.
-        loss: Function from a batch and a source of randomness to the mean loss.
-        optimizer: The optimizer, with numbers as settings and not distributions.
-        seed: Seed of all random choices.
-        clip: Largest norm of a gradient; larger gradients are scaled down to this norm.
-        average: Decay of exponential moving averages of the weights. The decay (1 + steps) / (10 + steps) is used while
-            it is smaller. None: no averages.
+        net: The module. All parameters that require gradients are trained. Weight decay applies only to matrices, not
+            to biases, gains and scalars.
+        loss: A function from a batch and a random generator to the mean loss.
+        optimizer: The optimizer. Its settings must be numbers, not distributions.
+        seed: The seed of all random choices.
+        clip: The largest norm of a gradient. Larger gradients are scaled down to this norm.
+        average: The decay of exponential moving averages of the weights. While (1 + steps) / (10 + steps) is smaller
+            than the decay, it is used instead. None for no averages.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class NetProgram(Generic[B]):
         self._optimizer = optimizer.make(kinds, settings)
 
     def step(self, batch: B, rate: Rate) -> Tensor:
-        """Take a step at the rate of the schedule, and return the loss before it; none where that is not finite."""
+        """Take a step at the scheduled rate, unless the loss is not finite; return the loss before the step."""
         self.net.train()
         seed, device = derive_seed(self._seed, "step", self.taken), next(self.net.parameters()).device
         with torch.random.fork_rng([device] if device.type == "cuda" else [], device_type=device.type):
@@ -77,17 +77,17 @@ class NetProgram(Generic[B]):
         return loss.detach()
 
     def params(self) -> Params:
-        """Return copies of the current parameters and buffers; within `averaged`, the averages."""
+        """Return copies of the current parameters and buffers. Within `averaged`, the parameters are the averages."""
         return {name: tensor.detach().clone() for name, tensor in self.net.state_dict().items()}
 
     def tensors(self) -> Params:
-        """Return all tensors that steps change, without copies."""
+        """Return all tensors that steps change, without copying."""
         tensors = {f"net/{name}": tensor for name, tensor in self.net.state_dict().items()}
         tensors |= {f"average/{name}": tensor for name, tensor in self._average.items()}
         return tensors | {f"optimizer/{name}": tensor for name, tensor in moments_of(self._optimizer).items()}
 
     def restore(self, tensors: Mapping[str, Tensor], taken: int) -> None:
-        """Continue from the `tensors` of another program with the same net and settings, and its number of steps."""
+        """Continue from the `tensors` and the number of steps of another program with the same net and settings."""
         self.net.load_state_dict(below("net/", tensors))
         copy_exactly(below("average/", tensors), self._average)
         load_moments(self._optimizer, below("optimizer/", tensors))

@@ -1,8 +1,8 @@
-"""Optimizers and their updates of stacked tensors: one update for all networks, with separate settings of each.
+"""Optimizers that update stacked tensors: all networks in one update, with separate settings for each network.
 
-Torch's fused kernels update networks that share their settings, and update large networks one by one. `BlockedUpdates`
-updates small networks with different settings. Torch's kernels, applied network by network, take 6 times as long for
-30-16-16-2 and 1.5 times as long for 784-10-10 (`benchmarks/hand_written.py`).
+Torch's fused kernels update networks that share their settings. They also update large networks one by one.
+`BlockedUpdates` updates small networks with different settings. Torch's kernels, applied network by network, take 6
+times as long for 30-16-16-2 and 1.5 times as long for 784-10-10 (`benchmarks/hand_written.py`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,20 +17,20 @@ from regauge.training.schedules import Rate
 from regauge.training.settings import Setting, require_setting
 
 UPDATED_AT_ONCE = 131_072
-"""Values that are updated at a time so that they stay in the cache between the operations of an update."""
+"""The number of entries that are updated at a time. They stay in the cache between the operations of an update."""
 
 LARGE_NETWORK = 32_768
-"""Networks with at least as many values are updated one by one, by torch's fused kernel, if their settings differ."""
+"""The size from which networks with different settings are updated one by one, by torch's fused kernel."""
 
 
 Parameters = Sequence[Tensor] | list[dict[str, Any]]
-"""Tensors, or groups of tensors as `torch.optim` takes them."""
+"""Tensors, or parameter groups in the format of `torch.optim`."""
 
 
 class ParameterBlock(NamedTuple):
-    """Views of some values of some networks, and the settings of these networks.
+    """Views of some parameters of some networks, and the settings of these networks.
 
-    Settings are numbers if all networks share them, else `[networks, 1]`.
+    Settings are numbers if all networks share them, otherwise tensors `[networks, 1]`.
     """
 
     tensor: int
@@ -43,15 +43,15 @@ class ParameterBlock(NamedTuple):
 
 @dataclass(frozen=True)
 class SGD:
-    """Gradient descent, with momentum or without, as `torch.optim.SGD`.
+    """Gradient descent, with or without momentum, like `torch.optim.SGD`.
 
-    `g += weight_decay w; b = momentum b + g; w -= lr (g + momentum b if nesterov else b)`; b is g at the first step.
+    `g += weight_decay w; b = momentum b + g; w -= lr (g + momentum b if nesterov else b)`. At the first step, b is g.
 
     Attributes:
-        lr: Learning rate.
-        momentum: Share of the last direction that stays.
+        lr: The learning rate.
+        momentum: The share of the previous direction that is kept.
         weight_decay: The factor of the penalty `weight_decay |w|^2 / 2`.
-        is_nesterov: Whether the gradient is taken as if one step ahead.
+        is_nesterov: Whether Nesterov momentum is used, which looks one step ahead.
     """
 
     per_network: ClassVar[tuple[str, ...]] = ("lr", "weight_decay", "momentum")
@@ -69,11 +69,11 @@ class SGD:
             require_setting("momentum of Nesterov's method", self.momentum, 0, 1, is_open=True)
 
     def count_moments(self, settings: Mapping[str, Sequence[float]]) -> int:
-        """Return the number of tensors of the parameters' shapes that an update keeps."""
+        """Return the number of state tensors, with the parameters' shapes, that an update keeps."""
         return int(any(settings["momentum"]))
 
     def update(self, block: ParameterBlock, gradient: Tensor, rate: Rate, _: int) -> None:
-        """Update the values of one block."""
+        """Update the parameters of one block."""
         lr, decay, momentum = (block.settings[name] for name in ("lr", "weight_decay", "momentum"))
         momentum = momentum if rate.momentum is None else rate.momentum
         if not _is_zero(decay):
@@ -90,7 +90,7 @@ class SGD:
     def make(
         self, params: Parameters, settings: Mapping[str, float], *, is_fused: bool = True
     ) -> torch.optim.Optimizer:
-        """Torch's optimizer for parameters that share their settings."""
+        """Return torch's optimizer for parameters that share their settings."""
         lr, momentum, decay = (settings[name] for name in ("lr", "momentum", "weight_decay"))
         return torch.optim.SGD(
             params, lr, momentum=momentum, weight_decay=decay, nesterov=self.is_nesterov, fused=is_fused
@@ -99,12 +99,12 @@ class SGD:
 
 @dataclass(frozen=True)
 class Adam:
-    """Adam, as `torch.optim.Adam`; weight decay is added to the gradient.
+    """Adam, like `torch.optim.Adam`. Weight decay is added to the gradient.
 
     Attributes:
-        lr: Learning rate.
-        betas: Decay of the running means of the gradient and of its square.
-        eps: Added to the root of the latter.
+        lr: The learning rate.
+        betas: The decay of the running means of the gradient and of the squared gradient.
+        eps: A constant that is added to the root of the mean squared gradient.
         weight_decay: The factor of the penalty `weight_decay |w|^2 / 2`.
 
     References:
@@ -126,11 +126,11 @@ class Adam:
             raise ValueError(f"betas are {self.betas} and eps is {self.eps}; betas must lie in [0, 1), eps in [0, inf)")
 
     def count_moments(self, _: Mapping[str, Sequence[float]]) -> int:
-        """Return the number of tensors of the parameters' shapes that an update keeps."""
+        """Return the number of state tensors, with the parameters' shapes, that an update keeps."""
         return 2
 
     def update(self, block: ParameterBlock, gradient: Tensor, rate: Rate, step: int) -> None:
-        """Update the values of one block."""
+        """Update the parameters of one block."""
         (first, second), (mean, square) = self.betas, block.moments
         lr, decay, factor = block.settings["lr"], block.settings["weight_decay"], rate.factor
         first = first if rate.momentum is None else rate.momentum
@@ -153,7 +153,7 @@ class Adam:
     def make(
         self, params: Parameters, settings: Mapping[str, float], *, is_fused: bool = True
     ) -> torch.optim.Optimizer:
-        """Torch's optimizer for parameters that share their settings."""
+        """Return torch's optimizer for parameters that share their settings."""
         kind = torch.optim.AdamW if self.is_decoupled else torch.optim.Adam
         lr, decay = settings["lr"], settings["weight_decay"]
         return kind(params, lr, betas=self.betas, eps=self.eps, weight_decay=decay, fused=is_fused)
@@ -161,7 +161,7 @@ class Adam:
 
 @dataclass(frozen=True)
 class AdamW(Adam):
-    """Adam whose weight decay shrinks the weights directly, `w *= 1 - lr weight_decay`, as `torch.optim.AdamW`.
+    """Adam whose weight decay shrinks the weights directly, `w *= 1 - lr weight_decay`, like `torch.optim.AdamW`.
 
     References:
         Loshchilov and Hutter (2019), algorithm 2.
@@ -173,7 +173,7 @@ class AdamW(Adam):
 
 
 Optimizer = SGD | Adam | AdamW
-"""The optimizers that trainings take, as settings."""
+"""The optimizers that training functions accept, as settings."""
 
 
 def _is_zero(setting: Tensor | float) -> bool:
@@ -181,7 +181,7 @@ def _is_zero(setting: Tensor | float) -> bool:
 
 
 def require_numbers(optimizer: Optimizer) -> dict[str, float]:
-    """Return the settings of an optimizer that may differ between networks; a ValueError if one is a distribution."""
+    """Return an optimizer's settings that may differ between networks; raise a ValueError for distributions."""
     settings = {name: getattr(optimizer, name) for name in optimizer.per_network}
     for name, value in settings.items():
         if not isinstance(value, float | int):
@@ -190,7 +190,7 @@ def require_numbers(optimizer: Optimizer) -> dict[str, float]:
 
 
 def set_rate(group: dict[str, Any], lr: float, rate: Rate) -> None:
-    """Set the learning rate of a group of `torch.optim`, and its momentum where the schedule cycles it."""
+    """Set the learning rate of a `torch.optim` parameter group, and its momentum if the schedule cycles it."""
     group["lr"] = lr * rate.factor
     if rate.momentum is not None and "betas" in group:
         group["betas"] = (rate.momentum, group["betas"][1])
@@ -199,8 +199,7 @@ def set_rate(group: dict[str, Any], lr: float, rate: Rate) -> None:
 
 
 def moments_of(optimizer: torch.optim.Optimizer) -> Params:
-    """Return the state tensors of an optimizer of torch, such as moments, named by the parameter's index:
-    `0/exp_avg`."""
+    """Return the state tensors of a torch optimizer, such as moments, by names with parameter indices: `0/exp_avg`."""
     state = optimizer.state_dict()["state"]
     return {f"{k}/{name}": tensor for k, kept in state.items() for name, tensor in kept.items() if tensor is not None}
 
@@ -221,11 +220,10 @@ def stack_optimizer(
     *,
     is_fused: bool | None = None,
 ) -> "Fused | BlockedUpdates":
-    """Return an optimizer that updates stacked parameters `[networks, ...]` in place; networks do not affect each
-    other.
+    """Return an optimizer that updates stacked parameters `[networks, ...]` in place, each network independently.
 
     The settings in `method.per_network` have one value for each network. Torch's fused kernels update all networks at
-    once if their settings are the same, else one by one. If `is_fused` is None, fused kernels are used if they are
+    once if their settings are equal, otherwise one by one. If `is_fused` is None, fused kernels are used if they are
     faster.
     """
     if is_fused is None:
@@ -235,7 +233,7 @@ def stack_optimizer(
 
 
 class Fused:
-    """Torch's fused optimizers: one for all networks if their settings are the same, or else one for each network."""
+    """Torch's fused optimizers: one for all networks if their settings are equal, otherwise one for each network."""
 
     def __init__(self, method: Optimizer, params: Sequence[Tensor], settings: Mapping[str, Sequence[float]]) -> None:
         self.method = method
@@ -244,7 +242,7 @@ class Fused:
         self._make(params)
 
     def update(self, gradients: Sequence[Tensor], rate: Rate) -> None:
-        """Take a step at the rate of the schedule."""
+        """Take a step at the scheduled rate."""
         # The fused kernels run over memory: a gradient with other strides than its parameter would be read wrongly.
         plain = [gradient.contiguous() for gradient in gradients]
         for (views, optimizer, lr), own in zip(self.parts, self._views(plain), strict=True):
@@ -254,7 +252,7 @@ class Fused:
             optimizer.step()
 
     def keep(self, params: Sequence[Tensor], index: Tensor) -> None:
-        """Continue with these parameters, which belong to the networks at `index`."""
+        """Continue with these parameters, which are those of the networks at `index`."""
         states = [[optimizer.state[view] for view in views] for views, optimizer, _ in self.parts]
         self.settings = {name: [values[k] for k in index.tolist()] for name, values in self.settings.items()}
         chosen = index.tolist() if self.is_split else [0]
@@ -272,14 +270,14 @@ class Fused:
             self.parts.append((views, self.method.make(views, settings), settings["lr"]))
 
     def _views(self, tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-        """Split tensors into those of each part."""
+        """Split stacked tensors into the tensors of each optimizer."""
         if not self.is_split:
             return [list(tensors)]
         return [list(row) for row in zip(*(tensor.unbind() for tensor in tensors), strict=True)]
 
 
 class BlockedUpdates:
-    """Updates stacked parameters in place, block by block, each network with its own settings."""
+    """Updates of stacked parameters in place, block by block, with separate settings for each network."""
 
     def __init__(self, method: Optimizer, params: Sequence[Tensor], settings: Mapping[str, Sequence[float]]) -> None:
         self.method = method
@@ -291,12 +289,12 @@ class BlockedUpdates:
         self._cut(params, [[torch.zeros_like(p) for p in params] for _ in range(method.count_moments(settings))])
 
     def keep(self, params: Sequence[Tensor], index: Tensor) -> None:
-        """Continue with these parameters, which belong to the networks at `index`."""
+        """Continue with these parameters, which are those of the networks at `index`."""
         self.settings = {k: v[index] if isinstance(v, Tensor) else v for k, v in self.settings.items()}
         self._cut(params, [[tensor[index] for tensor in tensors] for tensors in self.states])
 
     def update(self, gradients: Sequence[Tensor], rate: Rate) -> None:
-        """Take a step at the rate of the schedule."""
+        """Take a step at the scheduled rate."""
         self.step += 1
         flat = [gradient.reshape(len(gradient), -1) for gradient in gradients]
         for block in self.blocks:

@@ -1,4 +1,4 @@
-"""Common functions of the programs that train a stack of networks."""
+"""Shared functions of the programs that train a stack of networks."""
 
 from typing import Literal
 
@@ -7,26 +7,26 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 Backend = Literal["stacked", "compiled", "loop"]
-"""One program for all networks of a stack; the same, compiled; or one network after the other."""
+"""The kind of program: one program for all networks of a stack, the same compiled, or one network after the other."""
 
 PIECE_BYTES = 4 * 2**20
-"""Size of the largest hidden tensor of a piece of a batch, where a batch may be read in pieces."""
+"""The size in bytes of the largest hidden tensor for a batch part, if a batch may be split."""
 
 
 Batch = tuple[Tensor, Tensor]
-"""Inputs for each group of consecutive networks, `[groups, examples, ...]`, and targets: classes `[groups, examples]`,
-or values `[groups or networks, examples, out]`."""
+"""Inputs for each group of consecutive networks, `[groups, examples, ...]`, and targets: class indices `[groups,
+examples]`, or numbers `[groups or networks, examples, out]`."""
 
 
 def mean_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the loss of one network: cross entropy in nats for classes, or mean squared error for values."""
+    """Return the loss of one network: cross entropy in nats for class indices, or mean squared error for numbers."""
     if targets.is_floating_point():
         return functional.mse_loss(outputs, targets)
     return functional.cross_entropy(outputs, targets)
 
 
 def mean_losses(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return `mean_loss` of every network and its derivative; outputs `[networks, out, examples]` are overwritten."""
+    """Return `mean_loss` of every network and its gradient. The outputs `[networks, out, examples]` are overwritten."""
     networks, out, examples = outputs.shape
     if targets.is_floating_point():
         repeats = networks // len(targets)
@@ -49,5 +49,5 @@ def learned_names(module: nn.Module) -> list[str]:
 
 
 def channels_last(tensor: Tensor) -> Tensor:
-    """Convert images to the layout in which convolutions and pooling are fast on a CPU."""
+    """Convert images to channels-last layout, in which convolutions and pooling are fast on a CPU."""
     return tensor.contiguous(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor

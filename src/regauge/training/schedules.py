@@ -1,4 +1,4 @@
-"""Schedules of learning rates, and of momentum if it is cycled, like the schedulers of torch."""
+"""Schedules of learning rates, and of momentum if it is cycled, like torch's schedulers."""
 
 import math
 from abc import ABC, abstractmethod
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Rate(NamedTuple):
-    """The rate of one step under a schedule.
+    """The learning rate factor and momentum of one step under a schedule.
 
     Attributes:
         factor: The factor of every learning rate.
@@ -37,10 +37,10 @@ class Constant(Schedule):
 
 @dataclass(frozen=True)
 class Cosine(Schedule):
-    """Half a cosine from the learning rate down to a share of this rate, `torch.optim.lr_scheduler.CosineAnnealingLR`.
+    """A half cosine from the learning rate down to a share of it, like `torch.optim.lr_scheduler.CosineAnnealingLR`.
 
     Attributes:
-        final: Share of the learning rate that would be reached after the last step.
+        final: The share of the learning rate that would be reached after the last step.
 
     References:
         Loshchilov and Hutter (2017), equation 5 without restarts.
@@ -59,14 +59,15 @@ class Cosine(Schedule):
 
 @dataclass(frozen=True)
 class OneCycle(Schedule):
-    """A rise from a small learning rate and a fall to a tiny one, `torch.optim.lr_scheduler.OneCycleLR` with cosines.
+    """A rise from a small learning rate and a fall to a tiny one, like `torch.optim.lr_scheduler.OneCycleLR`.
 
     Attributes:
-        rise: Share of the steps on which the learning rate rises.
-        start: It starts at this share of its maximum.
-        end: It ends at this share of its start.
-        momentum: Least and largest momentum: it falls to the first number as the learning rate rises, and rises back to
-            the second as it falls; torch cycles between 0.85 and 0.95. None: the optimizer's stays.
+        rise: The share of the steps during which the learning rate rises.
+        start: The initial learning rate, as a share of the largest one.
+        end: The final learning rate, as a share of the initial one.
+        momentum: The smallest and the largest momentum. The momentum falls to the first number while the learning rate
+            rises, and rises to the second while the learning rate falls. Torch cycles between 0.85 and 0.95. If None,
+            the optimizer's momentum is not changed.
 
     References:
         Smith and Topin (2018); torch.optim.lr_scheduler.OneCycleLR.
@@ -84,7 +85,7 @@ class OneCycle(Schedule):
             raise ValueError(f"momentum is {self.momentum}, but must be two numbers in [0, 1), the smaller one first")
 
     def rate(self, step: int, steps: int) -> Rate:
-        """Return a cosine up to factor 1 at step `rise * steps - 1`, and down to `start * end` at the last step."""
+        """Return a cosine factor that rises to 1 at step `rise * steps - 1` and ends at `start * end`."""
         peak = self.rise * steps - 1
         if step <= peak:
             risen = (1 - math.cos(math.pi * (step / peak if peak > 0 else 1.0))) / 2
@@ -101,11 +102,11 @@ class OneCycle(Schedule):
 
 @dataclass(frozen=True)
 class StepDecay(Schedule):
-    """A schedule that multiplies the rate by a factor every `every` steps, `torch.optim.lr_scheduler.StepLR`.
+    """A schedule that multiplies the rate by a factor after each `every` steps, like `torch.optim.lr_scheduler.StepLR`.
 
     Attributes:
-        every: Steps between two drops.
-        gamma: Factor of a drop.
+        every: The number of steps between two decays.
+        gamma: The factor of a decay.
     """
 
     every: int

@@ -1,16 +1,16 @@
-"""Settings of networks: one number for all networks, or a distribution from which each network samples its value."""
+"""Settings of networks: one number for all networks, or a distribution from which each network samples a number."""
 
 import hashlib
 import math
 from dataclasses import dataclass
 
 LATER = "later"
-"""Marks a field that stores may lack, since they were written before it was there: its default is not written."""
+"""A mark for fields that older stores lack. The default of such a field is not written."""
 
 
 @dataclass(frozen=True)
 class Uniform:
-    """Uniform between `low` and `high`."""
+    """The uniform distribution between `low` and `high`."""
 
     low: float
     high: float
@@ -26,7 +26,7 @@ class Uniform:
 
 @dataclass(frozen=True)
 class LogUniform:
-    """Log-uniform between `low` and `high`."""
+    """The log-uniform distribution between `low` and `high`."""
 
     low: float
     high: float
@@ -42,7 +42,7 @@ class LogUniform:
 
 @dataclass(frozen=True)
 class Choice:
-    """One of the values, each with the same probability."""
+    """The uniform distribution over a list of values."""
 
     values: tuple[float, ...]
 
@@ -56,18 +56,18 @@ class Choice:
 
 
 Setting = float | Uniform | LogUniform | Choice
-"""A number, or the distribution that each network draws it from, such as a learning rate."""
+"""A number, or a distribution from which each network samples a number, such as a learning rate."""
 
 
 def draw(setting: Setting, *key: int | str) -> float:
-    """Draw the value of a key, which depends on the key alone."""
+    """Sample a value with a key, which alone determines the value."""
     if isinstance(setting, float | int):
         return float(setting)
     return setting.at((derive_seed(*key) >> 10) / 2**53)
 
 
 def bounds(setting: Setting) -> tuple[float, float]:
-    """Return the smallest and the largest value that can be drawn."""
+    """Return the smallest and the largest value that can be sampled."""
     if isinstance(setting, float | int):
         return float(setting), float(setting)
     if isinstance(setting, Choice):
@@ -85,7 +85,6 @@ def require_setting(name: str, setting: Setting, low: float, high: float = math.
 
 
 def derive_seed(*key: int | str) -> int:
-    """Return a seed of 63 bits that depends on the whole key, such as (seed of the population, "order", group,
-    epoch)."""
+    """Return a 63-bit seed that depends on the whole key, such as (seed of the population, "order", group, epoch)."""
     text = "\0".join(map(str, key))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1

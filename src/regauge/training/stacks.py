@@ -1,6 +1,6 @@
-"""Training of stacks of networks: by handwritten programs for chains, by `torch.func`, or one network after the other.
+"""Training of stacks of networks: by handwritten programs for chains, by `torch.func`, or network by network.
 
-Recurrent networks, and CNNs that are not chains, are trained one after the other.
+Recurrent networks, and CNNs that are not chains, are trained network by network.
 """
 
 import itertools
@@ -25,27 +25,27 @@ from regauge.training.training_configs import DescentConfig
 
 
 class Engine(Protocol):
-    """Losses and gradients of a stack."""
+    """A program that computes losses and gradients of a stack."""
 
     def gradients(self, params: Mapping[str, Tensor], inputs: Tensor, targets: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Return the loss of every network and its gradients.
+        """Return the loss and the gradients of every network.
 
         Args:
-            params: `[networks, ...]`.
+            params: Stacked parameters, `[networks, ...]`.
             inputs: One batch for each group of consecutive networks, `[groups, examples, ...]`.
-            targets: Classes `[groups, examples]`, or values `[networks or groups, examples, out]`.
+            targets: Class indices `[groups, examples]`, or numbers `[networks or groups, examples, out]`.
 
         Returns:
-            Mean losses `[networks]`: cross entropy for classes, squared error for values; gradients in the order of the
-            parameters that are learned, which the next call may overwrite.
+            Mean losses `[networks]`: cross entropy for class indices, squared error for numbers. Also gradients in the
+            order of the trained parameters, which the next call may overwrite.
         """
 
     def outputs(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-        """Return outputs of every network, `[networks, examples, out]`; inputs as for `gradients`."""
+        """Return the outputs of every network, `[networks, examples, out]`. Inputs are as in `gradients`."""
 
 
 class Stack:
-    """Stacked parameters `[networks, ...]` in training, a `Program`: an engine gives gradients to an optimizer."""
+    """Stacked parameters `[networks, ...]` that are trained; a `Program` with an engine and an optimizer."""
 
     def __init__(
         self,
@@ -62,24 +62,24 @@ class Stack:
         self.optimizer = stack_optimizer(optimizer, list(self.learned.values()), settings)
 
     def step(self, batch: Batch, rate: Rate) -> Tensor:
-        """Take a step with all networks, and return their losses before it."""
+        """Take a step for all networks, and return their losses before the step."""
         inputs, targets = batch
         losses, gradients = self.engine.gradients(self.learned | self.rest, inputs, targets)
         self.optimizer.update(gradients, rate)
         return losses
 
     def outputs(self, inputs: Tensor) -> Tensor:
-        """Return outputs of all networks in evaluation mode for one batch."""
+        """Return the outputs of all networks in evaluation mode for one batch."""
         with torch.no_grad():
             return self.engine.outputs(self.learned | self.rest, inputs.unsqueeze(0))
 
     def params(self) -> Params:
-        """Return parameters and buffers now, as new tensors."""
+        """Return copies of the current parameters and buffers."""
         both = self.learned | self.rest
         return {name: both[name].clone() for name in self.order}
 
     def keep(self, index: Tensor) -> None:
-        """Drop all networks but those at `index`."""
+        """Drop all networks except those at `index`."""
         self.learned = {name: tensor[index] for name, tensor in self.learned.items()}
         self.rest = {name: tensor[index] for name, tensor in self.rest.items()}
         self.optimizer.keep(list(self.learned.values()), index)
@@ -88,7 +88,7 @@ class Stack:
 def chain_of(
     module: nn.Module, *, reads_vectors: bool, device: torch.device | str = "cpu"
 ) -> VectorChain | ImageChain | None:
-    """Return the handwritten program of a chain of layers that reads vectors or images.
+    """Return the handwritten program for a chain of layers that reads vectors or images.
 
     The result is None if the module is not a chain, or if the device is faster without the program.
     """
@@ -104,7 +104,7 @@ def chain_of(
 
 
 class VmapEngine:
-    """An engine for any module by `torch.func`: group by group so that the networks of a group share their batch.
+    """An engine for any module, by `torch.func`. Networks that share a batch are evaluated as one group.
 
     Losses and gradients may be compiled, for stacks of one shape.
     """
@@ -124,7 +124,7 @@ class VmapEngine:
             return losses.detach(), list(torch.autograd.grad(losses.sum(), list(learned.values())))
 
     def outputs(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-        """See `Engine`; one batch for all."""
+        """See `Engine`; one batch for all networks."""
         self.module.eval()
         with sdpa_kernel(SDPBackend.MATH):
             return torch.func.vmap(self._call, in_dims=(0, None))(dict(params), inputs[0])
@@ -161,16 +161,17 @@ def fit_signals(
     progress: Progress = no_progress,
     on_step: OnStep | None = None,
 ) -> Params:
-    """Minimize each network's mean squared error on all points; the networks do not affect each other.
+    """Minimize each network's mean squared error on all points. Networks are trained independently.
 
     Args:
         module: The module of one network; its own parameters are not used.
-        params: The parameters at the start, with a leading model axis.
-        inputs: The points that all networks share, `[n, in]`.
-        targets: The target values of each network at these points, `[models, n, out]`.
-        descent: Steps, optimizer, schedule.
-        progress: Shows the steps.
-        on_step: Called after each step with its number, the losses of all networks and the rate.
+        params: The initial parameters, with a leading model axis.
+        inputs: The inputs that all networks share, `[n, in]`.
+        targets: The target outputs of each network at these inputs, `[models, n, out]`.
+        descent: The settings: steps, optimizer and schedule.
+        progress: Displays the steps.
+        on_step: A function that is called after each step with the step number, the losses of all networks and the
+            rate.
 
     Returns:
         Fitted parameters, with a leading model axis.
@@ -192,8 +193,8 @@ def _split_groups(tensor: Tensor, groups: int) -> Tensor:
 class LoopEngine:
     """An `Engine` for any module, by automatic differentiation of one network at a time.
 
-    Images have channels-last layout. If the hidden values of a batch do not fit the cache, the batch is read in pieces,
-    and the gradients of the pieces are added.
+    Images have channels-last layout. If the activations of a batch do not fit the cache, the batch is split, and the
+    gradients of the parts are summed.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -222,7 +223,7 @@ class LoopEngine:
         return losses.to(inputs.dtype), [torch.stack(rows) for rows in zip(*found, strict=True)]
 
     def outputs(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-        """See `Engine`; one batch for all."""
+        """See `Engine`; one batch for all networks."""
         self.module.eval()
         batch = channels_last(inputs[0])
         return torch.stack([self._run(own, batch) for own in unstack(params)])
@@ -232,7 +233,7 @@ class LoopEngine:
         return outputs
 
     def count_pieces(self, own: Params, batch: Tensor) -> int:
-        """Pieces of a batch: one if hidden values fit the cache, or examples depend on one another."""
+        """Return the number of batch parts: one if activations fit the cache, or if examples depend on one another."""
         if next(self.module.buffers(), None) is not None or batch.device.type != "cpu":
             return 1
         sizes = [0]

@@ -1,4 +1,4 @@
-"""Limits to one torch thread, for training many small networks in parallel."""
+"""A limit to one torch thread, for training many small networks in parallel."""
 
 import os
 import threading
@@ -8,24 +8,24 @@ from contextlib import contextmanager
 import torch
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-"""Environment variables from which new processes take their number of threads."""
+"""Environment variables that set the number of threads of new processes."""
 
 
 KEPT_BYTES = 31 * 2**20
-"""Size of the freed block that makes glibc keep memory, just below its limit of 32 MiB."""
+"""The size of the freed block that makes glibc keep memory, just below glibc's limit of 32 MiB."""
 
 
 def keep_freed_memory() -> None:
-    """Make glibc keep freed memory of this process, up to 62 MiB, where every step would return and map it again.
+    """Make glibc keep up to 62 MiB of freed memory, which every step would otherwise return and map again.
 
-    When a block is freed that was mapped by itself, glibc raises its two thresholds to the block's size and twice that
-    size (mallopt(3), M_MMAP_THRESHOLD). The block is never written, so it costs nothing; other allocators ignore it.
+    If a separately mapped block is freed, glibc raises two thresholds to the block's size and to twice that size
+    (mallopt(3), M_MMAP_THRESHOLD). The block is never written, so it costs nothing; other allocators ignore it.
     """
     torch.empty(KEPT_BYTES, dtype=torch.uint8)
 
 
 class _Limit:
-    """The settings before the limit, restored when the last block that shares it ends, in whatever thread."""
+    """The settings before the limit, restored when the last block that shares the limit ends, in any thread."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -38,10 +38,11 @@ _LIMIT = _Limit()
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One torch thread within the block, and in what is imported or started there; several threads may be in one.
+    """Limit torch to one thread within the block, also for imports and new processes; several threads may enter it.
 
-    Threads of one small network mostly wait for each other, and if other processes run, they wait busily. Two threads
-    were 3 to 16 times slower than one. Processes for different networks do not wait for each other.
+    The threads of a small network mostly wait for one another. If other processes are running, this waiting uses
+    processor time. Two threads were 3 to 16 times slower than one. Processes for different networks do not wait for one
+    another.
     """
     with _LIMIT.lock:
         if not _LIMIT.blocks:

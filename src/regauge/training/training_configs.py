@@ -1,4 +1,4 @@
-"""Settings of trainings. This module does not import torch so that the options of the command line load fast."""
+"""Settings of training. This module does not import torch, which makes command-line options load fast."""
 
 import math
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
-    """The settings that all trainings share.
+    """The settings that all kinds of training share.
 
     Attributes:
         epochs: Passes over the examples.
@@ -53,7 +53,7 @@ class DescentConfig(TrainingConfig):
             raise ValueError(f"steps is {self.steps} and epochs is {self.epochs}; the one given must be positive")
 
     def count_steps(self, examples: int) -> int:
-        """Return the number of steps of a training on `examples` examples; an epoch may end with a smaller batch."""
+        """Return the number of training steps for `examples` examples. An epoch may end with a smaller batch."""
         if self.steps is not None:
             return self.steps
         assert self.epochs is not None
@@ -62,7 +62,7 @@ class DescentConfig(TrainingConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class NetTrainingConfig(TrainingConfig):
-    """Settings of the training of a net by AdamW, shared by all nets that are trained on networks.
+    """Settings of training a net by AdamW, shared by all nets that are trained on networks.
 
     Attributes:
         epochs: Number of times that each network is read, at most.

@@ -1,9 +1,9 @@
-"""Networks that read and write the weights of networks."""
+"""Metanetworks: neural networks that read and write the weights of other networks."""
 
 from regauge.names import attach
 
 CHAINS = ("ChainConfig", "ChainDWS", "ChainScaleConfig", "ChainScaleGMN")
-"""Nets as their published code computes them, which the papers' experiments compare with."""
+"""Nets that follow the published code of other papers; the papers' experiments compare with them."""
 
 __getattr__, __dir__, __all__ = attach(
     __name__,

@@ -1,4 +1,4 @@
-"""Canonical forms of scales, signs and half periods, taken before a network is read and undone afterwards."""
+"""Canonical forms of scales, signs and half periods, applied before a network is read and undone afterwards."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -18,15 +18,15 @@ from regauge.weightspace.layout.compile import Layout
 
 @dataclass(frozen=True, eq=False)
 class CanonicalFrame:
-    """A map of networks of one layout to a canonical form of their scales, signs, shifts and matrices.
+    """A map from networks of one layout to a canonical form of their scales, signs, shifts and matrices.
 
     Attributes:
         symmetry: The symmetry of the networks.
-        plan: The steps that are taken.
-        parts: The parts that are fixed: some of "sign", "scale", "shift" and "linear".
-        open: The fixed parts that the values do not determine for some group. Networks of one orbit can differ in these
-            parts.
-        is_weighed: Whether a unit that is split in two has the same canonical form as the single unit.
+        plan: The steps of the canonicalization.
+        parts: The canonicalized parts of the symmetry: some of "sign", "scale", "shift" and "linear".
+        open: The canonicalized parts that, for some group, the weights do not determine. Canonical networks of one
+            orbit can differ in these parts.
+        is_weighed: Whether splitting a unit in two keeps the canonical form of the unit.
     """
 
     symmetry: Symmetry
@@ -37,7 +37,7 @@ class CanonicalFrame:
 
     @classmethod
     def of(cls, layout: Layout, parts: tuple[str, ...], left: tuple[str, ...] = ()) -> "CanonicalFrame":
-        """Return the frame that fixes some parts in as few steps as possible; the layers handle the other parts."""
+        """Return the frame that canonicalizes some parts in as few steps as possible; layers handle the other parts."""
         found = plan(layout.symmetry)
         touched = {*layout.contracted}
         needed = [step for step in found.steps if step.group not in touched]
@@ -55,29 +55,27 @@ class CanonicalFrame:
         return cls(layout.symmetry, replace(found, steps=kept), parts, frozenset(still_open), layout.is_weighed)
 
     def __call__(self, params: Mapping[str, Tensor]) -> Element | None:
-        """Return the element that brings each network of a population to its canonical form, or None if no part is
-        fixed.
-        """
+        """Return the element that brings each network to its canonical form, or None if no part is canonicalized."""
         if not self.plan.steps:
             return None
         with torch.no_grad():
             return carry_out(self.plan, self.symmetry, params, self.parts, power=1 if self.is_weighed else 2)
 
     def undo(self, element: Element | None, change: Params) -> Params:
-        """Map a change of the canonical networks to the corresponding change of the original networks."""
+        """Convert a change of the canonical networks to the corresponding change of the original networks."""
         if element is None:
             return change
         return self.without_shifts.act(self.symmetry.inverse(element), change)
 
     @cached_property
     def without_shifts(self) -> Symmetry:
-        """The symmetry that acts on changes of networks: constants added to a network cancel in a difference."""
+        """The symmetry that acts on changes of networks. It has no shifts, because constants cancel in differences."""
         groups = tuple(group.without("shift") for group in self.symmetry.groups)
         return replace(self.symmetry.on_sums, groups=groups)
 
 
 def _sees_signs(step: Step) -> bool:
-    """Return whether a step chooses by sums over values whose signs other groups change."""
+    """Return whether a step decides by sums over entries whose signs other groups change."""
     if isinstance(step, ShiftStep):
         places: tuple[GroupSite, ...] = (step.place,)
     elif isinstance(step, SignStep):
@@ -88,7 +86,7 @@ def _sees_signs(step: Step) -> bool:
 
 
 def _part(step: object) -> str:
-    """Return the part of an element that a step chooses."""
+    """Return the part of the symmetry that a step canonicalizes."""
     if isinstance(step, LinearStep | RotationStep) or (isinstance(step, SignStep) and not step.flips):
         return "linear"
     names = {"ScaleStep": "scale", "ShiftStep": "shift", "SignStep": "sign"}

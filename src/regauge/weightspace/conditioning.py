@@ -1,4 +1,4 @@
-"""Conditioning of a net over networks: learned functions of additional inputs scale and shift the features."""
+"""Conditioning of a metanetwork: learned functions of additional inputs scale and shift the features."""
 
 from dataclasses import replace
 
@@ -11,8 +11,7 @@ from regauge.weightspace.layers.dense import Dense
 
 
 class Conditioning(nn.Module):
-    """`(1 + a(c)) x + b(c)` for the vectors of units, pairs and networks; features that signs change are scaled but not
-    shifted.
+    """`(1 + a(c)) x + b(c)` for the vectors of units, pairs and networks. Features that signs change are not shifted.
 
     References:
         Perez et al. (2018), FiLM: visual reasoning with a general conditioning layer, equation 1.

@@ -1,4 +1,4 @@
-"""A decoder from vectors to the parameters of networks."""
+"""A decoder from vectors to network parameters."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from regauge.weightspace.layers.dense import Dense
 from regauge.weightspace.layout.compile import compile_layout
 
 SHARE = 0.1
-"""Root mean square of the first changes of a network, as a share of each tensor's own."""
+"""The root mean square of initial changes of a network, relative to that of each tensor."""
 
 
 @dataclass(frozen=True)
@@ -39,15 +39,15 @@ class MLPDecoder:
 class Decoder(nn.Module):
     """An MLP from vectors to networks of one architecture: `[models, inputs]` to parameters with a model axis.
 
-    The decoder makes one network for each vector. Training is free to choose any point of the orbit of that network.
-    Together with an invariant reader, the decoder is an autoencoder of orbits, trained by comparing the functions of
-    the networks. Each tensor is multiplied by its typical size, which `standardize` measures on networks. `begin_at`
-    makes the decoder start with all vectors near one network whose units differ. Buffers and parameters without
-    influence are not made; they are copied from `like`.
+    The decoder generates one network for each vector. Training is free to choose any point of the orbit of that
+    network. Together with an invariant reader, the decoder is an autoencoder of orbits, trained by comparing the
+    functions of networks. Each tensor is multiplied by its typical size, which `standardize` measures on networks.
+    `begin_at` initializes the decoder such that all vectors give almost the same network, whose units differ. Buffers
+    and parameters without influence are not generated; they are copied from `like`.
 
     Args:
         symmetry: The symmetry of the networks, with every size known.
-        inputs: Length of the vectors.
+        inputs: The length of the vectors.
         widths: The widths of the hidden layers.
         generator: Source of the initial weights.
 
@@ -85,9 +85,7 @@ class Decoder(nn.Module):
 
     @torch.no_grad()
     def begin_at(self, network: Mapping[str, Tensor]) -> None:
-        """Initialize the decoder so that every vector gives one network, up to changes of `SHARE` of each tensor's
-        size.
-        """
+        """Initialize the decoder such that every vector gives nearly this network: changes have `SHARE` of its size."""
         last = self.layers[-1]
         assert isinstance(last, Dense)
         assert last.bias is not None
@@ -98,9 +96,7 @@ class Decoder(nn.Module):
         last.bias.copy_(torch.cat(flat))
 
     def forward(self, codes: Float[Tensor, "models inputs"], like: Mapping[str, Tensor] | None = None) -> Params:
-        """Return the networks of vectors; tensors that are not made are copied from the one network `like` for each
-        vector.
-        """
+        """Return the networks of vectors. Tensors that are not generated are copied from the single network `like`."""
         if codes.ndim != 2 or codes.shape[1] != self.inputs:
             raise ValueError(
                 f"the vectors have shape {tuple(codes.shape)}, but this decoder takes [models, {self.inputs}]; give "
@@ -118,7 +114,7 @@ class Decoder(nn.Module):
 
 
 def complete(made: Params, tied: tuple[tuple[str, ...], ...], like: Mapping[str, Tensor], count: int) -> Params:
-    """Add tied tensors under all their names, and the tensors that the decoder does not make."""
+    """Add tied tensors under all their names, and the tensors that the decoder does not generate."""
     result = dict(made)
     for names in tied:
         known = next((made[name] for name in names if name in made), None)

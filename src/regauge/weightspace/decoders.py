@@ -1,4 +1,4 @@
-"""Decoders from vectors to networks: each a small frozen dataclass whose `build` makes a torch module.
+"""Decoders from vectors to networks. Each decoder has a small frozen dataclass whose `build` creates a torch module.
 
 A built decoder maps `[models, inputs]` to parameters of one architecture with a model axis. `standardize` measures the
 sizes of tensors on some networks, and `begin_at` initializes the decoder at one network. To add a decoder, write a file
@@ -17,7 +17,7 @@ from regauge.weightspace.template_decoder import TemplateDecoder
 DecoderSettings = MLPDecoder | TemplateDecoder
 
 DECODERS: dict[str, type[DecoderSettings]] = {"mlp": MLPDecoder, "template": TemplateDecoder}
-"""Name on the command line to class."""
+"""Decoder classes by their names on the command line."""
 
 
 def describe_decoder(settings: DecoderSettings) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The encoder of block values as features: standardized, encoded, and projected once for each tensor."""
+"""The encoder from block values to features: values are standardized, encoded, and projected once per tensor."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -16,17 +16,17 @@ from regauge.weightspace.layout.compile import Layout
 from regauge.weightspace.shares import Shares
 
 CONSTANT_VALUES = 1e-5
-"""Values whose deviation is a smaller share of their size are taken for equal: a canonical form may make them so."""
+"""Values count as constant if their deviation is a smaller share of their size, as canonical forms may cause."""
 
 MOMENTS = 6
-"""Numbers that describe the values of a block; see `_moments`."""
+"""The number of statistics that describe the values of a block; see `_moments`."""
 SMALLEST = 1e-12
-"""Values that are all smaller have the moments of values of this size."""
+"""A lower bound on the size of values when moments are computed."""
 
 
 @dataclass(frozen=True)
 class Scalars:
-    """The standardized values, without further functions."""
+    """The standardized values without additional functions."""
 
     is_centered: ClassVar[bool] = True
 
@@ -41,11 +41,11 @@ class Scalars:
 
 @dataclass(frozen=True)
 class Fourier:
-    """Each value together with sines and cosines of its random multiples, which separate close values.
+    """Each value, together with sines and cosines of its random multiples, which separate close values.
 
     Attributes:
-        frequencies: Number of multiples.
-        scale: Standard deviation of the multiples, in radians per standard deviation of the values.
+        frequencies: The number of multiples.
+        scale: The standard deviation of the multiples, in radians per standard deviation of the values.
 
     References:
         Zhou et al. (2023), section 4; Kofinas et al. (2024), appendix.
@@ -61,7 +61,7 @@ class Fourier:
             raise ValueError(f"frequencies={self.frequencies} and scale={self.scale} must be positive")
 
     def encode(self, values: Tensor, frequencies: Tensor | None) -> Tensor:
-        """`[..., channels]` to `[..., channels * count]`."""
+        """Encode `[..., channels]` as `[..., channels * count]`."""
         assert frequencies is not None
         phases = values.unsqueeze(-1) * frequencies
         return torch.cat([values.unsqueeze(-1), phases.sin(), phases.cos()], -1).flatten(-2)
@@ -73,15 +73,14 @@ class Fourier:
 
 @dataclass(frozen=True)
 class Logarithms:
-    """`sign(v) log(1 + |v|)`, and the same function of a multiple of `v`, for values that differ by orders of
-    magnitude.
+    """`sign(v) log(1 + |v|)`, also of a multiple of `v`, for values that differ by orders of magnitude.
 
     Values differ this much between networks that were trained with different settings. They differ even more after
-    canonicalization of scales, which moves the sizes of all tensors into one tensor. Values are not centered. They are
-    divided by the median of the networks' root mean squares.
+    scales are canonicalized, because this collects the sizes of all tensors in one tensor. Values are not centered.
+    They are divided by the median over networks of their root mean squares.
 
     Attributes:
-        factor: The factor of the multiple, which separates small values.
+        factor: The factor of the multiple. It separates small values.
     """
 
     factor: float = 30.0
@@ -93,7 +92,7 @@ class Logarithms:
             raise ValueError(f"factor={self.factor} must be positive")
 
     def encode(self, values: Tensor, frequencies: Tensor | None) -> Tensor:
-        """`[..., channels]` to `[..., channels * count]`."""
+        """Encode `[..., channels]` as `[..., channels * count]`."""
         sizes, signs = values.abs(), values.sign()
         found = [(factor * sizes).log1p() * signs / math.log1p(factor) for factor in (1.0, self.factor)]
         return torch.stack(found, -1).flatten(-2)
@@ -106,27 +105,27 @@ class Logarithms:
 Values = Scalars | Fourier | Logarithms
 
 VALUES: dict[str, type[Values]] = {"scalars": Scalars, "fourier": Fourier, "logarithms": Logarithms}
-"""Name on the command line to class."""
+"""Encoding classes by their names on the command line."""
 
 
 class Encoder(nn.Module):
     """A map from block values to features, with separate parameters for every block.
 
     Values are standardized by one mean and one deviation for each block, which `standardize` sets. Axes that no group
-    permutes (pixels, classes, kernel positions) are input channels of these maps so that the maps distinguish
+    permutes (pixels, classes, kernel positions) become input channels of these maps, which therefore distinguish
     positions. Every unit with a fixed position gets a learned vector, and so does the weight of a unit to itself. If
-    signs still act on values, the encoder reads these values twice. It reads their sizes for features that no sign
+    signs still act on values, the encoder reads these values twice. It reads absolute values for features that no sign
     changes. It reads the values themselves, without biases, for features that signs change. The same holds for scales,
     which do not change the direction of the channels. If half periods still act, features are the sine and cosine of an
     angle plus a linear map of the values that add to this angle. The initial coefficients of this map are at most one
-    radian for each value, times the frequency. A learned multiple of the sine of twice the angle joins the features
-    that add to the angle.
+    radian for each value, times the frequency. A learned multiple of the sine of twice the angle is included in the
+    features that add to the angle.
 
     Args:
-        has_pairs: Whether blocks with two ends or more get vectors.
-        channels: The number of further functions of each value between units.
-        multiplied: Names of the blocks whose values signs change and by which layers multiply.
-        reads_moments: Whether the vectors of networks also begin with the moments of all blocks.
+        has_pairs: Whether blocks with two or more ends get vectors.
+        channels: The number of additional functions of each value between units.
+        multiplied: Names of blocks whose values change sign and by which layers multiply.
+        reads_moments: Whether the moments of all blocks also enter the initial vectors of networks.
     """
 
     mean: Tensor
@@ -180,7 +179,7 @@ class Encoder(nn.Module):
         )
 
     def _add_maps(self, k: int, block: Block, layout: Layout, width: int, generator: torch.Generator | None) -> None:
-        """Make the maps from the values of a block to vectors."""
+        """Create the maps from the values of a block to vectors."""
         is_pair = len(block.ends) > 1
         gain = 1.0 if is_pair else 1 / math.sqrt(_count_sharing(block, layout))
         waves = {name for wave in (layout.waves or {}).values() for name in (wave.sine, wave.cosine)}
@@ -195,7 +194,7 @@ class Encoder(nn.Module):
         self.maps[f"{k}"] = dense
 
     def _add_vectors(self, layout: Layout, width: int, generator: torch.Generator | None) -> None:
-        """Make the vectors of sets of units, of positions, of a unit's weight to itself, and of the network."""
+        """Create the vectors of unit sets, of positions, of a unit's weight to itself, and of the network."""
         self.kinds = nn.ParameterDict({f"{k}": _vector(width, generator) for k in range(len(layout.units))})
         self.positions = nn.ParameterDict(
             {
@@ -290,9 +289,7 @@ class Encoder(nn.Module):
         )
 
     def _even(self, k: int, found: Tensor) -> Tensor:
-        """Return the part of a block's values that signs and scales do not change: absolute values, of directions if
-        scales act.
-        """
+        """Return functions of a block's values that signs and scales do not change, such as absolute values."""
         if self.is_scaled[k]:
             norm = torch.linalg.vector_norm(found, dim=-1, keepdim=True).clamp_min(torch.finfo(found.dtype).tiny)
             found = found / norm * math.sqrt(found.shape[-1])
@@ -311,7 +308,7 @@ class Encoder(nn.Module):
 
 
 def _frequency(block: Block, layout: Layout) -> float | None:
-    """Radians of one unit of the values of a block, if these add to the angle of its units."""
+    """Return the radians per unit of a block's values, if these values add to the angle of its units."""
     if len(block.ends) != 1 or block.name not in layout.signs:
         return None
     (end,) = block.ends
@@ -321,14 +318,14 @@ def _frequency(block: Block, layout: Layout) -> float | None:
 
 
 def _count_sharing(block: Block, layout: Layout) -> int:
-    """Return the number of blocks of which the vectors of the same units, or of the network, are sums."""
+    """Return the number of blocks whose vectors are summed for the same units, or for the network."""
     if not block.ends:
         return len(layout.network_blocks)
     return sum(any(end.units == block.ends[0].units for end in one.ends) for one in layout.unit_blocks)
 
 
 def _one_function(channels: int, generator: torch.Generator | None) -> Dense:
-    """Linear map from the values of a pair to one number; with a single value it starts as the identity."""
+    """Return a linear map from the values of a pair to one number; for a single value it starts as the identity."""
     dense = Dense(channels, 1, is_biased=False, generator=generator)
     if channels == 1:
         nn.init.ones_(dense.weight)
@@ -336,10 +333,10 @@ def _one_function(channels: int, generator: torch.Generator | None) -> Dense:
 
 
 def _moments(values: Tensor) -> Tensor:
-    """Statistics of each network's values that do not depend on their order, `[models, MOMENTS]`.
+    """Return permutation-invariant statistics of each network's values, `[models, MOMENTS]`.
 
-    The logarithm of their root mean square; then, of the values divided by it, mean, mean size, largest and smallest,
-    and the logarithm of the mean of fourth powers.
+    The first is the log root mean square. The values are then divided by it. The others are the mean, mean absolute
+    value, largest value, smallest value, and log mean fourth power.
     """
     flat = values.flatten(1)
     largest = flat.abs().amax(1).clamp_min(SMALLEST)  # whose square may be too large for the precision
@@ -356,7 +353,7 @@ def _is_square(block: Block) -> bool:
 
 
 def _diagonal(block: Block) -> Tensor:
-    """Return one where both ends of a block are the same unit, else zero: `[*labels]`."""
+    """Return a mask `[*labels]` that is one where both ends of a block are the same unit, and zero elsewhere."""
     first, second = block.ends
     same = torch.ones((), dtype=torch.bool)
     for one, other in zip(first.axes, second.axes, strict=True):

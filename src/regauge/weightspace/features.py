@@ -1,4 +1,4 @@
-"""The features that a network over networks computes at every layer: vectors of units, of pairs, and of the network."""
+"""The features that a metanetwork computes at every layer: vectors of units, of pairs, and of the network."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -14,16 +14,16 @@ from regauge.weightspace.shares import Shares, average
 
 @dataclass(frozen=True)
 class Odd:
-    """Feature vectors that signs multiply in the same way as they multiply values of networks, given by characters.
+    """Feature vectors that signs multiply as they multiply weights. Characters specify the multiplication.
 
     Attributes:
         units: For each set of units and each character of values of these units, `[models, *sizes, width]`.
-        pairs: For each block with two ends or more whose values signs change, `[models, *labels, width]`.
+        pairs: For each block with two or more ends whose values signs change, `[models, *labels, width]`.
         values: The unchanged values of each such block, `[models, *labels, channels]`, and their root mean square, if
-            layers multiply by these values. No layer changes them.
-        given: The part of `units` that comes from the units' own values, without sines and cosines of angles; no layer
-            changes this part.
-        waves: Sine and cosine of the angle of each unit, for each set whose units have one: `[models, *sizes, 1]`.
+            layers multiply by these values. Layers do not change them.
+        given: The component of `units` that comes from the units' own values, without sines and cosines of angles.
+            Layers do not change it.
+        waves: The sine and cosine of each unit's angle, for each set whose units have angles: `[models, *sizes, 1]`.
     """
 
     units: dict[str, dict[Character, Float[Tensor, "models *sizes width"]]] = field(default_factory=dict)
@@ -35,17 +35,17 @@ class Odd:
 
 @dataclass(frozen=True)
 class Features:
-    """Vectors of one width.
+    """Vectors of units, pairs and the network, all of the same width.
 
     Attributes:
         units: For each set of units, `[models, *sizes, width]`.
-        pairs: For each block with two ends or more, `[models, *labels, width]`.
+        pairs: For each block with two or more ends, `[models, *labels, width]`.
         network: `[models, width]`.
-        values: For each such block a few functions of its values, `[models, *labels, functions]`, if layers multiply by
-            these functions. No layer changes them.
-        odd: The features that signs change, or None if a canonical form has fixed signs. No sign changes the other
-            features.
-        shares: Shares of units in means; units of groups without shares have equal weight.
+        values: For each such block, a few functions of its values, `[models, *labels, functions]`, if layers multiply
+            by these functions. Layers do not change them.
+        odd: The features that signs change, or None if signs are canonicalized. All other features are invariant under
+            signs.
+        shares: The weights (shares) of units in means. Units of groups without shares have equal weights.
     """
 
     units: dict[str, Float[Tensor, "models *sizes width"]]
@@ -58,7 +58,7 @@ class Features:
     def change(
         self, units: dict[str, Tensor], pairs: dict[str, Tensor], network: Tensor, odd: Odd | None = None
     ) -> "Features":
-        """Return new vectors of the same networks."""
+        """Return features with new vectors for the same networks."""
         return replace(self, units=units, pairs=pairs, network=network, odd=self.odd if odd is None else odd)
 
 
@@ -69,9 +69,9 @@ class Read:
     Attributes:
         features: The features of the last layer.
         layout: The layout of the networks.
-        number: The index of the layout among those that the net has parameters for.
+        number: The index of the layout among the layouts for which the net has parameters.
         params: The canonical networks.
-        sizes: Root mean square of each tensor over the networks on which the net was standardized.
+        sizes: The root mean square of each tensor over the networks on which the net was standardized.
     """
 
     features: Features
@@ -85,13 +85,13 @@ def turn(
     wave: tuple[Float[Tensor, "models *sizes 1"], Float[Tensor, "models *sizes 1"]],
     by: Float[Tensor, "models *sizes width"],
 ) -> tuple[Float[Tensor, "models *sizes width"], Float[Tensor, "models *sizes width"]]:
-    """Return the sine and cosine of a sum of angles, from the sines and cosines of the first angles."""
+    """Return the sine and cosine of a sum of two angles, given the sine and cosine of both angles."""
     (sine, cosine), along, across = wave, by.cos(), by.sin()
     return sine * along + cosine * across, cosine * along - sine * across
 
 
 def spread(units: Float[Tensor, "models *sizes width"], end: End, block: Block) -> Float[Tensor, "models *ones width"]:
-    """Return vectors of units along the axes of a block, with length one along axes that do not index these units."""
+    """Return vectors of units broadcast to the axes of a block: length one along axes that do not index these units."""
     order = sorted(range(len(end.axes)), key=lambda k: end.axes[k])
     shape = [1] * len(block.sizes)
     for axis in end.axes:
@@ -102,12 +102,12 @@ def spread(units: Float[Tensor, "models *sizes width"], end: End, block: Block) 
 
 
 def others(end: End, block: Block) -> tuple[int, ...]:
-    """Return the axes of a block, counted with the model axis, over which one unit at an end has several values."""
+    """Return the axes of a block, counted with the model axis, that do not index the units at an end."""
     return tuple(1 + axis for axis in range(len(block.sizes)) if axis not in end.axes)
 
 
 def order_as(units: Float[Tensor, "models *sizes width"], end: End) -> Float[Tensor, "models *sizes width"]:
-    """Reorder the axes of vectors from their order in the block to their order in the set of units."""
+    """Permute the axes of vectors from their order in the block to their order in the unit set."""
     order = sorted(end.axes)
     place = [order.index(axis) for axis in end.axes]
     if place == list(range(len(place))):
@@ -118,17 +118,17 @@ def order_as(units: Float[Tensor, "models *sizes width"], end: End) -> Float[Ten
 def at_units(
     network: Float[Tensor, "models width"], units: Float[Tensor, "models *sizes _"]
 ) -> Float[Tensor, "models *ones width"]:
-    """Return vectors of networks, reshaped so that they broadcast over units."""
+    """Return vectors of networks, reshaped to broadcast over units."""
     return network.reshape(len(network), *([1] * (units.ndim - 2)), -1)
 
 
 def from_nested(
     name: str, units: Mapping[str, Tensor], layout: Layout, shares: Shares
 ) -> Iterator[tuple[bool, Tensor]]:
-    """Yield, for a set of units, the vectors of the units that contain them and the means over the units inside them.
+    """Yield vectors from nested units: of the units that contain a set's units, and means over the units inside them.
 
     Yields:
-        Whether the other units are the outer ones, and the vectors of these units, which broadcast over the set.
+        Whether the other units are the containing units, and the vectors of these units, which broadcast over the set.
     """
     own = layout.units[name].axes
     for other, x in units.items():

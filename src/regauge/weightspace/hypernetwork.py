@@ -1,4 +1,4 @@
-"""A hypernetwork that reads the weights of one network and makes the weights of another network."""
+"""A hypernetwork, which reads the weights of one network and generates the weights of another network."""
 
 import math
 from collections.abc import Mapping
@@ -11,20 +11,20 @@ from regauge.nets.classification import initialize
 from regauge.weightspace.row_encoder import RowEncoder, linear_layers, weight_rows
 
 TANH = 0.6276
-"""Root mean square of tanh of a standard normal number."""
+"""The root mean square of tanh of a standard normal variable."""
 
 SHARE = 0.1
-"""Initial size of what a hypernetwork adds to its biases, relative to the smallest weights that it makes."""
+"""The initial size of the code-dependent output, relative to the smallest generated weights."""
 
 
 class RowDecoder(nn.Module):
-    """A decoder from one code to the rows of a matrix: one small network for all rows, with an embedding of each.
+    """A decoder from one code to the rows of a matrix: one small network for all rows, with an embedding of each row.
 
         row_r = size V tanh(A code + E e_r + c) + d_r
 
-    At initialization the products have root mean square `size` and are nearly uncorrelated between rows. Their rank is
-    at most `hidden`. The decoder is equivalent to one linear layer with bias from the code to all entries, whose matrix
-    a smaller network makes.
+    At initialization, the products have root mean square `size` and are nearly uncorrelated between rows. Their rank is
+    at most `hidden`. The decoder is equivalent to one linear layer with bias from the code to all entries, where a
+    smaller network generates the layer's matrix.
 
     References:
         Ha et al. (2017), section 3.1: weights from learned embeddings of their place.
@@ -51,27 +51,27 @@ class RowDecoder(nn.Module):
         self.bias = nn.Parameter(torch.zeros(rows, columns))
 
     def forward(self, code: Tensor) -> Tensor:
-        """`[code]` to `[rows, columns]`."""
+        """Decode a code `[code]` to `[rows, columns]`."""
         rows: Tensor = self.last(torch.tanh(self.from_row(self.embeddings) + self.from_code(code)))
         return self.size * rows + self.bias
 
 
 class HyperNetwork(nn.Module):
-    """A hypernetwork from the weights of an MLP to those of another one of the same sizes.
+    """A hypernetwork that maps the weights of an MLP to the weights of another MLP of the same sizes.
 
-    The encoder of inr2vec reads one row (w, b) for every unit. At initialization the decoder gives a network that does
+    The encoder of inr2vec reads one row (w, b) for every unit. At initialization, the decoder gives a network that does
     not depend on the code. Its biases are uniformly random, with the root mean square of each tensor of `like`. The
-    part that depends on the code has `SHARE` of the size of the weights between hidden units. Steps of one learning
-    rate then change all tensors by similar amounts, as in ordinary training. Outputs scaled to the size of each tensor
-    did not train, because the phases of the first sines jumped. The decoder of paper 003 is not specified; one linear
-    layer from its code of 1024 to its 790,529 weights would have 810 million. This hypernetwork has 5,159,489
-    parameters for the networks of the paper. The encoder has 3,156,480 of these.
+    code-dependent component is initially smaller than the weights between hidden units, by the factor `SHARE`. Steps
+    with one learning rate then change all tensors by similar amounts, as in ordinary training. Outputs scaled to the
+    size of each tensor did not train, because the phases of the first sines jumped. Paper 003 does not specify its
+    decoder. One linear layer from its code of 1024 to its 790,529 weights would have 810 million parameters. This
+    hypernetwork has 5,159,489 parameters for the networks of the paper. The encoder has 3,156,480 of these.
 
     Args:
-        like: An MLP whose hidden layers have one width. It determines the sizes of rows and the scales of values.
-        is_residual: Whether the output, which is zero at initialization, is added to the input. The hypernetwork of the
-            paper is not residual.
-        embedding: Length of the decoder's embeddings.
+        like: An MLP whose hidden layers have equal widths. It determines the sizes of rows and the scales of weights.
+        is_residual: Whether the output, which is zero at initialization, is added to the input weights. The paper's
+            hypernetwork is not residual.
+        embedding: The length of the decoder's embeddings.
 
     References:
         Paper 003, section 3.4.
@@ -108,7 +108,7 @@ class HyperNetwork(nn.Module):
         self.decoder.bias.data.copy_(weight_rows(drawn, "all"))
 
     def forward(self, params: Mapping[str, Tensor]) -> Params:
-        """Encode one network and decode another network from the code."""
+        """Encode one network, and decode another network from the code."""
         rows = weight_rows(params, "all")
         made = self.decoder(self.encoder(rows.unsqueeze(0)).squeeze(0))
         result: Params = {}
@@ -124,12 +124,12 @@ class HyperNetwork(nn.Module):
 
 
 def _size(tensor: Tensor) -> float:
-    """Root mean square; without values as if it were 1."""
+    """Return the root mean square of a tensor; one for a tensor on the meta device."""
     return 1.0 if tensor.is_meta else float(tensor.detach().square().mean().sqrt())
 
 
 def _linear(inputs: int, outputs: int, generator: torch.Generator | None) -> nn.Linear:
-    """Return a layer whose outputs have the root mean square of its inputs."""
+    """Return a linear layer whose outputs have the root mean square of its inputs."""
     layer = nn.Linear(inputs, outputs)
     nn.init.normal_(layer.weight, 0.0, 1 / math.sqrt(inputs), generator=generator)
     nn.init.zeros_(layer.bias)

@@ -1,4 +1,4 @@
-"""A linear regression on statistics of canonical networks, which a net over weights can add to its output."""
+"""A linear regression on statistics of canonical networks, whose output a metanetwork can add to its own."""
 
 from collections.abc import Mapping
 
@@ -9,21 +9,21 @@ from regauge.weightspace.layout.compile import Layout
 
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
 KINDS = 2 + len(QUANTILES)
-"""Statistics of a block."""
+"""The number of statistics of a block."""
 SMALLEST = 1e-30
-"""Values that are all smaller have the statistics of values of this size."""
+"""A lower bound on the size of values when statistics are computed."""
 SOFT = 0.01
-"""Added to the size of a statistic before its logarithm is taken, as a share of the mean size."""
+"""A constant, relative to a statistic's mean size, that is added to its size before the logarithm."""
 LEAST = 1e-4
-"""Spreads that are smaller, as a share of the sizes of a block's statistics, may be rounding, and are not read."""
+"""A threshold, relative to a block's statistics. Smaller standard deviations may be rounding and are not read."""
 FURTHEST = 5.0
-"""Most deviations from the mean; what is further away is read as this so that no answer explodes."""
+"""The largest distance from the mean in standard deviations. Larger ones are clipped to keep outputs bounded."""
 
 
 class LinearReader(nn.Module):
-    """Linear map of standardized statistics of all blocks of values, and of the logarithms of their sizes.
+    """A linear map of standardized statistics of all blocks, and of the logarithms of the statistics' sizes.
 
-    The map is fitted once. Its weights are buffers, not parameters. They are initially zero, and so is the output.
+    The map is fitted once. Its weights are buffers, not parameters. The weights and the output are initially zero.
     """
 
     soft: Tensor
@@ -42,18 +42,18 @@ class LinearReader(nn.Module):
         self.register_buffer("bias", torch.zeros(outputs))
 
     def forward(self, values: Mapping[str, Tensor]) -> Tensor:
-        """Answers to networks, `[models, outputs]`, from the values of their blocks."""
+        """Return predictions for networks, `[models, outputs]`, from the values of their blocks."""
         return self.features(statistics_of(values)) @ self.weight.T + self.bias
 
     def features(self, statistics: Tensor) -> Tensor:
-        """Standardized statistics, and the logarithms of their sizes, `[models, features]`."""
+        """Return standardized statistics, and the logarithms of their sizes, `[models, features]`."""
         soft, mean, deviation = (t.to(statistics) for t in (self.soft, self.mean, self.deviation))
         known = torch.cat([statistics, (statistics.abs() + soft).log()], 1)
         return ((known - mean) / deviation).clamp(-FURTHEST, FURTHEST)
 
     @torch.no_grad()
     def standardize(self, statistics: Tensor) -> None:
-        """Take means and deviations from the statistics of some networks."""
+        """Set means and standard deviations to those of some networks' statistics."""
         exact = statistics.double()
         mean = exact.abs().mean(0)
         least = LEAST * mean.reshape(-1, KINDS).amax(1).repeat_interleave(KINDS).clamp_min(SMALLEST)
@@ -69,7 +69,7 @@ class LinearReader(nn.Module):
 def statistics_of(values: Mapping[str, Tensor]) -> Tensor:
     """Return the mean, standard deviation and five quantiles of the values of every block, `[models, 7 * blocks]`.
 
-    The statistics do not depend on the order of values, and do not explicitly depend on the number of units.
+    The statistics do not depend on the order of values, and have no explicit dependence on the number of units.
 
     References:
         Unterthiner et al. (2020), section 4.

@@ -1,4 +1,4 @@
-"""A network over networks: values of weights to features, layers, and a head."""
+"""A metanetwork: an encoder from weights to features, layers, and a head."""
 
 import json
 import math
@@ -35,7 +35,7 @@ from regauge.weightspace.reader import Reader, multiplied_blocks, require_values
 KIND = "regauge net over networks"
 VERSION = "1"
 LARGEST_ARRAY = 2**22
-"""Numbers of the largest array on a CPU, whose allocators return larger ones to the system after each use."""
+"""The size of the largest array on a CPU. CPU allocators return larger arrays to the system after each use."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Settings:
 
     @property
     def answers(self) -> int | None:
-        """The number of outputs that are also read from probes; None if the head has no such number."""
+        """The number of outputs that are also computed from probes; None if the head has no such number."""
         return self.head.outputs if isinstance(self.head, Invariant) else None
 
 
@@ -90,43 +90,44 @@ class Metanet(nn.Module):
         net(population)                       # [models, 10], the same for all networks of an orbit
 
     The layers are equivariant to permutations. Products over the axes of invertible matrices (queries with keys)
-    replace their factors. The net first canonicalizes scales, signs, half periods, and rotations that no products of
-    moderate size describe. Parts that layers respect are not canonicalized (`ScaleGMN`: signs; `Propagation`: signs and
-    half periods). With an `Equivariant` head the net maps the changes back to the original networks. A canonical form
-    is discontinuous at networks for which the sum that decides a sign is zero. If the symmetry has translations, the
-    net reads representatives (`Symmetry.split`). Representatives include buffers, so populations must have buffers.
+    replace their factors. The net first canonicalizes scales, signs and half periods. It also canonicalizes rotations
+    whose products would be too large. Parts that layers respect are not canonicalized (`ScaleGMN`: signs;
+    `Propagation`: signs and half periods). With an `Equivariant` head, the net maps the changes back to the original
+    networks. If the sum that decides a sign is zero, a canonical form is discontinuous. If the symmetry has
+    translations, the net reads representatives (`Symmetry.split`). Representatives include buffers, so populations must
+    have buffers.
 
     Args:
-        symmetry: Symmetry of the networks, with every size known; or the symmetries of several architectures.
-            Architectures share all parameters that do not belong to single tensors.
-        layer: Settings of the layers, one of `LAYERS`.
+        symmetry: The symmetry of the networks, with every size known; or a list with the symmetries of several
+            architectures. Architectures share all parameters that do not belong to single tensors.
+        layer: The settings of the layers, an instance of a class in `LAYERS`.
         head: The head: `Invariant`, `Equivariant` or `UnitFeatures`.
-        width: Length of the vectors of units, pairs and networks.
-        depth: Number of layers; 0 for a net that reads only the outputs of networks at `probes`.
-        values: The encoding of single values.
-        parts: Respected parts of the symmetry: some of "permutation", "sign", "scale", "shift", "linear" and
-            "translation", always with "permutation"; all by default. `net.parts` lists the parts that the net respects.
-            Rotations after gains ("rotation") are never among them.
-        readers: Axes (parameter, axis) along which parameters sum over units, as `find_readers` returns them. If
-            `readers` is given, units are weighted by shares of their outgoing weights; see `weightspace.shares`. A unit
-            that is split in two, with its outgoing weights divided among the copies, then counts as one unit.
-            Translations are not respected in this case.
-        probes: Inputs on which the networks are run. Activations and outputs at these inputs become additional
-            features. For several architectures, give the probes of each, in the order of the symmetries. With an
+        width: The length of the vectors of units, pairs and networks.
+        depth: The number of layers. A net with 0 layers reads only the outputs of networks at `probes`.
+        values: The encoding of single weights.
+        parts: The parts of the symmetry that the net respects: some of "permutation", "sign", "scale", "shift",
+            "linear" and "translation". "permutation" is always included; all parts are the default. `net.parts` lists
+            the parts that the net respects. Rotations after gains ("rotation") are never among them.
+        readers: Axes (parameter, axis) over which parameters sum units, as `find_readers` returns them. If `readers` is
+            given, units are weighted by shares of their outgoing weights; see `weightspace.shares`. If a unit is split
+            in two, with its outgoing weights divided among the copies, the copies then count as one unit. Translations
+            are not respected in this case.
+        probes: Inputs on which the networks are evaluated. Activations and outputs at these inputs become additional
+            features. For several architectures, pass the probes of each, in the order of the symmetries. With an
             `Invariant` head, a second net reads the outputs, and the result is the mean of both nets.
         reads_moments: Whether the net also reads the moments of every tensor of the canonical networks (logarithm of
-            the size, mean, extremes). No part of the symmetry changes the moments, but splitting a unit does.
+            the size, mean, extremes). The symmetry does not change the moments, but splitting a unit does.
         conditions: The number of conditions of each network, such as a time or a class, which the net reads in addition
             to the weights. Functions of the conditions scale and shift features before every layer.
-        is_linear: Whether a `LinearReader` of statistics of canonical networks contributes to the output, with an
-            `Invariant` head. It is fitted separately. The buffer `linear_share` is its weight in the output, and is
-            zero until it is set.
+        is_linear: Whether the output includes a `LinearReader` of statistics of canonical networks. This requires an
+            `Invariant` head. The reader is fitted separately. Its weight in the output is the buffer `linear_share`,
+            which is zero until it is set.
         generator: Source of the initial weights.
 
     Raises:
-        ValueError: A part is unknown, a size makes no sense, or layers have parameters for single tensors and there are
-            several architectures. Or the number of probes differs from the number of architectures, or the module of a
-            probe has another architecture.
+        ValueError: A part is unknown, or a size is invalid. Layers have parameters for single tensors, but there are
+            several architectures. The numbers of probes and architectures differ. Or the module of a probe has another
+            architecture.
     """
 
     share: Tensor
@@ -191,7 +192,7 @@ class Metanet(nn.Module):
             self.register_buffer(f"sizes_{k}", torch.ones(len(layout.parameters)))
 
     def _encoder(self, layout: Layout, generator: torch.Generator | None) -> Encoder:
-        """Return the encoder of the values of one architecture."""
+        """Return the encoder for the values of one architecture."""
         made = self.settings
         return Encoder(
             layout,
@@ -205,7 +206,7 @@ class Metanet(nn.Module):
         )
 
     def _layers(self, layouts: Sequence[Layout], generator: torch.Generator | None) -> Iterator[nn.Module]:
-        """Yield the layers, the last of which makes what the head reads, and the others everything."""
+        """Yield the layers. The last layer computes only what the head reads; the others compute all features."""
         made, has_pairs = self.settings, self.settings.layer.traits.keeps_pairs
         everything = frozenset({"units", "positions", "network", "odd", *(("pairs", "unwritten") if has_pairs else ())})
         last = made.head.reads(layouts, has_pairs=has_pairs)
@@ -215,7 +216,7 @@ class Metanet(nn.Module):
 
     @property
     def symmetries(self) -> tuple[Symmetry, ...]:
-        """Symmetries of the architectures that the net has parameters for."""
+        """The symmetries of the architectures for which the net has parameters."""
         return tuple(
             {reader.number: reader.layout.symmetry for reader in reversed(self._readers)}[k]
             for k in range(self._architectures)
@@ -227,19 +228,19 @@ class Metanet(nn.Module):
         return self._readers[0].layout
 
     def save(self, path: str | Path, *, about: Mapping[str, Any] | None = None, overwrite: bool = False) -> Path:
-        """Write the net atomically to a `.safetensors` file, whose header has all settings for rebuilding the net.
+        """Write the net atomically to a `.safetensors` file. The header has all settings for rebuilding the net.
 
         Args:
-            path: Ends in `.safetensors`, in a folder that exists. Architectures to which the net was adapted are not
-                written; call `adapt` again after loading.
-            about: Further information as JSON, such as the purpose of the training.
-            overwrite: Whether a file of that name may be replaced.
+            path: A path that ends in `.safetensors`, in an existing folder. Architectures to which the net was adapted
+                are not written. Call `adapt` again after loading.
+            about: Additional information as JSON, such as the purpose of the training.
+            overwrite: Whether an existing file of this name may be replaced.
 
         Raises:
-            FileExistsError: The file exists, and `overwrite` is false.
+            FileExistsError: The file exists and `overwrite` is false.
             FileNotFoundError: The folder of `path` does not exist.
             OSError: The disk is full.
-            ValueError: The name does not end in `.safetensors`, or a function chooses the outputs of probes.
+            ValueError: The name does not end in `.safetensors`, or a function selects the outputs at probes.
         """
         made, facts = json.dumps(self.describe()), json.dumps(dict(about or {}))
         header = {"kind": KIND, "version": VERSION, "net": made, "about": facts}
@@ -249,7 +250,7 @@ class Metanet(nn.Module):
         """Return all settings of the net as JSON, without its tensors.
 
         Raises:
-            ValueError: A function chooses the outputs of probes.
+            ValueError: A function selects the outputs at probes.
         """
         settings = self.settings
         return {
@@ -268,24 +269,23 @@ class Metanet(nn.Module):
         }
 
     def reads(self, population: Mapping[str, Tensor], symmetry: Symmetry | None = None) -> bool:
-        """Return whether a population has the tensors of an architecture that this net reads, and its symmetry if
-        given."""
+        """Return whether this net can read a population: its tensors fit an architecture, and its symmetry if given."""
         return any(reader.fits(population, symmetry) for reader in self._readers)
 
     def adapt(self, symmetry: Symmetry, module: nn.Module | None = None) -> None:
-        """Let the net also read networks with other numbers of units, with the same parameters.
+        """Prepare the net to also read networks with other numbers of units, with the same parameters.
 
-        The maps in every layer depend on the roles of tensors but not on their sizes. All sizes of sets of units may
-        therefore differ: widths, heads, experts, and sizes of matrices whose products are read. Fixed axes (inputs,
-        classes, kernels) are inputs of maps, and must keep their length. The statistics of `standardize` stay.
+        The maps in every layer depend on the roles of tensors, not on their sizes. Therefore all sizes of unit sets may
+        differ: widths, heads, experts, and sizes of matrices whose products are read. Fixed axes (inputs, classes,
+        kernels) are inputs of maps, and must keep their length. The statistics of `standardize` are kept.
 
         Args:
             symmetry: The symmetry of the other networks.
             module: The module of the other networks, for nets with probes.
 
         Raises:
-            ValueError: The networks differ in more than the numbers of units from the networks that the net was made
-                for, or the module is missing.
+            ValueError: The networks differ in more than the numbers of units from the net's original networks, or the
+                module is missing.
         """
         for reader in self._readers:
             made = self._reader(symmetry, 0, reader.layout.contracted)
@@ -300,13 +300,13 @@ class Metanet(nn.Module):
 
     @torch.no_grad()
     def standardize(self, population: Mapping[str, Tensor], symmetry: Symmetry | None = None) -> None:
-        """Compute the statistics for standardizing values from some networks of one architecture.
+        """Compute the statistics for standardizing weights from some networks of one architecture.
 
         Each block of values has one mean and one deviation, and each tensor has one root mean square. All positions
-        share these numbers because permutations exchange positions. `symmetry` is as for `forward`.
+        share these numbers because permutations exchange positions. `symmetry` has the same meaning as in `forward`.
 
         Raises:
-            ValueError: The net does not read the architecture of these networks.
+            ValueError: The net cannot read the architecture of these networks.
         """
         reader = self._find(population, symmetry)
         require_finite({name: population[name] for name in reader.layout.parameters}, "the population")
@@ -328,19 +328,19 @@ class Metanet(nn.Module):
         """Return the output of the head for each network of a population of one architecture.
 
         With probes and an `Invariant` head, the output is the weighted mean of `read_weights` and `read_probes`. The
-        buffer `share` is the weight of `read_probes`: one half until it is set, and one at depth 0. With `is_linear`,
-        the output is the weighted mean of this result and `read_linear`, and `linear_share` is the weight of
-        `read_linear`.
+        weight of `read_probes` is the buffer `share`. It is one half until it is set, and one at depth 0. With
+        `is_linear`, the output is the weighted mean of this result and `read_linear`. The weight of `read_linear` is
+        `linear_share`.
 
         Args:
             population: Networks with a leading model axis.
             conditions: The conditions of each network, `[models, conditions]`.
-            symmetry: Symmetry of the networks, needed if the net reads several architectures with the same tensors,
-                such as networks of the same shape with different activations.
+            symmetry: The symmetry of the networks. It is needed if the net reads several architectures with the same
+                tensors, such as networks of the same shape with different activations.
 
         Raises:
-            ValueError: The net does not read the architecture of these networks, or the networks have several
-                architectures; or conditions are missing or have the wrong length.
+            ValueError: The net cannot read the architecture of these networks, or the networks have several
+                architectures. Or conditions are missing or have the wrong length.
         """
         if self.head is None:
             made = self.read_probes(population, symmetry=symmetry)
@@ -355,10 +355,10 @@ class Metanet(nn.Module):
     def read_weights(
         self, population: Mapping[str, Tensor], conditions: Tensor | None = None, *, symmetry: Symmetry | None = None
     ) -> Any:
-        """Return the output of the head from weights; see `forward`.
+        """Return the head's output, computed from weights; see `forward`.
 
         Raises:
-            ValueError: The net does not read the architecture of these networks, or has no layers.
+            ValueError: The net cannot read the architecture of these networks, or has no layers.
         """
         if self.head is None:
             raise ValueError("a net of depth 0 reads outputs at probes alone; give it a depth of at least 1")
@@ -377,10 +377,10 @@ class Metanet(nn.Module):
         return _join([self._read(reader, select(population, p), c) for p, c in zip(parts, told, strict=True)])
 
     def read_probes(self, population: Mapping[str, Tensor], *, symmetry: Symmetry | None = None) -> Tensor:
-        """Return the output that is read from outputs of networks at probes only.
+        """Return the output that is computed only from the networks' outputs at probes.
 
         Raises:
-            ValueError: The net has no probes or no `Invariant` head, or the networks are of another architecture.
+            ValueError: The net has no probes or no `Invariant` head, or the networks have another architecture.
         """
         reader = self._find(population, symmetry)
         if reader.probed is None or not isinstance(self.settings.head, Invariant):
@@ -396,10 +396,10 @@ class Metanet(nn.Module):
         return found
 
     def statistics(self, population: Mapping[str, Tensor], *, symmetry: Symmetry | None = None) -> Tensor:
-        """Return the statistics of canonical networks that linear readers read, `[models, statistics]`.
+        """Return the statistics of canonical networks that linear readers use, `[models, statistics]`.
 
         Raises:
-            ValueError: The net does not read the architecture of these networks, or has no linear reader.
+            ValueError: The net cannot read the architecture of these networks, or has no linear reader.
         """
         return statistics_of(self._plain_values(self._find(population, symmetry), population))
 
@@ -407,20 +407,20 @@ class Metanet(nn.Module):
         """Return the output of the linear reader of statistics.
 
         Raises:
-            ValueError: The net does not read the architecture of these networks, or has no linear reader.
+            ValueError: The net cannot read the architecture of these networks, or has no linear reader.
         """
         reader = self._find(population, symmetry)
         values = self._plain_values(reader, population)
         return self.linear_reader(reader.number)(values)  # type: ignore[no-any-return]
 
     def _plain_values(self, reader: Reader, population: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the values of blocks of networks in a canonical form of everything but orders."""
+        """Return the block values of networks in a canonical form of everything except permutations."""
         if reader.plain is None:
             raise ValueError("this net has no linear reader of statistics; make it with `is_linear=True`")
         return reader.plain.read(reader.plain.canonicalize(population)[0])[0]
 
     def _groups(self, layout: Layout, population: Mapping[str, Tensor]) -> list[slice]:
-        """Return a population in groups whose arrays are at most `LARGEST_ARRAY`, where that helps."""
+        """Return slices of a population whose arrays have at most `LARGEST_ARRAY` entries, if this is faster."""
         count = len(population[layout.parameters[0]])
         pairs = max((math.prod(block.sizes) for block in layout.pair_blocks), default=1)
         size = max(1, LARGEST_ARRAY // (2 * self.settings.width * max(1, pairs)))
@@ -430,7 +430,7 @@ class Metanet(nn.Module):
         return [slice(start, start + size) for start in range(0, count, size)]
 
     def _read(self, reader: Reader, population: Mapping[str, Tensor], conditions: Tensor | None) -> Any:
-        """Return the output of the head for some networks at once."""
+        """Return the head's output for some networks at once."""
         canonical, element = reader.canonicalize(population)
         features = self._run(reader, canonical, len(self.layers), conditions)
         known = self.get_buffer(f"sizes_{reader.number}").tolist()
@@ -443,31 +443,31 @@ class Metanet(nn.Module):
     def canonical_features(self, population: Mapping[str, Tensor]) -> tuple[Features, Element | None]:
         """Return the features of networks after all layers, and the elements that canonicalized the networks.
 
-        Features that signs change belong to the canonical networks. None is the identity. The elements do not include
-        translations.
+        Features that signs change are those of the canonical networks. None stands for the identity. The elements do
+        not include translations.
 
         Raises:
-            ValueError: The net does not read the architecture of these networks.
+            ValueError: The net cannot read the architecture of these networks.
         """
         reader = self._find(population)
         canonical, element = reader.canonicalize(population)
         return self._run(reader, canonical, len(self.layers), None), reader.from_given(population, element)
 
     def layout_of(self, population: Mapping[str, Tensor]) -> Layout:
-        """Return the layout by which the networks of a population are read.
+        """Return the layout with which the net reads a population.
 
         Raises:
-            ValueError: The net does not read the architecture of these networks.
+            ValueError: The net cannot read the architecture of these networks.
         """
         return self._find(population).layout
 
     def features(
         self, population: Mapping[str, Tensor], *, layers: int | None = None, conditions: Tensor | None = None
     ) -> Features:
-        """Return the features of networks after some layers, all by default.
+        """Return the features of networks after `layers` layers; by default after all layers.
 
         Raises:
-            ValueError: The net does not read the architecture of these networks, or has no layers.
+            ValueError: The net cannot read the architecture of these networks, or has no layers.
         """
         if self.head is None:
             raise ValueError("a net of depth 0 reads outputs at probes alone; give it a depth of at least 1")
@@ -493,7 +493,7 @@ class Metanet(nn.Module):
         return replace(make(left, readers=made.readers), plain=make((), readers=()) if made.is_linear else None)
 
     def _trace(self, reader: Reader, made: Reader, module: nn.Module | None) -> Probed | None:
-        """Trace how networks of another layout run on the probes of a reader; None if it has no probes."""
+        """Trace how a module of another layout computes on a reader's probes; return None without probes."""
         if reader.probed is None:
             return None
         if module is None:
@@ -522,14 +522,14 @@ class Metanet(nn.Module):
 
 
 def _join(made: list[Any]) -> Any:
-    """Join the outputs of a head for parts of a population."""
+    """Concatenate the head's outputs for slices of a population."""
     if isinstance(made[0], Tensor):
         return torch.cat(made)
     return {name: torch.cat([part[name] for part in made]) for name in made[0]}
 
 
 def _require_fitting(settings: Settings, symmetries: Sequence[Symmetry], probes: Sequence[Probes]) -> None:
-    """Raise a ValueError unless a net with these settings can read networks of these symmetries, with these probes."""
+    """Raise a ValueError unless a net with these settings can read networks with these symmetries and probes."""
     if not settings.depth and (not probes or settings.answers is None):
         raise ValueError(
             "depth=0 makes a net that reads nothing but what networks compute at probes, for an `Invariant` head; "

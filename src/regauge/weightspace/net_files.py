@@ -1,4 +1,4 @@
-"""Trained nets read from files; `Metanet.save` writes them."""
+"""A reader of trained nets from files that `Metanet.save` writes."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -26,19 +26,19 @@ def load_net(
     module: nn.Module | Sequence[nn.Module] | None = None,
     make_module: Callable[[], nn.Module] | None = None,
 ) -> tuple[Metanet, dict[str, Any]]:
-    """Return the net in a file, in evaluation mode, and the further information that was saved with it.
+    """Return the net in a file, in evaluation mode, and the additional information that was saved with it.
 
     Args:
         path: The file.
-        module: The module that a net with probes runs; its own parameters are not used. For a net of several
-            architectures, give all modules in the order of the symmetries.
-        make_module: A function that makes the module if the net has probes, used instead of `module`.
+        module: The module of networks, for a net with probes. Its own parameters are not used. For a net of several
+            architectures, pass a list of modules in the order of the symmetries.
+        make_module: A function that creates the module if the net has probes; it replaces `module`.
 
     Raises:
         FileNotFoundError: There is no such file.
-        KeyError: The module is of another architecture.
-        ValueError: The file is damaged, holds no net, or has another version. Or the module is missing, is given for a
-            net without probes, or has another architecture.
+        KeyError: The module has another architecture.
+        ValueError: The file is damaged, contains no net, or has another version. Or the module is missing, is given for
+            a net without probes, or has another architecture.
     """
     header, tensors = read_described(path, kind=KIND, version=VERSION, name="net over networks", writer="regauge learn")
     try:
@@ -69,7 +69,7 @@ def load_net(
 
 
 def make_net(made: Mapping[str, Any], tensors: Mapping[str, Tensor], modules: Sequence[nn.Module] = ()) -> Metanet:
-    """Return a net from the settings of `Metanet.describe` and its tensors.
+    """Return a net, given the settings from `Metanet.describe` and the net's tensors.
 
     Raises:
         KeyError, TypeError, ValueError, RuntimeError: The settings or the tensors do not describe a net.
@@ -97,7 +97,7 @@ def make_net(made: Mapping[str, Any], tensors: Mapping[str, Tensor], modules: Se
 
 
 def _probes(module: nn.Module, written: Mapping[str, Any], tensors: Mapping[str, Tensor], number: int) -> Probes:
-    """Probes that begin as those of a file."""
+    """Return probes that are initialized with those in a file."""
     given = {}
     for name, value in written["arguments"]:
         keys = (f"probes.{number}.learned.{name}", f"probes.{number}.given_{name}")

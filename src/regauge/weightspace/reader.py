@@ -1,4 +1,4 @@
-"""A reader of the networks of one architecture, which also maps changes back to the networks."""
+"""A reader of the networks of one architecture, which also maps changes back to the original networks."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -23,8 +23,8 @@ from regauge.weightspace.shares import divide, find_shares
 class Reader:
     """One architecture that a net reads; `number` is the index of the parameters for this architecture.
 
-    If there are probes, `probed` runs the networks on the probes. If `is_translated`, representatives are read. If
-    statistics are read, `plain` brings everything except orders to a canonical form.
+    If there are probes, `probed` evaluates the networks on the probes. If `is_translated`, representatives are read. If
+    statistics are read, `plain` canonicalizes everything except permutations.
     """
 
     layout: Layout
@@ -47,15 +47,15 @@ class Reader:
         contracted: tuple[str, ...] | None,
         readers: Collection[tuple[str, int]],
     ) -> "Reader":
-        """Return the reader of networks for some layers.
+        """Return the reader of networks for the given layers.
 
         Args:
             symmetry: The symmetry of the networks.
             number: The index of the parameters for this architecture.
-            layer: Settings of the layers.
+            layer: The settings of the layers.
             depth: The number of layers.
-            wanted: The parts of the symmetry that are respected.
-            left: The parts that layers respect without a canonical form, if they can.
+            wanted: The parts of the symmetry that the net respects.
+            left: The parts that layers respect without a canonical form, if possible.
             contracted: See `compile_layout`.
             readers: See `compile_layout`.
         """
@@ -99,7 +99,7 @@ class Reader:
         return divide(values, self.layout, shares), shares
 
     def canonicalize(self, population: Mapping[str, Tensor]) -> tuple[Mapping[str, Tensor], Element | None]:
-        """Return the canonical networks, and the element that moved representatives to them, or None.
+        """Return the canonical networks, and the element that transformed representatives to them, or None.
 
         Masks and other integer structure become floating-point values in canonical networks.
         """
@@ -116,8 +116,8 @@ class Reader:
     ) -> Params:
         """Return the changes of the original networks, with zeros for tensors that do not change.
 
-        Changed representatives are normalized again, and joined with the coordinates of the original networks. The
-        result for a translated network is therefore the translated result.
+        Changed representatives are normalized again, and joined with the coordinates of the original networks.
+        Therefore the result for a translated network is the translated result.
         """
         full = self._undo(population, changes, element, count)
         if not self.is_translated:
@@ -134,7 +134,7 @@ class Reader:
         return flat if count == 1 else {name: t.reshape(-1, count, *t.shape[1:]) for name, t in flat.items()}
 
     def from_given(self, population: Mapping[str, Tensor], element: Element | None) -> Element | None:
-        """Return the linear part of the element that moved networks to canonical forms, including representatives."""
+        """Return the linear part of the element from given networks to canonical forms, including representatives."""
         symmetry = self.layout.symmetry
         if not (self.is_translated and chart.chart_gains(symmetry)):
             return element
@@ -170,7 +170,7 @@ class Reader:
 
 
 def require_values(population: Mapping[str, Tensor], layout: Layout) -> None:
-    """Raise a ValueError unless the tensors that are read hold numbers of the same number of networks."""
+    """Raise a ValueError unless all tensors that are read are numeric and have the same number of networks."""
     count_models({name: population[name] for name in layout.parameters})
     weights = (name for name in layout.parameters if name not in layout.symmetry.structure)
     wrong = [name for name in weights if not population[name].is_floating_point()]
@@ -182,7 +182,7 @@ def require_values(population: Mapping[str, Tensor], layout: Layout) -> None:
 
 
 def tell_difference(population: Mapping[str, Tensor], layout: Layout) -> str:
-    """Return a message: the difference of unreadable networks from the first layout of a net, and a remedy."""
+    """Return an error message: how unreadable networks differ from the first layout of a net, with advice."""
     shapes = layout.symmetry.shapes
     missing = [name for name in layout.parameters if name not in population]
     if missing:
@@ -204,9 +204,9 @@ def tell_difference(population: Mapping[str, Tensor], layout: Layout) -> str:
 
 
 def _has_products(layer: Layer, layout: Layout, depth: int) -> bool:
-    """Return whether layers can respect the remaining scales: messages read all values that these scales change.
+    """Return whether layers can respect the remaining scales, that is, whether messages read all values they change.
 
-    Changes along the axes of matrices consist of products in which scales would not cancel.
+    Changes along the axes of matrices consist of products, in which scales would not cancel.
     """
     scaled = {name for name, character in layout.signs.items() if has_scale(character)}
     found = [one.multiplied for k in range(depth if scaled else 0) if (one := layer.reaches(layout, k)) is not None]

@@ -1,4 +1,4 @@
-"""The encoder of inr2vec: it maps every row of a matrix of weights separately, and takes the maximum over rows."""
+"""The encoder of inr2vec: it maps every row of a weight matrix separately, and takes the maximum over rows."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -10,15 +10,15 @@ Layers = Literal["hidden", "all"]
 
 
 class RowEncoder(nn.Module):
-    """Rows `[networks, rows, columns]` to codes `[networks, code]`.
+    """An encoder from rows `[networks, rows, columns]` to codes `[networks, code]`.
 
     Four layers act on every row separately (512, 512, 1024 and 1024 units, batch normalization over the rows of all
     networks, ReLU). One linear layer and the maximum over rows follow. The code does not depend on the order of rows,
-    so the order of the units of *one* layer does not matter. It depends on the order of columns, so it is not invariant
-    to permutations.
+    so permuting the units of *one* layer does not change it. The code depends on the order of columns, so it is not
+    invariant under general permutations of units.
 
     Args:
-        widths: Units of the four layers.
+        widths: The numbers of units in the four layers.
 
     References:
         De Luigi et al. (2023), section 3 and appendix. At 512 columns it has 3,155,968 parameters (counted here).
@@ -68,14 +68,14 @@ def linear_layers(params: Mapping[str, Tensor]) -> list[tuple[str, str]]:
 
 
 def weight_rows(params: Mapping[str, Tensor], layers: Layers) -> Tensor:
-    """Return the matrix that the encoder reads, of one network or of each network of a population.
+    """Return the matrix that the encoder reads, for one network or for each network of a population.
 
-    With `hidden`, as inr2vec: W and then b of every layer between two hidden ones, below one another, `[..., (L - 2)
-    (H + 1), H]` for L linear layers. With `all`, as hyper-matching: one row (w, b) for every unit of every layer, the
-    rows of the first layer filled up with zeros, `[..., (L - 1) H + out, H + 1]`.
+    With `hidden`, as in inr2vec: W and then b of every layer between two hidden layers, stacked vertically, `[..., (L -
+    2) (H + 1), H]` for L linear layers. With `all`, as in hyper-matching: one row (w, b) for every unit of every layer,
+    where rows of the first layer are padded with zeros, `[..., (L - 1) H + out, H + 1]`.
 
     Raises:
-        ValueError: The network is no MLP with biases and hidden layers of one width.
+        ValueError: The network is not an MLP with biases and with hidden layers of equal width.
 
     References:
         Paper 003, section 3.4 and figure 3.7.

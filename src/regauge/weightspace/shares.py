@@ -1,9 +1,9 @@
-"""Shares that weight units so that a unit that is split in two counts as one unit.
+"""Shares that weight units: a unit that is split in two counts as one unit.
 
-If the outgoing weights of two copies of a unit add up to those of the unit, the network computes the same function.
-Every unit gets a share that is proportional to its outgoing weights. The net divides outgoing weights by the shares,
-and weights units by their shares in all means. The features of the copies then equal the features of the unit, and the
-shares of the copies add up to the share of the unit.
+If the outgoing weights of two copies of a unit sum to those of the unit, the network computes the same function. Every
+unit gets a share that is proportional to its outgoing weights. The net divides outgoing weights by the shares, and
+weights units by their shares in all means. The features of the copies then equal the features of the unit, and the
+shares of the copies sum to the share of the unit.
 """
 
 import math
@@ -20,24 +20,24 @@ from regauge.weightspace.layout.blocks import Block, End, Grid
 from regauge.weightspace.layout.compile import Layout
 
 Shares = Mapping[str, Float[Tensor, "models *sizes"]]
-"""For each group, along the axes of its set, shares that sum to one over its units within every copy; a group whose
-units all count alike is left out."""
+"""Shares by group, on the axes of its set; they sum to one within each copy. Groups of equal shares are left out."""
 LOGARITHM_FLOOR = 1e-30
-"""Takes the place of zero under a logarithm."""
+"""The number that replaces zero under a logarithm."""
 
 
 @check_arguments
 def find_readers(symmetry: Symmetry | Sequence[Symmetry]) -> frozenset[Axis]:
-    """Return the axes (parameter, axis) along which parameters sum over units, as recorded by discovery.
+    """Return the axes (parameter, axis) over which parameters sum units, as recorded by discovery.
 
-    For a symmetry without readers, return the axes of torch's layers: axis 1 of weights (out, in, ...), axis 0 of
+    If a symmetry records no readers, return the axes of torch's layers: axis 1 of weights (out, in, ...), axis 0 of
     transposed convolutions, none of vectors and embeddings.
 
     Args:
-        symmetry: The symmetry of the networks, or of those of several architectures.
+        symmetry: The symmetry of the networks, or a list of symmetries of several architectures.
 
     Raises:
-        ValueError: A parameter of one name sums over units in one architecture and not in another.
+        ValueError: A parameter sums over units in one architecture, but a parameter of the same name in another does
+            not.
     """
     symmetries = (symmetry,) if isinstance(symmetry, Symmetry) else tuple(symmetry)
     moved = [{(p.parameter, p.axis) for group in one.groups for p in group.placements} for one in symmetries]
@@ -53,11 +53,11 @@ def find_readers(symmetry: Symmetry | Sequence[Symmetry]) -> frozenset[Axis]:
 
 
 def find_shares(values: Mapping[str, Tensor], layout: Layout) -> dict[str, Tensor]:
-    """Return the shares of all units with outgoing weights, from the values of blocks.
+    """Return the shares of all units that have outgoing weights, computed from block values.
 
-    The weight of a unit comes from its outgoing weights. Their largest size is taken along axes of receiving units,
-    because copies of these units do not change it. Their sum is taken along axes of other units that they read. A set
-    without outgoing weights has no shares.
+    The share of a unit is computed from its outgoing weights. Along axes of receiving units, the largest magnitude is
+    used, because copies of receiving units do not change it. Along axes of other units that the weights read, the
+    magnitudes are summed. A set without outgoing weights has no shares.
     """
     totals: dict[str, Tensor] = {}
     for block in layout.blocks:
@@ -80,12 +80,12 @@ def find_shares(values: Mapping[str, Tensor], layout: Layout) -> dict[str, Tenso
 
 
 def divide(values: Mapping[str, Tensor], layout: Layout, shares: Shares) -> dict[str, Tensor]:
-    """Return the values of blocks, divided by the shares of the units that they read; zero if the shares are zero."""
+    """Return block values, divided by the shares of the units that they read; zero if the shares are zero."""
     return {b.name: divide_by(values[b.name], read_weights(b, layout, shares)) for b in layout.blocks}
 
 
 def divide_by(x: Tensor, weights: Tensor | None) -> Tensor:
-    """Return values over weights of their leading axes; zero where these are zero."""
+    """Return values divided by weights of their leading axes; zero if the weights are zero."""
     if weights is None:
         return x
     weights = weights.reshape(*weights.shape, *([1] * (x.ndim - weights.ndim)))
@@ -93,8 +93,7 @@ def divide_by(x: Tensor, weights: Tensor | None) -> Tensor:
 
 
 def read_weights(block: Block, layout: Layout, shares: Shares) -> Tensor | None:
-    """Return products of the shares of the units that values of a block read, `[models, *ones]`; None if there are
-    none."""
+    """Return products of the shares of the units that a block reads, `[models, *ones]`; None without shares."""
     grid, made = layout.grid_of(block), None
     for axis, label in enumerate(block.labels):
         if label.reads and label.group in shares:
@@ -104,8 +103,7 @@ def read_weights(block: Block, layout: Layout, shares: Shares) -> Tensor | None:
 
 
 def weigh(x: Tensor, axes: Iterable[int], grid: Grid, shares: Shares) -> Tensor:
-    """Return vectors times the shares of the units along some axes, counted with the model axis; their sum is a
-    mean."""
+    """Return vectors times the shares of units along some axes, counted with the model axis; their sum is a mean."""
     for axis in axes:
         share = shares.get(grid.groups[axis - 1])  # Without shares all units count alike: 1 / n each.
         x = x / grid.sizes[axis - 1] if share is None else x * _along(share, axis - 1, grid)
@@ -113,7 +111,7 @@ def weigh(x: Tensor, axes: Iterable[int], grid: Grid, shares: Shares) -> Tensor:
 
 
 def average(x: Tensor, axes: Iterable[int], grid: Grid, shares: Shares) -> Tensor:
-    """Return the mean of vectors over some axes of a grid, counted with the model axis, by the shares of its units."""
+    """Return the mean of vectors over some axes, counted with the model axis, weighted by the shares of units."""
     axes = tuple(axes)
     if not axes:
         return x
@@ -123,8 +121,8 @@ def average(x: Tensor, axes: Iterable[int], grid: Grid, shares: Shares) -> Tenso
 class Terms:
     """Factors that normalize sums of n terms with random signs, whose size grows like sqrt(n), to size one.
 
-    If units are weighted by shares, sums are means. Then n is the number of units in the networks that the layer was
-    made for, because the networks that it reads may have copies of units.
+    If units are weighted by shares, sums are means. In this case n is the number of units in the networks for which the
+    layer was made, because other networks may have copies of units.
     """
 
     def __init__(self, layouts: Iterable[Layout]) -> None:
@@ -138,7 +136,7 @@ class Terms:
 
 
 def log_weights(axes: Iterable[int], grid: Grid, shares: Shares) -> Tensor | None:
-    """Logarithms of the weights of the units along some axes, `[models, *ones, 1]`; None where all count alike."""
+    """Return the log weights of units along some axes, `[models, *ones, 1]`; None for equal weights."""
     axes = tuple(axes)
     if not _matter(axes, grid, shares):
         return None
@@ -151,7 +149,7 @@ def _matter(axes: Iterable[int], grid: Grid, shares: Shares) -> bool:
 
 
 def _along(share: Tensor, axis: int, grid: Grid) -> Tensor:
-    """Shares at the axes of a grid, `[models, *ones, 1]`."""
+    """Return shares at the axes of a grid, `[models, *ones, 1]`."""
     kept = (*grid.bases[axis], axis)
     order = sorted(range(len(kept)), key=kept.__getitem__)
     shape = [size if k in kept else 1 for k, size in enumerate(grid.sizes)]

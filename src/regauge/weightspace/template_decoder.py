@@ -1,4 +1,4 @@
-"""A decoder from vectors to the parameters of networks, by message passing among the units of a template."""
+"""A decoder from vectors to network parameters, by message passing among the units of a template network."""
 
 import copy
 from collections.abc import Mapping
@@ -21,16 +21,16 @@ from regauge.weightspace.shares import find_readers
 
 @dataclass(frozen=True)
 class TemplateDecoder:
-    """A learned template network, and a net over networks that changes the template, conditioned on the vector.
+    """A learned template network, and a metanetwork that changes the template, conditioned on the vector.
 
     Units exchange messages through the template's weights. Every weight is computed from the features of the units that
-    it connects. Except for the template itself, the number of parameters does not grow with the networks' widths.
+    it connects. The number of parameters does not grow with the networks' widths, except for the template itself.
 
     Attributes:
-        layer: Settings of the layers; see `regauge.weightspace.LAYERS`.
-        width: The width of the net.
-        depth: Number of layers.
-        widening: Whether a unit that is split in two counts as one; see `Template.widened`, which asks for it, and the
+        layer: The settings of the layers; see `regauge.weightspace.LAYERS`.
+        width: The width of the metanetwork.
+        depth: The number of layers.
+        widening: Whether a unit that is split in two counts as one unit. `Template.widened` requires this; see also the
             argument `readers` of `Metanet`.
     """
 
@@ -49,7 +49,7 @@ class TemplateDecoder:
 
 
 class Template(nn.Module):
-    """A template and its net: `[models, inputs]` to parameters with a model axis; see `TemplateDecoder`."""
+    """A template and its metanetwork: `[models, inputs]` to parameters with a model axis; see `TemplateDecoder`."""
 
     def __init__(
         self, symmetry: Symmetry, settings: TemplateDecoder, inputs: int, generator: torch.Generator | None
@@ -86,10 +86,10 @@ class Template(nn.Module):
     def widened(self, symmetry: Symmetry) -> "Template":
         """Return a decoder to wider networks of the same architecture, which compute the same functions.
 
-        Every unit of the template is split into several copies, about equally many for each unit. The outgoing weights
-        of the copies add up to those of the unit. The net counts the copies as one unit, so each decoded network is the
-        network of this decoder with split units. The parameters of the net stay the same. Further training of the new
-        decoder can use all units.
+        Every unit of the template is split into several copies, with about equal numbers for all units. The outgoing
+        weights of the copies sum to those of the unit. The metanetwork counts the copies as one unit. Each decoded
+        network therefore equals the network of the original decoder with split units. The parameters of the metanetwork
+        stay the same. Further training of the new decoder can use all units.
 
         Args:
             symmetry: The symmetry of the wider networks, with every size known.

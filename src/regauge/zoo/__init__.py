@@ -1,4 +1,4 @@
-"""Populations of networks: trained, stored, imported, aligned."""
+"""Populations of networks: training, storage, import and alignment."""
 
 from regauge.names import attach
 

@@ -1,4 +1,4 @@
-"""The demo, which trains small networks on handwritten digits, and aligns, compares and merges the networks."""
+"""A demo that trains small networks on handwritten digits, and then aligns, compares and merges the networks."""
 
 import copy
 import os
@@ -32,14 +32,14 @@ from regauge.training import AdamW, one_thread
 NETWORKS = 3
 DEMO_POINTS = 17
 UNITS = 12
-"""Units of the first layer that are drawn."""
+"""The number of first-layer units that are displayed."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One architecture of the demo, with a key for file names, and how it is trained on some of the images.
+    """One architecture of the demo, with a key for file names, and a function that trains it on some of the images.
 
-    `first` is the weight of the first layer, which the report draws.
+    `first` is the name of the first layer's weight, which the report displays.
     """
 
     key: str
@@ -52,7 +52,7 @@ class Case:
 
 
 def fit(case: Case, data: ImageData, seed: int, progress: Progress) -> Params:
-    """Train one network; safe to run in several threads."""
+    """Train one network. Several threads may call this function at once."""
     generator = torch.Generator().manual_seed(seed)
     module = copy.deepcopy(case.module)  # a module must not run with two sets of parameters at the same time
     images, labels = data.train_images[: case.examples], data.train_labels[: case.examples]
@@ -67,11 +67,11 @@ def fit(case: Case, data: ImageData, seed: int, progress: Progress) -> Params:
 def study(
     case: Case, networks: Sequence[Params], data: ImageData, seed: int, folder: Path, progress: Progress
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Find and verify the symmetry, align the second network to the first, measure the lines on test images, and merge.
+    """Find and verify the symmetry, align the second network, measure losses on linear paths, and merge.
 
-    The networks were trained from `seed`, `seed + 1` and so on. The networks, the alignment and the symmetry are
-    written to the folder, and earlier files are replaced. The function returns the values that the report prints, ready
-    for JSON, and the tensors that it draws.
+    The networks were trained from the seeds `seed`, `seed + 1` and so on. The second network is aligned to the first.
+    The networks, the alignment and the symmetry are written to the folder, and earlier files are replaced. The function
+    returns the values that the report prints, ready for JSON, and the tensors that the report displays.
     """
     advance = progress(f"{case.name}: symmetry, alignment, barriers", 2 * DEMO_POINTS + len(networks) + 2)
     generator = torch.Generator().manual_seed(seed)
@@ -118,7 +118,7 @@ def study(
 
 
 def draw(case: Case, a: Params, b: Params, result: Result[Params]) -> dict[str, Tensor]:
-    """Return tensors to draw: permutations, and the incoming weights with the largest norm in A's first layer."""
+    """Return tensors to display: permutations, and the incoming weights with the largest norm in A's first layer."""
     drawn = {f"{case.key}/perm/{name}": value.perm for name, value in result.element.items() if value.perm is not None}
     chosen = a[case.first].flatten(1).norm(dim=1).argsort(descending=True)[:UNITS]
     for label, params in {"a": a, "before": b, "after": result.params}.items():
@@ -163,14 +163,14 @@ def run_demo(
     """Train small networks on handwritten digits, align and merge them, and write them to a folder.
 
     Args:
-        folder: Folder of the checkpoints, alignments and symmetries; files of an earlier demo are replaced.
-        data: Digits of scikit-learn, or MNIST. "auto" uses MNIST if it is in the folder of data sets.
-        seed: Seed of the first network; the others have the next seeds.
-        quick: Whether narrow networks are trained for a few steps.
-        progress: Shows each training and each study.
+        folder: The folder for checkpoints, alignments and symmetries. Files of an earlier demo are replaced.
+        data: The digits of scikit-learn, or MNIST. "auto" uses MNIST if it is in the data folder.
+        seed: The seed of the first network. The other networks have the next seeds.
+        quick: Whether narrow networks are trained for only a few steps.
+        progress: Displays each training run and each study.
 
     Returns:
-        The numbers of the report, ready for JSON, and the tensors that it draws.
+        The values in the report, ready for JSON, and the tensors that the report displays.
     """
     began = time.perf_counter()
     images = mnist() if data == "mnist" or (data == "auto" and has_mnist()) else digits()
@@ -193,9 +193,10 @@ def run_demo(
 
 
 def cases(data: ImageData, *, is_quick: bool) -> tuple[Case, ...]:
-    """Return the two architectures, trained in a way that suits the size of the data.
+    """Return the two architectures, with training that suits the size of the data.
 
-    The networks are wide enough that aligned networks are connected, and narrow enough that unaligned networks are not.
+    The widths are chosen such that linear paths between aligned networks have low loss, but paths between unaligned
+    networks do not.
     """
     size = data.train_images.shape[-1]
     is_small = len(data.train_labels) < 10_000

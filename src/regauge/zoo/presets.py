@@ -1,6 +1,6 @@
-"""Presets of the populations in the papers. Each preset is a config; change settings with `dataclasses.replace`.
+"""Presets for the populations in the papers. Each preset is a config; change settings with `dataclasses.replace`.
 
-Each function's text lists the settings that the paper does not specify ("Not said").
+Each function's docstring lists the settings that the paper does not specify ("Not said").
 """
 
 from collections.abc import Callable, Sequence
@@ -16,36 +16,36 @@ from regauge.zoo.training.config import Checkpoints, ClassHalves, Fraction, Popu
 from regauge.zoo.training.examples import WAVE_POINTS, WAVES
 
 TABLE_4: list[int | str] = [16, 32, 32, "pool", 64, 64, "pool", 128, 128, "pool"]
-"""Channels and pooling of the CNN of Navon et al. (2024), table 4."""
+"""The channels and pooling layers of the CNN in Navon et al. (2024), table 4."""
 VGG11: list[int | str] = [64, "pool", 128, "pool", 256, 256, "pool", 512, 512, "pool", 512, 512, "pool"]
-"""Channels and pooling of VGG11, configuration A of Simonyan and Zisserman (2015)."""
+"""The channels and pooling layers of VGG11, configuration A in Simonyan and Zisserman (2015)."""
 SMALL = (1, 16, 16, 16)
-"""Channels of the CNNs of Unterthiner et al. (2020), on gray images."""
+"""The channels of the CNNs in Unterthiner et al. (2020), on grayscale images."""
 TINY = Initialization(("normal",), 0.1)
-"""Initialization of paper 000. Its text says N(0, 0.1 I), but its code draws weights with a standard deviation of 0.1
-and biases of zero, from which the accuracies of its trained networks follow."""
+"""The initialization in paper 000. Its text says N(0, 0.1 I), but its code samples weights with a standard deviation of
+0.1 and biases of zero. The accuracies of its trained networks correspond to the code."""
 
 
 def mlp_architecture(*widths: int) -> Architecture:
-    """Return an MLP with ReLU and the given widths."""
+    """Return an MLP architecture with ReLU and the given widths."""
     return Architecture(f"MLP {'-'.join(map(str, widths))}", "regauge.nets.mlp:mlp", {"widths": list(widths)})
 
 
 def siren_architecture(in_features: int, width: int, out_features: int, *, depth: int) -> Architecture:
-    """Return a SIREN with frequency 30."""
+    """Return a SIREN architecture with frequency 30."""
     widths = [in_features, *[width] * depth, out_features]
     settings = {"in_features": in_features, "width": width, "out_features": out_features, "depth": depth}
     return Architecture(f"SIREN {'-'.join(map(str, widths))}", "regauge.nets.siren:Siren", settings)
 
 
 def cnn_architecture(activation: Literal["relu", "tanh"], *channels: int) -> Architecture:
-    """Return the small CNN: 3 x 3 convolutions with the given channels (input first), and average pooling."""
+    """Return the small CNN architecture: 3 x 3 convolutions with the given channels (input first), and mean pooling."""
     settings = {"channels": list(channels), "activation": activation}
     return Architecture(f"small CNN, {activation}", "regauge.zoo.formats.modules:SmallCNN", settings)
 
 
 def vit_architecture(image: int, patch: int, *, width: int, heads: int) -> Architecture:
-    """Return a vision transformer of two blocks for gray images."""
+    """Return a vision transformer architecture with two blocks, for grayscale images."""
     settings = {"image": image, "patch": patch, "width": width, "layers": 2, "heads": heads}
     return Architecture(f"ViT of width {width}", "regauge.nets.transformer:ViT", settings)
 
@@ -53,14 +53,14 @@ def vit_architecture(image: int, patch: int, *, width: int, heads: int) -> Archi
 def convolutional_architecture(
     name: str, plan: Sequence[int | str], *, image: int, in_channels: int, narrow: int = 1
 ) -> Architecture:
-    """Return a convolutional network by its plan, with one linear layer for ten classes and without normalization.
+    """Return a convolutional architecture from its plan, with one linear layer for ten classes, without normalization.
 
     Args:
-        name: In words.
-        plan: Channels of convolutions and "pool", such as `TABLE_4`.
-        image: Pixels of a side of the images.
-        in_channels: Channels of the images.
-        narrow: The divisor of all channels of the plan.
+        name: The name of the architecture, in words.
+        plan: The channels of convolutions, and "pool", such as `TABLE_4`.
+        image: The side length of the images in pixels.
+        in_channels: The number of channels of the images.
+        narrow: The number by which all channels in the plan are divided.
     """
     channels = [step if isinstance(step, str) else max(1, step // narrow) for step in plan]
     settings = {"plan": channels, "hidden": [], "classes": 10, "image": image, "in_channels": in_channels}
@@ -68,10 +68,10 @@ def convolutional_architecture(
 
 
 def uci_mlps(count: int = 100, seed: int = 0) -> PopulationConfig:
-    """MLPs 30-16-16-2 on UCI breast cancer: 50 epochs of Adam, a sample every 4 steps after 10 epochs.
+    """Return MLPs 30-16-16-2 on UCI breast cancer: 50 epochs of Adam, checkpoints every 4 steps after 10 epochs.
 
-    Not said: the learning rate (1e-3 here). Batches have 51 of 410 examples so that an epoch has 8 steps, as those
-    of 64 of 455 have in the paper's code.
+    Not said: the learning rate (1e-3 here). Batches contain 51 of 410 examples, which gives 8 steps per epoch. In the
+    paper's code, batches contain 64 of 455 examples, which also gives 8 steps.
 
     References:
         Paper 000, section 7.2 and its appendix.
@@ -90,9 +90,9 @@ def uci_mlps(count: int = 100, seed: int = 0) -> PopulationConfig:
 
 
 def mnist_tiny_mlps(count: int = 50, seed: int = 0) -> PopulationConfig:
-    """MLPs 784-10-10 on MNIST: 25 epochs of SGD with momentum, a sample every 10 steps after 5 epochs.
+    """Return MLPs 784-10-10 on MNIST: 25 epochs of SGD with momentum, checkpoints every 10 steps after 5 epochs.
 
-    Not said: batches (128 here).
+    Not said: the batch size (128 here).
 
     References:
         Paper 000, section 7.3 and its appendix.
@@ -112,12 +112,12 @@ def mnist_tiny_mlps(count: int = 50, seed: int = 0) -> PopulationConfig:
 
 
 def fashion_tiny_mlps(count: int = 50, seed: int = 0) -> PopulationConfig:
-    """Like `mnist_tiny_mlps`, on Fashion-MNIST; paper 000, section 7.4."""
+    """Return networks like `mnist_tiny_mlps`, on Fashion-MNIST; see paper 000, section 7.4."""
     return replace(mnist_tiny_mlps(count, seed), data="fashion-mnist")
 
 
 def mnist_mlps(count: int = 10_000, seed: int = 0) -> PopulationConfig:
-    """MLPs 784-128-128-128-10 on MNIST: 5 epochs, batches of 128, learning rate 5e-3.
+    """Return MLPs 784-128-128-128-10 on MNIST: 5 epochs, batch size 128, learning rate 5e-3.
 
     Not said: the optimizer (Adam here).
 
@@ -129,17 +129,17 @@ def mnist_mlps(count: int = 10_000, seed: int = 0) -> PopulationConfig:
 
 
 def fashion_mlps(count: int = 10_000, seed: int = 0) -> PopulationConfig:
-    """Like `mnist_mlps`, on Fashion-MNIST."""
+    """Return networks like `mnist_mlps`, on Fashion-MNIST."""
     return replace(mnist_mlps(count, seed), data="fashion-mnist")
 
 
 def cifar10_mlps(count: int = 10_000, seed: int = 0) -> PopulationConfig:
-    """Like `mnist_mlps`, 3072-128-128-128-10 on CIFAR-10."""
+    """Return MLPs 3072-128-128-128-10 on CIFAR-10, otherwise like `mnist_mlps`."""
     return replace(mnist_mlps(count, seed), data="cifar10", architecture=mlp_architecture(3072, 128, 128, 128, 10))
 
 
 def cifar10_cnns(count: int = 5000, seed: int = 0) -> PopulationConfig:
-    """Return the CNN of table 4 on CIFAR-10: 20 epochs of Adam with 1e-4. Not said: batches (128 here).
+    """Return the CNN of table 4 on CIFAR-10: 20 epochs of Adam at 1e-4. Not said: the batch size (128 here).
 
     References:
         Navon et al. (2024), appendix, CNN classifiers.
@@ -149,10 +149,11 @@ def cifar10_cnns(count: int = 5000, seed: int = 0) -> PopulationConfig:
 
 
 def cifar10_vggs(count: int = 4700, seed: int = 0) -> PopulationConfig:
-    """VGG11 with one linear layer (9 million parameters) on CIFAR-10.
+    """Return VGG11 with one linear layer (9 million parameters) on CIFAR-10.
 
-    Not said: the training (here that of `cifar10_cnns`), and the initial values (those of He et al., which torchvision
-    gives its VGGs: from those of torch's layers eight convolutions begin to learn late).
+    Not said: the training (here that of `cifar10_cnns`), and the initialization. Here it is that of He et al., which
+    torchvision uses for VGGs. With torch's default initialization, networks with eight convolutions begin to learn
+    late.
 
     References:
         Navon et al. (2024), appendix F, scaling to large networks.
@@ -162,7 +163,7 @@ def cifar10_vggs(count: int = 4700, seed: int = 0) -> PopulationConfig:
 
 
 def cifar10_halves(count: int = 5000, seed: int = 0) -> PopulationConfig:
-    """Like `cifar10_cnns`: half of the groups on 95% of the classes 0-4 and 5% of the others, half on the rest.
+    """Return CNNs like `cifar10_cnns`: half the groups on 95% of classes 0-4 and 5% of the others, half on the rest.
 
     References:
         Navon et al. (2024), section 6, merging networks trained on disjoint data sets.
@@ -171,12 +172,12 @@ def cifar10_halves(count: int = 5000, seed: int = 0) -> PopulationConfig:
 
 
 def small_cnns_tanh(count: int = 10_000, seed: int = 0) -> PopulationConfig:
-    """Return small CNNs of very different quality: each has another initialization, learning rate, decay and data.
+    """Return small CNNs of very different quality, because initialization, learning rate, decay and data vary.
 
-    Learning rates are log-uniform in [5e-4, 5e-2], decays in [1e-8, 1e-2]; 10%, 25%, 50% or all of the data. The
-    networks of the public zoo are trained for 86 epochs with dropout and a random optimizer. These networks are trained
-    for 20,000 steps of Adam without dropout and with decoupled decay. Images are gray as in the public zoo so that the
-    networks have the same shapes.
+    Learning rates are log-uniform in [5e-4, 5e-2], decays in [1e-8, 1e-2]. The data are 10%, 25%, 50% or all of the
+    examples. The networks of the public zoo are trained for 86 epochs with dropout and a random optimizer. These
+    networks are trained for 20,000 steps of Adam without dropout and with decoupled decay. Images are grayscale as in
+    the public zoo, to give the networks the same shapes.
 
     References:
         Unterthiner et al. (2020), section 3 and appendix.
@@ -195,15 +196,15 @@ def small_cnns_tanh(count: int = 10_000, seed: int = 0) -> PopulationConfig:
 
 
 def small_cnns_relu(count: int = 10_000, seed: int = 0) -> PopulationConfig:
-    """Like `small_cnns_tanh`, with ReLU."""
+    """Return networks like `small_cnns_tanh`, with ReLU."""
     return replace(small_cnns_tanh(count, seed), architecture=cnn_architecture("relu", *SMALL))
 
 
 def cnn_zoo(count: int = 400, seed: int = 0) -> PopulationConfig:
-    """Like `small_cnns_relu`, on Fashion-MNIST, 300 steps with batches of 64: a second of training on one core.
+    """Return networks like `small_cnns_relu` on Fashion-MNIST, with 300 steps at batch size 64.
 
-    Each network has checkpoints at three steps. Groups of only 16 networks share their batches so that shares of the
-    data differ more often.
+    Training one network takes a second on one core. Each network has checkpoints at three steps. Groups of only 16
+    networks share their batches, which gives more different shares of the data.
     """
     return replace(
         small_cnns_relu(count, seed),
@@ -216,16 +217,16 @@ def cnn_zoo(count: int = 400, seed: int = 0) -> PopulationConfig:
 
 
 def cnn_zoo_sgd(count: int = 200, seed: int = 1) -> PopulationConfig:
-    """Like `cnn_zoo`, by gradient descent with momentum or without; learning rates are log-uniform in [5e-3, 0.5]."""
+    """Return networks like `cnn_zoo`, by SGD with or without momentum; learning rates log-uniform in [5e-3, 0.5]."""
     optimizer = SGD(LogUniform(5e-3, 0.5), momentum=Choice((0.0, 0.9)), weight_decay=LogUniform(1e-8, 1e-2))
     return replace(cnn_zoo(count, seed), optimizer=optimizer)
 
 
 def vit_zoo(count: int = 300, seed: int = 0) -> PopulationConfig:
-    """Vision transformers of width 16 on Fashion-MNIST, 100 steps each, with different settings.
+    """Return vision transformers of width 16 on Fashion-MNIST, trained for 100 steps with different settings.
 
-    Learning rates are log-uniform in [3e-4, 3e-2], decays in [1e-3, 1], scales of the initialization in [0.3, 2]; 1%,
-    10% or all of the data. 16 patches, two blocks, two heads.
+    Learning rates are log-uniform in [3e-4, 3e-2], decays in [1e-3, 1], initialization scales in [0.3, 2]. The data are
+    1%, 10% or all of the examples. There are 16 patches, two blocks and two heads.
     """
     return PopulationConfig(
         vit_architecture(28, 7, width=16, heads=2),
@@ -242,8 +243,7 @@ def vit_zoo(count: int = 300, seed: int = 0) -> PopulationConfig:
 
 
 def sine_inrs(count: int = 2 * WAVES, seed: int = 0) -> PopulationConfig:
-    """SIRENs 1-32-32-1 that fit sine waves, two for each wave; not said: steps and learning rate (1,000 of Adam, 5e-4
-    here).
+    """Return SIRENs 1-32-32-1 for sine waves, two each; not said: steps and learning rate (1,000 of Adam, 5e-4 here).
 
     References:
         Navon et al. (2024), section 6.1 and appendix; Navon et al. (2023), section 7.
@@ -261,9 +261,9 @@ def sine_inrs(count: int = 2 * WAVES, seed: int = 0) -> PopulationConfig:
 
 
 def mnist_inrs(count: int = 70_000, seed: int = 0) -> PopulationConfig:
-    """SIRENs 2-32-32-1 that fit MNIST's images: 1,000 steps of Adam with 5e-4 on all pixels.
+    """Return SIRENs 2-32-32-1 that fit MNIST's images: 1,000 steps of Adam at 5e-4 on all pixels.
 
-    The column "split" is "test" for test images. Test images are spread evenly so that smaller populations have both
+    The column "split" is "test" for test images. Test images are spread evenly, so smaller populations contain both
     kinds.
 
     References:
@@ -274,10 +274,11 @@ def mnist_inrs(count: int = 70_000, seed: int = 0) -> PopulationConfig:
 
 
 def mnist_inrs_one_start(count: int = 70_000, seed: int = 0) -> PopulationConfig:
-    """Like `mnist_inrs`, with frequency 15 and one shared initialization: 60 steps of gradient descent with momentum.
+    """Return networks like `mnist_inrs`, with frequency 15 and one shared initialization.
 
-    Units keep their initial order, and training changes the networks along few directions. A flow over principal
-    components can therefore sample digits (no paper).
+    The networks are trained for 60 steps of gradient descent with momentum. Units keep their initial order, and
+    training changes the networks along few directions. Therefore a flow over principal components can sample digits (no
+    paper).
     """
     base = mnist_inrs(count, seed)
     architecture = replace(base.architecture, settings={**base.architecture.settings, "omega": 15.0})
@@ -288,12 +289,12 @@ def mnist_inrs_one_start(count: int = 70_000, seed: int = 0) -> PopulationConfig
 
 
 def fashion_inrs(count: int = 70_000, seed: int = 0) -> PopulationConfig:
-    """Like `mnist_inrs`, for Fashion-MNIST."""
+    """Return networks like `mnist_inrs`, for Fashion-MNIST."""
     return replace(mnist_inrs(count, seed), data="fashion-mnist-signals")
 
 
 def cifar10_inrs(count: int = 300_000, seed: int = 0) -> PopulationConfig:
-    """SIRENs 2-32-32-32-32-3 that fit CIFAR-10's images, five for each image: 10,000 steps of Adam with 1e-4.
+    """Return SIRENs 2-32-32-32-32-3 that fit CIFAR-10's images, five for each image: 10,000 Adam steps at 1e-4.
 
     References:
         Navon et al. (2024), section 6.1 and appendix.
@@ -329,14 +330,14 @@ PRESETS: dict[str, Callable[[], PopulationConfig]] = {
     "fashion-inrs": fashion_inrs,
     "cifar10-inrs": cifar10_inrs,
 }
-"""The populations by the names of the command line; every function takes `count` and `seed`."""
+"""The presets by their names on the command line. Every function takes `count` and `seed`."""
 
 
 def find_preset(name: str) -> PopulationConfig:
-    """Return the preset of a name on the command line.
+    """Return the preset for a name on the command line.
 
     Raises:
-        ValueError: There is no such preset.
+        ValueError: There is no preset of this name.
     """
     if name not in PRESETS:
         hint = f"{did_you_mean(name, PRESETS)}there are {', '.join(PRESETS)}"

@@ -26,12 +26,12 @@ _FILES = tuple(
 
 @dataclass(frozen=True)
 class CurveData:
-    """Noisy values of a curve.
+    """Noisy samples of a curve.
 
     Attributes:
-        inputs: `[n, 1]`.
-        targets: Values there, `[n, 1]`.
-        test_inputs: Equally spaced positions that reach beyond the data, `[m, 1]`.
+        inputs: Positions, `[n, 1]`.
+        targets: Noisy function values at the positions, `[n, 1]`.
+        test_inputs: Equally spaced positions that extend beyond the data, `[m, 1]`.
     """
 
     inputs: Tensor
@@ -43,12 +43,12 @@ def snelson(folder: str | Path | None = None) -> CurveData:
     """Return the 200 points of Snelson and Ghahramani, a standard regression example, in float32.
 
     Args:
-        folder: The folder of its three files; `snelson1d` in the folder that the environment variable `REGAUGE_DATA`
-            names if left out, or else they are downloaded once.
+        folder: The folder of the data set's three files. By default, `snelson1d` in the folder that the environment
+            variable `REGAUGE_DATA` names. If it is missing, the files are downloaded once.
 
     Raises:
-        FileNotFoundError: A file is not there, and cannot be downloaded.
-        ValueError: A file's checksum is wrong.
+        FileNotFoundError: A file is missing and cannot be downloaded.
+        ValueError: The checksum of a file is wrong.
 
     References:
         Snelson and Ghahramani (2006), Sparse Gaussian processes using pseudo-inputs.
@@ -58,7 +58,7 @@ def snelson(folder: str | Path | None = None) -> CurveData:
 
 
 def has_snelson() -> bool:
-    """Return whether the set is on this machine and needs no download."""
+    """Return whether the data set is on this machine, that is, needs no download."""
     return all(present(file) is not None for file in _FILES)
 
 

@@ -1,4 +1,4 @@
-"""Gaussians of bayesian-torch, IVON, laplace-torch and SWAG, from their objects or running averages."""
+"""Gaussians from bayesian-torch, IVON, laplace-torch and SWAG, read from their objects or running averages."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,22 +15,22 @@ from regauge.core.arguments import check_arguments
 from regauge.core.params import Params, require_finite
 
 PLAIN = {"weight": "weight", "kernel": "weight", "bias": "bias"}
-"""The names of the fields of bayesian-torch's layers in torch's layers."""
+"""Names of the fields in bayesian-torch's layers, with the corresponding names in torch's layers."""
 
 
 def from_bayesian_torch(state: Mapping[str, Tensor]) -> GaussianPosterior:
-    """Return the diagonal Gaussian of a network of bayesian-torch, under the names of the plain network.
+    """Return the diagonal Gaussian of a bayesian-torch network, under the names of the plain network.
 
-    `layer.mu_weight` and `layer.rho_weight` become `layer.weight` with standard deviation `log(1 + exp(rho))`;
-    convolutions of bayesian-torch use the name "kernel" instead of "weight". Layers that are not Bayesian have no
-    uncertainty. Some layers keep noise and priors as buffers, which are left out.
+    `layer.mu_weight` and `layer.rho_weight` become `layer.weight` with standard deviation `log(1 + exp(rho))`.
+    Convolutions of bayesian-torch use the name "kernel" instead of "weight". Layers that are not Bayesian have no
+    uncertainty. Some layers store noise and priors as buffers, which are left out.
 
     Args:
-        state: `model.state_dict()`.
+        state: The result of `model.state_dict()`.
 
     Raises:
-        ValueError: There are no Bayesian layers, a mean has no `rho`, a `rho` has no mean, or two tensors get the same
-            name.
+        ValueError: There are no Bayesian layers. A mean has no `rho`, or a `rho` has no mean. Or two tensors get the
+            same name.
     """
     mean: dict[str, Tensor] = {}
     std: dict[str, Tensor] = {}
@@ -64,10 +64,10 @@ def from_ivon(optimizer: Any, module: nn.Module) -> GaussianPosterior:
     Args:
         optimizer: The optimizer. Call this function outside of `sampled_params()`, because the weights inside are a
             sample.
-        module: The optimized module. Parameters that the optimizer lacks have no uncertainty.
+        module: The module that was optimized. Parameters that the optimizer lacks have no uncertainty.
 
     Raises:
-        ValueError: The optimizer has no "hess" and "ess", or its parameters are not the module's.
+        ValueError: The optimizer has no "hess" and "ess", or its parameters do not belong to the module.
 
     References:
         Shen et al. (2024), Variational learning is effective for large deep networks, algorithm 1.
@@ -95,19 +95,19 @@ def from_laplace(laplace: Any) -> GaussianPosterior | KroneckerPosterior:
 
     The approximation may cover only the last layer or a subnetwork. Weights that it does not cover have no uncertainty.
     These are weights without gradients, weights before the last layer (`DiagLLLaplace`, `KronLLLaplace`), and weights
-    outside of a subnetwork (`DiagSubnetLaplace`, with standard deviations of zero).
+    outside of a subnetwork (`DiagSubnetLaplace`, where standard deviations are zero).
 
-    `KronLaplace` has the precision `G (x) A + delta I` for a weight. The inverse of this precision is no Kronecker
+    In `KronLaplace`, a weight has the precision `G (x) A + delta I`. The inverse of this precision is not a Kronecker
     product. The returned posterior therefore has the precision `(G + c/pi I) (x) (A + c pi I)`, c^2 = delta
-    (`KroneckerPosterior.from_kfac`), and is a little narrower. With `damping` the precision already is a Kronecker
-    product and stays as it is. Biases and other vectors keep their standard deviations and lose their correlations.
+    (`KroneckerPosterior.from_kfac`), and is slightly narrower. With `damping`, the precision already is a Kronecker
+    product and is not changed. Biases and other vectors keep their standard deviations and lose their correlations.
 
     Args:
         laplace: A fitted `laplace.Laplace(...)`.
 
     Raises:
-        ValueError: It is not fitted, its covariance is neither diagonal nor Kronecker-factored, or it covers something
-            else than parameters of its model.
+        ValueError: The approximation is not fitted. Its covariance is neither diagonal nor Kronecker-factored. Or it
+            covers tensors that are not parameters of its model.
 
     References:
         Daxberger et al. (2021), Laplace redux, section 2; Ritter et al. (2018), section 3.
@@ -168,19 +168,19 @@ def from_swag(
 ) -> LowRankPosterior | GaussianPosterior:
     """Return the Gaussian of SWAG from its running averages over a trajectory of stochastic gradient descent.
 
-    The variance is `second_moment - mean^2`, or zero if rounding makes it negative. With K deviations D, half of the
-    variance is diagonal and half is low-rank, `mean + sqrt(variance / 2) * e + sum_k z_k D_k / sqrt(2 (K - 1))`;
-    without deviations all of the variance is diagonal (SWAG-Diagonal).
+    The variance is `second_moment - mean^2`, or zero if rounding makes it negative. If K deviations D are given, half
+    of the variance is diagonal and half is low-rank, `mean + sqrt(variance / 2) * e + sum_k z_k D_k / sqrt(2 (K - 1))`.
+    Without deviations, all of the variance is diagonal (SWAG-Diagonal).
 
     Args:
-        mean: Averages of the weights over the trajectory, and buffers.
-        second_moment: Averages of the squared weights, for parameters only.
-        deviations: Differences of the last K weights from the averages, of shape `[K, ...]`, or flat `[K, numel]` as in
-            the code of the authors.
+        mean: The weights averaged over the trajectory, and buffers.
+        second_moment: The squared weights averaged over the trajectory, for parameters only.
+        deviations: Differences of the last K weights from the averages, either `[K, ...]` or, as in the authors' code,
+            flat `[K, numel]`.
 
     Raises:
-        ValueError: A tensor belongs to no parameter, has another shape, or is not finite; a variance is clearly
-            negative; there is only one deviation.
+        ValueError: A tensor belongs to no parameter, has another shape, or is not finite. A variance is clearly
+            negative. Or there is only one deviation.
 
     References:
         Maddox et al. (2019), A simple baseline for Bayesian uncertainty in deep learning, section 3 and equation 1.
@@ -213,7 +213,7 @@ def from_swag(
 
 
 def make_gaussian(mean: Mapping[str, Tensor], std: Mapping[str, Tensor], source: str) -> GaussianPosterior:
-    """Return a checked diagonal Gaussian of copied tensors, which no optimizer changes."""
+    """Return a validated diagonal Gaussian of copied tensors, which optimizers do not change."""
     if not std:
         raise ValueError(
             f"{source} has no uncertain parameters; give a posterior with standard deviations, or use its mean as one "
@@ -230,7 +230,7 @@ def make_gaussian(mean: Mapping[str, Tensor], std: Mapping[str, Tensor], source:
 
 
 def detach(params: Mapping[str, Tensor]) -> Params:
-    """Return copies of the tensors without gradients."""
+    """Return detached copies of the tensors."""
     return {name: tensor.detach().clone() for name, tensor in params.items()}
 
 
@@ -258,7 +258,7 @@ def _name(parameters: Sequence[Tensor], module: nn.Module, source: str) -> Param
 
 
 def _split(flat: Tensor, parameters: Mapping[str, Tensor], source: str) -> Params:
-    """Return a flat vector cut into the shapes of parameters, in their order."""
+    """Split a flat vector into tensors with the shapes of the parameters, in order."""
     sizes = [tensor.numel() for tensor in parameters.values()]
     if flat.ndim != 1 or len(flat) != sum(sizes):
         raise ValueError(

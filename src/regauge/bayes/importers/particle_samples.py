@@ -24,13 +24,13 @@ def from_samples(
     """Return a posterior of equally likely samples.
 
     Args:
-        samples: Networks, the files of networks, or one dictionary of tensors with a leading axis of samples.
-        buffers: Names of tensors that are no parameters, such as running statistics.
+        samples: A list of networks or of files, or one dictionary of tensors with a leading sample axis.
+        buffers: Names of tensors that are not parameters, such as running statistics.
 
     Raises:
         FileNotFoundError: A file does not exist.
-        ValueError: There are no samples, the samples have different architectures, one is not finite, or a sample lacks
-            a buffer in `buffers`.
+        ValueError: There are no samples, the samples have different architectures, or a sample is not finite. Or a
+            sample lacks a tensor in `buffers`.
     """
     if isinstance(samples, Mapping):
         stack = detach(samples)
@@ -52,13 +52,13 @@ def from_samples(
 
 
 def from_ensemble(modules: Sequence[nn.Module]) -> ParticlePosterior:
-    """Return a deep ensemble whose members are equally likely; each member keeps its own buffers.
+    """Return a deep ensemble whose members are equally likely. Each member keeps its buffers.
 
-    Members that were trained independently lie in different copies of the same basin. Align the members before you use
-    moments of the posterior.
+    Members that were trained independently lie in different symmetric copies of the same basin. Align the members
+    before you use moments of the posterior.
 
     Raises:
-        ValueError: There are no members, the members have different architectures, or one is not finite.
+        ValueError: There are no members, the members have different architectures, or a member is not finite.
 
     References:
         Lakshminarayanan et al. (2017), Simple and scalable predictive uncertainty estimation using deep ensembles.
@@ -73,24 +73,24 @@ SPREADS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "sd_diag": torch.Tensor.detach,
     "prec_diag": torch.rsqrt,
 }
-"""Fields of its diagonal Gaussians (variational, extended Kalman filter, Laplace), and how each becomes a std."""
+"""Fields of diagonal Gaussians (variational, extended Kalman filter, Laplace), with conversions to deviations."""
 DENSE = ("L_factor", "prec", "cov")
-"""Fields of its Gaussians with full covariances."""
+"""Fields of Gaussians with full covariances."""
 
 
 def from_posteriors(state: Any, buffers: Mapping[str, Tensor] | None = None) -> GaussianPosterior | ParticlePosterior:
-    """Return a state of the library `posteriors` as a posterior.
+    """Convert a state of the library `posteriors` to a posterior.
 
     `VIDiagState`, `DiagLaplaceState` and `EKFDiagState` become diagonal Gaussians. States of SGLD, SGHMC or another
-    Markov chain become particles. Pass these states as a sequence, or stack them into one state
+    Markov chain become particles. Pass several such states as a sequence, or stack them into one state
     (`tree_map(lambda *x: torch.stack(x), *states)`).
 
     Args:
-        state: A state whose `params` are a dictionary from names to tensors, or several such states of a chain.
+        state: A state whose `params` are a dictionary from names to tensors, or a sequence of such states from a chain.
         buffers: Buffers of the module, which inference does not change.
 
     Raises:
-        TypeError: `params` is no dictionary of tensors.
+        TypeError: `params` is not a dictionary of tensors.
         ValueError: The covariance is full, `state` is a single state of a chain, or names and shapes do not fit.
 
     References:
@@ -130,24 +130,24 @@ def log_posterior(
     examples: int,
     buffers: Mapping[str, Tensor] | None = None,
 ) -> Callable[[Mapping[str, Tensor], tuple[Tensor, Tensor]], tuple[Tensor, Tensor]]:
-    """Return the log posterior per example as a function, from which the library `posteriors` builds transforms.
+    """Return the log posterior per example as a function, which transforms of the library `posteriors` accept.
 
     The function maps parameters and a batch `(inputs, targets)` to
 
         mean over the batch of log p(target | input, params) + (1/N) log N(params; 0, prior_std^2)
 
-    and to the outputs. With `temperature=1/N` a transform infers the posterior. With `temperature=T/N` a transform
+    and to the outputs. A transform with `temperature=1/N` infers the posterior. A transform with `temperature=T/N`
     infers the tempered posterior, (likelihood x prior)^(1/T), as `VariationalConfig` does.
 
     Args:
-        module: The module that runs the parameters, in its current mode.
-        likelihood: Likelihood of a target given the outputs.
-        prior_std: Standard deviation of the prior on every parameter with which the transform starts.
+        module: The module that is called with the parameters, in its current mode.
+        likelihood: The likelihood of a target given the outputs.
+        prior_std: The standard deviation of the prior on every parameter that the transform infers.
         examples: N, the number of training examples.
-        buffers: Constant buffers that replace those of the module; by default the module's buffers are used.
+        buffers: Constant buffers that replace those of the module. Default: the buffers of the module.
 
     Raises:
-        ValueError: The prior's standard deviation or the number of examples is not positive.
+        ValueError: The standard deviation of the prior or the number of examples is not positive.
     """
     if not (prior_std > 0 and examples > 0):
         raise ValueError(f"prior_std is {prior_std} and examples {examples}; both must be positive")
@@ -164,7 +164,7 @@ def log_posterior(
 
 
 def _require_samples(state: Any) -> None:
-    """Raise a ValueError for a state that is a distribution instead of a sample."""
+    """Raise a ValueError for a state that describes a distribution instead of a sample."""
     if any(getattr(state, field, None) is not None for field in (*SPREADS, *DENSE)):
         raise ValueError(
             f"several states of {type(state).__name__} are distributions, not samples; read them one by one, or draw "

@@ -1,1 +1,1 @@
-"""Posteriors as values: diagonal and Kronecker-factored Gaussians, low-rank Gaussians, particles."""
+"""Posterior objects: diagonal and Kronecker-factored Gaussians, low-rank Gaussians, particles."""

@@ -19,12 +19,12 @@ from regauge.core.symmetry import Symmetry
 class GaussianPosterior(NamedTuple):
     """A diagonal Gaussian: theta = mean + std * noise, with independent standard normal noise.
 
-    A posterior is a pair of dictionaries. `rg.align` with `GaussianMatching` and `rg.line` with `WassersteinGeodesic`
-    therefore take and return posteriors without conversion.
+    A posterior is a pair of dictionaries. Therefore `rg.align` with `GaussianMatching` and `rg.line` with
+    `WassersteinGeodesic` take and return posteriors without conversion.
 
     Attributes:
-        mean: A whole network, buffers included.
-        std: Standard deviations, not negative. Tensors that are missing, such as buffers, have no uncertainty.
+        mean: A whole network, including buffers.
+        std: Nonnegative standard deviations. Missing tensors, such as buffers, have no uncertainty.
 
     References:
         Rossi et al. (2023), sections 2 and 4.1.
@@ -36,7 +36,7 @@ class GaussianPosterior(NamedTuple):
     def draw(self, count: int, generator: torch.Generator) -> Params:
         """Sample standard normal noise `[count, ...]` for every uncertain parameter.
 
-        Noise is sampled in the alphabetical order of names, so a posterior that is read from a file has the same
+        Noise is sampled in the alphabetical order of names. Therefore a posterior that is read from a file has the same
         samples.
 
         Raises:
@@ -55,7 +55,7 @@ class GaussianPosterior(NamedTuple):
         """See `Posterior`.
 
         Raises:
-            ValueError: A standard deviation belongs to no mean, or has another shape than its mean.
+            ValueError: A standard deviation belongs to no mean, or its shape differs from its mean's shape.
         """
         for name, std in self.std.items():
             if name not in self.mean or std.shape != self.mean[name].shape:
@@ -68,7 +68,7 @@ class GaussianPosterior(NamedTuple):
         return {name: sample(name, mean, self.std, noise, count) for name, mean in self.mean.items()}
 
     def push(self, symmetry: Symmetry, element: Element) -> "GaussianPosterior":
-        """Move the means like parameters, and multiply the standard deviations by the magnitudes of the factors.
+        """Transform the means like parameters, and multiply the standard deviations by the magnitudes of the factors.
 
         Raises:
             ValueError: The element rotates parameters, and a rotated diagonal Gaussian is not diagonal. Or the element
@@ -78,17 +78,17 @@ class GaussianPosterior(NamedTuple):
         return GaussianPosterior(symmetry.act(element, self.mean), move_std(symmetry, linear, self.std))
 
     def push_noise(self, symmetry: Symmetry, element: Element, noise: Params) -> Params:
-        """Move the noise by permutations and signs; the standard deviations contain the positive scales."""
+        """Transform the noise by permutations and signs. The standard deviations contain the positive scales."""
         return move_noise(self.mean, self.std, symmetry, element, noise)
 
     def moments(self) -> "GaussianPosterior":
-        """Return the posterior itself, which already is a diagonal Gaussian."""
+        """Return the posterior itself, which is already a diagonal Gaussian."""
         return self
 
     def couple(
         self, other: "GaussianPosterior", skip: Collection[str] = ()
     ) -> "tuple[GaussianPosterior, GaussianPosterior]":
-        """See `Transportable`: independent parameters share their noise."""
+        """Return both posteriors; independent parameters share their noise. See `Transportable`."""
         require_same_shapes(self.mean, other.mean)
         own, others = with_zeros(self.std, other.std), with_zeros(other.std, self.std)
         first = self if own is self.std else self._replace(std=own)
@@ -104,10 +104,10 @@ class GaussianPosterior(NamedTuple):
 
 
 def bind(symmetry: Symmetry, element: Element, params: Params) -> tuple[Symmetry, Element, Element]:
-    """Bind a symmetry and an element to the sizes of `params` so that both also act on dictionaries with fewer names.
+    """Bind a symmetry and an element to the sizes of `params`. They then also act on dictionaries with fewer names.
 
-    The second returned element has no translations, and it moves deviations from the mean. The element may only add the
-    same translation to all samples, and it may not contain rotations that depend on uncertain gains.
+    The second returned element has no translations; it transforms deviations from the mean. The element must add the
+    same translation to all samples, and may not contain rotations that depend on uncertain gains.
     """
     bound = symmetry.bind(params)
     families = (bound.translation(name) for name in element.translation)
@@ -129,7 +129,7 @@ def bind(symmetry: Symmetry, element: Element, params: Params) -> tuple[Symmetry
 
 
 def move_std(symmetry: Symmetry, element: Element, std: Params) -> Params:
-    """Multiply standard deviations by the magnitudes of the factors; raise a ValueError if they are rotated."""
+    """Multiply standard deviations by the magnitudes of the factors; raise a ValueError if they would be rotated."""
     for group in symmetry.groups:
         is_touching = group.matrix != "none" and any(place.parameter in std for place in group.placements)
         matrix = element[group.name].matrix if is_touching else None
@@ -142,7 +142,7 @@ def move_std(symmetry: Symmetry, element: Element, std: Params) -> Params:
 
 
 def move_noise(mean: Params, std: Params, symmetry: Symmetry, element: Element, noise: Params) -> Params:
-    """Reorder and flip the noise `[count, ...]` of standard deviations without scaling; keep other noise."""
+    """Permute and flip the noise `[count, ...]` of standard deviations without scaling; keep all other noise."""
     symmetry, _, element = bind(symmetry, element, mean)
     flips = replace(symmetry.on_sums, groups=tuple(group.without("scale", "shift") for group in symmetry.groups))
     diagonal = {name: tensor for name, tensor in noise.items() if name in std}
@@ -150,35 +150,36 @@ def move_noise(mean: Params, std: Params, symmetry: Symmetry, element: Element, 
 
 
 def sample(name: str, mean: Tensor, std: Params, noise: Params, count: int) -> Tensor:
-    """Return samples `[count, ...]` of a parameter, or copies of the mean if it has no standard deviations."""
+    """Return samples `[count, ...]` of a parameter, or copies of the mean if the parameter has no uncertainty."""
     return torch.addcmul(mean, std[name], noise[name]) if name in std else mean.expand(count, *mean.shape)
 
 
 Noise = Params
-"""The randomness of some samples, one leading sample axis on every tensor: what `draw` makes and `at` reads.
+"""The randomness of some samples, with a leading sample axis on every tensor. `draw` returns it, `at` uses it.
 
-Kept apart from the samples so that several posteriors can be compared under the same randomness."""
+Noise is separate from the samples. Several posteriors can therefore be compared under the same randomness."""
 
 
 @runtime_checkable
 class Posterior(Protocol):
-    """A distribution over the parameters of a network; buffers have no uncertainty."""
+    """A distribution over the parameters of a network. Buffers have no uncertainty."""
 
     def draw(self, count: int, generator: torch.Generator) -> Noise:
         """Sample the noise of `count` samples."""
 
     def at(self, noise: Noise) -> Params:
-        """Return the samples with this noise: parameters and buffers with a leading sample axis on every tensor."""
+        """Return the samples for this noise: parameters and buffers with a leading sample axis on every tensor."""
 
     def push(self, symmetry: Symmetry, element: Element) -> Self:
-        """Return the distribution of `act(element, theta)` for theta from this posterior; predictions stay the same.
+        """Return the distribution of `act(element, theta)` for theta from this posterior. Predictions stay the same.
 
         Raises:
-            ValueError: The element moves parameters in a way that leaves this family of distributions.
+            ValueError: The element transforms parameters such that the result is outside of this family of
+                distributions.
         """
 
     def push_noise(self, symmetry: Symmetry, element: Element, noise: Noise) -> Noise:
-        """Return the noise for which the samples of the pushed posterior are the moved samples.
+        """Return the noise for which the samples of the pushed posterior are the transformed samples.
 
         `push(g).at(push_noise(g, noise)) == act(g, at(noise))`.
         """
@@ -194,11 +195,11 @@ class Transportable(Posterior, Protocol):
     def couple(self, other: Self, skip: Collection[str] = ()) -> tuple[Self, Self]:
         """Return equivalent forms of both posteriors in which samples with the same noise are as close as possible.
 
-        If a parameter is uncertain in only one posterior, the other posterior gets zero standard deviations for it.
-        Parameters in `skip` are ignored.
+        If a parameter is uncertain in only one posterior, its standard deviations in the other posterior are set to
+        zero. Parameters in `skip` are ignored.
 
         Raises:
-            ValueError: The posteriors have different architectures, or have no coupling of this kind.
+            ValueError: The posteriors have different architectures, or no coupling of this kind exists.
         """
 
     def squared_distance(self, other: Self, skip: Collection[str] = ()) -> SquaredDistance:

@@ -1,4 +1,4 @@
-"""Kronecker-factored Gaussians, with one covariance over the outputs of a layer and one over the inputs."""
+"""Kronecker-factored Gaussians, with one covariance over a layer's outputs and one over its inputs."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -20,7 +20,7 @@ from regauge.core.symmetry import Symmetry
 
 
 class KroneckerTerm(NamedTuple):
-    """Two roots that turn the noise E of a weight into a deviation `rows @ E @ columns^T` from its mean.
+    """Two roots that map the noise E of a weight to a deviation `rows @ E @ columns^T` from its mean.
 
     The rows `[out, p]` belong to the first axis of the weight. The columns `[in, q]` belong to all other axes,
     flattened.
@@ -32,25 +32,25 @@ class KroneckerTerm(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class KroneckerPosterior:
-    """A Gaussian of weights `W = M + B E C^T` with white noise E; all other parameters are independent.
+    """A Gaussian of weights `W = M + B E C^T` with white noise E. All other parameters are independent.
 
     Let `G = B B^T` be the covariance over the first axis of the weight, and `A = C C^T` the covariance over its other
-    axes. The flattened weight `W.flatten()`, row by row, has covariance `kron(G, A)`. If the weight is flattened column
-    by column, the covariance is `kron(A, G)`. The posterior holds any roots B and C with these products instead of G
+    axes. The weight flattened row by row, `W.flatten()`, has covariance `kron(G, A)`. If the weight is flattened column
+    by column, the covariance is `kron(A, G)`. The posterior stores any roots B and C with these products instead of G
     and A. A transformation of one axis of the weight then acts on the rows of one root, and the noise does not change.
 
-    On a geodesic between two such posteriors, the deviation from the mean has two terms with the same noise,
-    `B E C^T + B' E C'^T`. Its covariance is no Kronecker product.
+    On a geodesic between two such posteriors, the deviation from the mean has two terms with the same noise, `B E C^T +
+    B' E C'^T`. Its covariance is not a Kronecker product.
 
     Attributes:
-        mean: A whole network, buffers included.
-        terms: The terms whose sum is the deviation of each weight, usually one term. All terms take noise of the same
+        mean: A whole network, including buffers.
+        terms: The terms whose sum is the deviation of each weight, usually one term. All terms use noise of the same
             shape.
         std: Standard deviations of other parameters, such as biases. Parameters in neither `terms` nor `std` have no
             uncertainty.
 
     Raises:
-        ValueError: A root does not fit its weight or the other terms, or a parameter has both terms and standard
+        ValueError: A root does not fit its weight or the other terms. Or a parameter has both terms and standard
             deviations.
 
     References:
@@ -91,21 +91,22 @@ class KroneckerPosterior:
         prior_precision: float,
         std: Mapping[str, Tensor] | None = None,
     ) -> "KroneckerPosterior":
-        """Return the Laplace approximation from Kronecker-factored curvature; the prior is added to both factors.
+        """Return the Laplace approximation from Kronecker-factored curvature. The prior is added to both factors.
 
         The precision of a weight is approximated by
 
             N (G + c I / pi) (x) (A + c pi I),    c^2 = prior_precision / N,    pi^2 = mean(diag A) / mean(diag G),
 
-        whose inverse is a Kronecker product again. The exact sum `N G (x) A + prior_precision I` has no such inverse.
-        The approximate precision is larger than the exact sum, so the posterior is never wider than with the exact sum.
+        The inverse of this precision is a Kronecker product again. The exact sum `N G (x) A + prior_precision I` has no
+        such inverse. The approximate precision is larger than the exact sum, so the posterior is never wider than with
+        the exact sum.
 
         Args:
             mean: The trained network.
             factors: Two matrices for each weight, averaged over examples. G `[out, out]` holds mean products of
                 gradients with respect to the outputs. A `[in, in]` holds mean products of inputs.
             examples: N, the number of training examples.
-            prior_precision: Positive precision of the prior of every weight.
+            prior_precision: The positive precision of the prior of every weight.
             std: Standard deviations of other parameters.
 
         Raises:
@@ -155,14 +156,14 @@ class KroneckerPosterior:
         return samples
 
     def push(self, symmetry: Symmetry, element: Element) -> "KroneckerPosterior":
-        """Move the means like parameters, and the rows of each root like the axis of the weight, without shifts.
+        """Transform the means like parameters, and the rows of each root like the weight's axis, without shifts.
 
         Rotations are possible if they act only on weights with factors.
 
         Raises:
             ValueError: The element rotates standard deviations, or adds products of uncertain parameters. Or a group
-                acts differently on different columns of a weight (inside groups of a grouped convolution). The
-                covariance would then be no Kronecker product.
+                acts differently on different columns of a weight (inside groups of a grouped convolution), so the
+                covariance would not be a Kronecker product.
         """
         symmetry, element, linear = bind(symmetry, element, self.mean)
         std = move_std(symmetry, linear, self.std)
@@ -187,7 +188,7 @@ class KroneckerPosterior:
         return KroneckerPosterior(symmetry.act(element, self.mean), moved, std)
 
     def push_noise(self, symmetry: Symmetry, element: Element, noise: Params) -> Params:
-        """Move the noise of standard deviations by permutations and signs; keep the noise of weights with factors."""
+        """Transform the noise of standard deviations by permutations and signs; keep the noise of factored weights."""
         return move_noise(self.mean, self.std, symmetry, element, noise)
 
     def moments(self) -> GaussianPosterior:
@@ -204,7 +205,7 @@ class KroneckerPosterior:
     def couple(
         self, other: "KroneckerPosterior", skip: Collection[str] = ()
     ) -> "tuple[KroneckerPosterior, KroneckerPosterior]":
-        """See `Transportable`: the noise of `other` is rotated, once for each factor."""
+        """Rotate the noise of `other`, separately for each factor; see `Transportable`."""
         require_same_shapes(self.mean, other.mean)
         differing = sorted(self.terms.keys() ^ other.terms.keys())
         if differing:
@@ -226,7 +227,7 @@ class KroneckerPosterior:
         return first, KroneckerPosterior(other.mean, others, with_zeros(other.std, self.std))
 
     def squared_distance(self, other: "KroneckerPosterior", skip: Collection[str] = ()) -> SquaredDistance:
-        """See `Transportable`; each weight adds `|B_a (x) C_a - B_b (x) C_b|_F^2` of its coupled roots to the spread.
+        """Add `|B_a (x) C_a - B_b (x) C_b|_F^2` of each weight's coupled roots to the spread; see `Transportable`.
 
         This equals `tr G_a tr A_a + tr G_b tr A_b - 2 |B_b^T B_a|_* |C_b^T C_a|_*`. Here B and C are the roots of the
         factors G and A before the coupling. The norm `|X|_*` is the sum of the singular values.
@@ -237,7 +238,7 @@ class KroneckerPosterior:
         return SquaredDistance(sum_squares(self.mean, other.mean, skip), spread)
 
     def between(self, other: "KroneckerPosterior", t: float) -> "KroneckerPosterior":
-        """Return the point on the geodesic, which has two terms because its covariance is no Kronecker product."""
+        """Return the point on the geodesic. It has two terms, because its covariance is not a Kronecker product."""
         terms = {
             name: tuple(KroneckerTerm((1 - t) * rows, columns) for rows, columns in own)
             + tuple(KroneckerTerm(t * rows, columns) for rows, columns in other.terms[name])
@@ -247,7 +248,7 @@ class KroneckerPosterior:
         return KroneckerPosterior(mean, terms, std)
 
     def _on_roots(self, group: Group) -> Group:
-        """Return the group as it acts on the rows of the roots, where shifts flip signs but add nothing."""
+        """Return the group as it acts on the rows of the roots; shifts flip signs but add nothing."""
         places = [
             replace(place, parameter=_name(place.parameter, k, min(place.axis, 1)), axis=max(place.axis - 1, 0))
             for place in group.without("shift").placements
@@ -293,7 +294,7 @@ def _inverse_root(spectrum: tuple[Tensor, Tensor], damping: float) -> Tensor:
 
 
 def _couple_roots(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Return two roots `[n, p]` with the same number of columns; the columns of b are rotated."""
+    """Return two roots `[n, p]` with the same number of columns, where the columns of b are rotated."""
     width = max(a.shape[1], b.shape[1])
     a, b = pad(a, (0, width - a.shape[1])), pad(b, (0, width - b.shape[1]))
     # Roots of one covariance differ by a rotation of the noise. |a - b R|^2 is smallest for the polar factor of b^T a,
@@ -303,7 +304,7 @@ def _couple_roots(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _between_terms(a: KroneckerTerm, b: KroneckerTerm) -> float:
-    """Return `|B_a (x) C_a - B_b (x) C_b|_F^2` for coupled roots, computed without differences of large numbers."""
+    """Return `|B_a (x) C_a - B_b (x) C_b|_F^2` for coupled roots, without subtracting large numbers."""
     rows, columns, other, others = (root.double() for root in (*a, *b))
     # B (x) C - B' (x) C' = B (x) (C - C') + (B - B') (x) C', and <X (x) Y, X' (x) Y'> = <X, X'> <Y, Y'>.
     by_rows, by_columns = rows - other, columns - others

@@ -1,4 +1,4 @@
-"""Low-rank Gaussians, with a diagonal part and a few directions in which all parameters vary together."""
+"""Low-rank Gaussians, with a diagonal component and a few directions in which all parameters vary together."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -15,25 +15,26 @@ from regauge.core.params import Params, require_same_shapes
 from regauge.core.symmetry import Symmetry
 
 DENSE_LIMIT = 2000
-"""Largest number of uncertain parameters for which posteriors are compared by full covariances."""
+"""The largest number of uncertain parameters for which posteriors are compared by full covariances."""
 COEFFICIENTS = "(coefficients)"
-"""The name under which the noise holds the coefficients of the deviations, `[count, K]`; no parameter is called so."""
+"""The noise entry with the coefficients of the deviations, `[count, K]`. No parameter has this name."""
 
 
 @dataclass(frozen=True, eq=False)
 class LowRankPosterior:
     """The Gaussian `theta = mean + std * e + sum_k z_k D_k` with independent standard normal e and z.
 
-    There is one e for each parameter, and there are K values z for the network. The covariance is
-    `diag(std^2) + D^T D`.
+    There is one e for each parameter, and there are K coefficients z for the network. The covariance is `diag(std^2) +
+    D^T D`.
 
     Attributes:
-        mean: A whole network, buffers included.
-        std: Standard deviations of the diagonal part, not negative. Parameters that are missing have no diagonal part.
-        deviations: D, with a leading axis of length K on every tensor. Parameters that are missing have no deviations.
+        mean: A whole network, including buffers.
+        std: Nonnegative standard deviations of the diagonal component. Missing parameters have no diagonal component.
+        deviations: The matrix D, with a leading axis of length K on every tensor. Missing parameters have no
+            deviations.
 
     Raises:
-        ValueError: There are no deviations, or their numbers differ.
+        ValueError: There are no deviations, or their numbers differ between tensors.
 
     References:
         Maddox et al. (2019), A simple baseline for Bayesian uncertainty in deep learning, section 3.2.
@@ -53,7 +54,7 @@ class LowRankPosterior:
 
     @property
     def rank(self) -> int:
-        """K, the number of deviations."""
+        """The number K of deviations."""
         return next(iter(self.deviations.values())).shape[0]
 
     def draw(self, count: int, generator: torch.Generator) -> Params:
@@ -78,10 +79,11 @@ class LowRankPosterior:
         return samples
 
     def push(self, symmetry: Symmetry, element: Element) -> "LowRankPosterior":
-        """Move means like parameters, standard deviations by magnitudes, and deviations like differences of parameters.
+        """Transform means like parameters, standard deviations by magnitudes, and deviations like differences.
 
         Raises:
-            ValueError: The element rotates parameters with a diagonal part, or adds products of uncertain parameters.
+            ValueError: The element rotates parameters with a diagonal component, or adds products of uncertain
+                parameters.
         """
         symmetry, element, linear = bind(symmetry, element, self.mean)
         std = move_std(symmetry, linear, self.std)
@@ -91,7 +93,7 @@ class LowRankPosterior:
         return LowRankPosterior(symmetry.act(element, self.mean), std, deviations)
 
     def push_noise(self, symmetry: Symmetry, element: Element, noise: Params) -> Params:
-        """Move the noise of the diagonal part by permutations and signs; keep the noise of the deviations."""
+        """Transform the noise of the diagonal component by permutations and signs; keep the noise of the deviations."""
         return move_noise(self.mean, self.std, symmetry, element, noise)
 
     def moments(self) -> GaussianPosterior:
@@ -105,11 +107,11 @@ class LowRankPosterior:
     def couple(
         self, other: "LowRankPosterior", skip: Collection[str] = ()
     ) -> "tuple[LowRankPosterior, LowRankPosterior]":
-        """See `Transportable`: the diagonal parts share their noise, and the rotated deviations share their noise.
+        """Couple the diagonal components and the rotated deviations, each with shared noise; see `Transportable`.
 
-        The coupling is the best one among couplings that do not mix the two parts. It is the best of all couplings if
-        one part is zero. In general the best coupling mixes the parts, and its matrix has as many entries as the
-        squared number of parameters.
+        The coupling is the best among couplings that do not mix the two components. If one component is zero, it is the
+        best of all couplings. In general, the best coupling mixes the components, and its matrix has as many entries as
+        the squared number of parameters.
         """
         require_same_shapes(self.mean, other.mean)
         std, std_b = ({name: t for name, t in q.std.items() if name not in skip} for q in (self, other))
@@ -127,10 +129,10 @@ class LowRankPosterior:
         )
 
     def squared_distance(self, other: "LowRankPosterior", skip: Collection[str] = ()) -> SquaredDistance:
-        """See `Transportable`; full covariances give the spread if `couple` is not optimal.
+        """Return the distance, see `Transportable`; if `couple` is not optimal, the spread needs full covariances.
 
         Raises:
-            ValueError: Both parts are present, and more than `DENSE_LIMIT` parameters are uncertain.
+            ValueError: Both components are present, and more than `DENSE_LIMIT` parameters are uncertain.
         """
         is_flat = not any(bool(std.any()) for q in (self, other) for std in q.std.values())
         is_alone = not any(bool(rows.any()) for q in (self, other) for rows in q.deviations.values())
@@ -147,7 +149,7 @@ class LowRankPosterior:
 
 
 def _spread(a: LowRankPosterior, b: LowRankPosterior) -> float:
-    """Return the spread between two posteriors from their full covariances."""
+    """Return the spread between two posteriors, computed from their full covariances."""
     names = list(dict.fromkeys([*a.std, *a.deviations]))
     size = sum(a.mean[name].numel() for name in names)
     if size > DENSE_LIMIT:
@@ -176,6 +178,6 @@ def _root(posterior: LowRankPosterior, names: list[str]) -> Tensor:
 
 
 def _fill(posterior: LowRankPosterior, name: str, rank: int, like: Tensor) -> Tensor:
-    """Return the deviations of a parameter, filled with zeros up to a rank."""
+    """Return the deviations of a parameter, padded with zeros to a rank."""
     rows = posterior.deviations.get(name, like[:0])
     return torch.cat([rows, rows.new_zeros(rank - len(rows), *rows.shape[1:])]) if len(rows) < rank else rows

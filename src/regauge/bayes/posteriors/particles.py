@@ -15,9 +15,9 @@ from regauge.core.params import Params, require_same_shapes
 from regauge.core.symmetry import Symmetry
 
 CHUNK = 1 << 22
-"""Values that are held in float64 at once."""
+"""The number of entries that are held in float64 at once."""
 PARTICLE = "(particle)"
-"""The name under which the noise holds which particles are taken, int64 `[count]`; no parameter is called so."""
+"""The noise entry with the indices of the sampled particles, int64 `[count]`. No parameter has this name."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,12 +25,12 @@ class ParticlePosterior:
     """A finite set of networks with equal probabilities.
 
     Attributes:
-        stack: Parameters and buffers, with one leading axis of particles on every tensor.
-        buffers: Names of tensors that are no parameters, as in `symmetry.buffers`. Each particle has its own buffers.
+        stack: Parameters and buffers, with a leading particle axis on every tensor.
+        buffers: Names of tensors that are not parameters, as in `symmetry.buffers`. Each particle has separate buffers.
             Buffers have no standard deviation in `moments`, and distances ignore them.
 
     Raises:
-        ValueError: The stack is empty, or its tensors hold different numbers of particles.
+        ValueError: The stack is empty, or its tensors have different numbers of particles.
     """
 
     stack: Params
@@ -46,11 +46,11 @@ class ParticlePosterior:
 
     @property
     def count(self) -> int:
-        """Number of particles."""
+        """The number of particles."""
         return next(iter(self.stack.values())).shape[0]
 
     def draw(self, count: int, generator: torch.Generator) -> Params:
-        """Sample indices of particles in random order; no index is repeated before every index has occurred."""
+        """Sample indices of particles in random order. An index is repeated only after every index has occurred."""
         rounds = -(-count // self.count)
         orders = [torch.randperm(self.count, generator=generator, device=generator.device) for _ in range(rounds)]
         return {PARTICLE: torch.cat([torch.zeros(0, dtype=torch.int64, device=generator.device), *orders])[:count]}
@@ -61,18 +61,18 @@ class ParticlePosterior:
         return {name: tensor.index_select(0, chosen.to(tensor.device)) for name, tensor in self.stack.items()}
 
     def push(self, symmetry: Symmetry, element: Element) -> "ParticlePosterior":
-        """Move every particle by any element; a batched element moves each particle by its own element."""
+        """Transform every particle by an element; a batch of elements has one element for each particle."""
         return ParticlePosterior(symmetry.act(element, self.stack), self.buffers)
 
     def push_noise(self, symmetry: Symmetry, element: Element, noise: Params) -> Params:
-        """Return the noise unchanged: it holds indices of particles, and moving particles keeps the indices."""
+        """Return the noise unchanged. It contains particle indices, which transformations do not change."""
         return noise
 
     def moments(self) -> GaussianPosterior:
         """Return the means and the maximum-likelihood standard deviations over the particles.
 
         The squared deviations are divided by the number of particles. Buffers are averaged and have no standard
-        deviation. Integers are taken from the first particle.
+        deviation. Integer tensors are copied from the first particle.
 
         Raises:
             ValueError: There is only one particle.
@@ -87,7 +87,7 @@ class ParticlePosterior:
     def couple(
         self, other: "ParticlePosterior", skip: Collection[str] = ()
     ) -> "tuple[ParticlePosterior, ParticlePosterior]":
-        """See `Transportable`: particles are paired so that the summed squared distance is smallest."""
+        """Pair particles such that the sum of squared distances is smallest; see `Transportable`."""
         if self.count != other.count:
             raise ValueError(
                 f"{self.count} particles cannot be paired with {other.count}; thin the longer chain until both "
@@ -103,7 +103,7 @@ class ParticlePosterior:
         return self, ParticlePosterior(paired, other.buffers)
 
     def squared_distance(self, other: "ParticlePosterior", skip: Collection[str] = ()) -> SquaredDistance:
-        """Return the mean squared distance of the pairs; the part `mean` is the squared distance between the means."""
+        """Return the mean squared distance of the pairs. Its term `mean` is the squared distance between the means."""
         mean = spread = 0.0
         for x, y in self._pieces(other, skip):
             # Over pairs mean |d|^2 = |mean d|^2 + mean |d - mean d|^2: the shift, and the rest.
@@ -118,7 +118,7 @@ class ParticlePosterior:
         return ParticlePosterior(interpolate(self.stack, other.stack, t), self.buffers)
 
     def _pieces(self, other: "ParticlePosterior", skip: Collection[str]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield float64 values `[particles, values]` of both posteriors, a bounded number at a time."""
+        """Yield the float64 entries `[particles, values]` of both posteriors in chunks of bounded size."""
         for name, stack in self.stack.items():
             if name not in {*self.buffers, *other.buffers, *skip} and stack.is_floating_point():
                 step = max(1, CHUNK // self.count)

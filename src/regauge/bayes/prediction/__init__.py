@@ -1,1 +1,1 @@
-"""Predictions of posteriors: their loss with its Monte Carlo error, calibration, barriers, slices, collapse."""
+"""Predictions of posteriors: their loss and its Monte Carlo error, calibration, barriers, slices and collapse."""

@@ -1,4 +1,4 @@
-"""Likelihoods: probabilities of targets, given the outputs of a network."""
+"""Likelihoods: probabilities of targets given the outputs of a network."""
 
 import math
 from dataclasses import dataclass
@@ -9,32 +9,32 @@ from torch import Tensor
 
 
 class Likelihood(Protocol):
-    """The distribution of a target given the output of a network; users can write their own likelihoods.
+    """The distribution of a target given the output of a network. Users can write their own likelihoods.
 
-    Outputs may have leading axes that targets lack, such as the axis of samples; both methods keep these axes. Each
-    entry of the first axis of the targets is one example. Results and sums over examples are float64.
+    Outputs may have leading axes that targets lack, such as the sample axis. Both methods keep these axes. Each entry
+    on the first axis of the targets is one example. Results and sums over examples are float64.
     """
 
     def log_likelihood(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the log density or probability of every example, in nats, `[..., batch]`."""
+        """Return the log density or log probability of every example, in nats, `[..., batch]`."""
 
     def statistics(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """Return values for every example, `[..., batch, *]`; their averages over samples describe the prediction.
+        """Return statistics of every example, `[..., batch, *]`; their averages over samples describe the prediction.
 
-        `Predictive` reads "probabilities" and "entropy" for classes. It reads "mean" and "square" (the second moment of
-        the target) for numbers. The targets are used only to identify the axes.
+        For classes, `Predictive` reads "probabilities" and "entropy". For numbers, it reads "mean" and "square" (the
+        second moment of the target). The targets are used only to identify the axes.
         """
 
 
 @dataclass(frozen=True)
 class Categorical:
-    """The likelihood of classes: outputs are logits `[..., batch, classes]`, targets are integers `[batch]`."""
+    """The likelihood of class labels: outputs are logits `[..., batch, classes]`, targets are integers `[batch]`."""
 
     def log_likelihood(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the logarithms of the softmax at the targets.
+        """Return the log softmax at the targets.
 
         Raises:
-            ValueError: A target is not the index of a class of the logits.
+            ValueError: A target is not a valid class index for the logits.
         """
         if targets.is_floating_point() or outputs.shape[:-1][-targets.ndim :] != targets.shape:
             raise ValueError(
@@ -59,10 +59,10 @@ class Categorical:
 
 @dataclass(frozen=True)
 class Normal:
-    """The likelihood of numbers with independent noise of known size: outputs are means with the shape of the targets.
+    """The likelihood of numbers with independent noise of known size. Outputs are means in the targets' shape.
 
     Attributes:
-        std: Standard deviation of the noise, in the units of the targets.
+        std: The standard deviation of the noise, in the units of the targets.
 
     Raises:
         ValueError: The standard deviation is not positive.
@@ -90,6 +90,6 @@ class Normal:
         return density.flatten(density.ndim - targets.ndim + 1).sum(-1) if targets.ndim > 1 else density
 
     def statistics(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """Return "mean" and "square" of the target, with the shape of the outputs."""
+        """Return "mean" and "square" of the target, in the shape of the outputs."""
         mean = outputs.double()
         return {"mean": mean, "square": mean.square() + self.std**2}

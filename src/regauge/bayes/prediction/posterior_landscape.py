@@ -1,4 +1,4 @@
-"""The landscape between posteriors: predictive loss along a path, log posterior over a plane, variance collapse."""
+"""The landscape between posteriors: predictive loss along a path, log posterior on a plane, variance collapse."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -35,13 +35,13 @@ class PosteriorPath(Protocol):
 class PosteriorCurve(Curve):
     """The predictive loss along a path of posteriors, sampled with the same noise at every point.
 
-    The loss is the *negative* log predictive likelihood per example, in nats. A barrier is therefore positive and high
+    The loss is the *negative* log predictive likelihood per example, in nats. Therefore a barrier is positive and high
     if predictions get worse along the path. In the paper, L is a log likelihood and a sum over examples. Equation 10 as
     printed in the paper therefore takes the largest improvement.
 
     Attributes:
         table: One row per point: "t" and `Predictive.metrics`, which include the Monte Carlo "error" of the "loss".
-        influences: Influence of each sample on the loss at each point, `[points, samples]`.
+        influences: The influence of each sample on the loss at each point, `[points, samples]`.
 
     References:
         Rossi et al. (2023), definition 3.
@@ -51,10 +51,10 @@ class PosteriorCurve(Curve):
 
     @property
     def excess_errors(self) -> tuple[float, ...]:
-        """Monte Carlo standard errors of `excess`; NaN for a single sample, 0 at the ends.
+        """Monte Carlo standard errors of `excess`. They are NaN for a single sample, and 0 at the endpoints.
 
-        All points share the same noise. The effect of a sample on the ends is subtracted from its effect between the
-        ends. The errors of the excess are therefore often much smaller than the errors of the losses would suggest.
+        All points share the same noise. The effect of a sample on the endpoints is subtracted from its effect between
+        the endpoints. Therefore the errors of the excess are often much smaller than the errors of the losses suggest.
         """
         ts = torch.tensor([row["t"] for row in self.table], dtype=torch.float64, device=self.influences.device)[:, None]
         rest = self.influences - ((1 - ts) * self.influences[0] + ts * self.influences[-1])
@@ -62,9 +62,9 @@ class PosteriorCurve(Curve):
 
     @property
     def error(self) -> float:
-        """The Monte Carlo standard error of the barrier: the error of the excess at its highest point.
+        """The Monte Carlo standard error of the barrier, that is, of the excess at its highest point.
 
-        This error ignores that the barrier is the highest of several noisy values.
+        This error does not account for the barrier being the maximum of several noisy values.
         """
         return self.excess_errors[max(range(len(self.excess)), key=self.excess.__getitem__)]
 
@@ -88,30 +88,30 @@ def posterior_line(
     outputs: Outputs = None,
     chunk: int | None = None,
 ) -> PosteriorCurve:
-    """Return the predictive loss along a path from one posterior to another, by default the Wasserstein geodesic.
+    """Return the predictive loss along a path from one posterior to another; default: the Wasserstein geodesic.
 
-    Every point is sampled with the same noise. To compare a line to `q_b` with a line to the aligned `q_b.push(s, g)`,
-    pass `noise` for the first line and `q_b.push_noise(s, g, noise)` for the second. Both lines then use samples of
-    `q_b` that are the same functions, so the loss at t = 1 is the same. This holds if the path does not rewrite q_b, as
-    between diagonal Gaussians. Otherwise the end at t = 1 has the same distribution, but other samples.
+    Every point is sampled with the same noise. To compare a path to `q_b` with a path to the aligned `q_b.push(s, g)`,
+    pass `noise` for the first path and `q_b.push_noise(s, g, noise)` for the second. The samples of `q_b` on both paths
+    are then the same functions, so the loss at t = 1 is the same. This requires that the path does not rewrite q_b, as
+    between diagonal Gaussians. Otherwise the endpoint at t = 1 has the same distribution, but other samples.
 
-    With `path=mixture` nothing is sampled between the ends. The likelihood of a mixture is exactly the average of the
-    likelihoods of the ends, each with all samples. There is no barrier, because -log is convex.
+    With `path=mixture`, nothing is sampled between the endpoints. The likelihood of a mixture is exactly the average of
+    the likelihoods of the endpoints, each with all samples. There is no barrier, because -log is convex.
 
     Args:
         module, batches, likelihood, outputs, chunk: See `predict`.
         q_a: The posterior at t = 0.
-        q_b: The posterior at t = 1, of the same kind. Align this posterior first; otherwise the barrier has little
-            meaning.
-        noise: Noise of the samples, in the coordinates of q_a.
-        samples: Number of samples to draw, instead of noise.
+        q_b: The posterior at t = 1, of the same kind as `q_a`. Align this posterior first; otherwise the barrier has
+            little meaning.
+        noise: The noise of the samples, in the coordinates of q_a.
+        samples: The number of samples, as an alternative to noise.
         generator: The random generator of the samples.
-        points: Number of equally spaced values of t, both ends included.
+        points: The number of equally spaced values of t, including both endpoints.
         path: `geodesic` or `mixture`.
 
     Raises:
-        ValueError: There are fewer than three points, `path` does not exist between the posteriors, or a condition of
-            `predict` is violated.
+        ValueError: There are fewer than three points, the path does not exist between these posteriors, or a condition
+            of `predict` is violated.
 
     References:
         Rossi et al. (2023), equations 6 and 10, figure 3; 25 points and 128 samples there.
@@ -150,14 +150,14 @@ def mix(first: Predictive, last: Predictive, t: float) -> Predictive:
 
 @dataclass(frozen=True, eq=False)
 class PosteriorSlice:
-    """Log likelihood and log prior over a plane of networks, in nats.
+    """The log likelihood and log prior on a plane of networks, in nats.
 
     Attributes:
-        plane: The values on the grid and at the three networks. The surfaces "log_likelihood" and "log_prior" are sums
-            over all examples and parameters. The surface "log_posterior" is their sum without the unknown constant. The
-            surface "loss" is the negative log likelihood per example. The axes are orthonormal; `plane.points` marks
-            the three networks.
-        examples: The number of examples, by which totals are divided for comparison with losses.
+        plane: The surfaces on the grid and their values at the three networks. The surfaces "log_likelihood" and
+            "log_prior" are sums over all examples and parameters. The surface "log_posterior" is their sum without the
+            unknown constant. The surface "loss" is the negative log likelihood per example. The axes are orthonormal;
+            `plane.points` marks the three networks.
+        examples: The number of examples. Totals are divided by it for comparison with losses.
     """
 
     plane: Plane
@@ -167,7 +167,7 @@ class PosteriorSlice:
         """Return a surface divided by the number of examples, `[rows, columns]`.
 
         Raises:
-            KeyError: There is no surface with this name.
+            KeyError: There is no surface of this name.
         """
         return self.plane.values[name] / (1 if name == "loss" else self.examples)
 
@@ -186,20 +186,20 @@ def posterior_slice(
     resolution: int = 21,
     margin: float = 0.2,
 ) -> PosteriorSlice:
-    """Return the log posterior over the plane through the means of three posteriors, or through three networks.
+    """Return the log posterior on the plane through three networks, or through the means of three posteriors.
 
     Pass `q_0`, `q_1` and `q_1.push(s, g)`, which is the second posterior aligned to the first. The picture then shows
     how deep the valleys between the three posteriors are. The prior is often *higher* between networks, because norms
-    are smaller between networks. The likelihood and the prior are therefore separate surfaces. For a plane through
-    samples, pass one network of each posterior, `{n: t[0] for n, t in q.at(noise).items()}` (with `push_noise` for the
-    moved posterior, whose sample is then the same function).
+    are smaller there. Therefore the likelihood and the prior are separate surfaces. For a plane through samples, pass
+    one network of each posterior, `{n: t[0] for n, t in q.at(noise).items()}`. For the transformed posterior, use
+    `push_noise`; its sample is then the same function.
 
     Args:
         first: The origin: parameters, or a posterior whose mean is used.
-        second: A network on the positive x axis.
-        third: A network off the x axis.
+        second: A network on the positive x axis, or a posterior.
+        third: A network off the x axis, or a posterior.
         module: The module that runs the parameters; its own parameters are not used.
-        prior_std: Standard deviation of the prior of every parameter of the module; buffers have none.
+        prior_std: The standard deviation of the prior of every parameter of the module. Buffers have no prior.
         batches, likelihood, outputs: See `predict`.
         resolution, margin: See `rg.connect.plane`.
 
@@ -234,11 +234,12 @@ def posterior_slice(
 
 @dataclass(frozen=True)
 class PosteriorCollapse:
-    """Variances over the data of layer values, in a posterior relative to the two ends of a path.
+    """Variances of activations over the data, for a posterior relative to the two endpoints of a path.
 
     Attributes:
-        samples: Variances of each sample's units, averaged over samples.
-        averages: Variances of the units after averaging over samples for each input: the part that all samples share.
+        samples: The variances of each sample's units, averaged over samples.
+        averages: The variances of the units after averaging over samples for each input. They describe the component
+            that all samples share.
     """
 
     samples: VarianceCollapse
@@ -255,19 +256,20 @@ def posterior_collapse(
     noise: Noise,
     weights: Sequence[float] | None = None,
 ) -> PosteriorCollapse:
-    """Measure the variance over data of the units of every layer, in a posterior and in the two ends of a path.
+    """Measure the variance over data of every layer's units, for a posterior and for both endpoints of a path.
 
-    As in `variance_collapse`, the values are taken before the nonlinearity. The expected variance is again the square
-    of the interpolated standard deviations of the ends. For posteriors without uncertainty, both tables equal the table
-    of `variance_collapse`. Samples run one by one, and all values of one batch in one sample are held at a time.
+    As in `variance_collapse`, activations are taken before the nonlinearity. The expected variance is again the square
+    of the interpolated standard deviations of the endpoints. For posteriors without uncertainty, both tables equal the
+    table of `variance_collapse`. Samples are evaluated one by one, and all activations of one batch and one sample are
+    held in memory at a time.
 
     Args:
-        posterior: A posterior between the ends, such as `geodesic(a, b).at(0.5)`.
-        ends: The ends of the path, which take the same noise: `geodesic(a, b).at(0.0)` and `.at(1.0)`.
+        posterior: A posterior between the endpoints, such as `geodesic(a, b).at(0.5)`.
+        ends: The endpoints of the path, which use the same noise: `geodesic(a, b).at(0.0)` and `.at(1.0)`.
         module: The module that runs the parameters; its own parameters are not used.
         batches: Batches, as for `repair`; all batches are held in memory.
-        noise: Noise of the samples of all posteriors.
-        weights: The share of each end: `(1 - t, t)` at t; equal by default.
+        noise: The noise of the samples of all posteriors.
+        weights: The weight of each endpoint: `(1 - t, t)` at t; equal by default.
 
     Raises:
         TraceError: The module cannot be traced.
@@ -296,7 +298,7 @@ def one_sample(posterior: Posterior, noise: Noise, k: int = 0) -> Params:
 def _variances(
     statistics: LayerStatistics, places: Mapping[str, int], posterior: Posterior, noise: Noise
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return two variances of every unit over the data: the mean over samples, and that of the averaged samples."""
+    """Return two variances of each unit over the data: averaged over samples, and of the averaged samples."""
     count = len(next(iter(noise.values())))
     each = [{name: RunningMoments() for name in places} for _ in range(count)]
     averaged = {name: RunningMoments() for name in places}

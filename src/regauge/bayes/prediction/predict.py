@@ -1,4 +1,4 @@
-"""Predictions of the samples of a posterior on data."""
+"""Predictions of a posterior's samples on data."""
 
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
@@ -17,10 +17,10 @@ from regauge.core.params import Params, require_finite
 from regauge.core.task import Batch, call
 
 TOGETHER = 2**21
-"""Largest number of values of the parameters and the largest intermediate result of samples that run together.
+"""A limit on samples evaluated together: entries of their parameters and of their largest intermediate result.
 
-Small networks gain from running together what calls cost. Beyond this, on a CPU, they gain nothing, and batched
-convolutions become several times slower than single ones."""
+Evaluating small networks together saves the overhead of calls. Beyond this limit, nothing is gained on a CPU, and
+batched convolutions become several times slower than single ones."""
 
 
 @check_arguments
@@ -38,26 +38,27 @@ def predict(
 ) -> Predictive:
     """Return the predictive distribution on data: by Monte Carlo for a posterior, exactly for one network.
 
-    All noise is held in memory, but only `chunk` samples of parameters are held at a time. Small samples run together
-    (`torch.func.vmap`), unless control flow of the module depends on values. By default, samples that run together have
-    at most `TOGETHER` values in their parameters and in the largest intermediate result. The first sample shows the
-    size of this result. The choice changes the result only by rounding.
+    All noise is held in memory, but only `chunk` samples of parameters are held at a time. Small samples are evaluated
+    together (`torch.func.vmap`), unless the module's control flow depends on values. By default, such samples have at
+    most `TOGETHER` entries in their parameters and in the largest intermediate result. The first sample shows the size
+    of this result. The choice changes the result only by rounding.
 
     Args:
         posterior: Any posterior (for example an ensemble), or the parameters of one network.
-        module: The module that runs the parameters, in evaluation mode; its own parameters are not used.
+        module: The module that is called with the parameters, in evaluation mode. Its own parameters are not used.
         batches: Pairs (inputs, targets), as for `Task`. The batches are read once and held in memory. Integer targets
             may have any shape, and each integer is one example. Negative targets (-100) are ignored.
-        noise: Noise of the samples. The same noise for several posteriors makes their differences far more precise.
-        samples: Number of samples to draw, instead of noise.
+        noise: The noise of the samples. If several posteriors use the same noise, their differences are far more
+            precise.
+        samples: The number of samples, as an alternative to noise.
         generator: The random generator of the samples.
-        likelihood: `Categorical()` by default.
-        outputs: The output that is compared with the targets; the first tensor by default.
-        chunk: Number of samples that run together.
+        likelihood: The likelihood of a target given the outputs; `Categorical()` by default.
+        outputs: The output that is compared with the targets. Default: the first tensor.
+        chunk: The number of samples that are evaluated together.
 
     Raises:
-        ValueError: Noise and a number of samples are both given or both missing, or one is given for a single network.
-            Or there are no examples, or parameters are NaN or Inf.
+        ValueError: Noise and a number of samples are both given or both missing. One of them is given for a single
+            network. There are no examples. Or parameters are NaN or Inf.
 
     References:
         Rossi et al. (2023), section 3, equation 5 and appendix C (128 samples).
@@ -140,7 +141,7 @@ def _judge(
 
 
 class _Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A dispatch mode that measures the number of values in the largest result of an operator."""
+    """A dispatch mode that measures the number of entries in an operator's largest result."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

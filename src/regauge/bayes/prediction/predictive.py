@@ -1,4 +1,4 @@
-"""The predictive distribution of a posterior, and scores of the distribution on data."""
+"""The predictive distribution of a posterior, and its scores on data."""
 
 import math
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ from regauge.core.params import Params
 class Bin:
     """A group of examples whose most probable class has a probability in `(low, high]`.
 
-    Confidence is the mean probability of the most probable class. Accuracy is the share of examples that have this
-    class. Both are NaN without examples.
+    Confidence is the mean probability of the most probable class. Accuracy is the share of examples that belong to this
+    class. Both are NaN if there are no examples.
     """
 
     low: float
@@ -45,17 +45,17 @@ class Calibration:
 class Predictive:
     """Predictions of posterior samples on some examples, combined by Bayesian model averaging.
 
-    The loss is the negative log predictive likelihood per example, in nats,
-    `-(1/N) sum_i log (1/S) sum_s p(y_i | x_i, theta_s)`. The average is inside the logarithm: probabilities are
-    averaged, not logits. It is evaluated by log-sum-exp. All numbers are float64. Scores of classes raise a ValueError
-    for other targets, and scores of numbers raise a ValueError for classes.
+    The loss is the negative log predictive likelihood per example, in nats, `-(1/N) sum_i log (1/S) sum_s p(y_i | x_i,
+    theta_s)`. The average is inside the logarithm: probabilities are averaged, not logits. It is computed by
+    log-sum-exp. All numbers are float64. Classification scores raise a ValueError if targets are not class labels, and
+    regression scores raise a ValueError for class labels.
 
     Attributes:
-        log_likelihoods: Log likelihood of every sample on every example, in nats, `[samples, examples]`.
-        targets: Targets of the examples, `[examples, ...]`.
-        averages: Averages over samples of the `statistics` of the likelihood, `[examples, ...]`, and the average
+        log_likelihoods: The log likelihood of every sample on every example, in nats, `[samples, examples]`.
+        targets: The targets of the examples, `[examples, ...]`.
+        averages: The `statistics` of the likelihood, averaged over samples, `[examples, ...]`, and the average
             "log_likelihood".
-        is_exact: Whether the samples are the whole distribution, as for one network; nothing was then estimated.
+        is_exact: Whether the samples are the whole distribution, as for one network. If so, no score is an estimate.
 
     References:
         Rossi et al. (2023), equation 5, which is a sum and not negated.
@@ -70,15 +70,15 @@ class Predictive:
     def loss(self) -> float:
         """The negative log predictive likelihood per example, in nats.
 
-        The loss is an estimate. Its expectation lies above the value for infinitely many samples, by about the mean
-        over examples of `Var(p_i) / (2 S E(p_i)^2)`. One sample gives the expected loss. `corrected` removes most of
-        this bias.
+        The loss is an estimate. Its expectation exceeds the limit of infinitely many samples, by about the mean over
+        examples of `Var(p_i) / (2 S E(p_i)^2)`. One sample gives the expected loss. `corrected` removes most of this
+        bias.
         """
         return -float(log_mean_exp(self.log_likelihoods).mean())
 
     @property
     def influences(self) -> Tensor:
-        """Influence of each sample on the loss, `[samples]`: `-(1/N) sum_i (p_is / mean_s p_is - 1)`; the sum is 0."""
+        """The influence of each sample on the loss, `[samples]`: `-(1/N) sum_i (p_is / mean_s p_is - 1)`; sum 0."""
         ratios = (self.log_likelihoods - log_mean_exp(self.log_likelihoods)).exp()
         return 1 - ratios.mean(1)
 
@@ -86,15 +86,15 @@ class Predictive:
     def error(self) -> float:
         """The Monte Carlo standard error of the loss, by the delta method; NaN for a single sample.
 
-        The error measures the randomness of the samples, not the choice of the examples.
+        The error measures the randomness of the samples, not of the choice of the examples.
         """
         return 0.0 if self.is_exact else standard_error(self.influences)
 
     @property
     def corrected(self) -> float:
-        """The jackknife estimate `S loss - (S - 1) mean_s loss without s`, whose bias falls with 1 / S^2.
+        """The jackknife estimate `S loss - (S - 1) mean_s loss without s`, whose bias decreases like 1 / S^2.
 
-        The estimate is noisier than the loss if few samples contribute most of the likelihood of an example. It is NaN
+        If few samples contribute most of the likelihood of an example, the estimate is noisier than the loss. It is NaN
         for a single sample.
 
         References:
@@ -120,7 +120,7 @@ class Predictive:
 
     @property
     def probabilities(self) -> Tensor:
-        """Class probabilities, averaged over samples, `[examples, classes]`."""
+        """The class probabilities, averaged over samples, `[examples, classes]`."""
         return self._average("probabilities", "classes")
 
     @property
@@ -130,7 +130,7 @@ class Predictive:
 
     @property
     def entropy(self) -> "Entropy":
-        """Entropies of the predicted class of each example."""
+        """The entropies of the predicted class of each example."""
         return Entropy(
             predictive=torch.special.entr(self.probabilities).sum(-1), expected=self._average("entropy", "classes")
         )
@@ -139,7 +139,7 @@ class Predictive:
         """Compare the probability of the most probable class with its accuracy, in bins of equal width.
 
         Raises:
-            ValueError: The targets are not classes, or there are no bins.
+            ValueError: The targets are not class labels, or there are no bins.
         """
         if bins < 1:
             raise ValueError(f"bins={bins}; at least one is needed")
@@ -158,7 +158,7 @@ class Predictive:
 
     @property
     def std(self) -> Tensor:
-        """The total standard deviation of the targets, `[examples, ...]`, from the noise and from the samples."""
+        """The total standard deviation of the targets, `[examples, ...]`, caused by noise and by different samples."""
         return (self._average("square", "numbers") - self.mean.square()).clamp(min=0).sqrt()
 
     @property
@@ -189,8 +189,8 @@ class Entropy:
     """Entropies of the predicted class, in nats, `[examples]`.
 
     Attributes:
-        predictive: Entropy of the averaged probabilities: the total uncertainty.
-        expected: The average entropy of the samples: the uncertainty that remains if the parameters are known.
+        predictive: The entropy of the averaged probabilities, which measures the total uncertainty.
+        expected: The average entropy of the samples, which is the uncertainty that remains if the parameters are known.
 
     References:
         Depeweg et al. (2018), Decomposition of Uncertainty in Bayesian Deep Learning, section 3.
@@ -201,7 +201,7 @@ class Entropy:
 
     @property
     def mutual_information(self) -> Tensor:
-        """The mutual information of the class and the parameters: the difference of both entropies, never negative."""
+        """The mutual information of class and parameters, which is the difference of both entropies; never negative."""
         return (self.predictive - self.expected).clamp(min=0)
 
 

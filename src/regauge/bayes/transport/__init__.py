@@ -1,1 +1,1 @@
-"""Optimal transport between posteriors: distances, geodesics, and mixtures as the misleading control."""
+"""Optimal transport between posteriors: distances, geodesics, and mixtures as a misleading control."""

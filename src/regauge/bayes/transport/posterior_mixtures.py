@@ -1,4 +1,4 @@
-"""Mixtures of two posteriors, which form a path that has no barrier by construction and is therefore misleading."""
+"""Mixtures of two posteriors. As a path, they have no barrier by construction, which makes them misleading."""
 
 from dataclasses import dataclass
 
@@ -12,20 +12,20 @@ from regauge.core.params import Params, require_same_shapes
 from regauge.core.symmetry import Symmetry
 
 POSITION = "(position)"
-"""The name under which the noise holds a stratified number in (0, 1) for every sample; no parameter is called so."""
+"""The noise entry with a stratified number in (0, 1) for every sample. No parameter has this name."""
 
 
 @dataclass(frozen=True, eq=False)
 class MixturePosterior:
     """The mixture `(1 - share) first + share last`: each network is a sample of one of two posteriors.
 
-    The noise contains the noise of both posteriors and a position for each sample. The positions are
-    `(k + 1/2) / count` in random order. Samples with positions below the share come from `last`. The numbers of samples
-    therefore match the shares as closely as possible, and the same noise can be used for all shares.
+    The noise contains the noise of both posteriors and a position for each sample. The positions are `(k + 1/2) /
+    count` in random order. Samples whose positions are below the share come from `last`. The numbers of samples
+    therefore match the shares as closely as possible, and all shares can use the same noise.
 
     Attributes:
         first: A posterior.
-        last: Another posterior over the same architecture.
+        last: Another posterior with the same architecture.
         share: The probability of `last`.
 
     Raises:
@@ -40,7 +40,7 @@ class MixturePosterior:
         require_share(self.share)
 
     def draw(self, count: int, generator: torch.Generator) -> Params:
-        """Return the noise of both posteriors, and the positions."""
+        """Sample the noise of both posteriors, and the positions."""
         order = torch.randperm(count, generator=generator, device=generator.device)
         positions = (order.to(torch.float64) + 0.5) / count
         return _join(self.first.draw(count, generator), self.last.draw(count, generator), positions)
@@ -68,11 +68,11 @@ class MixturePosterior:
         return samples
 
     def push(self, symmetry: Symmetry, element: Element) -> "MixturePosterior":
-        """Move both posteriors by the element."""
+        """Transform both posteriors by the element."""
         return MixturePosterior(self.first.push(symmetry, element), self.last.push(symmetry, element), self.share)
 
     def push_noise(self, symmetry: Symmetry, element: Element, noise: Params) -> Params:
-        """Return the moved noise of both posteriors; positions stay."""
+        """Return the transformed noise of both posteriors; positions do not change."""
         first = self.first.push_noise(symmetry, element, _part(noise, 0))
         last = self.last.push_noise(symmetry, element, _part(noise, 1))
         return _join(first, last, noise[POSITION])
@@ -80,8 +80,8 @@ class MixturePosterior:
     def moments(self) -> GaussianPosterior:
         """Return the Gaussian with the means and standard deviations of the mixture.
 
-        The mean and the variance are weighted means over both posteriors. The variance also contains
-        `share (1 - share) (m_first - m_last)^2`. Buffers are taken from the more probable posterior.
+        The mean and the variance are weighted means over both posteriors. The variance also contains `share (1 - share)
+        (m_first - m_last)^2`. Buffers are copied from the more probable posterior.
         """
         (mean_a, std_a), (mean_b, std_b) = self.first.moments(), self.last.moments()
         mean = dict(mean_b if self.share > 0.5 else mean_a)
@@ -97,13 +97,13 @@ class MixturePosterior:
 
 @dataclass(frozen=True, eq=False)
 class MixturePath:
-    """A path from one posterior to another by mixing, without moving anything."""
+    """A path from one posterior to another by mixing, without transforming samples."""
 
     first: Posterior
     last: Posterior
 
     def at(self, t: float) -> MixturePosterior:
-        """Return the mixture with the share t of the last posterior; at the ends it equals one of the posteriors.
+        """Return the mixture with the share t of the last posterior; at the endpoints it equals one of the posteriors.
 
         Raises:
             ValueError: t is outside of [0, 1].
@@ -112,10 +112,10 @@ class MixturePath:
 
 
 def mixture(a: Posterior, b: Posterior) -> MixturePath:
-    """Return the path `(1 - t) a + t b` of distributions between posteriors of any kinds.
+    """Return the path of mixtures `(1 - t) a + t b` between posteriors of any kinds.
 
     By Jensen's inequality, the log predictive likelihood of a mixture is never below the weighted average of both
-    posteriors. This path therefore never has a barrier, whatever lies between the two posteriors. The path is a
+    posteriors. Therefore this path never has a barrier, whatever lies between the two posteriors. The path is a
     control, not evidence.
 
     References:
@@ -130,5 +130,5 @@ def _join(first: Params, last: Params, positions: Tensor) -> Params:
 
 
 def _part(noise: Params, k: int) -> Params:
-    """Return the noise of one of the two posteriors."""
+    """Return the noise for one of the two posteriors."""
     return {name[2:]: tensor for name, tensor in noise.items() if name.startswith(f"{k}/")}

@@ -20,18 +20,19 @@ def distance(a: Posterior, b: Posterior, *, skip: Collection[str] = ()) -> Squar
 
     Here `|X|_*` is the sum of the singular values, and B and C are roots of the factors G and A.
 
-    With full covariances the spread is `tr(S_a + S_b - 2 (S_a^(1/2) S_b S_a^(1/2))^(1/2))`. Rossi et al. (2023) print
+    For full covariances, the spread is `tr(S_a + S_b - 2 (S_a^(1/2) S_b S_a^(1/2))^(1/2))`. Rossi et al. (2023) print
     `|S_a - S_b|_F^2` for covariances that commute (equation 16, second line), which is wrong. The correct spread is
-    `|S_a^(1/2) - S_b^(1/2)|_F^2`. Equation 17 of the paper, with standard deviations, is right.
+    `|S_a^(1/2) - S_b^(1/2)|_F^2`. Equation 17 of the paper, which uses standard deviations, is correct.
 
     Args:
         a: Any posterior.
         b: Another posterior of the same kind and architecture.
-        skip: Names of tensors that the distance ignores, usually `symmetry.buffers`. Integers are always ignored.
+        skip: Names of tensors that the distance ignores, usually `symmetry.buffers`. Integer tensors are always
+            ignored.
 
     Raises:
-        ValueError: The posteriors have different kinds or architectures, or the exact distance is too expensive (low
-            rank and a diagonal part on more than 2,000 parameters).
+        ValueError: The posteriors have different kinds or architectures. Or the exact distance is too expensive (low
+            rank and a diagonal component on more than 2,000 parameters).
 
     References:
         Takatsu (2011), Wasserstein geometry of Gaussian measures; Rossi et al. (2023), equations 9, 16 and 17.
@@ -55,8 +56,8 @@ def couple(a: Posterior, b: Posterior, skip: Collection[str] = ()) -> tuple[Tran
 class Displacement:
     """The distributions of `(1 - t) theta_0 + t theta_1` for two coupled posteriors that share their noise.
 
-    Noise of the first posterior can be used at every point of the path. With fixed noise, a sample moves along a
-    straight line as t grows. The last posterior has the same kind and is written for this shared noise.
+    Noise of the first posterior can be used at every point of the path. For fixed noise, a sample follows a straight
+    path as t grows. The last posterior has the same kind and is expressed for this shared noise.
 
     References:
         McCann (1997), A convexity principle for interacting gases; Rossi et al. (2023), equation 6.
@@ -66,7 +67,7 @@ class Displacement:
     last: Transportable
 
     def at(self, t: float) -> Posterior:
-        """Return the posterior at the position t; at the ends the first or last posterior itself is returned.
+        """Return the posterior at the position t. At the endpoints, return the first or last posterior itself.
 
         Raises:
             ValueError: t is outside of [0, 1].
@@ -87,17 +88,17 @@ def geodesic(a: Posterior, b: Posterior) -> Displacement:
     | low rank | standard deviations and rotated deviations are interpolated |
     | particles | particles are interpolated in pairs, which the best assignment chose |
 
-    A point between Kronecker posteriors has two terms, since its covariance is no Kronecker product. Between low-rank
-    Gaussians, the path is a geodesic if there is no diagonal part or no deviation. Otherwise it is the shortest path
-    that does not mix the two parts.
+    A point between Kronecker posteriors has two terms, because its covariance is not a Kronecker product. Between
+    low-rank Gaussians, the path is a geodesic if there is no diagonal component or no deviation. Otherwise it is the
+    shortest path that does not mix the two components.
 
-    The ends have the distributions of a and b. The end at b is written with rotated roots or with another order of
-    particles. Noise that is sampled once can then be used at all points of the path. If a parameter is uncertain in
-    only one posterior, its standard deviation in the other posterior is zero.
+    The endpoints have the distributions of a and b. The endpoint at b is expressed with rotated roots or with permuted
+    particles. Therefore noise that is sampled once can be used at all points of the path. If a parameter is uncertain
+    in only one posterior, its standard deviation in the other posterior is zero.
 
     Raises:
-        ValueError: The posteriors have different kinds or architectures, Kronecker factors belong to different weights,
-            or the numbers of particles differ.
+        ValueError: The posteriors have different kinds or architectures. Kronecker factors belong to different weights.
+            Or the numbers of particles differ.
 
     References:
         McCann (1997); Takatsu (2011), Wasserstein geometry of Gaussian measures; Rossi et al. (2023), section 3,

@@ -1,4 +1,4 @@
-"""Diagnostics of over-pruning: mean-field posteriors return units that they do not need to the prior."""
+"""Diagnostics of over-pruning, in which mean-field posteriors return unneeded units to the prior."""
 
 import math
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from regauge.core.groups import Group
 from regauge.core.symmetry import Symmetry
 
 SIGNAL = 2.0
-"""A weight is counted when its mean exceeds this number of standard deviations."""
+"""A limit. A weight counts as used if its mean exceeds this number of standard deviations."""
 
 
 @dataclass(frozen=True)
@@ -22,17 +22,17 @@ class Diagnostics:
     """Measures of how much of a network a variational posterior uses.
 
     If standard deviations equal those of the prior and few units are active, the posterior has returned to the prior
-    (over-pruning). Barriers between such posteriors say little about barriers between networks that use all of their
+    (over-pruning). Barriers between such posteriors imply little about barriers between networks that use all of their
     units.
 
     Attributes:
-        kl: Kullback-Leibler divergence from the prior, in nats.
+        kl: The Kullback-Leibler divergence from the prior, in nats.
         kl_per_example: The divergence per training example, which is comparable with the loss.
         std_ratio: The median ratio of the standard deviation to that of the prior, over all uncertain parameters.
-        std_ratios: The median ratio of each parameter.
-        active: The number of active units of each group. A unit is active if the mean of a weight that reads the unit
+        std_ratios: The same median ratio for each parameter.
+        active: The number of active units in each group. A unit is active if the mean of one of its outgoing weights
             exceeds two standard deviations.
-        sizes: The number of units of each of these groups.
+        sizes: The total number of units in each of these groups.
         uncounted: Groups whose units were not counted, with the reason.
     """
 
@@ -74,21 +74,21 @@ def compare_with_prior(
     The divergence is `sum(log(prior_std / std) + (std^2 + mean^2) / (2 prior_std^2) - 1/2)` over all uncertain
     parameters.
 
-    The symmetry determines which weights read a unit: weights on which a positive scale of the unit has a negative
-    exponent. Some groups have no such scales (odd or smooth activations, residual streams). In these groups, the
-    weights with the unit on their second axis read the unit. The second axis is the input axis of linear and
-    convolutional layers of torch. A bias reads no unit.
+    The symmetry determines which weights read a unit. These are the weights on which a positive scale of the unit has a
+    negative exponent. Some groups have no such scales (odd or smooth activations, residual streams). In these groups,
+    the weights with the unit on their second axis read the unit. The second axis is the input axis of torch's linear
+    and convolutional layers. Biases read no units.
 
     Args:
         posterior: A diagonal Gaussian.
-        prior_std: Standard deviation of the prior.
-        examples: Number of training examples.
-        symmetry: Symmetry of the network; without a symmetry no units are counted.
+        prior_std: The standard deviation of the prior.
+        examples: The number of training examples.
+        symmetry: The symmetry of the network. Without a symmetry, no units are counted.
 
     Raises:
         ValueError: The standard deviation of the prior or the number of examples is not positive, or no parameter is
             uncertain. Or a standard deviation is zero, which makes the divergence infinite.
-        KeyError: The posterior belongs to another network than the symmetry.
+        KeyError: The posterior and the symmetry belong to different networks.
 
     References:
         Trippe and Turner (2018), Overpruning in variational Bayesian neural networks; Rossi et al. (2023), section 2.

@@ -29,14 +29,14 @@ class VariationalConfig(DescentConfig):
 
         -(1/N) ( E_q[log likelihood + log prior] + T entropy(q) ),
 
-    where samples of the weights on a batch estimate the likelihood, and the other terms have a closed form. Weighting
-    the Kullback-Leibler divergence instead, likelihood - T KL(q, prior), is equivalent to dividing the standard
-    deviation of the prior by sqrt(T).
+    Here, samples of the weights on a batch estimate the likelihood, and the other terms have a closed form. An
+    alternative is to weight the Kullback-Leibler divergence, likelihood - T KL(q, prior). This is equivalent to
+    dividing the standard deviation of the prior by sqrt(T).
 
-    Learning rates refer to this bound per example. A learning rate for the bound summed over N examples must be
-    multiplied by N. The rate 1e-6 in table 1 of Rossi et al. (2023) therefore becomes 0.06 for 60,000 examples. This
-    rate is small: the divergence moves the logarithm of a standard deviation by at most 1e-5 per step (with momentum
-    0.9). Standard deviations stay near their initial values unless there are at least 10^5 steps.
+    Learning rates refer to this bound per example. To convert a learning rate for the bound summed over N examples,
+    multiply it by N. The rate 1e-6 in table 1 of Rossi et al. (2023) therefore becomes 0.06 for 60,000 examples. This
+    rate is small: the divergence changes the logarithm of a standard deviation by at most 1e-5 per step (with momentum
+    0.9). Standard deviations stay close to their initial values unless there are at least 10^5 steps.
     `VariationalConfig(optimizer=SGD(0.06, momentum=0.9), lr_std=0.06)` trains in this way. With the defaults, standard
     deviations reach their optimum in a few thousand steps.
 
@@ -88,36 +88,37 @@ def fit(
     progress: Progress = no_progress,
     on_step: OnStep | None = None,
 ) -> GaussianPosterior:
-    """Fit a diagonal Gaussian over the parameters of a network.
+    """Fit a diagonal Gaussian to the posterior over a network's parameters.
 
     Gradients are computed at sampled weights (the reparametrization theta = mean + std * noise), so any module can be
-    trained. The module runs in training mode, and its final buffers become part of the mean.
+    trained. The module is in training mode, and its final buffers become part of the mean.
 
     Args:
-        start: Means at the start.
-        module: The module that runs the parameters; its own parameters are not used.
-        inputs: `[n, ...]`.
-        targets: `[n, ...]`, in the form that the likelihood reads.
+        start: The initial means.
+        module: The module that is called with the parameters. Its own parameters are not used.
+        inputs: The training inputs, `[n, ...]`.
+        targets: The targets, `[n, ...]`, in the form that the likelihood requires.
         config: The prior, the temperature, and the settings of training.
-        generator: The random generator for the order of examples, samples, and augmentation. By default its seed is 0.
-        likelihood: Likelihood of a target given the outputs; `Categorical()` by default.
-        certain: Names of parameters that are trained as points, without a prior.
-        augmentation: Changes the images of every batch at random; none by default. Each changed image counts as one
+        generator: The random generator for the order of examples, samples and augmentation. Default: a generator with
+            seed 0.
+        likelihood: The likelihood of a target given the outputs; `Categorical()` by default.
+        certain: Names of parameters that are trained as point estimates, without a prior.
+        augmentation: Random changes of the images in every batch; none by default. Each changed image counts as one
             example in the bound.
-        state: A `.safetensors` file that keeps the state of a long fit while it runs. If the file exists, the fit
-            continues from this state. The result equals that of an uninterrupted fit bit by bit.
-        progress: Shows the steps, with the mean negative log likelihood of each batch under the sampled weights.
-        on_step: Called after each step with a `regauge.training.State`: the number of the step, this loss and the
-            learning rate.
+        state: A `.safetensors` file in which the state of a long fit is saved. If the file exists, the fit continues
+            from this state. The result is bitwise identical to that of an uninterrupted fit.
+        progress: Displays the steps, with the mean negative log likelihood of each batch under the sampled weights.
+        on_step: A function that is called after each step with a `regauge.training.State`: the number of the step, the
+            loss that `progress` displays, and the learning rate.
 
     Returns:
-        Means and standard deviations. If the module has a tensor under several names, the result has this tensor under
-        the first name.
+        Means and standard deviations. If the module has a tensor under several names, the result contains this tensor
+        under the first name.
 
     Raises:
-        ValueError: No parameter is uncertain, `certain` contains a name that is no parameter, or the parameters have
-            several dtypes or devices. Or inputs and targets differ in number, training diverges, or the file holds no
-            state of this fit.
+        ValueError: No parameter is uncertain, `certain` contains a name that is not a parameter, or the parameters have
+            several dtypes or devices. The numbers of inputs and targets differ. Training diverges. Or the file does not
+            contain a state of this fit.
     """
     generator = given_or_seed(generator)
     if not len(inputs) == len(targets) > 0:
@@ -139,7 +140,7 @@ def fit(
     noise = torch.empty(len(std), dtype=std.dtype, device=generator.device)
 
     def sample(index: Tensor) -> Tensor:
-        """Return the loss at the weights `theta`, and write the gradient to `slope`."""
+        """Return the loss at the weights `theta`, and write its gradient to `slope`."""
         params = _cut(theta.detach(), shapes)
         leaves = [tensor.requires_grad_() for tensor in params.values()]
         seen = inputs[index] if augmentation is None else augmentation(inputs[index], generator)
@@ -189,13 +190,13 @@ def fit(
 
 
 def _cut(flat: Tensor, shapes: Mapping[str, torch.Size]) -> Params:
-    """Return the tensors that are concatenated in a vector, without copies."""
+    """Return the tensors that are concatenated in a vector, as views."""
     pieces = torch.split(flat, [shape.numel() for shape in shapes.values()])
     return {name: piece.view(shape) for (name, shape), piece in zip(shapes.items(), pieces, strict=True)}
 
 
 def _order(module: nn.Module, start: Mapping[str, Tensor], certain: Collection[str]) -> list[str]:
-    """Return the checked names of the parameters, uncertain parameters first."""
+    """Return the validated names of the parameters, uncertain parameters first."""
     names = [name for name, _ in module.named_parameters()]
     wrong = sorted(set(certain) - set(names))
     if wrong:

@@ -1,1 +1,1 @@
-"""Formats of the files of checkpoints: headers, torch files, adapters, codes, and the location of the files."""
+"""Formats of checkpoint files: headers, torch files, adapters, quantization codes, and the location of the files."""

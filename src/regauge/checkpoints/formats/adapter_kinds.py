@@ -70,7 +70,7 @@ KINDS: Mapping[str, Kind] = {
     "FROD": Kind(r"frod_(lambda_l|lambda_s_values|(V|s_indices|s_size)\.[^.]+)", frod),
     "OSF": Kind(r"osf_svd_params\.[USV]_low", osf),
 }
-"""Every kind but LoRA, by its name in configurations."""
+"""Every kind of adapter except LoRA, by its name in configurations."""
 
 
 def split_modules(kind: Kind, params: Mapping[str, Tensor], prefix: str) -> tuple[dict[str, Parts], Parts, set[str]]:

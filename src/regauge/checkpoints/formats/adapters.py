@@ -1,8 +1,8 @@
 """Low-rank adapters in PEFT's format: their changes of a network, and the symmetry of their factors.
 
-An adapter is a folder with `adapter_config.json` and `adapter_model.safetensors`. A matrix W of its network becomes
-`W + s B A`, with a factor s from the configuration. So the factors `(B M^-1, M A)` are the same adapter for every
-invertible M.
+An adapter is a folder with `adapter_config.json` and `adapter_model.safetensors`. A matrix W of the network becomes `W
++ s B A`, with a factor s from the configuration. Therefore the factors `(B M^-1, M A)` define the same adapter for
+every invertible M.
 
 References:
     Hu et al. (2022), LoRA, section 4.1; Kalajdzievski (2023), rsLoRA, definition 3.2; Liu et al. (2024), DoRA,
@@ -40,16 +40,16 @@ MAGNITUDE = re.compile(r"(?P<module>.+)\.lora_magnitude_vector(\.default)?(\.wei
 DIAGONAL = re.compile(r"(?P<module>.+)\.lora_diag(\.default)?")
 OFFSET = re.compile(r"(?P<module>.+)\.lora_B(\.default)?\.bias")
 PARTIAL = re.compile(r".*\.(lora_magnitude_vector|trainable_tokens_delta)(\..+|)")
-"""Tensors that say nothing without the base."""
+"""Names of tensors that define a change only together with the base."""
 TRAINING = re.compile(r".+\.lora_(velora|monteclora)_.+")
-"""Names of values that are of use in training only."""
+"""Names of tensors that are used only in training."""
 TOKENS = re.compile(r"(?P<module>.+?)(\.token_adapter)?\.trainable_tokens_delta(\.default)?")
 WRAPPED = re.compile(r"\.(modules_to_save(\.default)?|base_layer)(?=\.)")
-"""Names that PEFT puts around layers of which it stores all values."""
+"""Names that PEFT inserts for layers that it stores in full."""
 ORIGINAL = ".original_module."
-"""In the names of values that others take the place of."""
+"""A part of the names of original tensors that the adapter replaces."""
 HEADED = re.compile("LM|ConditionalGeneration|PreTraining")
-"""Architectures with a head over the tokens."""
+"""Names of architectures that have a head over the tokens."""
 TIED = (
     "the adapter {!r} changes {!r}, which is also {} of its base (tie_word_embeddings), and not {}: no network with "
     "tied embeddings computes that; untie them first"
@@ -60,30 +60,30 @@ TIED_WHOLE = (
     "its own, with tie_word_embeddings false; or leave it out of the adapter (modules_to_save) if it was not trained"
 )
 INITIAL = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
-"""Ways to initialize factors that leave the network as it was."""
+"""Initialization methods of factors that do not change the base."""
 MERGEABLE = {"use_rslora", "use_dora", "use_bdlora", "kasa_config"}
-"""Variants that are a change of the weights."""
+"""Variants of LoRA that amount to a change of the weights."""
 HARMLESS = ("eva_config", "loftq_config", "runtime_config", "megatron_config", "corda_config", "lora_ga_config",
             "velora_config", "monteclora_config")  # fmt: skip
-"""Settings of training and initialization."""
+"""Settings that only concern training and initialization."""
 ELSEWHERE = ("layer_replication", "alora_invocation_tokens")
-"""Settings of variants that are none."""
+"""Settings of variants that do not amount to a change of the weights."""
 UNPAIRED = ("use_bdlora", "kasa_config")
-"""Variants whose factors are no pair of matrices (B, A) that every invertible matrix may act on."""
+"""Variants whose factors are not a pair of matrices (B, A) on which every invertible matrix can act."""
 
 
 def adapter_symmetry(params: Mapping[str, Tensor]) -> Symmetry:
-    """Return the symmetry of an adapter's factors: an invertible matrix for each module, `(B M^-1, M A)`.
+    """Return the symmetry of an adapter's factors: an invertible matrix M for each module, acting as `(B M^-1, M A)`.
 
-    Everything else that the adapter stores (magnitudes, offsets, whole layers) is fixed.
+    The other tensors of the adapter (magnitudes, offsets, whole layers) are fixed.
 
     Args:
-        params: The tensors of an adapter under the names of its file: factors `lora_A` `[rank, in]` and `lora_B`
-            `[out, rank]`, of convolutions with the axes of their kernels behind, of embeddings `lora_embedding_A`
-            `[rank, tokens]` and `lora_embedding_B` `[width, rank]`.
+        params: The tensors of an adapter, by their names in the file. Linear layers have factors `lora_A` `[rank, in]`
+            and `lora_B` `[out, rank]`. Convolutions have the same factors with kernel axes appended. Embeddings have
+            `lora_embedding_A` `[rank, tokens]` and `lora_embedding_B` `[width, rank]`.
 
     Raises:
-        ValueError: A factor is missing, two of one module have different ranks, or there are no factors.
+        ValueError: A factor is missing, the two factors of a module have different ranks, or there are no factors.
     """
     groups: list[Group] = []
     shapes: dict[str, tuple[int, ...]] = {}
@@ -95,10 +95,10 @@ def adapter_symmetry(params: Mapping[str, Tensor]) -> Symmetry:
 
 
 def read_changes(folder: Path, params: Mapping[str, Tensor]) -> dict[str, tuple[Trained, ...]]:
-    """Return the changes of each tensor by an adapter, in their order, by the names that tensors have for it.
+    """Return an adapter's changes of each tensor, in order, by the tensor's name in the adapter.
 
     Args:
-        folder: The adapter's folder, for its configuration.
+        folder: The adapter's folder, which contains the configuration.
         params: The adapter's tensors.
 
     Raises:
@@ -149,8 +149,7 @@ def read_changes(folder: Path, params: Mapping[str, Tensor]) -> dict[str, tuple[
 
 
 def _whole_factors(module: str, up: Tensor, down: Tensor, blocks: Any) -> tuple[Tensor, Tensor]:
-    """Return factors as matrices; by BD-LoRA one of them is a diagonal of blocks, of which the file has only the
-    entries."""
+    """Return factors as matrices. For BD-LoRA, one factor is block diagonal, and the file stores only the blocks."""
     rank = down.shape[0]
     if blocks:
         last, count = module.rpartition(".")[2], int(blocks.get("nblocks", 1))
@@ -164,7 +163,7 @@ def _whole_factors(module: str, up: Tensor, down: Tensor, blocks: Any) -> tuple[
 def _kind_changes(
     folder: Path, params: Mapping[str, Tensor], settings: Mapping[str, Any]
 ) -> dict[str, tuple[Trained, ...]]:
-    """Return the changes by an adapter of a kind other than LoRA."""
+    """Return the changes that an adapter of a kind other than LoRA makes."""
     kind = KINDS[settings["peft_type"]]
     modules, shared, known = split_modules(kind, params, PREFIX)
     changes: dict[str, tuple[Trained, ...]] = {
@@ -185,7 +184,7 @@ def _kind_changes(
 
 
 def _named(folder: Path, make: Callable[..., Result], *given: Any) -> Result:
-    """Return the result of a call, where an error is one about the adapter in this folder."""
+    """Return the result of a call; convert errors to errors about the adapter in this folder."""
     try:
         return make(*given)
     except (ValueError, KeyError, TypeError, IndexError, RuntimeError, re.error) as error:
@@ -198,16 +197,16 @@ def place_changes(
     expected: Mapping[str, Sequence[int]],
     read: Callable[[str], Tensor],
 ) -> dict[str, tuple[Trained, ...]] | None:
-    """Changes by the names of a network with tensors of these shapes; None if it lacks some of them.
+    """Return the changes by the names of a network with these shapes; None if the network lacks changed tensors.
 
     Args:
-        folder: The adapter's folder, for errors.
-        changes: The changes by the names that the tensors have for the adapter.
+        folder: The adapter's folder, for error messages.
+        changes: The changes, by the tensor names in the adapter.
         expected: The shapes of the network's tensors.
-        read: Reads one of them, as it is before the adapter.
+        read: A function that reads one of the tensors as it is before the adapter is added.
 
     Raises:
-        ValueError: A tensor has another shape.
+        ValueError: A tensor has an unexpected shape.
     """
     names = names_in(changes, expected)
     changes = {
@@ -232,15 +231,14 @@ def place_changes(
 
 
 def names_in(names: Iterable[str], expected: Mapping[str, object]) -> dict[str, str]:
-    """Return the names of tensors in a network by the names that they have for an adapter."""
+    """Map an adapter's tensor names to the names of the same tensors in a network."""
     renamed = _rename_attention({name: name for name in names}, expected)
     start = _find_prefix(renamed, expected)
     return {name: start + new for new, name in renamed.items()}
 
 
 def find_tied(base: Path, changed: Mapping[str, Sequence[int]]) -> list[str]:
-    """Return tensors, by names and shapes, that have as many rows as a base has tokens, if its head is its
-    embedding."""
+    """Return tensors with as many rows as the base has tokens, if the head of the base is tied to its embedding."""
     sizes = _tied_sizes(base)
     return [name for name, shape in changed.items() if len(shape) == 2 and shape[0] in sizes]
 
@@ -248,7 +246,7 @@ def find_tied(base: Path, changed: Mapping[str, Sequence[int]]) -> list[str]:
 def refuse_absent(
     base: Path, folder: Path, changes: Mapping[str, tuple[Trained, ...]], known: Container[str]
 ) -> ValueError:
-    """Return an error that a base lacks what an adapter changes."""
+    """Return an error which states that a base lacks tensors that the adapter changes."""
     absent, sizes = [name for name in changes if name not in known], _tied_sizes(base)
     for name in absent:
         if any(isinstance(one, LowRank) and {len(one.up), one.down.shape[1]} & sizes for one in changes[name]):
@@ -262,8 +260,7 @@ def refuse_absent(
 
 
 def _tied_sizes(base: Path) -> set[int]:
-    """Return the numbers of tokens of a base with one tensor for embedding and head; none if they are two, or not
-    known."""
+    """Return the token counts of a base whose head is tied to its embedding; empty if not tied or not known."""
     try:
         config = json.loads((base / "config.json").read_text(encoding="utf-8"))
         is_tied = config.get("tie_word_embeddings") and any(map(HEADED.search, config.get("architectures") or ()))
@@ -274,7 +271,7 @@ def _tied_sizes(base: Path) -> set[int]:
 
 
 def _fit(change: Trained, name: str, shape: tuple[int, ...], folder: Path) -> Trained:
-    """Return a change of a tensor of a shape, or an error that it is one of another shape."""
+    """Return a change that fits a tensor of this shape, or raise an error about the different shape."""
     if isinstance(change, CarriedBias):
         return change
     if isinstance(change, Replaced | Added):
@@ -301,7 +298,7 @@ def _fit(change: Trained, name: str, shape: tuple[int, ...], folder: Path) -> Tr
 
 @dataclass(frozen=True)
 class AdapterConfig:
-    """The settings in an adapter's configuration that concern its factors."""
+    """The settings in an adapter's configuration that concern the factors."""
 
     alpha: float
     alphas: Mapping[str, float]
@@ -318,7 +315,7 @@ def read_config(folder: Path) -> AdapterConfig:
     """Return the configuration of an adapter.
 
     Raises:
-        ValueError: It is damaged, or of a kind that is no change of the weights.
+        ValueError: The configuration is damaged, or describes an adapter that is not a change of the weights.
     """
     path, config = folder / ADAPTER_CONFIG, _read_settings(folder)
     kind = config["peft_type"]
@@ -366,7 +363,7 @@ def read_config(folder: Path) -> AdapterConfig:
 
 
 def _read_settings(folder: Path) -> Mapping[str, Any]:
-    """Return the settings in an adapter's configuration."""
+    """Return the settings in an adapter's configuration file."""
     path = folder / ADAPTER_CONFIG
     found = read_object(path)
     if not isinstance(found.get("peft_type"), str):
@@ -381,11 +378,11 @@ class Factors(NamedTuple):
     """The factors of one module of an adapter.
 
     Attributes:
-        module: Its path, as the configuration speaks of it.
+        module: The path of the module, as the configuration names it.
         down: The name of A, `[rank, in, ...]`.
         up: The name of B, `[out, rank, ...]`.
-        offsets: The name of what the factors add to the bias, if there is one.
-        rank: Their rank.
+        offsets: The name of the tensor that is added to the bias; None without such a tensor.
+        rank: The rank of the factors.
         scale: The factor of `B A`.
     """
 
@@ -398,10 +395,10 @@ class Factors(NamedTuple):
 
 
 def read_factors(folder: Path | None, params: Mapping[str, Tensor]) -> dict[str, Factors]:
-    """Return the factors of an adapter by their modules; without a folder the change is `B A`.
+    """Return the factors of an adapter by module; without a folder, the change is `B A` with scale one.
 
     Raises:
-        ValueError: The configuration or the factors cannot be read, or there are none.
+        ValueError: The configuration or the factors cannot be read, or there are no factors.
     """
     config, settings = (None, {}) if folder is None else (read_config(folder), _read_settings(folder))
     found = {}
@@ -418,7 +415,7 @@ def read_factors(folder: Path | None, params: Mapping[str, Tensor]) -> dict[str,
 
 
 def require_whole_change(label: str, names: Iterable[str], config: Mapping[str, Any], remedy: str) -> None:
-    """Raise if an adapter holds what is a change only with its base, such as magnitudes of DoRA."""
+    """Raise an error if an adapter defines a change only together with its base, as the magnitudes of DoRA do."""
     partial_ones = [name for name in names if PARTIAL.fullmatch(name)]
     if partial_ones or config.get("use_dora"):
         raise ValueError(
@@ -430,8 +427,7 @@ def require_whole_change(label: str, names: Iterable[str], config: Mapping[str, 
 def _pair_factors(
     params: Mapping[str, Tensor], *, is_needed: bool = True, are_blocks: bool = False
 ) -> dict[str, tuple[str, str]]:
-    """Return the names of the two factors of each module, of which one may be a diagonal of blocks with fewer
-    columns."""
+    """Return the names of both factors of each module. One factor may be block diagonal, with fewer stored columns."""
     factors: dict[str, dict[str, str]] = {}
     for name in params:
         found = FACTOR.fullmatch(name)
@@ -457,7 +453,7 @@ def _pair_factors(
 
 
 def _rename_attention(changes: Mapping[str, Value], expected: Iterable[str]) -> dict[str, Value]:
-    """Return values for the packed projections of `torch.nn.MultiheadAttention` by the name of their tensor."""
+    """Return changes for the packed projections of `torch.nn.MultiheadAttention`, by the name of their tensor."""
     packed = {name.removesuffix(".in_proj_weight") for name in expected if name.endswith(".in_proj_weight")}
     attentions = {f".{one}" for one in packed}
     return {
@@ -469,7 +465,7 @@ def _rename_attention(changes: Mapping[str, Value], expected: Iterable[str]) -> 
 
 
 def _find_prefix(changes: Mapping[str, object], expected: Mapping[str, object]) -> str:
-    """Return the prefix of the base before all names of the adapter: the name of a model within one with a head."""
+    """Return the prefix that the base adds to all names of the adapter, such as a name within a model with a head."""
     first = next(iter(changes), "")
     starts = sorted((name.removesuffix(first) for name in expected if name.endswith(first)), key=len)
     return next((s for s in starts if all(s + name in expected for name in changes)), "")

@@ -10,14 +10,14 @@ from torch import Tensor
 from regauge.core.params import work_dtype
 
 Read = Callable[[tuple[int, int] | None], Tensor]
-"""Reads a tensor of the network in the dtype of the computation, or a range of its first axis."""
+"""A function that reads a network tensor, or a range of its first axis, in the dtype of the computation."""
 
 
 @dataclass(frozen=True)
 class LowRank:
-    """The change of a matrix, `W + scale * up @ down`, of which the first axis is that of `up` unless transposed.
+    """The change of a matrix to `W + scale * up @ down`. If `is_transposed`, the matrix is stored transposed.
 
-    With a magnitude every output of the sum is rescaled to it (DoRA).
+    If there is a magnitude (DoRA), every output of the sum is rescaled to this magnitude.
     """
 
     up: Tensor
@@ -45,7 +45,7 @@ class LowRank:
 
 @dataclass(frozen=True)
 class Added:
-    """The change of a tensor by another one, `b + scale * value`."""
+    """The change of a tensor `b` to `b + scale * value`."""
 
     value: Tensor
     scale: float
@@ -58,7 +58,7 @@ class Added:
 
 @dataclass(frozen=True)
 class Replaced:
-    """The change of a tensor that the adapter stores as a whole."""
+    """The replacement of a tensor by a tensor that the adapter stores in full."""
 
     value: Tensor
 
@@ -70,15 +70,15 @@ class Replaced:
 
 @dataclass(frozen=True)
 class Mapped:
-    """The change of a tensor by a function of all of it, seen as a matrix `[first axis, the others]`.
+    """A change of a tensor by a function of the whole tensor, viewed as a matrix `[first axis, remaining axes]`.
 
     Attributes:
-        make: The changed matrix from a matrix.
-        sides: The rows and columns that it needs; None for any number.
-        entries: The number of entries that it needs, where that is known.
-        is_transposed: Whether the tensor is stored the other way around.
+        make: A function from the matrix to the changed matrix.
+        sides: The required numbers of rows and columns; None for any number.
+        entries: The required number of entries, if it is known.
+        is_transposed: Whether the tensor is stored transposed.
         is_optional: Whether a network may lack the tensor.
-        keeps_shape: Whether `make` takes the tensor in its own shape, and no matrix.
+        keeps_shape: Whether `make` takes the tensor in its original shape instead of a matrix.
     """
 
     make: Callable[[Tensor], Tensor]
@@ -109,11 +109,11 @@ class Mapped:
 
 @dataclass(frozen=True)
 class CarriedBias:
-    """The change of a bias by a function of it and of the weight of its module.
+    """A change of a bias by a function of the bias and of the weight of the same module.
 
     Attributes:
         make: The changed bias from the bias and the weight.
-        weight: Reads the weight as it was before the adapter.
+        weight: A function that reads the weight as it is before the adapter is added.
         is_optional: Whether a network may lack the bias.
     """
 
@@ -134,7 +134,7 @@ class CarriedBias:
 
 @dataclass(frozen=True)
 class Rearranged:
-    """The change of a tensor whose entries belong to others that are changed: `make` gives all of it."""
+    """A change of a tensor whose entries belong to other, changed tensors; `make` returns the whole tensor."""
 
     make: Callable[[], Tensor]
 

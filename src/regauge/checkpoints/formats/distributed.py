@@ -1,7 +1,8 @@
-"""Folders of `torch.distributed.checkpoint`, in which each of many processes wrote one or more files of chunks.
+"""Folders of `torch.distributed.checkpoint`, into which each of many processes wrote one or more files of chunks.
 
-The file `.metadata` lists the place of every chunk. A `.distcp` file is a sequence of torch files, one per chunk.
-`.metadata` and the torch files contain pickles. regauge reads these pickles as plain records and runs no code in them.
+The file `.metadata` lists the location of every chunk. A `.distcp` file is a sequence of torch files, one for each
+chunk. `.metadata` and the torch files contain pickles. regauge reads these pickles as plain records and runs no code in
+them.
 """
 
 import logging
@@ -40,7 +41,7 @@ IN_METADATA = frozenset(
         *("torch.Size", "torch.serialization._get_layout", "collections.OrderedDict"),
     ]
 )
-"""Names in `.metadata`, of torch 2.0 and later."""
+"""Names that may occur in `.metadata` files of torch 2.0 and later."""
 UNTYPED = "torch.storage.UntypedStorage"
 STORAGES = {
     torch.float64: "DoubleStorage",
@@ -55,7 +56,7 @@ STORAGES = {
     torch.uint8: "ByteStorage",
     torch.bool: "BoolStorage",
 }
-"""The classes that torch files name for values; other dtypes stand there by their own names."""
+"""The storage classes by which torch files name dtypes. Other dtypes occur under their own names."""
 IN_CHUNK = frozenset(
     [
         *NAMED_DTYPES,
@@ -64,21 +65,21 @@ IN_CHUNK = frozenset(
         *("torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor_v3"),
     ]
 )
-"""Names in the torch file of a chunk."""
+"""Names that may occur in the torch file of a chunk."""
 DAMAGES = (
     *(ValueError, OSError, EOFError, LookupError, TypeError, AttributeError, RuntimeError, OverflowError),
     *(struct.error, zipfile.BadZipFile),
 )
-"""Errors while a damaged torch file is read."""
+"""Errors that are raised when a damaged torch file is read."""
 LOG = logging.getLogger(__name__)
 
 
 def open_metadata(file: Path, entry: str | None) -> OpenedFile:
-    """Open a folder of `torch.distributed.checkpoint`, and read only the network if it holds a whole training state.
+    """Open a folder of `torch.distributed.checkpoint`. From a full training state, read only the network.
 
     Raises:
         FileNotFoundError: A file that the metadata names is missing.
-        ValueError: The folder is damaged or not complete, holds no network, or has no entry of that name.
+        ValueError: The folder is damaged or incomplete, contains no network, or has no entry of this name.
     """
     label = str(file.parent)
     if file.name != METADATA:
@@ -109,7 +110,7 @@ def open_metadata(file: Path, entry: str | None) -> OpenedFile:
 
 
 class _ChunkPlaces:
-    """The chunks of a tensor (file, first byte, length, offsets, sizes), and the dictionaries that hold the tensor."""
+    """The chunks of a tensor (file, first byte, length, offsets, sizes), and the dictionaries that contain it."""
 
     def __init__(self, inside: tuple[str, ...]) -> None:
         self.inside = inside
@@ -117,9 +118,9 @@ class _ChunkPlaces:
 
 
 def _read_metadata(file: Path) -> tuple[dict[str, Any], dict[int, _ChunkPlaces]]:
-    """Return the saved state, with meta tensors and no other values, and the places of the chunks of each tensor.
+    """Return the saved state, with tensors on the meta device, and the locations of each tensor's chunks.
 
-    The keys of the places are the identities (`id`) of the tensors.
+    The keys of the locations are the `id` values of the tensors.
     """
     try:
         root = read_pickle(file.read_bytes(), IN_METADATA)
@@ -191,7 +192,7 @@ def _lengths(value: Any) -> tuple[int, ...]:
 
 
 def _tensors_in(network: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of a network by name, without entries that only training needs, such as optimizer states.
+    """Yield the network's tensors by name, without entries that are used only in training, such as optimizer states.
 
     Raises:
         ValueError: The network contains a dictionary with further floating-point tensors that are not scalars, or a
@@ -254,7 +255,7 @@ class FileRange(RawIOBase):
 
 
 class _Chunks:
-    """A reader of the chunks in the files of a folder, which finds the values and opens one file at a time."""
+    """A reader of the chunks in the files of a folder. It opens one file at a time."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -269,7 +270,7 @@ class _Chunks:
             self._file.close()
 
     def place(self, name: str, tensor: Tensor, place: _ChunkPlaces) -> StoredTensor:
-        """Return the places of the chunks of a tensor in the files."""
+        """Return the locations of a tensor's chunks in the files."""
         shape, dtype, parts = tuple(tensor.shape), tensor.dtype, []
         for file, start, length, (offsets, sizes) in place.chunks:
             if math.prod(sizes) == 0:
@@ -312,7 +313,7 @@ class _Chunks:
 
 
 def _local_length(archive: zipfile.ZipFile, record: zipfile.ZipInfo) -> int:
-    """Return the length of the local header that precedes the values of a record."""
+    """Return the length of the local zip header that precedes the data of a record."""
     assert archive.fp is not None
     archive.fp.seek(record.header_offset)
     header = archive.fp.read(30)
@@ -322,7 +323,7 @@ def _local_length(archive: zipfile.ZipFile, record: zipfile.ZipInfo) -> int:
 def _read_chunk(
     content: bytes, sizes: tuple[int, ...], dtype: torch.dtype, records: Mapping[str, zipfile.ZipInfo]
 ) -> tuple[tuple[int, ...], int]:
-    """Return the strides of a chunk in a torch file, and the number of bytes before the first value of the chunk."""
+    """Return the strides of a chunk in a torch file, and the number of bytes before the chunk's first value."""
     tensor = read_pickle(content, IN_CHUNK)
     storage, skipped, *sizes_and_strides = tensor.args[:4]
     shape, strides = map(_lengths, sizes_and_strides)

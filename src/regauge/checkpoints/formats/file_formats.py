@@ -1,7 +1,7 @@
-"""The formats of files that hold networks: their suffixes, and the functions that open and write them.
+"""The file formats of networks: their suffixes, and the functions that open and write such files.
 
-Nothing here imports torch. Other packages add formats by the entry point `regauge.checkpoint_formats`, which names a
-`FileFormat`.
+This module does not import torch. Other packages add formats by the entry point `regauge.checkpoint_formats`, which
+names a `FileFormat`.
 """
 
 from dataclasses import dataclass
@@ -12,25 +12,29 @@ from pathlib import Path
 from typing import Any
 
 GROUP = "regauge.checkpoint_formats"
-"""Entry points of other packages that are formats, too."""
+"""The entry point group by which other packages add formats."""
 
 
 @dataclass(frozen=True)
 class FileFormat:
-    """A format of files that hold networks.
+    """A file format of networks.
 
     Attributes:
-        suffixes: Endings of its files.
-        opener: `package.module:function`, from a path and the name of an entry, or None, to an `OpenedFile`; a
-            ValueError says what is wrong with a file. Empty for formats that are known and not read.
-        writer: `package.module:function`, from a `Shard` and its `Pieces` to the bytes of a file, one part after the
-            other; empty for formats that are not written.
-        names: Names by which a folder is read, in this order, before those of the formats behind it.
-        alone: Patterns of names of which a folder is read if a single file has one.
-        has_entries: Whether a file may hold several networks, of which `FILE:NAME` is one.
-        magic: The first bytes of its files, if any; they tell the format whatever the name is.
-        is_refused: Whether the opener says in a sentence why such files are not read, and what to do.
-        is_folder: Whether its files are one checkpoint together, which is read and written as a folder alone.
+        suffixes: The suffixes of files in this format.
+        opener: A function `package.module:function` that opens a file. Its arguments are a path and the name of an
+            entry or None, and it returns an `OpenedFile`. It raises a ValueError that describes errors in a file. Empty
+            for formats that are recognized but not read.
+        writer: A function `package.module:function` that yields the bytes of a file in chunks. Its arguments are a
+            `Shard` and its `Pieces`. Empty for formats that are not written.
+        names: File names that are searched in a folder, in this order. All names of one format are searched before
+            those of the next format.
+        alone: Patterns of file names. A folder is read by this format if exactly one file matches.
+        has_entries: Whether a file may contain several networks, selected by `FILE:NAME`.
+        magic: The first bytes of files in this format, if they are fixed. They identify the format whatever the file
+            name is.
+        is_refused: Whether the opener only raises an error that explains why such files are not read, with advice.
+        is_folder: Whether a checkpoint consists of a whole folder of such files, which are never read or written
+            singly.
     """
 
     suffixes: tuple[str, ...]
@@ -45,9 +49,9 @@ class FileFormat:
 
 
 METADATA = ".metadata"
-"""The file of a folder of `torch.distributed.checkpoint` that says where its tensors are."""
+"""The file in a folder of `torch.distributed.checkpoint` that lists the locations of tensors."""
 CHUNKS = ".distcp"
-"""The ending of the files that hold them."""
+"""The suffix of the files that contain the tensors' chunks."""
 
 FORMATS: dict[str, FileFormat] = {
     "safetensors": FileFormat(
@@ -80,22 +84,22 @@ FORMATS: dict[str, FileFormat] = {
     ),
     "of other programs": FileFormat((".h5", ".msgpack", ".onnx", ".npz", ".pkl")),
 }
-"""The formats by their names, in the order in which a folder is searched."""
+"""The formats by name, in the order in which a folder is searched."""
 
 INDEX = ".index.json"
-"""Ending of the index of shards, behind that of their format."""
+"""The suffix of the shards' index, which follows the suffix of the shards' format."""
 
 
 @cache
 def every_format() -> dict[str, FileFormat]:
-    """Return the formats of this package, and those of others that are installed."""
+    """Return the formats of this package and of other installed packages."""
     return FORMATS | {point.name: point.load() for point in entry_points(group=GROUP)}
 
 
 def weight_suffixes(*, is_read: bool = False, is_written: bool = False, has_entries: bool = False) -> tuple[str, ...]:
-    """Endings of files of weights: of all formats, or of those that are read, are written or have entries.
+    """Return suffixes of weight files: of all formats, or of those that are read, are written or have entries.
 
-    A file that is read or written is a checkpoint, and no part of a folder.
+    Suffixes for reading or writing leave out formats whose checkpoints are folders.
     """
     wanted = [
         one
@@ -108,22 +112,22 @@ def weight_suffixes(*, is_read: bool = False, is_written: bool = False, has_entr
 
 
 def format_of(path: Path, begin: bytes = b"") -> FileFormat | None:
-    """Return the format of a file that is read, by its first bytes or else by its name; None if it is none."""
+    """Return the format of a file, by its first bytes or else by its name; None if no format matches."""
     known = [one for one in every_format().values() if one.opener]
     told = (one for one in known if one.magic and begin.startswith(one.magic))
     return next(told, None) or next((one for one in known if path.name.endswith(one.suffixes)), None)
 
 
 def is_single_file(out: Path) -> bool:
-    """Return whether an output of this name is one file of weights, and no folder."""
+    """Return whether an output of this name is one weight file instead of a folder."""
     return out.name.endswith(weight_suffixes(is_written=True))
 
 
 def writer_of(name: str) -> Any:
-    """Return the writer of the format that files of this name have.
+    """Return the writer of the format that is written to files of this name.
 
     Raises:
-        ValueError: No format that is written has such names.
+        ValueError: No format that can be written has such names.
     """
     found = next((one for one in every_format().values() if one.writer and name.endswith(one.suffixes)), None)
     if found is None:
@@ -133,6 +137,6 @@ def writer_of(name: str) -> Any:
 
 
 def load(text: str) -> Any:
-    """Return the function that `package.module:function` names."""
+    """Return the function with the name `package.module:function`."""
     module, _, name = text.partition(":")
     return getattr(import_module(module), name)

@@ -1,4 +1,4 @@
-"""Descriptions of tensors without values, and headers of safetensors files with the places of tensors and strings."""
+"""Descriptions of tensors without their data, and headers of safetensors files, which locate tensors and strings."""
 
 import json
 import math
@@ -35,18 +35,18 @@ DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-"""Names of dtypes in headers."""
+"""Dtypes by their names in headers."""
 PACKED = ("F4", "F6_E2M3", "F6_E3M2")
-"""Names of dtypes of which several values share bytes."""
+"""Names of dtypes of which several values share a byte."""
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 PROVENANCE = "regauge"
-"""The string that says where a file comes from; it is not copied to files that are made of it."""
+"""The header string that holds the provenance. It is not copied to files that are made from this file."""
 SHARDING = "DCP_SHARDING_INFO"
-"""The string by which `torch.distributed.checkpoint` says where the tensors of a file begin in those of a network."""
+"""The header string of `torch.distributed.checkpoint` for the offsets of a file's chunks in the network's tensors."""
 LARGEST_HEADER = 100_000_000
-"""Bytes of a header at most; the limit of safetensors itself."""
+"""The largest size of a header in bytes, which is also the limit of safetensors."""
 BUFFER = 16384
-"""Bytes that are read at once: most headers are shorter."""
+"""The number of bytes that are read at once; most headers are shorter."""
 
 
 class TensorSpec(NamedTuple):
@@ -63,7 +63,7 @@ class TensorSpec(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Length of the values in bytes."""
+        """The size of the tensor in bytes."""
         return self.size * self.dtype.itemsize
 
 
@@ -83,10 +83,10 @@ class StoredPart(NamedTuple):
 
 
 class StoredTensor(NamedTuple):
-    """A tensor in a file. `start` is the first byte of the values, or None if the file is read as a whole.
+    """A tensor in a file. `start` is the first byte of the data, or None if the file is read as a whole.
 
-    A tensor may consist of parts in several files. If a file holds nested dictionaries, `inside` names the dictionaries
-    that contain the tensor, from the outermost to the innermost.
+    A tensor may consist of chunks in several files. If a file contains nested dictionaries, `inside` names the
+    dictionaries that contain the tensor, from the outermost to the innermost.
     """
 
     name: str
@@ -100,14 +100,14 @@ class StoredTensor(NamedTuple):
 
     @property
     def is_parted(self) -> bool:
-        """Whether the tensor is read from a checkpoint that several processes wrote."""
+        """Whether the tensor consists of chunks that several processes wrote."""
         return bool(self.parts) or self.file.name == METADATA
 
 
 class OpenedFile(NamedTuple):
-    """An opened file: the tensors by name, the strings in the header, and the values that have already been read.
+    """An opened file: the tensors by name, the strings in the header, and the tensors that have already been read.
 
-    `files` are the further files that hold these tensors.
+    `files` lists the additional files that contain these tensors.
     """
 
     tensors: Mapping[str, StoredTensor]
@@ -117,13 +117,13 @@ class OpenedFile(NamedTuple):
 
     @classmethod
     def of(cls, file: Path, params: Params, metadata: Mapping[str, str] | None = None) -> "OpenedFile":
-        """Return the record of a file that was read as a whole."""
+        """Return the record of a file that was read completely."""
         stored = {n: StoredTensor(n, file, t.dtype, tuple(t.shape), None, t.nbytes) for n, t in params.items()}
         return cls(stored, metadata or {}, params)
 
 
 class Header(NamedTuple):
-    """The header of a file: the tensors in the order of the file, and the byte at which the first tensor begins."""
+    """The header of a file: the tensors in file order, and the byte at which the first tensor begins."""
 
     tensors: dict[str, StoredTensor]
     metadata: dict[str, str]
@@ -132,7 +132,7 @@ class Header(NamedTuple):
 
 
 def read_header(file: Path) -> Header:
-    """Read the header of a safetensors file without mapping the file.
+    """Read the header of a safetensors file without memory-mapping the file.
 
     A malformed header raises a ValueError whose text is a clause.
     """
@@ -176,7 +176,7 @@ def read_header(file: Path) -> Header:
 
 
 def open_safetensors(file: Path, entry: str | None) -> OpenedFile:
-    """Open a safetensors file by reading the header alone; such a file has no entries to choose from."""
+    """Open a safetensors file by reading only the header. Such a file has no entries to choose from."""
     assert entry is None
     try:
         header = read_header(file)
@@ -189,7 +189,7 @@ def open_safetensors(file: Path, entry: str | None) -> OpenedFile:
 
 
 def encode_header(tensors: Iterable[TensorSpec], metadata: Mapping[str, str]) -> bytes:
-    """Return the header of a safetensors file of consecutive tensors, with the length of the header in front."""
+    """Return the header of a safetensors file of consecutive tensors, preceded by the header's length."""
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     start = 0
     for spec in tensors:

@@ -1,8 +1,8 @@
-"""A reader of pickles as plain records that never imports or calls the names in a pickle.
+"""A reader that returns pickles as plain records. It never imports or calls the names in a pickle.
 
-A pickle is a program. This module carries out its instructions, but only to build dictionaries, lists, tuples, numbers,
-strings and `Record`s. A `Record` holds the name of a class or function and the arguments of the call, which is not
-made. A pickle may only contain names that the caller lists.
+A pickle is a program. This module interprets its instructions only to build dictionaries, lists, tuples, numbers,
+strings and `Record`s. A `Record` stores the name of a class or function and the arguments of a call, but the call is
+not made. A pickle may only contain names that the caller lists.
 """
 
 import pickletools
@@ -12,18 +12,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MARK = object()
-"""On the stack, the beginning of several items."""
+"""A stack entry that marks the beginning of several items."""
 PLAIN = ("PROTO", "FRAME")
-"""Instructions without an effect."""
+"""Instructions that have no effect."""
 CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 GIVEN = re.compile("BININT[12]?|LONG1|BINFLOAT|(SHORT_)?BIN(UNICODE|BYTES)")
-"""Instructions that push their argument."""
+"""Instructions that push their argument onto the stack."""
 EMPTY: dict[str, type] = {"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple}
 TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
 MEMBER = "builtins.getattr"
-"""Some versions of Python name the members of enumerations by it: the record is that of the member."""
+"""A function by which some Python versions name enumeration members. The record is that of the member."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,14 +44,14 @@ class Record:
 
 
 def read_pickle(content: bytes, allowed: Collection[str]) -> Any:
-    """Return the value that a pickle describes, as plain values and records.
+    """Return the object that a pickle describes, as plain values and records.
 
     Args:
         content: The pickle.
         allowed: Names that the pickle may contain, such as `torch.Size`.
 
     Raises:
-        ValueError: The pickle is damaged, contains another name, or has instructions that no list of tensors needs.
+        ValueError: The pickle is damaged, contains other names, or has instructions that no list of tensors needs.
     """
     machine = _Machine(frozenset(allowed))
     try:
@@ -72,7 +72,7 @@ class _Machine:
         self._allowed = allowed
 
     def step(self, name: str, arg: Any) -> None:
-        """Carry out one instruction of the pickle."""
+        """Execute one instruction of the pickle."""
         stack = self.stack
         if name in PLAIN:
             return

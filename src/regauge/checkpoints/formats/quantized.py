@@ -1,6 +1,7 @@
-"""Quantized checkpoints: recognized by their configuration or by tensors that accompany their codes, and refused.
+"""Detection and refusal of quantized checkpoints, by their configuration or by tensors that accompany their codes.
 
-Their tensors are codes of values, packed and scaled in specific formats. Moving or averaging codes destroys the values.
+The tensors of a quantized checkpoint are integer codes, packed and scaled in specific formats. Transforming or
+averaging these codes would destroy the weights.
 """
 
 import json
@@ -12,14 +13,14 @@ from typing import NamedTuple, Never
 import torch
 
 PACKED = frozenset((torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32, torch.uint32))
-"""Integer dtypes in which codes are packed; indices are int64."""
+"""Integer dtypes in which codes are packed. int64 is not included, because it is used for indices."""
 UNPACKED = frozenset((torch.float64, torch.float32, torch.float16, torch.bfloat16))
 CONFIGURATIONS = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
-"""Files that some tools write next to the weights, and the method that they belong to."""
+"""Files that some tools write next to the weights, and the quantization method of each tool."""
 
 
 class Sign(NamedTuple):
-    """A pattern of tensor names by which the format of a checkpoint with packed tensors is recognized."""
+    """A pattern of tensor names that identifies the format of a checkpoint with packed tensors."""
 
     pattern: str
     is_packed: bool
@@ -42,7 +43,7 @@ SIGNS = (
     Sign(r"\.codes$", True, "aqlm", "AQLM"),
 )
 BESIDE = r"[._](\w*_?scales?(_inv|_\d)?|\w*_?zeros?(_points?)?|quant\w*|absmax|shape|offset)$"
-"""Endings of the names of tensors that the values of a packed tensor need in addition to it."""
+"""Suffixes of the names of tensors that are needed to decode a packed tensor, such as scales and zero points."""
 LOADED = {
     "bitsandbytes": "AutoModel.from_pretrained(FOLDER).dequantize()",
     "fp8": "AutoModel.from_pretrained(FOLDER, quantization_config=FineGrainedFP8Config(dequantize=True))",
@@ -51,19 +52,19 @@ LOADED = {
     "dequantize=True))",
     "gguf": "AutoModel.from_pretrained(FOLDER, gguf_file=FILE)",
 }
-"""Ways in which transformers loads the values of a quantized network."""
+"""Calls by which transformers loads the dequantized weights."""
 
 
 def require_unquantized(label: str, file: Path, dtypes: Mapping[str, torch.dtype]) -> None:
-    """Refuse a quantized checkpoint by the name of its format.
+    """Raise an error that names the format if a checkpoint is quantized.
 
     Args:
         label: The name of the checkpoint in the error.
-        file: One of its files; a configuration is looked for in the same folder.
+        file: One file of the checkpoint. A configuration is searched for in the same folder.
         dtypes: The dtype of every tensor.
 
     Raises:
-        ValueError: It is quantized.
+        ValueError: The checkpoint is quantized.
     """
     packed = [n for n, d in dtypes.items() if d in PACKED or (d.is_floating_point and d not in UNPACKED)]
     if not packed:
@@ -83,12 +84,12 @@ def require_unquantized(label: str, file: Path, dtypes: Mapping[str, torch.dtype
 
 
 def refuse_gguf(file: Path, entry: str | None) -> Never:
-    """Raise a ValueError: GGUF files hold codes."""
+    """Raise a ValueError, because GGUF files hold quantized codes."""
     raise ValueError(refusal(str(file), "a GGUF file", "gguf"))
 
 
 def refusal(label: str, found: str, method: str | None) -> str:
-    """Return the sentence about a quantized checkpoint, and what to do."""
+    """Return an error sentence about a quantized checkpoint, with advice."""
     how = (
         f"`{LOADED[method]}`" if method in LOADED else "the tool that made it, or take the network that it was made of"
     )
@@ -99,7 +100,7 @@ def refusal(label: str, found: str, method: str | None) -> str:
 
 
 def _configured(folder: Path) -> str | None:
-    """Return the quantization method that the configurations of a folder name."""
+    """Return the quantization method that the configuration files of a folder name."""
     for name, method in CONFIGURATIONS.items():
         if (folder / name).is_file():
             return method

@@ -1,6 +1,6 @@
 """Safetensors files in which `torch.distributed.checkpoint` stores chunks of tensors.
 
-Every process writes files with names such as `shard-00001-model-00001-of-00002.safetensors`. The header of a file gives
+Every process writes files with names such as `shard-00001-model-00001-of-00002.safetensors`. The file header contains
 the offsets of each chunk in the whole tensor.
 """
 
@@ -15,11 +15,11 @@ from regauge.checkpoints.formats.headers import SHARDING, OpenedFile, StoredPart
 from regauge.core.typed_json import parse_json
 
 MOST_CELLS = 1 << 22
-"""Cells of the grid of the edges of all chunks of a tensor at most."""
+"""The largest number of cells in the grid that the chunk boundaries of a tensor form."""
 
 
 def require_whole(name: str, shape: tuple[int, ...], chunks: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> None:
-    """Raise a ValueError unless chunks with these offsets and sizes fill a tensor without overlaps.
+    """Raise a ValueError unless chunks with these offsets and sizes cover a tensor without overlaps.
 
     The text of the error is a clause.
     """
@@ -43,10 +43,10 @@ def require_whole(name: str, shape: tuple[int, ...], chunks: Sequence[tuple[tupl
 
 
 def gather_shards(opened: Mapping[Path, OpenedFile]) -> OpenedFile:
-    """Return the tensors of a checkpoint whose files hold chunks, each tensor assembled from its chunks in all files.
+    """Return the tensors of a checkpoint whose files hold chunks, each tensor assembled from its chunks.
 
     Raises:
-        ValueError: The files do not belong to one checkpoint, or a file is missing.
+        ValueError: The files belong to different checkpoints, or a file is missing.
     """
     chunks: dict[str, list[StoredTensor]] = {}
     parts: dict[str, list[StoredPart]] = {}
@@ -81,7 +81,7 @@ def gather_shards(opened: Mapping[Path, OpenedFile]) -> OpenedFile:
 
 
 def _offsets(file: Path, opened: OpenedFile) -> dict[str, tuple[int, ...]]:
-    """Return the offsets of every chunk in a file, as the header of the file gives them."""
+    """Return the offsets of every chunk in a file, as stored in the file's header."""
     try:
         about = parse_json(opened.metadata.get(SHARDING, "{}"))
         found = {name: tuple(about[name]["saved_offsets"]) for name in opened.tensors}

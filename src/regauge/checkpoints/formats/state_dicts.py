@@ -1,8 +1,9 @@
 """State dictionaries that are read from torch files and matched by name with a model or another checkpoint.
 
-A training checkpoint holds them as named entries, together with states of optimizers and similar entries.
+A training checkpoint contains state dictionaries as named entries, together with optimizer states and similar entries.
 
-Torch files are pickles and can run code when they are loaded. They are therefore always read with `weights_only=True`.
+Torch files are pickles, which can run code when they are loaded. Therefore they are always read with
+`weights_only=True`.
 """
 
 import logging
@@ -25,26 +26,26 @@ from regauge.core.counted import shorten
 from regauge.core.params import VALUES, Params
 
 SHARED = 1 << 26
-"""Bytes up to which the values of a tensor may lie on one another."""
+"""The number of bytes up to which entries of a tensor may share memory."""
 USUAL = ("state_dict", "model", "model_state_dict")
-"""Names under which training scripts put the network."""
+"""Names under which training scripts usually store the network."""
 AVERAGED = re.compile(r"ema|averag|swa|shadow", re.IGNORECASE)
-"""In the names of averages over the course of a training."""
+"""A pattern of the names of weight averages over a training run."""
 SKIPPED = re.compile(r"optim|sched|scaler|rng|loops", re.IGNORECASE)
-"""In the names of what trainings need to go on, and networks do not."""
+"""A pattern of the names of entries that only training uses."""
 DEEPEST = 3
-"""Depth of nesting to which entries are searched."""
+"""The nesting depth to which entries are searched."""
 BETWEEN = "/"
-"""Between the names of entries within one another."""
+"""The separator between the names of nested entries."""
 LOG = logging.getLogger(__name__)
 
 
 def read_torch_file(source: Path | BinaryIO, label: str, entry: str | None = None) -> Mapping[Any, Any]:
-    """Return the state dictionary in a torch file, on the CPU; it may be an entry of a training checkpoint.
+    """Return a torch file's state dictionary on the CPU; it may be an entry of a training checkpoint.
 
-    If the file holds several networks, `entry` chooses one. Without `entry`, the network under a usual name is read,
-    and the log names the others. A ValueError is raised if the file is damaged, holds no dictionary, holds more than
-    tensors and plain values, or has no such entry.
+    If the file contains several networks, `entry` selects one. Without `entry`, the network under a usual name is read,
+    and the log names the others. A ValueError is raised if the file is damaged, contains no dictionary, or has no such
+    entry. The same holds if the file contains objects other than tensors and plain values.
     """
     damaged = (
         f"{label!r} is not a readable torch file; it is damaged, was not copied completely, or is of another program: "
@@ -82,7 +83,7 @@ def read_torch_file(source: Path | BinaryIO, label: str, entry: str | None = Non
 
 
 def find_networks(content: Mapping[Any, Any]) -> dict[str, Mapping[Any, Any]]:
-    """Return the entries of a training checkpoint that hold networks, by name; a plain state dictionary has none."""
+    """Return the entries of a training checkpoint that are networks, by name; empty for a plain state dictionary."""
     is_plain = any(isinstance(value, Tensor) and value.ndim for value in content.values())
     if is_plain and not any(isinstance(content.get(name), Mapping) for name in USUAL):
         return {}
@@ -108,10 +109,11 @@ def _is_network(value: Mapping[Any, Any]) -> bool:
 
 
 def choose_network(content: Mapping[Any, Any], entry: str | None, label: str) -> tuple[Any, str | None]:
-    """Return the network of an entry, or the usual network without an entry, and a message if there are others.
+    """Return the named entry's network; by default the usual network, and a message if there are others.
 
     Raises:
-        ValueError: There is no entry of that name, or no entry is given and none of several networks is the usual one.
+        ValueError: There is no entry of this name. Or no entry is given, and the file contains several networks but no
+            usual one.
     """
     found = find_networks(content)
     listed = ", ".join(map(repr, found))
@@ -141,7 +143,7 @@ def choose_network(content: Mapping[Any, Any], entry: str | None, label: str) ->
 
 
 def _require_stored(source: Path | BinaryIO, label: str) -> None:
-    """Refuse compressed records: torch never writes them, and they may unpack to far more than the file's size."""
+    """Raise an error for compressed records: torch never writes them, and they may unpack to far more bytes."""
     try:
         with zipfile.ZipFile(source) as archive:
             packed = [one.filename for one in archive.infolist() if one.compress_type != zipfile.ZIP_STORED]
@@ -158,7 +160,7 @@ def _require_stored(source: Path | BinaryIO, label: str) -> None:
 
 
 def load_torch_file(path: Path, entry: str | None = None) -> Params:
-    """Return the tensors of a checkpoint in a torch file, on the CPU; entries that are not tensors are refused."""
+    """Return the tensors in a torch file on the CPU; raise an error for entries that are not tensors."""
     content = read_torch_file(path, str(path), entry)
     others = [str(name) for name, value in content.items() if not isinstance(value, Tensor)]
     packed = next((name for name in others if name.endswith("._packed_params")), None)
@@ -176,8 +178,8 @@ def dense_tensors(content: Mapping[Any, Tensor], label: str) -> Params:
     """Return the tensors of a torch file by name.
 
     Raises:
-        ValueError: Two tensors have the same name, or a tensor does not store all its values because it is quantized,
-            sparse, nested or expanded from fewer values.
+        ValueError: Two tensors have the same name. Or a tensor does not store all its entries, because it is quantized,
+            sparse, nested or expanded.
     """
     if len(set(map(str, content))) < len(content):
         raise ValueError(
@@ -198,27 +200,28 @@ def dense_tensors(content: Mapping[Any, Tensor], label: str) -> Params:
 
 
 def open_torch_file(file: Path, entry: str | None) -> OpenedFile:
-    """Read a whole torch file, or one of the networks in it."""
+    """Read a torch file completely, or one of the networks in it."""
     return OpenedFile.of(file, load_torch_file(file, entry))
 
 
 def match(params: Mapping[str, Tensor], expected: Mapping[str, Tensor], label: str, model: str = "the model") -> Params:
-    """Return the parameters of a checkpoint under exactly the names of a model's `state_dict()`.
+    """Return a checkpoint's parameters under exactly the names of a model's `state_dict()`.
 
-    Tied parameters are often stored once. They are then filled in under their other names.
+    Tied parameters are often stored under only one of their names. The other names are then added.
 
     Args:
-        params: The tensors that the checkpoint holds.
-        expected: The `state_dict()` of the model, possibly on the meta device. The checkpoint needs only one of the
-            names of tied parameters.
-        label: The name of the checkpoint in errors.
-        model: The name of the model in errors.
+        params: The tensors of the checkpoint.
+        expected: The `state_dict()` of the model, possibly on the meta device. For tied parameters, the checkpoint
+            needs only one of the names.
+        label: The name of the checkpoint in error messages.
+        model: The name of the model in error messages.
 
     Returns:
-        The parameters in the model's order, with the dtypes of the checkpoint.
+        The parameters, in the model's order and with the checkpoint's dtypes.
 
     Raises:
-        ValueError: Names are missing or unexpected, a shape differs, or a tensor holds integer codes instead of values.
+        ValueError: Names are missing or unexpected, a shape differs, or a tensor contains integer codes instead of
+            weights.
     """
     owners: dict[Any, str] = {}
     for name, tensor in expected.items():
@@ -260,7 +263,7 @@ def has_names(params: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> b
 
 
 def memory_of(tensor: Tensor) -> Any:
-    """Return a key that is equal for tensors that share their memory, or their storage object on the meta device."""
+    """Return a key that is equal for tensors that share memory. On the meta device, the key is the storage object."""
     if tensor.is_meta:
         return ("meta", tensor.untyped_storage()._cdata, tensor.storage_offset(), tuple(tensor.shape))
     return (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tuple(tensor.shape))

@@ -1,4 +1,4 @@
-"""Adapters of networks whose tensors have other names in the files than in the module to which the adapter refers."""
+"""Adapters of networks whose tensor names in files differ from the names in the module to which the adapter refers."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -29,7 +29,7 @@ class Base(Protocol):
 
 
 def changes_of_files(base: Base, folder: Path, changes: Changes) -> dict[str, tuple[Change, ...]]:
-    """Return the changes that an adapter makes to the tensors in the files of a base, by their names in the files.
+    """Return an adapter's changes of the tensors in the base's files, by the names in the files.
 
     Args:
         base: The base network, under the names in its files.
@@ -37,7 +37,7 @@ def changes_of_files(base: Base, folder: Path, changes: Changes) -> dict[str, tu
         changes: The changes of the tensors of the module, by their names in the module.
 
     Raises:
-        ValueError: The base lacks some of the changed tensors, or has them in other shapes.
+        ValueError: The base lacks some changed tensors, or they have other shapes in the base.
     """
     module = _module(base)
     if module is None:
@@ -82,7 +82,7 @@ def require_untied(base: Base, folder: Path, changed: Sequence[str]) -> None:
 
 
 def _module(base: Base) -> nn.Module | None:
-    """Return the model of a base, without values; None if no model can be built from the base's folder."""
+    """Return the base's model, uninitialized; None if no model can be built from the base's folder."""
     if not (base.path.parent / CONFIG).is_file():
         return None
     try:

@@ -1,8 +1,8 @@
-"""Rearrangements of entries between tensors of any size, described exactly by boxes of strided entries.
+"""Rearrangements of entries between tensors, described exactly by boxes of strided entries, for tensors of any size.
 
-A tensor that consists of rearranged entries of other tensors is a list of boxes. Entry `i` of a box lies at `start + i
-. strides` in the flat tensor, and at `there + i . theirs` in the flat source tensor. Reshaping leaves the boxes as they
-are. If axes are permuted, or tensors are sliced or concatenated, the result is again a list of boxes.
+A tensor that consists of rearranged entries of other tensors is represented by a list of boxes. Entry `i` of a box lies
+at `start + i . strides` in the flat tensor, and at `there + i . theirs` in the flat source tensor. Reshaping does not
+change the boxes. If axes are permuted, or tensors are sliced or concatenated, the result is again a list of boxes.
 """
 
 import math
@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 MOST_BOXES = 100_000
-"""Boxes of one tensor at most: more of them mean that its entries are not re-arranged along axes."""
+"""The largest number of boxes of one tensor. A larger number means that entries are not rearranged along axes."""
 
 
 @dataclass(frozen=True)
 class Box:
-    """A strided box of entries that a tensor takes from the tensor named `source`; the largest stride comes first."""
+    """A strided box of entries that a tensor copies from the tensor named `source`; the largest stride comes first."""
 
     source: str
     start: int
@@ -43,11 +43,11 @@ class Box:
         return self.there + _reach(self.sizes, self.theirs) + 1
 
     def copy(self, source: Tensor, target: Tensor, *, skipped_there: int = 0, skipped: int = 0) -> None:
-        """Write these entries of a flat source into a flat target; both may lack a number of first entries."""
+        """Copy these entries from a flat source to a flat target, both of which may lack a number of first entries."""
         self._own(target, skipped).copy_(self._theirs(source, skipped_there))
 
     def copy_back(self, target: Tensor, source: Tensor) -> None:
-        """Write these entries of the flat tensor back into the flat source."""
+        """Copy these entries from the flat tensor back to the flat source."""
         self._theirs(source, 0).copy_(self._own(target, 0))
 
     def _own(self, flat: Tensor, skipped: int) -> Tensor:
@@ -96,7 +96,7 @@ def is_whole(boxes: Boxes, numel: int) -> bool:
 
 
 def cut(boxes: Iterable[Box], first: int, end: int) -> Boxes:
-    """Return the boxes, or parts of boxes, with indices from `first` to before `end` in the flat tensor."""
+    """Return the boxes, or parts of boxes, with indices from `first` to `end` (excluded) in the flat tensor."""
     return tuple(part for box in boxes for part in _cut(box, first, end))
 
 
@@ -143,7 +143,7 @@ def concatenate(parts: Sequence[tuple[Boxes, Sequence[int]]], axis: int) -> Boxe
 
 
 def _split_all(boxes: Iterable[Box], length: int) -> Iterator[Box]:
-    """Yield boxes of which every dimension either stays within a block of a given length or steps between blocks."""
+    """Yield boxes in which every dimension either stays within a block of the given length or steps between blocks."""
     for box in boxes:
         yield from _split(box, length)
 
@@ -173,7 +173,7 @@ def _split(box: Box, length: int) -> Iterator[Box]:
 
 
 def _cut(box: Box, first: int, end: int, length: int | None = None) -> Iterator[Box]:
-    """Yield the part of a box with indices in a range; with a length, indices are those within blocks."""
+    """Yield the part of a box with indices in a range. With a length, indices count within blocks of this length."""
     dims = [k for k, stride in enumerate(box.strides) if length is None or stride % length]
     last = box.start + sum((box.sizes[k] - 1) * box.strides[k] for k in dims)
     if last < first or box.start >= end:
@@ -194,7 +194,7 @@ def _cut(box: Box, first: int, end: int, length: int | None = None) -> Iterator[
 
 
 def _tidy(box: Box) -> Box:
-    """Merge dimensions of a box until there are as few as possible, and sort them by decreasing stride."""
+    """Merge dimensions of a box until as few as possible remain, and sort them by decreasing stride."""
     dims: list[tuple[int, int, int]] = []
     for stride, their, size in sorted(zip(box.strides, box.theirs, box.sizes, strict=True), reverse=True):
         if size == 1:

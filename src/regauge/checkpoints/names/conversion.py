@@ -1,9 +1,9 @@
-"""Conversion of names and pieces of tensors that differ between the files of a network and its module.
+"""Conversion of tensor names and tensor parts between the files of a network and its module.
 
-A library may store a network under other names than those of its module, the experts of a layer one by one instead of
-stacked, or three matrices as one. A `Conversion` lists, for every tensor of the module, the entries of tensors in the
-files of which it consists. It applies in both directions: tensors are assembled when they are read, and written tensors
-have the names and shapes of the files.
+A library may store a network under names that differ from the module's names. It may also store the experts of a layer
+one by one instead of stacked, or three matrices as one. For every tensor of the module, a `Conversion` lists the
+entries in the files of which the tensor consists. It applies in both directions: tensors are assembled when they are
+read, and are written with the names and shapes of the files.
 """
 
 import json
@@ -19,12 +19,12 @@ from torch import Tensor
 from regauge.checkpoints.names.boxes import Box, Boxes, cut, is_whole
 
 KEPT = 4
-"""Tensors of the module that are kept while files are written that hold parts of several of them."""
+"""The number of module tensors that are kept in memory while files that combine several of them are written."""
 
 
 @dataclass(frozen=True)
 class Blank:
-    """A tensor without its values."""
+    """The shape and dtype of a tensor without its data."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -37,15 +37,15 @@ class Blank:
 
 @dataclass(frozen=True)
 class Conversion:
-    """The sources in the files of all tensors of a module.
+    """The sources, in the files, of all tensors of a module.
 
     Attributes:
-        renamed: The name in the files of every tensor that is there as it is, by its name in the module.
-        made: The entries of every other tensor of the module.
+        renamed: For every tensor that the files hold unchanged, its name in the files, by its name in the module.
+        made: The source entries of every other tensor of the module.
         blanks: Shapes and dtypes of the tensors in `made`.
-        files: Shapes and dtypes of the tensors in the files that those consist of.
-        extra: Names in the files of tensors that the module does not have.
-        ignored: The extra names that are known to be of no use, such as positions that the module makes anew.
+        files: Shapes and dtypes of the file tensors from which the tensors in `made` are assembled.
+        extra: Names of file tensors that the module does not have.
+        ignored: Extra names that are known to be unused, such as positions that the module recomputes.
     """
 
     renamed: Mapping[str, str]
@@ -56,7 +56,7 @@ class Conversion:
     ignored: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Require that every entry is somewhere, once: a conversion can be undone."""
+        """Check that every entry occurs exactly once, which makes a conversion invertible."""
         used = dict.fromkeys(self.files, 0)
         for name, boxes in self.made.items():
             for box in boxes:
@@ -72,16 +72,16 @@ class Conversion:
 
     @property
     def is_identity(self) -> bool:
-        """Whether the files have the names and tensors of the module, and no others."""
+        """Whether the files have exactly the names and tensors of the module."""
         return not self.made and not self.extra and all(name == stored for name, stored in self.renamed.items())
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        """Names in the files of tensors of which nothing says what they are for, or what becomes of them."""
+        """Names of file tensors whose purpose is unknown."""
         return tuple(name for name in self.extra if name not in self.ignored)
 
     def to_json(self) -> str:
-        """Return the text form."""
+        """Return the conversion as JSON text."""
         made = {name: [astuple(box) for box in boxes] for name, boxes in self.made.items()}
         document = {"renamed": dict(self.renamed), "made": made, "extra": self.extra, "ignored": self.ignored}
         for field_name in ("blanks", "files"):
@@ -91,7 +91,7 @@ class Conversion:
 
     @classmethod
     def from_json(cls, text: str) -> "Conversion":
-        """Read the text form."""
+        """Read a conversion from its JSON text."""
         document = json.loads(text)
         made = {
             name: tuple(Box(source, start, there, *map(tuple, axes)) for source, start, there, *axes in boxes)
@@ -105,12 +105,12 @@ class Conversion:
 
     @cached_property
     def names(self) -> dict[str, str]:
-        """The name in the module of every tensor that is in the files as it is."""
+        """Module names of the tensors that the files hold unchanged, by their names in the files."""
         return {stored: name for name, stored in self.renamed.items()}
 
     @cached_property
     def users(self) -> dict[str, tuple[str, ...]]:
-        """The tensors of the module that entries of each other tensor in the files belong to."""
+        """For each other file tensor, the module tensors that contain its entries."""
         found: dict[str, dict[str, None]] = {}
         for name, boxes in self.made.items():
             for box in boxes:
@@ -125,13 +125,13 @@ class Conversion:
         rows: tuple[int, int] | None = None,
         dtype: torch.dtype | None = None,
     ) -> Tensor:
-        """Return a tensor of the module that the files do not hold as it is, or a range of its first axis.
+        """Return a module tensor that is assembled from the files, or a range of its first axis.
 
         Args:
-            name: Its name in the module.
-            read: Reads a tensor of the files, or a range of its first axis.
-            rows: The range.
-            dtype: The dtype to which the values are converted.
+            name: The name of the tensor in the module.
+            read: A function that reads a file tensor, or a range of its first axis.
+            rows: The range of the first axis.
+            dtype: The dtype to which the tensor is converted.
         """
         blank = self.blanks[name]
         shape, boxes, skipped = blank.shape, self.made[name], 0
@@ -154,8 +154,7 @@ class Conversion:
         return result
 
     def take_apart(self, source: str, values: Callable[[str], Tensor]) -> Tensor:
-        """Return a tensor of the files that the module has not as it is, from those of the module that `values`
-        gives."""
+        """Return a file tensor that is no module tensor, computed from the module tensors that `values` returns."""
         parts = {name: values(name).reshape(-1) for name in self.users[source]}
         dtype = reduce(torch.promote_types, (part.dtype for part in parts.values()))
         result = torch.empty(self.files[source].shape, dtype=dtype)
@@ -173,12 +172,12 @@ def _name(dtype: torch.dtype) -> str:
 def name_as_stored(
     conversion: Conversion, pieces: Callable[[str], Iterator[Tensor]], extra: Callable[[str], Iterator[Tensor]]
 ) -> Callable[[str], Iterator[Tensor]]:
-    """Turn pieces of the module's tensors into pieces of those in the files, by their names there.
+    """Convert chunks of module tensors to chunks of file tensors, by the names in the files.
 
     Args:
         conversion: The sources of the module's tensors.
-        pieces: Function from the name of a tensor of the module to its values, in pieces along axis 0.
-        extra: Pieces of a tensor that the module does not have, by its name in the files.
+        pieces: A function that maps a module tensor's name to the tensor's chunks along axis 0.
+        extra: A function that yields chunks of a tensor that the module does not have, by its name in the files.
     """
     kept: OrderedDict[str, Tensor] = OrderedDict()
 
@@ -202,7 +201,7 @@ def name_as_stored(
 
 
 def join(pieces: Iterable[Tensor]) -> Tensor:
-    """Return a tensor from its pieces along axis 0."""
+    """Concatenate the chunks of a tensor along axis 0."""
     parts = list(pieces)
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -213,7 +212,7 @@ def conversion_of(
     extra: tuple[str, ...],
     ignored: tuple[str, ...],
 ) -> Conversion:
-    """Return the conversion that makes tensors of a module, each with its shape and its boxes, of stored ones."""
+    """Return the conversion that assembles module tensors, each with a shape and boxes, from stored tensors."""
     renamed, rest, blanks = {}, {}, {}
     files: dict[str, Blank] = {}
     for name, (shape, boxes) in made.items():

@@ -1,4 +1,4 @@
-"""A checkpoint under the names of its module, for files that have other names."""
+"""A checkpoint under its module's tensor names, for files whose tensor names differ."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -18,14 +18,13 @@ from regauge.core.params import Params
 
 
 class Converted(Checkpoint):
-    """A checkpoint that has the names of the tensors of a module; the values stay in the files until they are read.
+    """A checkpoint under a module's tensor names. The tensors stay in the files until they are read.
 
-    When the checkpoint is written, the new files have the names, shapes, dtypes and order of the original files. There
-    are also as many of them.
+    A checkpoint that is written from it has the names, shapes, dtypes, order and number of the original files.
 
     Attributes:
-        source: The checkpoint under the names in the files.
-        conversion: The tensors in the files from which each tensor of the module is made.
+        source: The checkpoint under the names of its files.
+        conversion: The file tensors from which each module tensor is assembled.
     """
 
     def __init__(self, source: Checkpoint, conversion: Conversion, params: Params | None = None) -> None:
@@ -55,16 +54,16 @@ class Converted(Checkpoint):
         return super().dtype_of(name)
 
     def close(self) -> None:
-        """Close the files; a later read opens them again."""
+        """Close the files. A later read opens the files again."""
         super().close()
         self.source.close()
 
     def layout(self, file: str | None = None) -> list[Shard]:
-        """Return the files of a new checkpoint, with the same names, dtypes and order as in the files of the source."""
+        """Return the files of a new checkpoint, with the same names, dtypes and order as in the source's files."""
         return [replace(shard, translate=self._translate) for shard in self.source.layout(file)]
 
     def with_params(self, params: Mapping[str, Tensor]) -> "Converted":
-        """Return a checkpoint with the same files and other values, which are given under the names of the module."""
+        """Return a checkpoint with the same files and other parameters, given under the module's names."""
         absent = [name for name in self.stored if name not in params]
         if absent:
             raise KeyError(f"the parameters lack {shorten(absent)}, which {self.label} has; give all of its tensors")
@@ -73,28 +72,28 @@ class Converted(Checkpoint):
         return result
 
     def written_as(self, form: Form) -> "Converted":
-        """Return a copy that is written in another form, and read as precisely as this form requires."""
+        """Return a copy that is written in another form. The copy is read with this form's precision."""
         result = cast(Converted, super().written_as(form))
         result.source = self.source.written_as(form)
         result.read_so_far = result.source.read_so_far
         return result
 
     def view_alike(self, other: Checkpoint) -> Checkpoint:
-        """Return another checkpoint, whose files have the same names, under the names of the module."""
+        """Return another checkpoint, whose files use the same tensor names, under the module's names."""
         return Converted(other, self.conversion)
 
     def as_stored(self) -> Params:
-        """Return all tensors under their names in the files."""
+        """Return all tensors by their names in the files."""
         pieces = self._translate(lambda name: iter([self[name]]))
         return {name: join(pieces(name)) for name in self.source.stored}
 
     def from_stored(self, params: Mapping[str, Tensor]) -> Params:
-        """Return values under the names of the module from values under the names of the files."""
+        """Return tensors under the module's names, given tensors under the names of the files."""
         there = Converted(self.source.with_params(params), self.conversion)
         return {name: there.read(name) for name in there.stored}
 
     def read(self, name: str, *, rows: tuple[int, int] | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """Return a copy of one tensor, or of a range of its first axis, converted to a dtype piece by piece."""
+        """Return a copy of one tensor, or of a range of its first axis, converted to a dtype chunk by chunk."""
         if self._params is not None:
             return super().read(name, rows=rows, dtype=dtype)
         if name in self.conversion.renamed:
@@ -111,7 +110,7 @@ class Converted(Checkpoint):
 
 
 def ranges_of(stored: StoredTensor) -> list[tuple[int, int] | None]:
-    """Return the ranges of the first axis in which a tensor is read; None stands for the whole tensor."""
+    """Return the ranges of the first axis in which a tensor is read; None for the whole tensor."""
     if not stored.nbytes:
         return [None]
     size = stored.shape[0] if stored.shape else 1

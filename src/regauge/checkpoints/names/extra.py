@@ -1,4 +1,4 @@
-"""Tensors in files that no class of their model has, and which all networks therefore take from the first network."""
+"""Tensors in files that no class of their model has. All networks therefore use those of the first network."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,12 +20,12 @@ LEFT = "left out: {names} of {label}, which neither the model nor {first} has"
 
 
 class Sharing(Checkpoint):
-    """A checkpoint in its files, with some tensors of another one and without some of its own.
+    """A checkpoint in files, with some of its tensors replaced by those of another checkpoint, and some left out.
 
     Attributes:
         source: The checkpoint.
-        other: The checkpoint of which it has some tensors.
-        shared: The names of these.
+        other: The checkpoint that provides the replaced tensors.
+        shared: The names of the replaced tensors.
     """
 
     def __init__(self, source: Checkpoint, other: Checkpoint, shared: Sequence[str], left: Sequence[str]) -> None:
@@ -58,15 +58,15 @@ class Sharing(Checkpoint):
         return result
 
     def close(self) -> None:
-        """Close the files; a later read opens them again."""
+        """Close the files. A later read opens the files again."""
         self.source.close()
 
 
 def share_extra(checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
-    """Checkpoints under the names of one model, each with the tensors of the first that no class of that model has.
+    """Return checkpoints under one model's names, each with the first checkpoint's tensors that the model lacks.
 
-    What is written like one of them has those tensors, too. The notes of each say which these are, and which of its own
-    are left out.
+    An output written like one of these checkpoints also has these tensors. The notes of each checkpoint list these
+    tensors, and list which of the checkpoint's own tensors are left out.
     """
     first, *others = checkpoints
     wanted = first.unknown
@@ -85,7 +85,7 @@ def share_extra(checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
 
 
 def _settle(checkpoint: Checkpoint, source: Checkpoint, wanted: Sequence[str], notes: Sequence[str]) -> Checkpoint:
-    """Mark extra tensors as resolved, as the model's own or of no model, and add notes about them."""
+    """Record whether each extra tensor belongs to the model or to no model, and add notes about these tensors."""
     if isinstance(checkpoint, Converted):
         known = checkpoint.conversion
     else:
@@ -101,7 +101,7 @@ def _source(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def _is_same(name: str, first: Checkpoint, other: Checkpoint) -> bool:
-    """Return whether two networks in files have one tensor in common, compared piece by piece."""
+    """Return whether a tensor is equal in two networks in files, compared chunk by chunk."""
     x, y = first.stored[name], other.stored.get(name)
     if y is None or (x.shape, x.dtype) != (y.shape, y.dtype):
         return False

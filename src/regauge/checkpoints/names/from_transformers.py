@@ -1,4 +1,4 @@
-"""Checkpoints under the names of the models that transformers builds from the folders of the checkpoints."""
+"""Checkpoints under the tensor names of the models that transformers builds from the checkpoints' folders."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ CONFIG = "config.json"
 
 
 def find_factory(folder: Path) -> Callable[[], Any]:
-    """Return a factory of the model of a folder with config.json; a checkpoint in the folder helps to choose it.
+    """Return a factory of the model of a folder with config.json. A checkpoint in the folder helps to choose the class.
 
     Raises:
         ImportError: transformers is not installed.
@@ -35,9 +35,9 @@ def find_factory(folder: Path) -> Callable[[], Any]:
 
 
 def name_by(checkpoint: Checkpoint, symmetry: Symmetry) -> Checkpoint:
-    """Return a checkpoint under the names of a symmetry, if its model has these names and its files have others.
+    """Return a checkpoint under a symmetry's names, if the model has these names and the files have others.
 
-    If the files have tensors that the symmetry does not know, the model determines which of them belong to no model.
+    If the files contain tensors that the symmetry does not know, the model determines which of them belong to no model.
     """
     names = {place.parameter for group in symmetry.groups for place in group.placements}
     needed = names - {name for names in symmetry.tied for name in names}
@@ -57,7 +57,7 @@ def name_by(checkpoint: Checkpoint, symmetry: Symmetry) -> Checkpoint:
 
 
 def module_of(checkpoint: Checkpoint) -> nn.Module | None:
-    """Return the model of a checkpoint's folder, without values.
+    """Return the model of a checkpoint's folder, uninitialized.
 
     The result is None if the folder has no configuration or transformers is not installed.
 
@@ -77,10 +77,10 @@ def module_of(checkpoint: Checkpoint) -> nn.Module | None:
 
 
 def name_for(checkpoint: Checkpoint, module: nn.Module) -> Checkpoint:
-    """Return a checkpoint under the names of the module that it belongs to.
+    """Return a checkpoint under the tensor names of its module.
 
-    The result is the given checkpoint if the module is not a transformers model, or the files have the names of the
-    module.
+    If the module is not a transformers model, or the files already have the module's names, the checkpoint is returned
+    unchanged.
 
     Raises:
         ValueError: The module's tensors are not just rearranged entries of the tensors in the files.
@@ -102,7 +102,7 @@ def name_for(checkpoint: Checkpoint, module: nn.Module) -> Checkpoint:
 
 
 def expected_of(module: nn.Module, checkpoint: Checkpoint) -> Mapping[str, Tensor]:
-    """Return the tensors of a module, without the absent ones that the module allows a checkpoint to lack."""
+    """Return the tensors of a module, except missing tensors that the module allows a checkpoint to lack."""
     state = module.state_dict()
     patterns = getattr(module, "_keys_to_ignore_on_load_missing", None) if is_of_transformers(module) else None
     spared = [n for n in state if n not in checkpoint.stored and any(re.search(p, n) for p in patterns or ())]
@@ -110,7 +110,7 @@ def expected_of(module: nn.Module, checkpoint: Checkpoint) -> Mapping[str, Tenso
 
 
 def share(checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
-    """Replace tensors that belong to no model by those of the first checkpoint; see `share_extra`."""
+    """Replace tensors that belong to no model by the first checkpoint's tensors; see `share_extra`."""
     if not any(one.unknown for one in checkpoints):
         return tuple(checkpoints)
     from regauge.checkpoints.names.extra import share_extra

@@ -1,4 +1,4 @@
-"""Removal of prefixes that training puts before the names of tensors, if the model has no such prefixes."""
+"""Removal of prefixes that training adds to tensor names, if the model lacks these prefixes."""
 
 import logging
 import re
@@ -7,18 +7,18 @@ from collections.abc import Collection, Iterable
 from regauge.checkpoints.checkpoint import Checkpoint
 
 WRAPPED = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
-"""Names that torch.compile, FSDP and activation checkpointing put around modules, anywhere in names."""
+"""A pattern of names that torch.compile, FSDP and activation checkpointing insert for wrapped modules."""
 LEADING = ("module.", "model.", "net.", "network.", "ema_model.", "student.", "_forward_module.")
-"""Prefixes that DataParallel, Lightning and wrappers of users put before all names."""
+"""Prefixes that DataParallel, Lightning and user wrappers add to all names."""
 LAYER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
-"""The number of a layer in the name of a tensor."""
+"""A pattern of the layer index in a tensor's name."""
 LOG = logging.getLogger(__name__)
 
 
 def unwrap(checkpoint: Checkpoint, wanted: Collection[str]) -> Checkpoint:
-    """Return a checkpoint under the names that a model or another checkpoint has, where prefixes are all that differs.
+    """Return a checkpoint under the names that a model or another checkpoint has, if the names differ only by prefixes.
 
-    What is written has the names of the files. A line in the log says which prefix was left out.
+    Outputs are written under the names of the files. A log message states which prefix was removed.
     """
     stored, asked = set(checkpoint.stored), set(wanted)
     if checkpoint.is_adapter or not asked or asked <= stored or stored <= asked:
@@ -42,7 +42,7 @@ def unwrap(checkpoint: Checkpoint, wanted: Collection[str]) -> Checkpoint:
 
 
 def _bare(names: Iterable[str]) -> dict[str, str]:
-    """Return names without what wraps modules, and without what all of them begin with and `LEADING` knows."""
+    """Map names to names without wrappers, and without a prefix in `LEADING` that all names share."""
     found = {name: WRAPPED.sub("", name) for name in names}
     while True:
         shared = next((p for p in LEADING if all(bare.startswith(p) for bare in found.values())), None)

@@ -1,4 +1,4 @@
-"""Tracking of the entries of tensors through code that only rearranges them, without values and at any size."""
+"""Tracking of tensor entries through code that only rearranges entries, on uninitialized tensors of any size."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,9 +19,9 @@ class RearrangementError(ValueError):
 
 
 class Rearranging(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A context that follows operators on the tensors of `blank`; `boxes` returns the sources of a result's entries.
+    """A context that tracks operators on the tensors of `blank`; `boxes` returns the sources of a result's entries.
 
-    It raises a RearrangementError if an operator computes new values from these tensors.
+    A RearrangementError is raised if an operator computes new values from these tensors.
     """
 
     def __init__(self) -> None:
@@ -29,13 +29,13 @@ class Rearranging(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._boxes = WeakTensorKeyDictionary()
 
     def blank(self, name: str, blank: Blank) -> Tensor:
-        """Return a tensor without values that represents the tensor of this name."""
+        """Return an uninitialized tensor that represents the tensor of this name."""
         tensor = torch.empty(blank.shape, dtype=blank.dtype, device="meta")
         self._boxes[tensor] = whole(name, blank.numel)
         return tensor
 
     def boxes(self, tensor: Tensor) -> Boxes:
-        """Return the boxes that describe from where the entries of a result come."""
+        """Return the boxes that describe the sources of a result's entries."""
         if tensor not in self._boxes:
             raise RearrangementError("it does not come from the tensors of the files")
         found: Boxes = self._boxes[tensor]
@@ -138,4 +138,4 @@ RULES: Mapping[Any, Rule] = {
     aten.cat: _cat,
     aten.stack: _stack,
 }
-"""The effects of operators on entries."""
+"""A rule for each operator: the boxes of its result."""

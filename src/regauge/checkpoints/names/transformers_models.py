@@ -1,7 +1,7 @@
-"""Models that transformers builds, with the conversion of their tensors from files, as defined by transformers.
+"""Models that transformers builds, and the conversion of their tensors from files, as defined by transformers.
 
-The library renames, stacks and splits tensors while it loads. Its own transformations are run on tensors without
-values, and every entry is followed.
+While it loads a network, the library renames, stacks and splits tensors. This module applies the library's
+transformations to uninitialized tensors and tracks every entry.
 """
 
 import inspect
@@ -25,22 +25,23 @@ from regauge.core.counted import shorten
 
 CONFIG = "config.json"
 REMOTE, CODE = "trust_remote_code", "it needs code of its own folder, which is never run"
-"""The advice of transformers where a folder brings code, and the sentence that replaces it."""
+"""The words by which transformers' error about a folder with code is recognized, and the sentence that replaces it."""
 LAYERS, EXPERTS = re.compile(r"(^|_)(layers?|depths?|blocks)$"), re.compile(r"(^|_)experts$")
-"""Settings that say how many layers, or experts, there are."""
+"""Patterns of the settings that define the numbers of layers and of experts."""
 LEAST, MOST, MOST_EXPERTS = 256, 2_000, 10_000
-"""Most layers that are built for the fewest tensors, and without any; and most experts."""
+"""Limits: layers for files with few tensors, layers for files without tensors, and experts."""
 
 
 def choose_factory(folder: Path, stored: Mapping[str, Blank] | None = None) -> Callable[[], Any]:
     """Return a factory of the model of a folder with config.json.
 
-    It is the class that the configuration names, or `AutoModel`. Where the files hold `stored` tensors that this class
-    lacks and does not ignore, such as a further head, it is the class of the same family that has them.
+    The class is the one that the configuration names, or `AutoModel`. The files may hold `stored` tensors that this
+    class lacks and does not ignore, such as a further head. In this case, the class of the same family that has these
+    tensors is used.
 
     Raises:
         ImportError: transformers is not installed.
-        ValueError: The configuration is none that transformers knows, or no model can be built from it.
+        ValueError: transformers does not know the configuration, or cannot build a model from it.
     """
     import transformers
 
@@ -72,7 +73,7 @@ def choose_factory(folder: Path, stored: Mapping[str, Blank] | None = None) -> C
 
 
 def _require_sizes(settings: Any, most: int) -> None:
-    """Raise a ValueError if a configuration has more layers than its files can hold tensors of."""
+    """Raise a ValueError if a configuration has more layers than its files can hold tensors for."""
     left = [settings]
     while left:
         part = left.pop()
@@ -87,7 +88,7 @@ def _require_sizes(settings: Any, most: int) -> None:
 
 
 def _find_class(transformers: Any, names: Any) -> Any:
-    """Return the model class that a configuration names; None if transformers has none of that name."""
+    """Return the model class that a configuration names; None if transformers has no class of this name."""
     if not isinstance(names, list | tuple) or not names:
         return None
     found = getattr(transformers, str(names[0]), None)
@@ -97,7 +98,7 @@ def _find_class(transformers: Any, names: Any) -> Any:
 
 
 def _choose_attention(config: Any) -> None:
-    """Leave no way to compute attention but those of torch: other names would be looked for on the hub."""
+    """Restrict the attention implementation to those of torch, because others would be searched for on the hub."""
     for part in (config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", ()))):
         if getattr(part, "_attn_implementation", None) not in (None, "eager", "sdpa"):
             part._attn_implementation = "eager"
@@ -105,7 +106,7 @@ def _choose_attention(config: Any) -> None:
 
 @contextmanager
 def _configured(folder: Path, what: str) -> Iterator[None]:
-    """Code of transformers that runs on a configuration, whose values may break it anywhere."""
+    """Convert any exception of transformers code in the block to an error about the configuration."""
     try:
         yield
     except Exception as error:
@@ -116,12 +117,12 @@ def _configured(folder: Path, what: str) -> Iterator[None]:
 
 
 def find_conversion(stored: Mapping[str, Blank], module: nn.Module) -> Conversion:
-    """Return the sources of the tensors of a transformers module in files with these tensors.
+    """Return the sources of a transformers module's tensors in files with these tensors.
 
-    The order in which transformations are tried is that of `from_pretrained`.
+    Transformations are tried in the order of `from_pretrained`.
 
     Raises:
-        ValueError: A transformation does more than to re-arrange entries, or two tensors become one.
+        ValueError: A transformation does more than rearrange entries, or two tensors become one.
     """
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
@@ -162,7 +163,7 @@ def find_conversion(stored: Mapping[str, Blank], module: nn.Module) -> Conversio
 
 
 def find_lacking(conversion: Conversion, module: nn.Module) -> list[str]:
-    """Return tensors of a module that are not in the files, also not under another name of a tied one."""
+    """Return module tensors that the files lack under all names of the tensor, including tied names."""
     state = module.state_dict(keep_vars=True)
     found = {id(state[name]) for name in (*conversion.renamed, *conversion.made)}
     return [name for name, tensor in state.items() if id(tensor) not in found]
@@ -171,7 +172,7 @@ def find_lacking(conversion: Conversion, module: nn.Module) -> list[str]:
 def _run(
     converter: Any, target: str, names: list[str], model: Any, mode: Rearranging
 ) -> dict[str, tuple[tuple[int, ...], Boxes]]:
-    """Return the tensors that a transformation makes, with their shapes and where their entries come from."""
+    """Return the tensors that a transformation produces, with their shapes and the sources of their entries."""
     try:
         with mode:
             results = converter.convert(target, model=model, config=model.config)
@@ -183,14 +184,14 @@ def _run(
 
 
 def _is_inert(blank: Blank) -> bool:
-    """Return whether a tensor has nothing that can be moved: a number, or a mask."""
+    """Return whether a tensor has no entries that can be rearranged, because it is a scalar or a mask."""
     return not blank.shape or blank.dtype == torch.bool
 
 
 def _ignored(model: Any) -> Callable[[str, str], bool]:
-    """Return whether a tensor that a model lacks is ignored, given its name in the files and its name behind renamings.
+    """Return a function that decides whether a missing tensor is ignored, by its file name and renamed name.
 
-    It is one that the library ignores when it loads, or a buffer that the model makes anew.
+    A tensor is ignored if the library ignores it while loading, or if it is a buffer that the model recomputes.
     """
     buffers = {name for name, _ in model.named_buffers()}
     patterns = [*(model._keys_to_ignore_on_load_unexpected or ())]
@@ -204,7 +205,7 @@ def _ignored(model: Any) -> Callable[[str, str], bool]:
 
 
 def _siblings(cls: type) -> list[Any]:
-    """Return the model classes of a family, in the order of its file, the one that is known left out."""
+    """Return the model classes of a family in the order of their source file, except the given class."""
     members = vars(sys.modules[cls.__module__]).values()
     config = getattr(cls, "config_class", None)
     found = [one for one in members if inspect.isclass(one) and one.__module__ == cls.__module__ and one is not cls]

@@ -1,1 +1,1 @@
-"""New checkpoints, with further files and provenance: written next to their place, and put there whole."""
+"""Writing of new checkpoints with other files and provenance: into a staging folder, then moved as a whole."""

@@ -1,4 +1,4 @@
-"""Files next to the weights of a checkpoint: the choice of those that are copied to a new folder."""
+"""Selection of the files next to a checkpoint's weights that are copied to a new folder."""
 
 import shutil
 from dataclasses import dataclass, field
@@ -12,12 +12,12 @@ from regauge.checkpoints.outputs.replacing import OURS
 from regauge.checkpoints.plain_files import leads_out
 
 LARGE_FILE = 100_000_000
-"""Bytes of a file from which on it is left."""
+"""The number of bytes from which a file is not copied."""
 
 
 @dataclass(frozen=True)
 class Carried:
-    """Names in a folder: copied files, files that were left, and links out of the folder, which are not copied."""
+    """File names in a folder: copied files, files that were not copied, and links out of the folder (not copied)."""
 
     copied: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
@@ -25,11 +25,11 @@ class Carried:
 
 
 def carry_files(source: Checkpoint, folder: Path, out: Path) -> Carried:
-    """Copy the files that describe a network, such as configuration, tokenizer, texts and subfolders.
+    """Copy the files that describe a network: configuration, tokenizer, text files and subfolders.
 
-    Nothing is copied if the folder of the network has no configuration. A subfolder is copied as a whole or not at all.
+    If the network's folder has no configuration, nothing is copied. A subfolder is copied completely or not at all.
     Hidden folders, such as `.git`, and links out of the folder are not copied. If the output replaces the network in
-    the same folder, only the configuration is copied, because the other files stay there.
+    the same folder, only the configuration is copied, because the other files stay in this folder.
 
     Args:
         source: The network.
@@ -37,7 +37,7 @@ def carry_files(source: Checkpoint, folder: Path, out: Path) -> Carried:
         out: The final folder of the output.
 
     Returns:
-        The names of copied and not copied files, without the weights and the files that regauge wrote.
+        The names of copied files and of files that were not copied, excluding weights and files that regauge wrote.
     """
     place = source.path.parent
     configs = [name for name in ("config.json", ADAPTER_CONFIG) if (place / name).is_file()]
@@ -68,7 +68,7 @@ def carry_files(source: Checkpoint, folder: Path, out: Path) -> Carried:
 
 
 def _goes_along(path: Path) -> bool:
-    """Return whether a file is small and holds no weights; for a folder, whether this is true of all its files."""
+    """Return whether a file is small and contains no weights; for a folder, whether this holds for all its files."""
     if path.is_dir():
         return not path.is_symlink() and all(_goes_along(inner) for inner in path.iterdir())
     return path.is_file() and not path.name.endswith((*weight_suffixes(), INDEX)) and path.stat().st_size < LARGE_FILE

@@ -1,7 +1,7 @@
-"""The folder in which an output is made, such as `OUT.partial`, and the ledger that marks it as made by regauge.
+"""The staging folder of an output, such as `OUT.partial`, and the ledger that marks it as created by regauge.
 
-In such a folder, regauge deletes only files that it has made. The folder holds only files of known names, including the
-ledger `run.json`. Before the ledger is written, the folder holds at most empty files and folders of known names.
+In such a folder, regauge deletes only files that it has written. The folder holds only files of known names, including
+the ledger `run.json`. Before the ledger is written, the folder holds at most empty files and folders of known names.
 Symbolic links are refused and never followed, because they lead to other places.
 """
 
@@ -22,19 +22,19 @@ FORMAT = "regauge.run"
 LEDGER, LOCK, CONTENT, REPLACED = "run.json", "lock", "output", "replaced"
 PROGRESS = "progress.safetensors"
 OWN_LEDGER = "run.{}.json"
-"""The ledger of one of several processes that make an output."""
+"""The file name of the ledger of one of several processes that write an output."""
 KNOWN = re.compile(rf"{LEDGER}|run\.\d+\.json|{LOCK}|{CONTENT}|{REPLACED}|(\d+\.)?([a-z]+\.)?{PROGRESS}")
-"""Names of what is in the folder of an output while it is made."""
+"""A pattern of the names that may occur in an output's staging folder."""
 
 PARTS = re.compile(rf"{LEDGER}|[0-9a-f]{{16}}")
-"""Names of what is in the folder of a matrix over a population while it is computed."""
+"""A pattern of the names that may occur in the folder of a partly computed population matrix."""
 
 
 def claim(folder: Path, known: re.Pattern[str]) -> None:
-    """Make a folder with a ledger, or reuse a folder that regauge has made.
+    """Create a folder with a ledger, or reuse a folder that regauge has created.
 
     Raises:
-        FileExistsError: regauge has not made the folder.
+        FileExistsError: regauge has not created the folder.
     """
     require_own(folder, known)
     folder.mkdir(exist_ok=True)
@@ -42,10 +42,10 @@ def claim(folder: Path, known: re.Pattern[str]) -> None:
 
 
 def require_own(folder: Path, known: re.Pattern[str] = KNOWN) -> None:
-    """Raise an error if a folder exists and holds anything that regauge does not make in it.
+    """Raise an error if a folder exists and contains anything that regauge does not write into it.
 
     Raises:
-        FileExistsError: The path is a symbolic link or no folder, or the folder holds something else.
+        FileExistsError: The path is a symbolic link or not a folder, or the folder contains other files.
     """
     try:
         entries = list(os.scandir(folder)) if stat.S_ISDIR(folder.lstat().st_mode) else None
@@ -96,7 +96,7 @@ def write_ledger(folder: Path, document: dict[str, Any], name: str = LEDGER) -> 
 
 
 def empty_own(folder: Path, known: re.Pattern[str] = KNOWN) -> None:
-    """Remove everything that regauge made in a folder except the lock; the ledger is removed last."""
+    """Remove all files of regauge in a folder except the lock; the ledger is removed last."""
     for entry in list(os.scandir(folder)):
         if entry.name in (LEDGER, LOCK) or not (known.fullmatch(entry.name) or TEMPORARY.fullmatch(entry.name)):
             continue
@@ -108,7 +108,7 @@ def empty_own(folder: Path, known: re.Pattern[str] = KNOWN) -> None:
 
 
 def remove_own(folder: Path, known: re.Pattern[str] = KNOWN) -> None:
-    """Remove a folder with everything that regauge made in it; keep the folder if it holds something else."""
+    """Remove all files of regauge in a folder, and the folder unless it contains other files."""
     with suppress(OSError):
         empty_own(folder, known)
         (folder / LOCK).unlink(missing_ok=True)
@@ -119,7 +119,7 @@ def require_lock(path: Path) -> None:
     """Raise an error unless a lock file can be used: the path is free, or an empty file that is not a link.
 
     Raises:
-        FileExistsError: Something else has this path.
+        FileExistsError: The path exists and is not an empty file.
     """
     if os.path.lexists(path) and (path.is_symlink() or not path.is_file() or not _is_empty(path)):
         raise FileExistsError(f"{str(path)!r} is where regauge puts its lock, but is no lock; move it away")

@@ -1,4 +1,4 @@
-"""Processes, started by torchrun or Slurm, that make one output together."""
+"""Processes, started by torchrun or Slurm, that together write one output."""
 
 import atexit
 import os
@@ -16,9 +16,9 @@ from regauge.core.progress import Crew
 T = TypeVar("T")
 Made = TypeVar("Made")
 PLACES = (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"))
-"""Variables of the environment that say which process this is, and how many there are."""
+"""Environment variables that contain the rank of this process and the number of processes."""
 PATIENCE = timedelta(days=30)
-"""A process waits that long for the others; one that ends is noticed at once."""
+"""The time for which a process waits for the others. A process that ends is noticed at once."""
 ENDED = (
     "another process that works on this output ended, and what is done is kept; start all of them again with "
     "`resume=True`"
@@ -26,7 +26,7 @@ ENDED = (
 
 
 class Ranks(Crew):
-    """This process and the others that make the same call.
+    """This process and all other processes that make the same call.
 
     Args:
         rank: The rank of this process.
@@ -38,7 +38,7 @@ class Ranks(Crew):
         self.rank, self.size, self._group = rank, size, group
 
     def first(self, make: Callable[[], T]) -> T:
-        """Call a function in the first process, and send the result to all processes; an error is raised in all."""
+        """Call a function in the first process, and send the result, or raise its error, in all processes."""
         made, error = self._try(make) if self.rank == 0 else (None, None)
         told: list[Any] = [(made, None if error is None else str(error))]
         self._talk(lambda: dist.broadcast_object_list(told, src=0, group=self._group))
@@ -46,7 +46,7 @@ class Ranks(Crew):
         return result
 
     def map(self, make: Callable[[T], Made], items: Iterable[T]) -> list[Made]:
-        """Call a function of every item, each in one process, and send all results, or an error, to all processes."""
+        """Call a function for each item in one of the processes, and send all results to all processes, or an error."""
         every = list(items)
         made, error = self._try(lambda: [make(one) for one in every[self.rank :: self.size]])
         told: list[Any] = [None] * self.size
@@ -56,7 +56,7 @@ class Ranks(Crew):
         return [parts[k % self.size][k // self.size] for k in range(len(every))]
 
     def sum(self, tensors: Mapping[Any, Tensor]) -> dict[Any, Tensor]:
-        """Sum tensors of the same key over all processes; a tensor that a process lacks counts as zeros."""
+        """Sum tensors with the same key over all processes. If a process lacks a tensor, it counts as zeros."""
         own = {key: (tuple(tensor.shape), tensor.dtype) for key, tensor in tensors.items()}
         known = {key: kind for kinds in self.map(lambda _: own, range(self.size)) for key, kind in kinds.items()}
         found = {}
@@ -94,11 +94,11 @@ def _leave() -> None:
 
 @cache
 def join() -> Crew:
-    """Return the crew of all processes that torchrun or Slurm started together; each process calls this once.
+    """Return the crew of all processes that torchrun or Slurm started together. Each process makes this call once.
 
     Raises:
-        ValueError: The environment names no other processes, or no address at which the processes meet; or torch was
-            built without torch.distributed.
+        ValueError: The environment does not describe other processes, or has no address at which the processes meet. Or
+            torch was built without torch.distributed.
     """
     place = next((names for names in PLACES if all(name in os.environ for name in names)), None)
     if place is None:

@@ -1,8 +1,8 @@
-"""The provenance of a checkpoint: the command that wrote the checkpoint, the settings, and the SHA-256 of every input.
+"""The provenance of a checkpoint: the command that wrote it, the settings, and the SHA-256 of every input.
 
-A folder stores the provenance in the file `regauge.json`. A single `.safetensors` file stores it in the string
-`regauge` of the header. Equal runs write equal texts, because times, the name of the output and the memory limit are
-left out. Absolute paths are stored relative to the folder that contains them all.
+A folder stores the provenance in the file `regauge.json`. A single `.safetensors` file stores it in the header string
+`regauge`. Equal runs write equal texts, because times, the output's name and the memory limit are left out. Absolute
+paths are stored relative to their common folder.
 """
 
 import hashlib
@@ -26,22 +26,22 @@ from regauge.core.typed_json import parse_json
 from regauge.names import VERSION
 
 IN_FOLDER = "regauge.json"
-"""The provenance of a checkpoint that is a folder."""
+"""The file name of the provenance in a folder."""
 DESCRIBING = (".json", ".txt", ".model", ".jinja", ".py", ".yml", ".yaml")
-"""Endings of the files of a folder that say what its weights are, or how its tokens are read."""
+"""Suffixes of files that describe the weights or the tokenizer in a folder."""
 HASHED_AT_ONCE = 1 << 20
-"""Bytes that are hashed at once."""
+"""The number of bytes that are hashed at once."""
 NEAR = 1 << 20
-"""Bytes between two reads, such as a header, that are read for the hash alone; further reads are not hashed."""
+"""The largest gap between two reads that is also read, for the hash. Reads after a larger gap are not hashed."""
 
 LOG = logging.getLogger(__name__)
 _KNOWN: dict[tuple[int, ...], str] = {}
-"""Hashes by what changes when a file is written."""
+"""Known hashes, by file properties that change when a file is written."""
 
 
 @dataclass(frozen=True)
 class Input:
-    """An input of a command: the name of the option, and the path as given.
+    """An input of a command: the name of the option, and the path as the user gave it.
 
     Attributes:
         role: The name of the option, such as `base`.
@@ -83,11 +83,11 @@ class Provenance:
     """The provenance of a checkpoint.
 
     Attributes:
-        command: The command, such as `align`.
+        command: The name of the command, such as `align`.
         settings: The settings that affect the output, ready for JSON.
         inputs: The files and folders that were read.
-        seed: The seed of all random numbers, if the command uses any.
-        element: The file of the element that moved the checkpoint; `*` stands for the name of the output.
+        seed: The seed of all random numbers; None if the command uses no random numbers.
+        element: The file of the element that transformed the checkpoint; `*` stands for the output's name.
     """
 
     command: str
@@ -97,14 +97,14 @@ class Provenance:
     element: str | None = None
 
     def to_json(self, progress: Progress = no_progress, *, has_weights: bool = True) -> str:
-        """Return the text for `regauge.json` or a header; every file is read once to compute its hash.
+        """Return the text for `regauge.json` or a header. Every file is read once to compute its hash.
 
-        The provenance of an input is stored under `ancestors`, with its SHA-256 as the key. So are the ancestors that
-        this provenance names.
+        Under `ancestors`, the provenance of each input is stored by the input's SHA-256. The ancestors of these
+        provenances are stored in the same way.
 
         Args:
-            progress: Shows the bytes that are hashed.
-            has_weights: Whether files of weights are also hashed.
+            progress: Displays the number of hashed bytes.
+            has_weights: Whether weight files are also hashed.
         """
         ancestors: dict[str, Any] = {}
         of_weights = weight_suffixes()
@@ -134,7 +134,7 @@ class Provenance:
         return _encode(document)
 
     def facts(self, progress: Progress = no_progress) -> tuple[tuple[str, str], ...]:
-        """Return a summary of the provenance, for a card."""
+        """Return a summary of the provenance, for a model card."""
         return summarize(json.loads(self.to_json(progress)))
 
 
@@ -151,7 +151,7 @@ def summarize(document: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 
 
 def name_networks(**networks: object) -> tuple[Input, ...]:
-    """Return an input for each network that is in files, by role; networks in memory are left out."""
+    """Return an input for each network in files, by role; networks in memory are left out."""
     named = []
     for role, given in networks.items():
         for network in given if isinstance(given, list | tuple) else [given]:
@@ -187,7 +187,7 @@ def _ancestors(document: Mapping[str, Any]) -> Iterable[Any]:
 
 
 def _is_whole(document: Any) -> bool:
-    """Return whether the provenance of one checkpoint has all required parts."""
+    """Return whether the provenance of one checkpoint has all required entries."""
     if not isinstance(document, dict):
         return False
     inputs = document.get("inputs")
@@ -200,7 +200,7 @@ def _is_whole(document: Any) -> bool:
 
 
 def hash_file(path: Path, advance: Advance = no_advance) -> str:
-    """Return the SHA-256 of a file, as hexadecimal digits; the file is read again only if it has changed."""
+    """Return the SHA-256 of a file as hexadecimal digits. The file is read again only if it has changed."""
     stamp = _stamp(path)
     if stamp not in _KNOWN:
         digest = hashlib.sha256()
@@ -213,7 +213,7 @@ def hash_file(path: Path, advance: Advance = no_advance) -> str:
 
 
 def hash_together(provenance: Provenance, crew: Crew) -> None:
-    """Hash the files of all inputs, distributed over several processes, and keep the hashes for `hash_file`."""
+    """Hash the files of all inputs, distributed over several processes, and store the hashes for `hash_file`."""
     files = sorted({path for one in provenance.inputs for path in one.files})
     for path, digest in zip(files, crew.map(hash_file, files), strict=True):
         _KNOWN[_stamp(path)] = digest
@@ -221,7 +221,7 @@ def hash_together(provenance: Provenance, crew: Crew) -> None:
 
 @contextmanager
 def hashed_on_the_way(checkpoints: Iterable[Checkpoint]) -> Iterator[None]:
-    """Hash the files of checkpoints while their tensors are read, as far as the reads follow the order of the file.
+    """Hash the files of checkpoints while their tensors are read, as far as the reads follow the file order.
 
     At the end, the remaining bytes are read and hashed. `hash_file` then knows the hashes of all these files.
     """
@@ -245,13 +245,13 @@ def hashed_on_the_way(checkpoints: Iterable[Checkpoint]) -> Iterator[None]:
 
 
 class _RunningHash:
-    """The SHA-256 of the bytes of a file that have been read so far."""
+    """The running SHA-256 of the bytes of a file that have been read so far."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._stamp, self._digest, self._end = path, _stamp(path), hashlib.sha256(), 0
 
     def see(self, start: int, part: memoryview) -> None:
-        """Add bytes that were read to the hash, if they follow the hashed bytes closely."""
+        """Add bytes that were read to the hash, if the gap after the hashed bytes is small."""
         if self._end < start <= self._end + NEAR:
             self._read(start)
         if start <= self._end < start + len(part):
@@ -259,7 +259,7 @@ class _RunningHash:
             self._end = start + len(part)
 
     def finish(self) -> None:
-        """Hash the rest of the file, and keep the hash if the file has not changed in the meantime."""
+        """Hash the rest of the file, and store the hash unless the file has changed in the meantime."""
         self._read(self._stamp[2])
         if _stamp(self._path) == self._stamp:
             _KNOWN[self._stamp] = self._digest.hexdigest()

@@ -1,8 +1,8 @@
-"""Replacement of an output: the files of the old checkpoint are removed, all other files in a folder stay.
+"""Replacement of an output: the old checkpoint's files are removed, and all other files in a folder stay.
 
-A new folder is complete, with hard links to the files that stay, before it gets the name of the old folder. The old
+A new folder is completed before it gets the old folder's name. It gets hard links to the files that stay. The old
 folder is moved aside first. If a run is killed between these two steps, no folder has the name. `finish_replacing` then
-repairs this.
+repairs this state.
 """
 
 import os
@@ -19,7 +19,7 @@ OURS = ("regauge.alignment.safetensors", "regauge.md", "regauge.json")
 
 
 def own_files(folder: Path) -> set[str]:
-    """Return the files of a folder that make up its checkpoint: weights, index, and the files that regauge wrote.
+    """Return the files of a folder that belong to its checkpoint: weights, index, and files that regauge wrote.
 
     Damaged files and shards that no index names are included.
     """
@@ -37,10 +37,10 @@ def own_files(folder: Path) -> set[str]:
 
 
 def replace_files(new: Path, out: Path) -> None:
-    """Move a file and its companion files to their place; a second call continues an interrupted run.
+    """Move a file and its companion files to their final paths. A second call continues an interrupted run.
 
-    A file is never next to companions of another file. The old companions are removed before the file is replaced, and
-    the new companions are moved afterwards. If there is no old file, the new file is moved last.
+    A file must never lie next to another file's companions. Therefore the old companions are removed before the file is
+    replaced, and the new companions are moved afterwards. If there is no old file, the new file is moved last.
     """
     beside = sorted(path for path in new.iterdir() if path.name != out.name)
     if (new / out.name).exists():
@@ -56,7 +56,7 @@ def replace_files(new: Path, out: Path) -> None:
 
 
 def replace_folder(new: Path, out: Path, aside: Path) -> tuple[list[str], list[str]]:
-    """Move a folder to its place, and keep the files of an old folder that do not belong to a checkpoint.
+    """Move a folder to its final path, and keep the old folder's files that do not belong to a checkpoint.
 
     Returns:
         The names of replaced or removed files, and the names of kept files.
@@ -77,7 +77,7 @@ def replace_folder(new: Path, out: Path, aside: Path) -> tuple[list[str], list[s
 
 
 def finish_replacing(out: Path, aside: Path) -> None:
-    """Finish an interrupted `replace_folder`: move the old folder back, or keep its other files and remove it.
+    """Finish an interrupted `replace_folder`: move the old folder back, or keep its other files and remove the folder.
 
     If no folder was moved aside, nothing happens.
     """
@@ -98,7 +98,7 @@ def _move_all(files: Collection[Path], folder: Path) -> None:
 
 
 def _only_checkpoint(folder: Path) -> str | None:
-    """Return the file of weights or the index that represents a folder, even if its name is unusual."""
+    """Return the weight file or index that represents a folder, even if its name is unusual."""
     try:
         name = locate(folder).name
     except (OSError, ValueError):
@@ -107,7 +107,7 @@ def _only_checkpoint(folder: Path) -> str | None:
 
 
 def _link(old: Path, new: Path, skipped: Collection[str]) -> None:
-    """Link the files of one folder into another one, except files whose names exist there."""
+    """Hard-link the files of one folder into another folder, except files whose names exist there."""
     for path in list(old.iterdir()):
         place = new / path.name
         if path.name in skipped:
@@ -126,7 +126,7 @@ def _link(old: Path, new: Path, skipped: Collection[str]) -> None:
 
 
 def _move(old: Path, new: Path, skipped: Collection[str]) -> None:
-    """Move the files that another folder lacks, because they could not be linked or were added in the meantime."""
+    """Move the files that another folder lacks, because they could not be linked or were added later."""
     for path in list(old.iterdir()):
         place = new / path.name
         if path.name in skipped:

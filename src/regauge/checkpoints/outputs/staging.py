@@ -1,8 +1,8 @@
-"""An output that appears whole or not at all, and that can be resumed after an interruption.
+"""An output that appears as a whole or not at all. Interrupted writing can be resumed.
 
-Everything is written into a folder next to the output, `OUT.partial`. When all files are on the disk, they are moved to
-the place of the output. `OUT.partial/run.json` lists the finished shards and the inputs. A folder of that name that
-regauge has not made is refused.
+All files are written into a staging folder next to the output, `OUT.partial`. When all files are on the disk, they are
+moved to the output's path. `OUT.partial/run.json` lists the finished shards and the inputs. An error is raised if a
+folder of this name exists and regauge has not created it.
 """
 
 import json
@@ -53,27 +53,27 @@ from regauge.core.counted import shorten
 from regauge.core.progress import Crew, Progress, no_progress
 
 REFUSALS = (ValueError, KeyError, TypeError)
-"""Errors about inputs: what such a run left is of no use to a later one."""
+"""Errors about inputs. After such an error, a later run cannot use the written files."""
 IN_USE = "another process is writing {!r}; wait for it, or end it"
 LOG = logging.getLogger(__name__)
 
 
 class Staging:
-    """The folder in which an output, a `.safetensors` file or a folder, is made; it is next to the output.
+    """The staging folder of an output, which is a `.safetensors` file or a folder. It lies next to the output.
 
-    A run is resumed only with the same inputs, which are everything that the output depends on, ready for JSON. If a
-    run without inputs is interrupted, a later run removes its files, because they cannot be resumed. The files of the
-    output are written into `content`. The caller may store a state for a later run in the file `progress`. The
-    provenance is stored in the header of a single file, or as a file of the folder. `beside` maps the names of copied
-    files to replacements, or to None if a file is left out. If several processes make the output, the first one opens
-    and publishes it. Each process writes its share of the files and its own ledger.
+    A run is resumed only with equal inputs. The inputs are everything on which the output depends, ready for JSON. If a
+    run without inputs is interrupted, a later run removes its files, because they cannot be resumed. The output's files
+    are written into `content`. The caller may store a state for a later run in the file `progress`. The provenance is
+    stored in the header of a single file, or as a file of the folder. `beside` maps the names of copied files to new
+    contents, or to None for files that are left out. If several processes write the output, the first process opens and
+    publishes it. Each process writes its share of the files and a separate ledger.
 
     Raises:
-        FileExistsError: The output exists and may not be replaced, or it holds files but no checkpoint. Or an
-            interrupted run left files, and neither `resume` nor `overwrite` is set. Or regauge has not made the folder
-            `OUT.partial`.
+        FileExistsError: The output exists and may not be replaced, or it contains files but no checkpoint. Or an
+            interrupted run left files, and neither `resume` nor `overwrite` is set. Or regauge has not created the
+            folder `OUT.partial`.
         FileNotFoundError: The parent folder of the output does not exist.
-        OSError: The disk has no room for the output.
+        OSError: The disk has no space for the output.
         ValueError: The interrupted run had other inputs, or another process is writing the output.
     """
 
@@ -102,7 +102,7 @@ class Staging:
         self._shards = self._crew.first(lambda: self._open(resume=resume, overwrite=overwrite))
 
     def _open(self, *, resume: bool, overwrite: bool) -> dict[str, list[int]]:
-        """Take the lock, begin or continue the work, and return the files that an earlier run finished."""
+        """Acquire the lock, begin or continue the work, and return the files that an earlier run finished."""
         self._lock = _lock(self.out)
         is_left = True
         try:
@@ -123,7 +123,7 @@ class Staging:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process writes the files that only one process writes, such as a card."""
+        """Whether this process writes the files that only one process writes, such as a model card."""
         return self._crew.rank == 0
 
     def __enter__(self) -> "Staging":
@@ -147,9 +147,9 @@ class Staging:
         progress: Progress = no_progress,
         sources: Iterable[Checkpoint] = (),
     ) -> list[str]:
-        """Write all files of a checkpoint except those that an earlier run finished; check and return the latter.
+        """Write all files of a checkpoint except those that an earlier run finished; check those files and return them.
 
-        The provenance of a folder is written last, because the `sources` of the pieces are hashed while they are read.
+        The provenance of a folder is written last, because the `sources` of the chunks are hashed while they are read.
         """
         if self.provenance is None:
             return self._write(shards, pieces, progress)
@@ -187,7 +187,7 @@ class Staging:
         return [shard.file for shard, kept in zip(shards, is_kept, strict=True) if kept]
 
     def publish(self, shards: Sequence[Shard], source: Checkpoint | None = None) -> Checkpoint:
-        """Move the output to its place; a folder also gets an index and the further files of the source."""
+        """Move the output to its final path. A folder also gets an index and the source's other files."""
         self._crew.first(lambda: self._put(shards, source))
         self.close(is_kept=False)
         found = Checkpoint.open(self.out)
@@ -243,7 +243,7 @@ class Staging:
             flush(Path(folder))
 
     def close(self, *, is_kept: bool = True) -> None:
-        """Release the lock, and keep the partial output for `--resume` or remove it."""
+        """Release the lock, and either keep the partial output for `--resume` or remove it."""
         if self._lock is None:  # another process holds it
             return
         if not (is_kept or os.path.lexists(self._replaced) or _is_complete(self.folder)):
@@ -256,7 +256,7 @@ class Staging:
         return document is not None and document["inputs"] is not None
 
     def _begin(self, *, resume: bool) -> None:
-        """Keep the files of an interrupted run if it is resumed; otherwise remove them and begin anew."""
+        """Keep the files of an interrupted run if the run is resumed; otherwise remove them and start again."""
         document = read_ledger(self.folder) if resume else None
         if document is not None:
             if document["inputs"] != self._inputs:
@@ -289,7 +289,7 @@ class Staging:
 
 
 def partial_of(out: Path) -> Path:
-    """Return the folder in which an output is made, `OUT.partial`; raise a ValueError if the output has no name."""
+    """Return the staging folder of an output, `OUT.partial`; raise a ValueError if the output has no name."""
     if out.name in ("", ".."):
         raise ValueError(f"the output {str(out)!r} is no name of a new file or folder; give one")
     return out.with_name(out.name + PARTIAL)
@@ -314,7 +314,7 @@ def require_parent(out: Path) -> None:
 
 
 def _finish(out: Path) -> None:
-    """Finish the work of a run that ended while it moved the output to its place; the caller holds the lock."""
+    """Finish the work of a run that ended while it moved the output to its final path. The caller holds the lock."""
     folder = partial_of(out)
     finish_replacing(out, folder / REPLACED)
     if _is_complete(folder):
@@ -325,7 +325,7 @@ def _finish(out: Path) -> None:
 
 
 def _is_complete(folder: Path) -> bool:
-    """Return whether a run ended while it moved a complete file to its place."""
+    """Return whether a run ended while it moved a complete file to its final path."""
     document = read_ledger(folder)
     return document is not None and (folder / CONTENT).exists() and bool(document.get("is_complete"))
 
@@ -343,7 +343,7 @@ def _require_name(out: Path, *, overwrite: bool) -> None:
 
 
 def _lock(out: Path) -> FileLock:
-    """Return an acquired lock on an output, in the folder in which the output is made."""
+    """Return an acquired lock on an output. The lock file lies in the staging folder."""
     folder = partial_of(out)
     while True:
         require_own(folder)

@@ -1,1 +1,1 @@
-"""The methods of `regauge.gauge`, one file each."""
+"""The methods of `regauge.gauge`, with one file for each method."""

@@ -1,4 +1,4 @@
-"""The method BestGauge, which keeps the network that loses least by rounding among those of several methods."""
+"""The method BestGauge, which tries several methods and keeps the network that rounding damages least."""
 
 import copy
 import math
@@ -22,40 +22,42 @@ from regauge.gauging.result import AS_IT_IS, Chosen, Trials
 from regauge.gauging.rounding import FOUR_BITS, REPORTED, RoundToNearest, layer_rows, mean_error, round_network
 
 MOST_LEARNED = 20_000_000
-"""Rotations of networks with more values than that in their layers are learned only where they are asked for."""
+"""A limit on weights in layers. Rotations of larger networks are learned only if the caller requests it."""
 
 NOTHING_BETTER = (
     "the network stays as it is, since nothing that was tried loses less; is_kept_always (--always) moves it anyway"
 )
-"""The note where no method is better than none."""
+"""The note for the case that no method improves the given network."""
 OF_LOSS, OF_WEIGHTS = "loss, sign turned", "relative squared error, sign turned"
-"""Units of the objective."""
+"""Units of the objective, for a loss and for weights."""
 
 
 @dataclass(frozen=True)
 class BestGauge(GaugeMethod):
-    """A method that tries several methods and keeps the network that loses least by rounding.
+    """A method that tries several methods and keeps the network that rounding damages least.
 
-    The objectives of methods cannot be compared, and a smaller rounding error of weights does not mean a smaller loss.
-    With a task, networks are compared by its loss over all batches, with the weights of all layers rounded. Without a
-    task, they are compared by the mean over layers of the relative squared rounding error of their weights. In this
-    case, a network is also rejected if that error grows at 8, 4 or 3 bits per row. The unchanged network is a
-    candidate so that the result is never worse than this network. The objective is the compared quantity with opposite
-    sign.
+    The objectives of different methods are not comparable, and a smaller rounding error of weights does not imply a
+    smaller loss. With a task, networks are compared by its loss over all batches, with the weights of all layers
+    rounded. Without a task, they are compared by the relative squared rounding error of their weights, averaged over
+    layers. In this case, a network is also rejected if this error grows at 8, 4 or 3 bits per row. The unchanged
+    network is also a candidate, so the result is never worse than the unchanged network. The objective is the negative
+    of the compared quantity.
 
-    Methods begin in the gauge in which the coordinates of translations are zero. This gauge is also a candidate.
-    Translated copies of a network get the same gauge, except a copy for which the unchanged network is best.
-    Translations do not change tensors with 16 bits, because these tensors would lose precision.
+    Methods start in the gauge in which the coordinates of translations are zero. This gauge is also a candidate.
+    Therefore copies of a network that differ by a translation get the same gauge. The only exception is a copy for
+    which the unchanged network is best. Translations of 16-bit tensors are not removed, because these tensors would
+    lose precision.
 
     Attributes:
-        scheme: The rounding scheme of weights.
-        methods: The methods in the order in which they are tried. If several are equally good, the first one is kept.
-            By default, scales are equalized, Hadamard matrices rotate all groups that can be rotated, and rotations are
-            learned by the error of the weights. With a task, rotations are also learned by function.
-        by: Whether networks are compared by the loss of the task or by the rounding error of the weights. With a task,
-            the default is the loss.
-        steps: The number of steps of learned rotations, if no methods are given.
-        is_kept_always: Whether the best network that a method moved is kept even if the unchanged network loses less.
+        scheme: The rounding scheme for weights.
+        methods: The methods, in the order in which they are tried. In case of ties, the first one is kept. By default,
+            the methods equalize scales, rotate all possible groups by Hadamard matrices, and learn rotations by the
+            error of the weights. With a task, rotations are also learned by function.
+        by: Whether networks are compared by the task's loss or by the rounding error of the weights. With a task, the
+            default is the loss.
+        steps: The number of steps for learned rotations, if `methods` is not given.
+        is_kept_always: Whether the best transformed network is kept even if rounding damages the unchanged network
+            less.
     """
 
     scheme: RoundToNearest = FOUR_BITS
@@ -113,7 +115,7 @@ class BestGauge(GaugeMethod):
         )
 
     def _methods(self, problem: GaugeProblem, *, is_loss: bool) -> tuple[tuple[GaugeMethod, ...], tuple[str, ...]]:
-        """Return the methods that are tried, and messages about the methods that are not tried."""
+        """Return the methods that are tried, and messages about methods that are not tried."""
         if self.methods is not None:
             return self.methods, ()
         size = sum(problem.params[name].numel() for name in layer_rows(problem.symmetry) if name in problem.params)
@@ -125,7 +127,7 @@ class BestGauge(GaugeMethod):
         return methods, () if is_learned else (note,)
 
     def _judge(self, problem: GaugeProblem, compared: Mapping[str, Chosen]) -> tuple[float, dict[str, float]]:
-        """Return the loss without rounding, and the losses of some networks on held-out data, if there are any."""
+        """Return the loss without rounding, and the held-out losses of some networks if there are held-out data."""
         whole = self._loss(problem, problem.task, is_rounded=False)(problem.moved(()))
         if problem.test is None:
             return whole, {}
@@ -133,14 +135,14 @@ class BestGauge(GaugeMethod):
         return whole, {name: test(problem.moved(chosen.moves)) for name, chosen in compared.items()}
 
     def _measures(self, problem: GaugeProblem, *, is_loss: bool) -> list[Callable[[Params], float]]:
-        """Return functions of a network: methods are compared by the first one, and none of their values may grow."""
+        """Return functions of a network. The first function compares methods, and no function may increase."""
         if is_loss:
             return [self._loss(problem, problem.task)]
         schemes = dict.fromkeys((self.scheme, *REPORTED))
         return [partial(_error, problem, scheme) for scheme in schemes]
 
     def _loss(self, problem: GaugeProblem, task: Task | None, *, is_rounded: bool = True) -> Callable[[Params], float]:
-        """Return the loss of a network on a task, or infinity if the loss is not a number."""
+        """Return a function from a network to its loss on a task; infinity if the loss is NaN."""
         assert task is not None
         dtype = next((t.dtype for t in problem.params.values() if t.is_floating_point()), torch.float32)
         wide = _in_precision(task, dtype)
@@ -153,29 +155,29 @@ class BestGauge(GaugeMethod):
 
 
 class TranslationsTakenOut(GaugeMethod):
-    """The gauge in which the coordinates of translations are zero and in which the other methods begin."""
+    """The gauge in which the coordinates of translations are zero, and in which all other methods start."""
 
     label = "translations taken out"
 
     def choose(self, problem: GaugeProblem) -> Chosen:
-        """Return no further move."""
+        """Return an empty list of moves."""
         return Chosen((), 0.0, 0.0, (), "")
 
 
 def default_methods(
     scheme: RoundToNearest, steps: int, *, is_loss: bool, is_learned: bool = True, is_by_function: bool = True
 ) -> tuple[GaugeMethod, ...]:
-    """Return the methods that are tried if none are given.
+    """Return the methods that are tried by default.
 
     If networks are compared by the loss, Hadamard matrices rotate all groups, and rotations are also learned by
-    function. Otherwise, groups whose rounding error would grow are not rotated.
+    function. Otherwise, a group is not rotated if this increases the rounding error.
 
     Args:
         scheme: The rounding scheme of weights.
-        steps: The number of steps of learned rotations.
+        steps: The number of steps for learned rotations.
         is_loss: Whether networks are compared by a loss.
         is_learned: Whether rotations are learned.
-        is_by_function: Whether rotations may be learned by function, which holds many gradients in memory.
+        is_by_function: Whether rotations may also be learned by function, which holds many gradients in memory.
     """
     methods: list[GaugeMethod] = [Equalize(), Hadamard(scheme, is_kept_always=is_loss)]
     if is_learned:
@@ -194,7 +196,7 @@ def _number(value: float) -> float:
 
 
 def _in_precision(task: Task, dtype: torch.dtype) -> Task:
-    """Return the task with its model and data in the precision in which networks are compared."""
+    """Return the task with its model and data converted to the precision in which networks are compared."""
 
     def converted(tensor: Tensor) -> Tensor:
         return tensor.to(dtype) if tensor.is_floating_point() else tensor

@@ -9,9 +9,9 @@ from regauge.gauging.result import Chosen
 
 @dataclass(frozen=True)
 class Chain(GaugeMethod):
-    """A sequence of methods, each applied to the result of the one before it, with the objective of the last one.
+    """A sequence of methods. Each method starts from the previous result, and the last method defines the objective.
 
-    Scales come before rotations, because rotations bring gains to one, and later scales would change these gains.
+    Scales must come before rotations. Rotations set gains to one, and later scales would change these gains.
 
     Attributes:
         methods: The methods, in the order in which they are applied.
@@ -25,7 +25,7 @@ class Chain(GaugeMethod):
 
     @property
     def label(self) -> str:  # type: ignore[override]
-        """The name, in tables, of a network that the method moved."""
+        """The name, in tables, of a network that the method transformed."""
         return ", ".join(method.label for method in self.methods)
 
     @property
@@ -51,7 +51,7 @@ class Chain(GaugeMethod):
 
 
 def _join(moves: tuple[Move, ...]) -> tuple[Move, ...]:
-    """Join consecutive moves of one symmetry into one move."""
+    """Join consecutive moves of the same symmetry into one move."""
     joined: list[Move] = []
     for move in moves:
         last = joined[-1] if joined else None

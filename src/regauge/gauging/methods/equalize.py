@@ -1,4 +1,4 @@
-"""The method Equalize, which makes ranges of weights on both sides of every unit equal without data."""
+"""The method Equalize, which makes the weight ranges on both sides of every unit equal, without data."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -19,25 +19,25 @@ from regauge.gauging.moves import Move
 from regauge.gauging.result import Chosen
 
 NO_SCALES = "it has no scales"
-"""Why a group stays that has neither families of scales nor matrices that contain them."""
+"""The reason for a group that has neither families of scales nor matrices that contain scales."""
 SETTLED = 1e-6
-"""Sweeps end when no factor changes by more than this share."""
+"""A convergence threshold: sweeps end when no factor changes by a larger share."""
 Units = Float64[Tensor, " unit"]
 """One number for each unit of each copy of a group."""
 
 
 @dataclass(frozen=True)
 class Equalize(GaugeMethod):
-    """Cross-layer equalization for every family of positive scales, in exact steps without data.
+    """Cross-layer equalization of every family of positive scales, in exact steps without data.
 
-    The range of weights is their largest magnitude. The factor of a unit makes the range of the weights that it
-    multiplies equal to the range of the weights that it divides. For a plain ReLU unit, this is `s = sqrt(range_out /
-    range_in)`. Ranges are taken over the weights of layers and tables. If one side has only vectors, such as the gain
-    of a norm, its range is taken over them. Linear groups (values, queries and keys of attention) are scaled by
-    diagonal matrices. Sweeps over all families continue until nothing moves. The largest imbalance falls, and the
-    result does not depend on the network's initial point on its orbit.
+    The range of a set of weights is their largest magnitude. The factor of a unit makes the range of the weights that
+    it multiplies equal to the range of the weights that it divides. For a plain ReLU unit, this is `s = sqrt(range_out
+    / range_in)`. Ranges are computed over the weights of layers and embedding tables. If one side has only vectors,
+    such as the gain of a norm, its range is computed over these vectors. Linear groups (values, queries and keys of
+    attention) are scaled by diagonal matrices. Sweeps over all families continue until no factor changes. The largest
+    imbalance decreases, and the result does not depend on the network's initial point on its orbit.
 
-    The objective is minus the mean imbalance of all units, `|log2(range_out / range_in)|`.
+    The objective is the negative mean imbalance of all units, `|log2(range_out / range_in)|`.
 
     Attributes:
         sweeps: The largest number of sweeps over all families.
@@ -56,7 +56,7 @@ class Equalize(GaugeMethod):
             raise ValueError(f"sweeps is {self.sweeps}, but equalizing takes one or more; give one at least")
 
     def choose(self, problem: GaugeProblem) -> Chosen:
-        """Return the factors of all families."""
+        """Return the factors of all families as moves."""
         symmetry = problem.symmetry
         ranges = _Ranges(symmetry, problem.params)
         history = [-ranges.imbalance()]
@@ -88,10 +88,10 @@ class _Pair:
 
 
 class _Ranges:
-    """Magnitudes of the weights while they are equalized.
+    """Magnitudes of the weights during equalization.
 
     Attributes:
-        alone: Groups with a family that has no weights on one side.
+        alone: Groups that have a family without weights on one side.
     """
 
     def __init__(self, symmetry: Symmetry, params: Mapping[str, Tensor]) -> None:
@@ -116,7 +116,7 @@ class _Ranges:
         }
 
     def logs(self) -> list[tuple[Direction, Units]]:
-        """Return the logarithms of the factors so far."""
+        """Return the logarithms of the accumulated factors."""
         return [(pair.direction, self._logs[k].clone()) for k, pair in enumerate(self.pairs)]
 
     def sweep(self) -> float:
@@ -133,7 +133,7 @@ class _Ranges:
         return largest
 
     def imbalance(self) -> float:
-        """Return the mean over all units of `|log2(range_out / range_in)|`."""
+        """Return the mean of `|log2(range_out / range_in)|` over all units."""
         total, count = 0.0, 0
         for pair in self.pairs:
             gap, is_there = self._gap(pair)
@@ -142,7 +142,7 @@ class _Ranges:
         return total / max(count, 1)
 
     def _gap(self, pair: _Pair) -> tuple[Units, Tensor]:
-        """Return the logarithm of the ratio of the ranges, and the mask of the units that have both ranges."""
+        """Return the log ratio of both ranges, and a mask of the units that have both ranges."""
         sides = []
         for places in (pair.rising, pair.falling):
             each = [self._range(place, pair.direction.count) for place in places]
@@ -166,7 +166,7 @@ class _Ranges:
 
 @remembered
 def diagonal(symmetry: Symmetry) -> Symmetry:
-    """Return the symmetry with families of scales, the diagonal matrices, in place of linear groups."""
+    """Return the symmetry with linear groups replaced by families of scales, which are diagonal matrices."""
 
     def scales_of(group: Group) -> Group:
         if group.matrix != "linear":
@@ -178,7 +178,7 @@ def diagonal(symmetry: Symmetry) -> Symmetry:
 
 
 def unit_sizes(place: ScaleSite, sizes: Tensor, count: int, how: Literal["amax", "mean"] = "amax") -> Units:
-    """Return the largest or the mean magnitude of the entries that belong to each unit at a place."""
+    """Return the largest or the mean magnitude of each unit's entries at a place."""
     others = [axis for axis in range(sizes.ndim) if axis not in place.axes]
     reduced = sizes if not others else sizes.amax(others) if how == "amax" else sizes.mean(others)
     order = sorted(range(len(place.axes)), key=lambda k: place.axes[k])
@@ -189,7 +189,7 @@ def unit_sizes(place: ScaleSite, sizes: Tensor, count: int, how: Literal["amax",
 
 
 def _telling(symmetry: Symmetry, places: Sequence[ScaleSite]) -> tuple[ScaleSite, ...]:
-    """Return the places whose ranges are compared: matrices, kernels and tables, or else vectors."""
+    """Return the places whose ranges are compared: matrices, kernels and tables if there are any, otherwise vectors."""
     wide = tuple(place for place in places if len(symmetry.shapes[place.name]) > 1)
     return wide or tuple(places)
 

@@ -1,4 +1,4 @@
-"""The method LearnedRotation: descent over a network's orbit to small rounding errors of weights or of the function."""
+"""The method LearnedRotation: gradient descent on an orbit, on the rounding error of the weights or of the function."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,45 +14,45 @@ from regauge.gauging.result import Chosen
 from regauge.gauging.rounding import FOUR_BITS, RoundToNearest
 
 STRETCHING = 5
-"""The rate of scales and whole linear groups, relative to that of rotations."""
+"""The learning rate of scales and whole linear groups, relative to that of rotations."""
 EVERY = 10
-"""Steps after which the point so far is tried with true rounding."""
+"""The number of steps between trials of the current point with true rounding."""
 RATES = (0.3, 0.1, 0.03)
-"""Learning rates of the rounds of descent on the function, relative to that on weights."""
+"""Learning rates of the rounds of descent by function, relative to the learning rate of descent by weights."""
 ON_EXPECTED = 150
-"""Steps of the descent on the expected distance, at most, before that on the rounded outputs."""
+"""The largest number of steps on the expected distance, which precede the steps on the rounded outputs."""
 
 
 @dataclass(frozen=True)
 class LearnedRotation(GaugeMethod):
     """Rotations of every orthogonal and linear group, found by descent; with data, also scales and whole matrices.
 
-    With `by="weights"`, no data are used. Descent begins at the identity or at Hadamard matrices, whichever is better.
-    Rotations are `C(A) R_0` with Cayley's map `C(A) = (1 - A)^-1 (1 + A)` of a skew matrix A for each copy of a group.
-    The descent reduces the expected rounding error, `sum over scales of range^2`, relative to the norm of each layer.
-    The objective is the ratio of signal to rounding noise of the weights of all layers, in dB.
+    If `by="weights"`, the method uses no data. Descent starts at the identity or at Hadamard matrices, whichever is
+    better. Rotations are `C(A) R_0` with the Cayley map `C(A) = (1 - A)^-1 (1 + A)` of a skew-symmetric matrix A for
+    each copy of a group. The descent reduces the expected rounding error, `sum over scales of range^2`, relative to the
+    norm of each layer. The objective is the signal-to-noise ratio of the rounded weights of all layers, in dB.
 
-    With `by="function"`, descent reduces the distance between the outputs of the rounded network and of the given
-    network on the batches of the task. If the task has cross entropy, this distance is the divergence of the softmax in
-    nats, otherwise it is the relative squared error. Besides rotations, the descent moves the whole linear groups
-    (queries against keys, values against outputs) by matrix exponentials, and every family of positive scales. It
-    begins at the given network. The first descent reduces the distance that is expected of rounding errors, to second
-    order. Weights to which the outputs are sensitive then get small quantization steps. The second descent reduces the
-    distance itself, with straight-through gradients of the rounding and gradients of the quantization steps, which
-    depend on the ranges. The objective is minus the distance on the last quarter of the batches, which neither descent
-    sees. Targets are not needed. Signs are not moved, because they do not change the rounding. The method holds
-    `PROBES` gradients of the layers in memory.
+    If `by="function"`, descent reduces the distance between the outputs of the rounded network and of the given network
+    on the task's batches. If the task uses cross entropy, this distance is the Kullback-Leibler divergence of the
+    softmax in nats. Otherwise it is the relative squared error. Besides rotations, the descent optimizes the whole
+    linear groups (queries against keys, values against outputs) by matrix exponentials, and every family of positive
+    scales. It starts at the given network. The first descent reduces the expected distance, to second order in the
+    rounding errors. Weights to which the outputs are sensitive then get small quantization steps. The second descent
+    reduces the distance of the rounded network directly. It uses straight-through gradients of the rounding and
+    gradients of the quantization steps, which depend on the ranges. The objective is the negative distance on the last
+    quarter of the batches, which neither descent uses. Targets are not needed. Signs are not optimized, because they do
+    not change the rounding. The method holds `PROBES` gradients of the layers in memory.
 
-    In both cases, the method keeps the best element, with true rounding, of all steps. Rounding makes the distance a
-    rugged function, to a degree that depends on the network. The second descent therefore consists of rounds. Each
-    round begins at the best element so far, with a lower learning rate than the round before.
+    In both cases, the method evaluates steps with true rounding and keeps the best element. Rounding makes the distance
+    a rugged function, to a degree that depends on the network. Therefore the second descent consists of rounds. Each
+    round starts at the best element so far, with a lower learning rate than the previous round.
 
     Attributes:
-        scheme: The rounding scheme of weights.
-        steps: Steps of Adam. By function, at most `ON_EXPECTED` steps on the expected distance precede these steps.
+        scheme: The rounding scheme for weights.
+        steps: The number of Adam steps. If `by="function"`, at most `ON_EXPECTED` steps on the expected distance
+            precede them.
         lr: The initial learning rate of Adam. The rate falls linearly to zero in each round.
-        by: Whether the error of weights or the error of the function is minimized. The error of the function needs a
-            task.
+        by: Whether the error of the weights or of the function is minimized. The error of the function needs a task.
 
     References:
         Liu et al. (2024), SpinQuant, section 3.2, for descent on rotations by Cayley's map; Shao et al. (2024),
@@ -70,16 +70,16 @@ class LearnedRotation(GaugeMethod):
 
     @property
     def label(self) -> str:  # type: ignore[override]
-        """The name, in tables, of a network that the method moved."""
+        """The name, in tables, of a network that the method transformed."""
         return "learned" if self.by == "weights" else "learned by function"
 
     @property
     def needs_task(self) -> bool:  # type: ignore[override]
-        """Whether the model is run."""
+        """Whether the method evaluates the model, which `by="function"` requires."""
         return self.by == "function"
 
     def choose(self, problem: GaugeProblem) -> Chosen:
-        """Return the best element of all steps."""
+        """Return the moves to the best element of all steps."""
         is_function = self.by == "function"
         reach = OrbitPart(problem, is_scaled=is_function)
         loss: OfFunction | OfWeights = OfWeights(self.scheme)
@@ -108,9 +108,10 @@ class LearnedRotation(GaugeMethod):
     def _climb(
         self, loss: RoundingLoss, reach: OrbitPart, starts: Sequence[Point], rounds: Sequence[tuple[int, float]]
     ) -> tuple[Point, list[float]]:
-        """Return the best point of descents, each from the best point so far, and the best score so far at each trial.
+        """Return the best point of several descents, and the best score so far at each trial.
 
-        `rounds` holds the number of steps and the initial learning rate of each descent.
+        Each descent starts from the best point so far. `rounds` contains the number of steps and the initial learning
+        rate of each descent.
         """
         symmetry = reach.symmetry
         scored = [(loss.score(reach.params(start), symmetry), start) for start in starts]

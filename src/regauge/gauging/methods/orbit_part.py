@@ -1,4 +1,4 @@
-"""The part of a network's orbit that descents search: matrices, after gains are brought to one, and then scales."""
+"""The subset of a network's orbit that descents search: gains are set to one, then matrices act, then scales."""
 
 import math
 from collections.abc import Iterable
@@ -21,16 +21,16 @@ from regauge.gauging.moves import Move
 from regauge.gauging.rounding import layer_rows
 
 FURTHEST = math.log(1e3) / 2
-"""Bound of the logarithms of scales and of matrices of linear groups in one descent: a condition number of 1000."""
+"""A bound on the logarithms of scales and of linear-group matrices in one descent: a condition number of 1000."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """A point of the orbit.
+    """A point on the orbit.
 
     Attributes:
-        matrices: Matrices of the groups that rotate, acting on the network whose gains are one.
-        scales: Scales of the whole symmetry, acting after the matrices; None if no scales are moved.
+        matrices: Matrices of the groups that rotate. They act on the network whose gains are one.
+        scales: Scales of the whole symmetry, which act after the matrices; None if scales are not optimized.
     """
 
     matrices: Element
@@ -38,16 +38,16 @@ class Point:
 
 
 class OrbitPart:
-    """The points of a network's orbit that a descent can reach, and the moves that lead to them.
+    """The points of a network's orbit that a descent can reach, and the moves to these points.
 
     Args:
         problem: The network.
-        is_scaled: Whether scales and whole linear groups are moved, not only rotations.
+        is_scaled: Whether scales and whole linear groups are optimized in addition to rotations.
 
     Attributes:
-        found: The groups that rotate, and the move that brings gains to one before the rotations.
+        found: The groups that rotate, and the move that first sets gains to one.
         symmetry: The whole symmetry.
-        start: The network with these gains of one, on which the matrices of points act.
+        start: The network after these gains are set to one, on which the matrices of points act.
     """
 
     def __init__(self, problem: GaugeProblem, *, is_scaled: bool) -> None:
@@ -59,17 +59,17 @@ class OrbitPart:
 
     @property
     def can_rotate(self) -> bool:
-        """Whether a group has matrices."""
+        """Whether some group can rotate."""
         return any(group.matrix != "none" for group in self.found.symmetry.groups)
 
     @property
     def can_scale(self) -> bool:
-        """Whether there are scales to move, and moving them is allowed."""
+        """Whether there are scales, and optimizing them is allowed."""
         return self._is_scaled and bool(directions(self.symmetry, "keep"))
 
     @cached_property
     def layers(self) -> dict[str, tuple[int, ...]]:
-        """Weights of the layers that move, and the axes that index their rows."""
+        """Weights of the layers that are transformed, and the axes that index their rows."""
         moved = {place.parameter for g in self.found.symmetry.groups if g.matrix != "none" for place in g.placements}
         if self.can_scale:
             moved |= {place.name for direction in directions(self.symmetry, "keep") for place in direction.places}
@@ -77,13 +77,13 @@ class OrbitPart:
 
     @property
     def fixed(self) -> tuple[tuple[str, str], ...]:
-        """Groups and gains that no point moves, each with the reason."""
+        """Groups and gains that no point changes, each with the reason."""
         scaled = {direction.group for direction in directions(self.symmetry, "keep")} if self.can_scale else set()
         return tuple((name, why) for name, why in fixed_reasons(self.symmetry, self.found) if name not in scaled)
 
     @property
     def as_it_is(self) -> Point:
-        """The point of the given network, in which gains have their given values."""
+        """The point of the given network, in which gains keep their given values."""
         still = self.found.symmetry.identity()
         if not self.can_scale:
             return Point(still, None)
@@ -96,21 +96,21 @@ class OrbitPart:
         return Point(still, scales)
 
     def moves(self, point: Point) -> tuple[Move, ...]:
-        """Return the moves that take the network to a point."""
+        """Return the moves from the given network to a point."""
         before = () if self.found.before is None else (self.found.before,)
         turns = (Move(self.found.symmetry, point.matrices),) if self.can_rotate else ()
         return (*before, *turns, *(() if point.scales is None else (Move(self.symmetry, point.scales),)))
 
     def params(self, point: Point, names: Iterable[str] | None = None) -> Params:
-        """Return the network at a point, or some of its tensors, differentiable in the point."""
+        """Return the network at a point, or some of its tensors, differentiable with respect to the point."""
         moved = self.start if names is None else {name: self.start[name] for name in names if name in self.start}
         return self._moved(self.symmetry, moved, point.matrices, point.scales)
 
     def gradients(self, point: Point, gradients: Params) -> Params:
-        """Return a function's gradients at a point, differentiable in the point, from its gradients at the start.
+        """Return a function's gradients at a point, from its gradients at the start; differentiable in the point.
 
-        If the symmetry does not change the function, its gradients move by the inverse transposed action. A leading
-        axis may index several gradients.
+        If the symmetry does not change the function, its gradients transform by the inverse transpose of the action. A
+        leading axis may index several gradients.
         """
         scales = None if point.scales is None else _inverse_transposed(self.symmetry, point.scales)
         matrices = _inverse_transposed(self.found.symmetry, point.matrices)
@@ -125,7 +125,7 @@ class OrbitPart:
         return tensors
 
     def tangents(self, start: Point) -> "Tangents":
-        """Return free parameters around a point."""
+        """Return free parameters around a given point."""
         scales = start.scales
         if scales is None and self.can_scale:
             scales = self.symmetry.identity()
@@ -133,11 +133,11 @@ class OrbitPart:
 
 
 class Tangents:
-    """Free parameters of the points around a start, at which the parameters are zero.
+    """Free parameters of the points around a starting point. The parameters are zero at the starting point.
 
-    A matrix is `T(A) M`, where M is the matrix of the start and `T(A)` is Cayley's map `(1 - S)^-1 (1 + S)` of `S = A -
-    A^T`. For linear groups with `is_whole`, `T(A)` is the exponential of A. The parameters of scales are added to the
-    logarithms of the scales of the start.
+    A matrix is `T(A) M`, where M is the matrix at the starting point. `T(A)` is the Cayley map `(1 - S)^-1 (1 + S)` of
+    `S = A - A^T`. For linear groups with `is_whole`, `T(A)` is the exponential of A. The parameters of scales are added
+    to the log scales of the starting point.
 
     Attributes:
         turns: The parameters of rotations.
@@ -155,7 +155,7 @@ class Tangents:
         self.stretches = [*(self._raw[name] for name in self._whole), *self._logs]
 
     def point(self) -> Point:
-        """Return the point at these parameters, differentiable in them."""
+        """Return the point at these parameters, differentiable with respect to the parameters."""
         values: dict[str, Value] = dict(self._start.matrices.items())
         for group in self._groups:
             known = values[group.name].matrix

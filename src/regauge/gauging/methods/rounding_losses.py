@@ -1,4 +1,4 @@
-"""Losses for descents over a network's orbit: the rounding error of weights, or the change of outputs by rounding."""
+"""Losses for descents on a network's orbit: the rounding error of weights, or the change of outputs by rounding."""
 
 import copy
 from collections.abc import Mapping
@@ -20,23 +20,23 @@ from regauge.gauging.methods.spreading_rotations import RoundedLayers
 from regauge.gauging.rounding import RoundToNearest, round_network
 
 PROBES = 16
-"""Gradients that stand for the second derivative of the outputs' distance, each as large as all layers."""
+"""The number of gradients that approximate the second derivative of the distance, each as large as all layers."""
 
 
 class RoundingLoss(Protocol):
-    """A score of networks with true rounding, and a differentiable loss whose descent improves this score."""
+    """A score of networks with true rounding, and a differentiable loss for improving this score by descent."""
 
     unit: str
 
     def score(self, params: Mapping[str, Tensor], symmetry: Symmetry) -> float:
-        """Return the objective of a network with true rounding, to be maximized."""
+        """Return the objective of a network with true rounding; higher is better."""
 
     def descend(self, reach: OrbitPart, point: Point) -> Tensor:
         """Return the differentiable loss at a point."""
 
 
 class OfWeights:
-    """The rounding error of all layers, relative to the norm of each layer, without data."""
+    """The rounding error of all layers, relative to the norm of each layer. No data are needed."""
 
     unit = "dB"
 
@@ -44,11 +44,11 @@ class OfWeights:
         self._scheme = scheme
 
     def score(self, params: Mapping[str, Tensor], symmetry: Symmetry) -> float:
-        """Return the ratio of signal to rounding noise of the weights."""
+        """Return the signal-to-noise ratio of the rounded weights."""
         return RoundedLayers(params, symmetry, self._scheme).decibels
 
     def descend(self, reach: OrbitPart, point: Point) -> Tensor:
-        """Return the expected error, over all values."""
+        """Return the expected error, summed over all weights."""
         layers, params = reach.layers, reach.params(point, reach.layers)
         terms = [
             self._scheme.expected_error(params[name], rows)
@@ -59,12 +59,12 @@ class OfWeights:
 
 
 class OfFunction:
-    """The distance of the rounded network's outputs from those of the given network, on the task's batches.
+    """The distance between the outputs of the rounded network and of the given network, on the task's batches.
 
-    If the task has cross entropy, the distance is the Kullback-Leibler divergence of the softmax over the last axis, in
-    nats. For other tasks, it is the squared distance relative to the squared outputs. Targets are not used. The last
+    If the task uses cross entropy, the distance is the Kullback-Leibler divergence of the softmax over the last axis,
+    in nats. For other tasks, it is the squared distance relative to the squared outputs. Targets are not used. The last
     quarter of the batches, and at least one batch, is held out. Scores use the held-out batches, and descents use the
-    other batches, one after the other. A single batch is used for both.
+    other batches in turn. If there is a single batch, it is used for both.
     """
 
     def __init__(self, params: Mapping[str, Tensor], scheme: RoundToNearest, task: Task) -> None:
@@ -83,7 +83,7 @@ class OfFunction:
         self._next = 0
 
     def score(self, params: Mapping[str, Tensor], symmetry: Symmetry) -> float:
-        """Return the negative distance with rounded weights, over the held-out batches."""
+        """Return the negative distance with rounded weights, on the held-out batches."""
         rounded = round_network(params, symmetry, self._scheme)
         with torch.no_grad():
             found = [float(self._distance(rounded, k)) for k in self._held]
@@ -97,10 +97,11 @@ class OfFunction:
             return self._distance(rounded, self._next)
 
     def curvature(self, reach: OrbitPart, generator: torch.Generator) -> Params:
-        """Return the second derivative of the distance, at the start, with respect to the weights that move.
+        """Return the second derivative of the distance, at the start, with respect to the weights that are transformed.
 
-        The result holds gradients `[probes, *shape]` of each layer. The expected sum of their outer products is the
-        second derivative. Each is a gradient of randomly weighted outputs on a part of the batches that descents use.
+        The result contains gradients `[probes, *shape]` for each layer. The expected sum of their outer products is the
+        second derivative. Each probe is a gradient of randomly weighted outputs on some of the batches that descents
+        use.
 
         References:
             Martens (2020), New insights on the natural gradient method, section 9.2, for the divergence.
@@ -122,7 +123,7 @@ class OfFunction:
         return sums
 
     def _root(self, made: Tensor) -> Tensor:
-        """Return the square root of the distance's second derivative with respect to the outputs, a diagonal."""
+        """Return the square root of the distance's second derivative with respect to the outputs, which is diagonal."""
         if self._is_divergence:
             return (made.exp() / made[..., 0].numel()).sqrt()
         return (2 / made.square().sum().clamp_min(1e-30)).sqrt()
@@ -140,9 +141,9 @@ class OfFunction:
 
 
 class DifferentiableStatistics(TorchFunctionMode):
-    """A context in which batch normalization in evaluation is also differentiable in its running statistics.
+    """A context in which batch normalization in evaluation mode is also differentiable in its running statistics.
 
-    Scales of the normalized values move these statistics, but torch does not compute their gradients.
+    Scales of the normalized activations transform these statistics, but torch does not compute their gradients.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -161,7 +162,7 @@ def _batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """Compute `functional.batch_norm`, with elementary operations if its statistics have gradients."""
+    """Compute `functional.batch_norm`, by elementary operations if the running statistics require gradients."""
     is_moved = any(one is not None and one.requires_grad for one in (running_mean, running_var))
     if training or not is_moved or running_mean is None or running_var is None:
         return functional.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
@@ -172,12 +173,12 @@ def _batch_norm(
 
 
 class Expected:
-    """The expected distance of the outputs caused by rounding, to second order, on the batches that descents use.
+    """The expected output distance caused by rounding, to second order, on the batches that descents use.
 
-    To second order, the distance is `sum over values of step^2 F / 24`, with the mean square F of the gradient of each
-    value. On an orbit, gradients move with the weights by the inverse transposed action. Therefore the network is run
-    only once. This expected distance is smooth, unlike the outputs of the rounded network. Scores are the scores of
-    `function`.
+    To second order, the distance is `sum over values of step^2 F / 24`, where F is the mean square of each weight's
+    gradient. On an orbit, gradients transform by the inverse transpose of the weights' action. Therefore the network is
+    evaluated only once. This expected distance is smooth, unlike the outputs of the rounded network. Scores are
+    computed by `function`.
     """
 
     def __init__(
@@ -190,7 +191,7 @@ class Expected:
         self._curvature = function.curvature(reach, chance)
 
     def descend(self, reach: OrbitPart, point: Point) -> Tensor:
-        """Return the logarithm of the expected distance; its gradients are equally large for many and for few bits."""
+        """Return the logarithm of the expected distance. Its gradients have the same size for many and for few bits."""
         params, gradients = reach.params(point, reach.layers), reach.gradients(point, self._curvature)
         terms = [
             self._scheme.expected_error(params[name], rows, gradients[name].square().sum(0))

@@ -1,4 +1,4 @@
-"""The method Smooth, which moves outlier channels from activations into weights by scales fitted on data."""
+"""The method Smooth, which shifts outlier channels from activations to weights by scales fitted on data."""
 
 import copy
 from collections.abc import Mapping
@@ -22,33 +22,33 @@ from regauge.gauging.result import Chosen
 from regauge.gauging.rounding import FOUR_BITS, RoundToNearest, decibels, layer_rows
 
 LARGEST_FACTOR = 1e4
-"""Ratio of the largest factor to the mean one, at most."""
+"""The largest ratio of a factor to the mean factor."""
 
 
 @dataclass(frozen=True)
 class Smooth(GaugeMethod):
     """Scales between activations and the weights that read them: SmoothQuant and AWQ for any architecture.
 
-    Families of positive scales move the inputs of layers, such as outputs of norms, values of attention, hidden units
-    and channels. For each family, activations are divided by `s = a^alpha / w^beta`, up to a common factor, and the
-    weights that read these activations are multiplied by s. Here a is the size of each unit's activations, and w is the
-    largest weight that reads the unit. The method tries several values of alpha on a grid. It keeps the value with
-    which the outputs of the layers with rounded weights change least. If every value makes the change larger, the
-    family is not scaled. The symmetry contains all layers that read the same values, such as routers and shared
-    experts. Nothing is scaled through an operation that does not commute with scales.
+    Families of positive scales act on layer inputs, such as outputs of norms, attention values, hidden units and
+    channels. For each family, activations are divided by `s = a^alpha / w^beta`, up to a common factor. The weights
+    that read these activations are multiplied by s. Here a is the size of each unit's activations, and w is the largest
+    weight that reads the unit. The method tries several values of alpha on a grid. It keeps the alpha for which the
+    outputs of the layers with rounded weights change least. If every alpha increases the change, the family is not
+    scaled. The symmetry contains all layers that read the same activations, such as routers and shared experts. Scales
+    are never moved across an operation that does not commute with them.
 
     `Smooth()` searches as AWQ does; `Smooth(alpha=0.5, statistic="max", is_against_weights=True)` is SmoothQuant.
 
-    The objective is the mean over families of the ratio of signal to rounding noise, in dB, of the outputs of layers on
+    The objective is a signal-to-noise ratio in dB, averaged over families. It is measured on the outputs of layers for
     the first batch of the task.
 
     Attributes:
-        scheme: The rounding scheme of weights.
-        activations: The rounding scheme of activations while values of alpha are compared. Each token or example has a
-            separate scale. With None, activations are not rounded.
-        alpha: The exponent. If it is None, the method searches for it.
-        grid: Exponents that are tried between zero and one.
-        statistic: The measure of the size of activations: their mean or their largest magnitude.
+        scheme: The rounding scheme for weights.
+        activations: The rounding scheme for activations when values of alpha are compared. Each token or example has a
+            separate scale. If None, activations are not rounded.
+        alpha: The exponent. If None, the method searches for it.
+        grid: The number of equal steps from zero to one whose endpoints are tried as exponents.
+        statistic: The measure of activation size: the mean or the largest magnitude.
         is_against_weights: Whether `beta = 1 - alpha`; otherwise, beta is zero.
 
     References:
@@ -103,7 +103,7 @@ class Smooth(GaugeMethod):
 
 @dataclass(frozen=True)
 class _Pair:
-    """A family of scales, with the activations that it moves, the weights that read them, and the layers' outputs."""
+    """A family of scales, with the activations that it scales, the weights that read them, and the layers' outputs."""
 
     direction: Direction
     values: tuple[ScaleSite, ...]
@@ -132,7 +132,7 @@ class _Work:
         self._schemes: dict[tuple[int, ...], Any] = {}
 
     def pair(self, direction: Direction) -> _Pair | str:
-        """Return the values and readers that the scales of a family move, or the reason why it has no scales."""
+        """Return the activations and reading weights of a family, or the reason why the family is not scaled."""
         there = self._by_family.get((direction.group, direction.weights))
         read = {*self._found.read}
         values = tuple(place for place in there.places if place.name in read) if there is not None else ()
@@ -152,7 +152,7 @@ class _Work:
         return _Pair(direction, values, readers, products)
 
     def search(self, pair: _Pair) -> tuple[Units, float, float]:
-        """Return the best factors, and the ratio of signal to noise without and with them."""
+        """Return the best factors, and the signal-to-noise ratio without and with them."""
         method, count = self._method, pair.direction.count
         names = [*dict.fromkeys(place.name for place in pair.values)]
         known = self._run(self._params, [*names, *pair.products])
@@ -177,7 +177,7 @@ class _Work:
         self._params = self._moved(self._params, direction, logs)
 
     def _ratio(self, pair: _Pair, logs: Units | None, reference: list[Tensor]) -> float:
-        """Return the ratio of signal to noise of the layers' outputs, with their weights rounded at some factors."""
+        """Return the signal-to-noise ratio of the layers' outputs with rounded weights, for given factors."""
         params = self._params if logs is None else self._moved(self._params, pair.direction, logs)
         names = {place.name for place in pair.readers}
         rounded = {name: self._method.scheme(params[name], self._rows[name]) for name in names}
@@ -190,7 +190,7 @@ class _Work:
         return decibels(sum(shares) / len(shares))
 
     def _change(self, place: ScaleSite) -> Any:
-        """Return the rounding of activations, by token if units are its features, otherwise by example."""
+        """Return the rounding of activations: one scale per token if units are its features, otherwise per example."""
         ndim = len(self._found.symmetry.shapes[place.name])
         rows = tuple(range(ndim - 1)) if place.axes[-1] == ndim - 1 else (0,)
         scheme = self._method.activations
@@ -217,7 +217,7 @@ def _single(tensor: Tensor) -> Tensor:
 
 
 def _logs(sizes: Units) -> Units:
-    """Return logarithms of sizes; units without a size get the mean of the others."""
+    """Return logarithms of sizes. Units of size zero get the mean of all other units."""
     is_there = sizes > 0
     logs = torch.where(is_there, sizes, 1.0).log()
     mean = logs[is_there].mean() if bool(is_there.any()) else torch.zeros((), dtype=logs.dtype)

@@ -1,4 +1,4 @@
-"""The methods Hadamard and RandomRotation, which spread outliers over all directions that can be rotated."""
+"""The methods Hadamard and RandomRotation, which spread outliers over all directions of the groups that can rotate."""
 
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -21,9 +21,9 @@ from regauge.gauging.rounding import FOUR_BITS, RoundToNearest, decibels, layer_
 
 
 class RoundedLayers:
-    """The rounding error of all layers of a network while its groups are moved one after the other.
+    """The rounding error of all layers of a network, updated while its groups are transformed one after the other.
 
-    The error is the mean over layers of `|W - Q(W)|^2 / |W|^2`, each weighted by its number of values.
+    The error is the mean over layers of `|W - Q(W)|^2 / |W|^2`, where each layer is weighted by its number of weights.
     """
 
     def __init__(self, params: Mapping[str, Tensor], symmetry: Symmetry, scheme: RoundToNearest) -> None:
@@ -35,11 +35,11 @@ class RoundedLayers:
 
     @property
     def decibels(self) -> float:
-        """The ratio of signal to rounding noise."""
+        """The signal-to-noise ratio of rounding, in dB."""
         return decibels(sum(self._errors.values()) / self._whole)
 
     def offer(self, group: Group, element: Element, *, is_certain: bool = False) -> bool:
-        """Move a group by its value in an element, if this does not increase the error or the move is required."""
+        """Transform a group by an element's component, if this does not increase the error or `is_certain`."""
         sites = {name: [s for s in local if s.group.name == group.name] for name, local in self.symmetry.sites.items()}
         sites = {name: local for name, local in sites.items() if local and name in self.params}
         ndims = {name: self.params[name].ndim for name in sites}
@@ -57,14 +57,14 @@ class RoundedLayers:
 
 @dataclass(frozen=True)
 class Rotation(GaugeMethod):
-    """A rotation of every orthogonal and linear group, which is kept if it does not increase the rounding error.
+    """A rotation of every orthogonal and linear group. It is kept if it does not increase the rounding error.
 
-    The objective is the ratio of signal to rounding noise of the weights of all layers, in dB.
+    The objective is the signal-to-noise ratio of the rounded weights of all layers, in dB.
 
     Attributes:
-        scheme: The rounding scheme of weights.
-        is_kept_always: Whether rotations are kept even if they increase the rounding error of weights. This is useful
-            if activations are also rounded. The objective may then fall.
+        scheme: The rounding scheme for weights.
+        is_kept_always: Whether rotations are kept even if they increase the weights' rounding error. This is useful if
+            activations are also rounded. The objective may then decrease.
     """
 
     scheme: RoundToNearest = FOUR_BITS
@@ -72,7 +72,7 @@ class Rotation(GaugeMethod):
 
     @abstractmethod
     def rotate(self, symmetry: Symmetry, generator: torch.Generator | None) -> Element:
-        """Return a rotation for each group and copy without reading the weights, and the identity for all others."""
+        """Return a rotation for each group and copy, without reading the weights. Other components are the identity."""
 
     def choose(self, problem: GaugeProblem) -> Chosen:
         """Return rotations of all groups, chosen one after the other."""
@@ -99,11 +99,12 @@ class Rotation(GaugeMethod):
 
 @dataclass(frozen=True)
 class Hadamard(Rotation):
-    """A Hadamard matrix for every orthogonal and linear group, with random signs given a generator.
+    """A Hadamard matrix for every orthogonal and linear group. If a generator is given, signs are random.
 
-    If a size has no Hadamard matrix, the Kronecker product of the largest Hadamard matrix whose size divides it with
-    the matrix of the Hartley transform is used. Residual streams read by LayerNorm get a rotation that keeps the vector
-    of ones. Pairs of rotary positions are turned by 45 degrees, because only rotations within pairs commute with them.
+    Some sizes have no Hadamard matrix. For these, the largest Hadamard matrix whose size divides the size is used, in a
+    Kronecker product with a Hartley transform matrix. If LayerNorm reads a residual stream, the stream's rotation
+    preserves the vector of ones. Pairs of rotary dimensions are rotated by 45 degrees, because only rotations within
+    pairs commute with the rotary embedding.
 
     References:
         Ashkboos et al. (2024), QuaRot, section 4; Chee et al. (2023), QuIP, section 4, on incoherence.
@@ -112,7 +113,7 @@ class Hadamard(Rotation):
     label = "Hadamard"
 
     def rotate(self, symmetry: Symmetry, generator: torch.Generator | None) -> Element:
-        """Return flat rotations of all groups."""
+        """Return Hadamard or Hartley rotations of all groups."""
         element = symmetry.identity()
         for group in symmetry.groups:
             value = element[group.name]
@@ -123,7 +124,7 @@ class Hadamard(Rotation):
 
 @dataclass(frozen=True)
 class RandomRotation(Rotation):
-    """A uniformly random rotation of every orthogonal and linear group, which needs a generator.
+    """A uniformly random rotation of every orthogonal and linear group. It needs a generator.
 
     References:
         Liu et al. (2024), SpinQuant, section 2.2.

@@ -1,1 +1,1 @@
-"""Fields of shapes: where they are asked, exact distances, and the labels that networks learn."""
+"""Fields of shapes: query points, exact distances, and the labels that networks learn."""

@@ -1,7 +1,7 @@
-"""Fields of shapes: the exact distance to a cloud of points or to a mesh.
+"""Fields of shapes: exact distances to a point cloud or to a mesh.
 
-The distance to points sampled from a surface differs from the distance to the surface: between the points it is larger.
-The field from which samples come determines which distance a network learns.
+The distance to points sampled from a surface differs from the distance to the surface, because it is larger between the
+points. The field from which samples come determines which distance a network learns.
 """
 
 from abc import ABC, abstractmethod
@@ -17,27 +17,27 @@ from torch import Tensor
 
 
 class Field(ABC):
-    """A shape that returns distances with or without signs."""
+    """A shape that returns unsigned or signed distances."""
 
     surface: Tensor
-    """Points of the surface, around which queries are drawn, `[points, 3]`."""
+    """Points on the surface, around which query points are sampled, `[points, 3]`."""
 
     @abstractmethod
     def distances(self, queries: Tensor) -> Tensor:
         """Return the exact distance of every query `[n, 3]` to the shape, `[n]`, in the dtype of the queries."""
 
     def signed_distances(self, queries: Tensor) -> Tensor:
-        """Return distances with a sign, negative inside; see `distances`.
+        """Return signed distances, which are negative inside; see `distances`.
 
         Raises:
-            ValueError: The shape has no inside.
+            ValueError: The shape has no interior.
         """
         raise ValueError("points have no inside; fit their unsigned distance, or give a mesh")
 
 
 @dataclass(frozen=True)
 class CloudField(Field):
-    """The distance to the nearest point of a cloud, found with a k-d tree.
+    """The distance to the nearest point of a point cloud, found with a k-d tree.
 
     Attributes:
         surface: The points, `[points, 3]`.
@@ -65,14 +65,14 @@ class CloudField(Field):
 class MeshField(Field):
     """The distance to the triangles of a mesh, from libigl.
 
-    If the mesh is closed, the sign is exact and comes from the pseudonormal of the nearest feature. If the mesh has
-    holes, the generalized winding number determines the inside. If all triangles of a mesh are turned inside out, their
-    orientation is corrected.
+    If the mesh is closed, the sign is exact and is computed from the pseudonormal of the nearest feature. If the mesh
+    has holes, the generalized winding number determines the interior. If all triangles of a mesh have inverted
+    orientation, the orientation is corrected.
 
     Attributes:
         vertices: `[vertices, 3]`.
         faces: Indices of the vertices of each triangle, `[faces, 3]`.
-        surface: Points of the surface, around which queries are sampled, `[points, 3]`.
+        surface: Points on the surface, around which query points are sampled, `[points, 3]`.
 
     Raises:
         ValueError: There is no triangle, a vertex index is out of range, or a coordinate is not finite.
@@ -108,7 +108,7 @@ class MeshField(Field):
         return torch.from_numpy(np.sqrt(squares)).to(queries)
 
     def signed_distances(self, queries: Tensor) -> Tensor:
-        """Return distances with a sign, negative inside, also for meshes that are not closed."""
+        """Return signed distances, which are negative inside, also for meshes that are not closed."""
         igl, points = _igl(), _exact(queries)
         if self.is_closed:
             kind = igl.SIGNED_DISTANCE_TYPE_PSEUDONORMAL
@@ -121,7 +121,7 @@ class MeshField(Field):
 
     @cached_property
     def _arrays(self) -> "tuple[np.ndarray[Any, np.dtype[np.float64]], np.ndarray[Any, np.dtype[np.int64]]]":
-        """Vertices and faces, oriented so that the volume is positive."""
+        """Return vertices and faces, oriented such that the volume is positive."""
         vertices, faces = _exact(self.vertices), self.faces.numpy().astype(np.int64)
         a, b, c = (vertices[faces[:, k]] for k in range(3))
         volume = (a * np.cross(b, c)).sum()
@@ -129,7 +129,7 @@ class MeshField(Field):
 
 
 def sample_surface(vertices: Tensor, faces: Tensor, count: int, *, generator: torch.Generator) -> Tensor:
-    """Sample points of a mesh uniformly by area, `[count, 3]`, in the dtype of the vertices."""
+    """Sample points on a mesh, uniformly by area, `[count, 3]`, in the dtype of the vertices."""
     a, b, c = (vertices[faces[:, k]].double() for k in range(3))
     areas = torch.linalg.cross(b - a, c - a).norm(dim=1)
     # By the inverse distribution function: torch.multinomial takes at most 2^24 triangles, and float32 weights badly.

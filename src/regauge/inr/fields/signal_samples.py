@@ -1,6 +1,6 @@
-"""Training samples of a network: points with labels. For shapes, most points lie near the surface.
+"""Training samples of a network: points with labels. For shapes, most points are close to the surface.
 
-The label of a distance is a probability, and the output of a network is a logit.
+The label for a distance is a probability, and the output of a network is a logit.
 """
 
 import math
@@ -19,11 +19,11 @@ from regauge.inr.representation import Inr
 
 @dataclass(frozen=True)
 class Samples:
-    """Points with labels for training.
+    """Points with labels, for training.
 
     Attributes:
         points: `[n, in]`.
-        labels: `[n, out]`, values of an image or probabilities; see `DistanceLabels`.
+        labels: Labels, `[n, out]`: pixel values of an image, or probabilities; see `DistanceLabels`.
 
     Raises:
         ValueError: The numbers of points and labels differ, or there are no samples.
@@ -43,25 +43,24 @@ class Samples:
         return len(self.points)
 
     def to(self, dtype: torch.dtype) -> "Samples":
-        """Convert to a dtype; nothing is copied if the samples already have this dtype."""
+        """Convert to a dtype. Nothing is copied if the samples already have this dtype."""
         return Samples(self.points.to(dtype), self.labels.to(dtype))
 
 
 @dataclass(frozen=True)
 class Queries:
-    """Numbers of points by their distance from the surface, 500,000 in all in paper 003.
+    """The numbers of query points by their distance from the surface, 500,000 in total in paper 003.
 
-    The points of the kinds near, middle and far are points of the surface plus normal noise. All points of the surface
-    are used equally often.
+    Near, middle and far points are surface points plus normal noise. All surface points are used equally often.
 
     Attributes:
-        near: Points with noise of standard deviation `near_sigma`.
-        middle: Points with noise of standard deviation `middle_sigma`.
-        far: Points with noise of standard deviation `far_sigma`.
-        uniform: Points anywhere in the cube [-1, 1]^3.
-        near_sigma: Standard deviation for `near`; the unit is the radius of the shape's ball.
-        middle_sigma: Standard deviation for `middle`.
-        far_sigma: Standard deviation for `far`.
+        near: The number of points with noise of standard deviation `near_sigma`.
+        middle: The number of points with noise of standard deviation `middle_sigma`.
+        far: The number of points with noise of standard deviation `far_sigma`.
+        uniform: The number of uniformly random points in the cube [-1, 1]^3.
+        near_sigma: The standard deviation for `near`, in units of the radius of the ball that contains the shape.
+        middle_sigma: The standard deviation for `middle`.
+        far_sigma: The standard deviation for `far`.
 
     Raises:
         ValueError: There is no point, or a count or standard deviation is negative.
@@ -85,16 +84,16 @@ class Queries:
 
     @property
     def total(self) -> int:
-        """Number of points."""
+        """The total number of points."""
         return self.near + self.middle + self.far + self.uniform
 
 
 EVALUATION = Queries(5_000, 4_000, 500, 500)
-"""The 10,000 points, in the same proportions, that a loss is measured on."""
+"""The 10,000 points on which a loss is measured, in the same proportions."""
 
 
 def draw_queries(surface: Tensor, queries: Queries, *, generator: torch.Generator) -> Tensor:
-    """Return points around a surface `[points, 3]`, clipped to the cube: near points first, uniform ones last."""
+    """Return points around a surface `[points, 3]`, clipped to the cube: near points first, uniform points last."""
     if surface.ndim != 2 or not len(surface):
         raise ValueError(f"a surface is given by at least one point [points, 3], not by {list(surface.shape)}")
     parts = []
@@ -113,19 +112,19 @@ def draw_queries(surface: Tensor, queries: Queries, *, generator: torch.Generato
 
 @dataclass(frozen=True)
 class DistanceLabels:
-    """A conversion between distances up to a limit and labels in [0, 1].
+    """A conversion between clipped distances and labels in [0, 1].
 
-    Without signs the label is `1 - min(d, limit) / limit`, which is one on the surface and zero far away. With signs
-    (negative inside) the label is `(clip(d, -limit, limit) + limit) / (2 limit)`. This label is one half on the surface
-    and zero far inside.
+    For unsigned distances, the label is `1 - min(d, limit) / limit`, which is one on the surface and zero far away. For
+    signed distances (negative inside), the label is `(clip(d, -limit, limit) + limit) / (2 limit)`. This label is one
+    half on the surface and zero far inside.
 
         >>> labels = DistanceLabels(0.1, is_signed=False)
         >>> labels.of(torch.tensor([0.0, 0.05, 0.3]))
         tensor([1.0000, 0.5000, 0.0000])
 
     Attributes:
-        limit: The distance at which distances are clipped.
-        is_signed: Whether distances have signs.
+        limit: The magnitude at which distances are clipped.
+        is_signed: Whether distances are signed.
 
     References:
         De Luigi et al. (2023), appendix A.
@@ -139,27 +138,27 @@ class DistanceLabels:
             raise ValueError(f"the limit of distances must be positive and finite, not {self.limit}")
 
     def of(self, distances: Tensor) -> Tensor:
-        """Return the labels of distances."""
+        """Convert distances to labels."""
         if self.is_signed:
             return (distances.clamp(-self.limit, self.limit) + self.limit) / (2 * self.limit)
         return 1 - distances.clamp(max=self.limit) / self.limit
 
     def distances(self, labels: Tensor) -> Tensor:
-        """Return the distances of labels; distances beyond the limit are clipped."""
+        """Convert labels to distances, which are clipped at the limit."""
         return (2 * labels - 1) * self.limit if self.is_signed else (1 - labels) * self.limit
 
     def from_logits(self, logits: Tensor) -> Tensor:
-        """Return the distances for network outputs; the result is differentiable and exact in both tails."""
+        """Convert network outputs (logits) to distances. The result is differentiable and exact in both tails."""
         if self.is_signed:
             return torch.tanh(logits / 2) * self.limit
         return torch.sigmoid(-logits) * self.limit
 
 
 def labels_of(inr: Inr) -> DistanceLabels:
-    """Return the kind of labels that a network learns.
+    """Return the labels that a network learns.
 
     Raises:
-        ValueError: The network represents no distance.
+        ValueError: The network does not represent a distance.
     """
     if inr.limit is None:
         raise ValueError(f"an INR of {inr.signal!r} has no distances; this needs one of 'unsigned' or 'signed'")
@@ -169,7 +168,7 @@ def labels_of(inr: Inr) -> DistanceLabels:
 def entropy_floor(labels: Tensor) -> float:
     """Return the smallest cross entropy that a network can reach on the labels, in nats: their mean binary entropy.
 
-    If labels lie strictly between zero and one, this part of the loss says nothing about the network. Report the
+    If labels lie strictly between zero and one, this part of the loss does not depend on the network. Report the
     difference from this minimum.
     """
     exact = labels.double()
@@ -178,10 +177,10 @@ def entropy_floor(labels: Tensor) -> float:
 
 @check_arguments
 def field_samples(field: Field, inr: Inr, queries: Queries, *, generator: torch.Generator | None = None) -> Samples:
-    """Sample queries of a field with the labels that a network learns: distances with or without signs, or the inside.
+    """Sample queries of a field with the labels that a network learns: unsigned or signed distances, or occupancy.
 
     Raises:
-        ValueError: The network is an image, or the field has no inside and the network needs one.
+        ValueError: The network represents an image, or the network needs an interior that the field lacks.
     """
     generator = given_or_seed(generator)
     if inr.signal == "image":
@@ -196,13 +195,13 @@ def field_samples(field: Field, inr: Inr, queries: Queries, *, generator: torch.
 
 
 def voxel_samples(grid: Tensor) -> Samples:
-    """Return the centers of all cells of a grid in the cube [-1, 1]^3, with label one for occupied cells.
+    """Return the centers of all grid cells in the cube [-1, 1]^3, where occupied cells have the label one.
 
     Args:
-        grid: Booleans, `[x, y, z]`.
+        grid: A boolean grid, `[x, y, z]`.
 
     Raises:
-        ValueError: The tensor is no boolean grid with three axes.
+        ValueError: The tensor is not a boolean grid with three axes.
 
     References:
         De Luigi et al. (2023), appendix A.
@@ -214,13 +213,13 @@ def voxel_samples(grid: Tensor) -> Samples:
 
 
 def image_samples(image: Tensor) -> Samples:
-    """Return all pixels of an image: their centers as (row, column) in [-1, 1]^2 and their channels.
+    """Return all pixels of an image: their centers as (row, column) in [-1, 1]^2, and their channels.
 
     Args:
         image: `[channels, height, width]`.
 
     Raises:
-        ValueError: The tensor is no image of this shape.
+        ValueError: The tensor is not an image of this shape.
     """
     if image.ndim != 3 or not image.is_floating_point():
         raise ValueError(

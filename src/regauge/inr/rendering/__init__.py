@@ -1,1 +1,1 @@
-"""Signals made visible: images, meshes, point clouds, and what lies on a path between two networks."""
+"""Rendering of signals: images, meshes, point clouds, and networks on a path."""

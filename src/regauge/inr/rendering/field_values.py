@@ -1,4 +1,4 @@
-"""Values of a network at many points, computed in chunks, and the errors of rendered images."""
+"""Outputs of a network at many points, computed in chunks, and the errors of rendered images."""
 
 import math
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from regauge.data.images import pixel_centers
 from regauge.inr.representation import Inr
 
 EVALUATED_AT_ONCE = 2**11
-"""Points that are evaluated at once: the activations of a layer 128 wide take 1 MB, about a processor's cache."""
+"""The number of points evaluated at once: activations of a layer of width 128 take 1 MB, about a cache."""
 
 
 def evaluate(network: Inr | nn.Module, params: Mapping[str, Tensor], points: Tensor) -> Tensor:
@@ -33,15 +33,15 @@ def render_image(network: Inr | nn.Module, params: Mapping[str, Tensor], height:
     """Return the image that a network represents, at any resolution.
 
     Args:
-        network: The module or INR that runs the parameters.
-        params: Parameters of one network, or of a population with a leading model axis.
+        network: The module or INR that is called with the parameters.
+        params: The parameters of one network, or of a population with a leading model axis.
 
     Returns:
         `[height, width, channels]`, or `[models, height, width, channels]` for a population. Values outside [0, 1] are
-        clipped; NaN stays.
+        clipped; NaN is kept.
 
     Raises:
-        ValueError: There is no pixel, or the parameters do not fit the network.
+        ValueError: The image has no pixels, or the parameters do not fit the network.
     """
     if height < 1 or width < 1:
         raise ValueError(f"an image of {height} x {width} pixels has none; both must be at least 1")
@@ -50,7 +50,7 @@ def render_image(network: Inr | nn.Module, params: Mapping[str, Tensor], height:
 
 
 def psnr(image: Tensor, reference: Tensor) -> float:
-    """Return the peak signal-to-noise ratio in decibels of values in [0, 1]: `-10 log10` of the mean squared error.
+    """Return the peak signal-to-noise ratio in decibels for values in [0, 1]: `-10 log10` of the mean squared error.
 
     Raises:
         ValueError: The images differ in shape.
@@ -65,7 +65,7 @@ def psnr(image: Tensor, reference: Tensor) -> float:
 
 
 def module_of(network: Inr | nn.Module) -> nn.Module:
-    """Return the module that runs the parameters; the module of an INR is created without values."""
+    """Return the module of a network. For an INR, the module is on the meta device."""
     if isinstance(network, nn.Module):
         return network
     with torch.device("meta"):
@@ -96,7 +96,7 @@ def is_population(module: nn.Module, params: Mapping[str, Tensor]) -> bool:
 
 
 def require_one(module: nn.Module, params: Mapping[str, Tensor]) -> None:
-    """Raise a ValueError for a population.
+    """Raise a ValueError if the parameters are those of a population.
 
     Raises:
         ValueError: The parameters have a leading model axis, or do not fit the module.

@@ -1,4 +1,4 @@
-"""Meshes that marching cubes extracts from signed distances and occupancies; files of meshes and point clouds."""
+"""Meshes extracted from signed distances and occupancies by marching cubes; files of meshes and point clouds."""
 
 import io
 import struct
@@ -20,9 +20,9 @@ from regauge.inr.rendering.field_values import evaluate, module_of, require_one
 from regauge.inr.representation import Inr
 
 MESH_FORMATS = (".ply", ".obj", ".stl")
-"""PLY holds float32 exactly, OBJ eight decimals; STL has no numbers of vertices, so that reading merges equal ones."""
+"""PLY stores float32 exactly, OBJ eight decimals. STL stores no vertex indices, so reading merges equal vertices."""
 POINT_FORMATS = (".ply", ".xyz", ".npz")
-"""PLY holds float32 exactly, XYZ eight decimals, NPZ any dtype exactly, under the name `points`."""
+"""PLY stores float32 exactly, XYZ eight decimals, and NPZ any dtype exactly, under the name `points`."""
 
 UNREADABLE = (*DAMAGE, OSError, EOFError, MemoryError, struct.error)
 """Errors that readers of meshes raise for damaged files."""
@@ -30,11 +30,11 @@ UNREADABLE = (*DAMAGE, OSError, EOFError, MemoryError, struct.error)
 
 @dataclass(frozen=True)
 class Mesh:
-    """A surface of triangles.
+    """A surface that consists of triangles.
 
     Attributes:
         vertices: float32, `[vertices, 3]`.
-        faces: Indices of the vertices of each triangle, int64, `[faces, 3]`; counterclockwise seen from outside.
+        faces: The vertex indices of each triangle, int64, `[faces, 3]`; counterclockwise seen from outside.
     """
 
     vertices: Tensor
@@ -49,16 +49,16 @@ def extract_mesh(inr: Inr, params: Mapping[str, Tensor], *, resolution: int = 12
     """Return the surface in [-1, 1]^3 on which a signed distance is zero or an occupancy is one half.
 
     The field is evaluated at `resolution^3` points and interpolated linearly between neighbors. If a surface leaves the
-    cube, the mesh is open at the border.
+    cube, the mesh is open at the boundary of the cube.
 
     Args:
-        inr: An INR with signal "signed" or "occupancy".
+        inr: An INR whose signal is "signed" or "occupancy".
 
     Raises:
         ImportError: scikit-image is not installed.
         NoSurfaceError: The field has the same sign everywhere.
-        ValueError: The INR has another signal, the resolution is below 2, a value is NaN, or the parameters do not fit
-            one such network.
+        ValueError: The INR has another signal, the resolution is below 2, or an output is NaN. Or the parameters are
+            not those of one such network.
 
     References:
         Lewiner et al. (2003), Efficient implementation of marching cubes' cases with topological guarantees.
@@ -91,13 +91,13 @@ def extract_mesh(inr: Inr, params: Mapping[str, Tensor], *, resolution: int = 12
 
 
 def save_mesh(mesh: Mesh, path: str | Path, *, overwrite: bool = False) -> Path:
-    """Write a mesh in the format of `MESH_FORMATS` that the suffix selects. The file appears only when it is complete.
+    """Write a mesh in the format of `MESH_FORMATS` that the suffix selects, atomically.
 
     Raises:
-        FileExistsError: The file exists, and `overwrite` is false.
-        FileNotFoundError: Its folder does not exist.
+        FileExistsError: The file exists and `overwrite` is false.
+        FileNotFoundError: The folder of `path` does not exist.
         ImportError: trimesh is not installed.
-        ValueError: The suffix is unknown, or there is no face.
+        ValueError: The suffix is unknown, or the mesh has no faces.
     """
     path = Path(path)
     require_writable(path, overwrite=overwrite, suffixes=MESH_FORMATS)
@@ -112,7 +112,7 @@ def load_mesh(path: str | Path) -> Mesh:
     Raises:
         FileNotFoundError: There is no such file.
         ImportError: trimesh is not installed.
-        ValueError: The suffix is unknown, or the file holds no mesh.
+        ValueError: The suffix is unknown, or the file does not contain a mesh.
     """
     path = _existing(path, MESH_FORMATS)
     trimesh = _trimesh()
@@ -132,7 +132,7 @@ def load_mesh(path: str | Path) -> Mesh:
 
 
 def require_mesh(mesh: Mesh, path: Path) -> Mesh:
-    """Return a mesh, or raise a ValueError unless its vertices are points in space and its faces are valid indices."""
+    """Return a mesh; raise a ValueError unless its vertices are points in space and its faces are valid indices."""
     vertices, faces = mesh.vertices, mesh.faces
     is_mesh = vertices.ndim == faces.ndim == 2 and vertices.shape[1] == faces.shape[1] == 3 and len(faces)
     if not is_mesh or not 0 <= int(faces.min()) <= int(faces.max()) < len(vertices):
@@ -146,13 +146,13 @@ def require_mesh(mesh: Mesh, path: Path) -> Mesh:
 def save_points(points: Tensor, path: str | Path, *, overwrite: bool = False) -> Path:
     """Write a point cloud `[points, 3]` in the format of `POINT_FORMATS` that the suffix selects.
 
-    The file appears only when it is complete.
+    The file appears at its path only when it is complete.
 
     Raises:
-        FileExistsError: The file exists, and `overwrite` is false.
-        FileNotFoundError: Its folder does not exist.
-        ImportError: trimesh is not installed, and the suffix is not `.npz`.
-        ValueError: The suffix is unknown, or there is no point.
+        FileExistsError: The file exists and `overwrite` is false.
+        FileNotFoundError: The folder of `path` does not exist.
+        ImportError: trimesh is not installed and the suffix is not `.npz`.
+        ValueError: The suffix is unknown, or there are no points.
     """
     path = Path(path)
     require_writable(path, overwrite=overwrite, suffixes=POINT_FORMATS)
@@ -174,8 +174,8 @@ def load_points(path: str | Path) -> Tensor:
 
     Raises:
         FileNotFoundError: There is no such file.
-        ImportError: trimesh is not installed, and the suffix is not `.npz`.
-        ValueError: The suffix is unknown, or the file holds no points.
+        ImportError: trimesh is not installed and the suffix is not `.npz`.
+        ValueError: The suffix is unknown, or the file does not contain points.
     """
     path = _existing(path, POINT_FORMATS)
     try:

@@ -17,25 +17,25 @@ from regauge.inr.rendering.field_values import evaluate, module_of, require_one
 from regauge.inr.representation import Inr
 
 ROUND = 2**14
-"""Random points of one round."""
+"""The number of random points in one round."""
 PATIENCE = 4
-"""Rounds without any point after which there is no surface: it would be close to less than 1 in 65,536."""
+"""Rounds without any point after which there is no surface: less than 1 in 65,536 points would be close to it."""
 
 
 @dataclass(frozen=True)
 class Projection:
     """Settings of the projection of points to the surface.
 
-    Uniformly random points of [-1, 1]^3 with a distance of at most `near` move `x <- x - u(x) grad u(x) / |grad u(x)|`,
-    `steps` times. Points whose distance before the last move was at most `close` are kept.
+    Points are uniformly random in [-1, 1]^3. Points with a distance of at most `near` are updated `steps` times by `x
+    <- x - u(x) grad u(x) / |grad u(x)|`. A point is kept if its distance before the last update was at most `close`.
 
     Attributes:
-        count: Points that are wanted.
-        steps: Moves of each point: the thesis has 1 in validation, 5 for pictures.
-        near: Distance from which points start at most.
-        close: Distance before the last move at most.
-        tries: Random points for each point that is wanted, at most.
-        seconds: Largest wall time; a round that has begun is finished. Only this limit makes a result depend on the
+        count: The requested number of points.
+        steps: The number of updates of each point. The thesis uses 1 in validation and 5 for pictures.
+        near: The largest initial distance of a point.
+        close: The largest distance before the last update.
+        tries: The largest number of random points per requested point.
+        seconds: The largest wall time. A round that has begun is finished. Only this limit makes a result depend on the
             machine.
 
     References:
@@ -58,7 +58,7 @@ class Projection:
 
 @dataclass(frozen=True)
 class PointCloud:
-    """The points of a surface that were found."""
+    """The points that were found on a surface."""
 
     points: Tensor  # `[points, 3]`, in the dtype of the network
     wanted: int  # number of requested points
@@ -86,18 +86,18 @@ def extract_points(
     *,
     generator: torch.Generator | None = None,
 ) -> PointCloud:
-    """Return points of the surface on which an unsigned distance is zero.
+    """Return points on the surface where an unsigned distance is zero.
 
-    If a network has no surface, the result has fewer points than requested, or none, after a bounded time. `str` of the
-    result then reports this.
+    If a network has no surface, the result has fewer points than requested, or no points, after a bounded time. `str`
+    of the result then reports this.
 
     Args:
-        inr: An INR with signal "unsigned".
-        projection: Settings of the projection; `Projection()` by default.
+        inr: An INR whose signal is "unsigned".
+        projection: The settings of the projection; `Projection()` by default.
 
     Raises:
-        ValueError: The INR has another signal, `near` is not below the distance at which labels are clipped, or the
-            parameters do not fit one such network.
+        ValueError: The INR has another signal, or `near` is not below the distance at which labels are clipped. Or the
+            parameters are not those of one such network.
 
     References:
         Chibane et al. (2020), Neural unsigned distance fields.
@@ -139,7 +139,7 @@ def extract_points(
 def _walk(
     module: nn.Module, params: Mapping[str, Tensor], points: Tensor, labels: DistanceLabels, projection: Projection
 ) -> Tensor:
-    """Move points toward the surface; keep the points that were close to the surface before the last move."""
+    """Project points to the surface; keep points that were close to the surface before the last update."""
     distances = points.new_full((len(points),), math.inf)
     for _ in range(projection.steps):
         start = points.detach().requires_grad_()
@@ -152,7 +152,7 @@ def _walk(
 
 
 THRESHOLD = 0.01
-"""Distance up to which the F-score counts a point as right."""
+"""The distance up to which the F-score counts a point as correct."""
 
 
 @dataclass(frozen=True)
@@ -176,9 +176,9 @@ def compare_points(points: Tensor, reference: Tensor, *, threshold: float = THRE
     Without points, the Chamfer distance is infinite and the F-score is zero.
 
     Args:
-        points: `[points, 3]`.
-        reference: `[others, 3]`.
-        threshold: Largest distance at which the F-score counts a point as correct.
+        points: The point cloud, `[points, 3]`.
+        reference: The reference, `[others, 3]`.
+        threshold: The largest distance at which the F-score counts a point as correct.
 
     Raises:
         ValueError: The reference is empty, or a coordinate is not finite.

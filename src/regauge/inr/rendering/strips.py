@@ -1,4 +1,4 @@
-"""Strips of networks, such as networks on a path: pictures, losses, and histograms of labels."""
+"""Strips of networks, such as networks on a path: renderings, losses, and histograms of labels."""
 
 import io
 import json
@@ -30,15 +30,15 @@ from regauge.inr.representation import Inr, Signal
 
 FORMAT, VERSION = "regauge.strips", 2
 BINS = 40
-"""Bins of a histogram of labels, equal parts of [0, 1]."""
+"""The number of bins in a histogram of labels, which split [0, 1] equally."""
 
 Picture = Tensor | Mesh | PointCloud | None
-"""An image `[height, width, channels]`, the surface of a shape, or nothing where there is none."""
+"""An image `[height, width, channels]`, the surface of a shape, or None if there is no surface."""
 
 
 @dataclass(frozen=True)
 class Detail:
-    """Resolution of rendered shapes."""
+    """The resolution of rendered shapes."""
 
     projection: Projection = field(default_factory=lambda: Projection(count=8192))  # for unsigned distances
     resolution: int = 64  # of meshes
@@ -48,8 +48,8 @@ class Detail:
 class Strip:
     """A row of networks with names, losses, renderings, and histograms of labels.
 
-    Labels are the sigmoids of outputs. `counts` holds the number of labels in equal parts of [0, 1],
-    `[networks, bins]`. It is None for images, or if no points were passed.
+    Labels are the sigmoids of outputs. `counts` contains the numbers of labels in equal bins of [0, 1], `[networks,
+    bins]`. It is None for images, or if no points were passed.
     """
 
     label: str  # what the networks of this row have in common, such as the alignment of their path
@@ -74,23 +74,23 @@ def render_strip(
     detail: Detail | None = None,
     generator: torch.Generator | None = None,
 ) -> Strip:
-    """Render networks along a path from the first to the second network; align the networks before.
+    """Render networks on a path from the first to the second network. Align the networks before.
 
     Args:
-        inr: Architecture of both networks.
-        params_a: The network at t = 0, named A.
-        params_b: The network at t = 1, named B.
-        evaluate: Function from parameters to metrics that include "loss", as for `line`.
-        label: Name of the row.
-        points: Number of equally spaced values of t, both ends included.
-        path: The path; the straight line by default.
+        inr: The architecture of both networks.
+        params_a: The network at t = 0, with the name A.
+        params_b: The network at t = 1, with the name B.
+        evaluate: A function from parameters to metrics that include "loss", as for `line`.
+        label: The name of the strip.
+        points: The number of equally spaced values of t, including both endpoints.
+        path: The path. Default: the linear path.
         queries: Points at which labels are counted, `[points, in]`; not for images.
-        detail: Resolution of shapes.
-        generator: Draws random points; it advances once, whatever the number of networks.
-            One with seed 0 by default.
+        detail: The resolution of shapes.
+        generator: The random generator for points. It advances once, whatever the number of networks is. Default: a
+            generator with seed 0.
 
     Raises:
-        ImportError: scikit-image is not installed, and meshes are needed.
+        ImportError: scikit-image is not installed, but meshes are needed.
         ValueError: The networks have different parameters, there are fewer than two points, or `evaluate` returns
             no loss.
 
@@ -118,22 +118,22 @@ def render_networks(
     detail: Detail | None = None,
     generator: torch.Generator | None = None,
 ) -> Strip:
-    """Render networks in a row.
+    """Render several networks as a strip.
 
-    Every network is rendered with the same random points, so equal networks look the same.
+    Every network is rendered with the same random points. Therefore equal networks look the same.
 
     Args:
-        inr: Architecture of all networks.
-        networks: The networks, by the names that are shown above them.
-        evaluate: Function from parameters to metrics that include "loss", as for `line`.
-        label: Name of the row.
+        inr: The architecture of all networks.
+        networks: The networks, by the names that are displayed above them.
+        evaluate: A function from parameters to metrics that include "loss", as for `line`.
+        label: The name of the strip.
         queries: Points at which labels are counted, `[points, in]`; not for images.
-        detail: Resolution of shapes.
-        generator: Draws random points; it advances once, whatever the number of networks.
-            One with seed 0 by default.
+        detail: The resolution of shapes.
+        generator: The random generator for points. It advances once, whatever the number of networks is. Default: a
+            generator with seed 0.
 
     Raises:
-        ImportError: scikit-image is not installed, and meshes are needed.
+        ImportError: scikit-image is not installed, but meshes are needed.
         ValueError: `evaluate` returns no loss, or parameters do not fit the architecture.
 
     References:
@@ -159,12 +159,12 @@ def render_networks(
 
 
 def save_strips(strips: Sequence[Strip], path: str | FilePath, *, overwrite: bool = False) -> FilePath:
-    """Write strips to one `.npz` file, which appears only when it is complete.
+    """Write strips to one `.npz` file, atomically.
 
-    The file holds the arrays `STRIP/counts` and `STRIP/PICTURE/NAME`, and `about`, a JSON text with everything else.
+    The file contains the arrays `STRIP/counts` and `STRIP/PICTURE/NAME`, and `about`, a JSON text with all other data.
 
     Raises:
-        FileExistsError: The file exists, and `overwrite` is false.
+        FileExistsError: The file exists and `overwrite` is false.
         FileNotFoundError: The folder of `path` does not exist.
         ValueError: The name does not end in `.npz`.
     """
@@ -191,11 +191,11 @@ def save_strips(strips: Sequence[Strip], path: str | FilePath, *, overwrite: boo
 
 
 def load_strips(path: str | FilePath) -> tuple[Strip, ...]:
-    """Read the strips that `save_strips` wrote; a loss that was not finite is NaN.
+    """Read the strips that `save_strips` wrote. A loss that was not finite is NaN.
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: The file holds no strips, or strips of another version.
+        ValueError: The file does not contain strips, or has another version.
     """
     path = FilePath(path)
     if not path.is_file():

@@ -1,1 +1,1 @@
-"""Recipes: YAML files as mergekit reads them, and what they ask for."""
+"""Recipes: YAML files in mergekit's format, and the merges that they describe."""

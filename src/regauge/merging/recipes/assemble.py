@@ -1,6 +1,6 @@
-"""Networks assembled from the tensors of several networks, which are read, moved, combined and written one at a time.
+"""Assembly of a network from the tensors of several networks. Tensors are transformed and combined one at a time.
 
-Recipes, and merges of networks with different tokens, are carried out in this way.
+Recipes, and merges of networks with different tokens, use this module.
 """
 
 import logging
@@ -44,24 +44,23 @@ from regauge.merging.streamed import report_of
 
 LOG = logging.getLogger("regauge.merging")
 Planner: TypeAlias = Callable[[Sequence[Checkpoint], Sequence[str], frozenset[str], Mapping[str, str]], dict[str, Part]]
-"""Function from the networks, the model's names in order, the names of running statistics and the tied names to the
-parts of the result."""
+"""Function that plans the result from the networks, ordered tensor names, names of statistics and tied names."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """The networks to be merged, and the form of the result.
+    """A request for a merge: the networks, and the form of the result.
 
     Attributes:
         folders: The networks. The result has the coordinates, names and files of the first network.
         has_base: Whether the first network is a base.
-        plan: The function that makes the parts of the result.
-        rule: The name of the rule on the card.
+        plan: The function that plans the tensors of the result.
+        rule: The rule's name on the model card.
         provenance: The provenance that is written with the output.
         vocabulary: The tokens of the result; None if all networks must have the same tokens.
         align: Whether the networks are aligned; "auto" aligns them only if necessary.
-        layers: For each stack that is cut, the indices of the layers whose settings in the first network's
-            configuration the layers of the result get.
+        layers: For each stack that is cut, the layer indices in the first network's configuration. The layers of the
+            result get the settings of these layers.
         template: The chat template of the result.
         files: Further files of an output folder.
     """
@@ -80,11 +79,11 @@ class Request:
 
 @dataclass(frozen=True)
 class Assembled:
-    """The result of an assembly, or the plan of it.
+    """The result of an assembly, or only its plan.
 
     Attributes:
-        shards: The files of weights of the result.
-        alignment: The plan of the alignment, if only a plan was made and no layers are cut.
+        shards: The weight files of the result.
+        alignment: The plan of the alignment. Present only if just a plan was made and no layers are cut.
         result: The result; None if only a plan was made.
     """
 
@@ -94,7 +93,7 @@ class Assembled:
 
 
 class Setting(TypedDict, total=False):
-    """Settings for aligning and reading networks, and for showing progress; see `merge_recipe`."""
+    """Settings for alignment, for reading networks, and for displaying progress; see `merge_recipe`."""
 
     model: Model | str | None
     symmetry: Symmetry | None
@@ -121,7 +120,7 @@ class _Ready:
 
 
 def assemble(request: Request, out: Output, **setting: Unpack[Setting]) -> Assembled:
-    """Align the networks if necessary, and write the combined network tensor by tensor, with a card.
+    """Align the networks if necessary, and write the combined network tensor by tensor, with a model card.
 
     Raises:
         FileExistsError: The output exists and may not be replaced.
@@ -177,11 +176,11 @@ def assemble(request: Request, out: Output, **setting: Unpack[Setting]) -> Assem
 def _unite(
     request: Request, job: FileJob, out: Path
 ) -> tuple[FileJob, Configuration | None, TokenPlan | None, dict[str, bytes | None]]:
-    """Bring the networks under one vocabulary.
+    """Convert the networks to one vocabulary.
 
     Returns:
-        The networks, the configuration of the result if it changes, the plan of rows for the tokens, and files. The
-        files are those of an output folder that differ from the files of the first network.
+        The networks, the configuration of the result if it changes, the plan for token rows, and files of the output
+        folder. The files are those that differ from the first network's files.
     """
     places = [one.path.parent for one in job.checkpoints]
     config = Configuration(places[0]) if request.vocabulary or request.layers is not None else None
@@ -207,12 +206,12 @@ def _unite(
 def _align(
     request: Request, job: FileJob, other: Path | None, stack: ExitStack, setting: Setting
 ) -> tuple[Staging | None, _Ready]:
-    """Return the folder in which the output is made, and the networks in one coordinate system.
+    """Return the staging folder of the output, and the networks in common coordinates.
 
     Args:
-        request: The result to be made.
+        request: The merge to carry out.
         job: The networks.
-        other: A folder with the configuration that all networks now have, if it differs from that of the first network.
+        other: A folder with the networks' new configuration, if it differs from the first network's configuration.
         stack: The exit stack that closes opened resources.
         setting: Settings of the alignment.
     """
@@ -310,7 +309,7 @@ def _span(factors: set[float]) -> float | str:
 
 
 def _shards(first: Checkpoint, parts: Mapping[str, Part], out: Path, *, is_whole: bool) -> list[Shard]:
-    """Return the files of the result: the files of the first network, or files of similar size if the layers differ."""
+    """Return the files of the result: the first network's files, or files of similar size if the layers differ."""
     file = out.name if out.suffix == SUFFIX else None
     known = first.layout(file)
     if is_whole:
@@ -322,7 +321,7 @@ def _shards(first: Checkpoint, parts: Mapping[str, Part], out: Path, *, is_whole
 
 
 def _require_model(config: Configuration, parts: Mapping[str, Part], like: Checkpoint) -> None:
-    """Refuse a result whose tensors do not match its configuration."""
+    """Raise an error if the tensors of the result do not match its configuration."""
     stored = {
         name: StoredTensor(name, like.path, part.spec.dtype, part.spec.shape, 0, part.spec.nbytes)
         for name, part in parts.items()

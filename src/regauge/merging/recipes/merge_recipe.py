@@ -1,4 +1,4 @@
-"""Merges that are computed tensor by tensor, by a recipe or from folders with different tokens."""
+"""Merges computed tensor by tensor, from a recipe or from folders with different tokens."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ from regauge.merging.settings import Number, as_weights
 
 LOG = logging.getLogger("regauge.merging")
 KEPT = "recipe.yml"
-"""The recipe in an output folder."""
+"""The file name of the recipe's copy in an output folder."""
 
 
 class AssemblySetting(TypedDict, total=False):
@@ -51,30 +51,30 @@ class AssemblySetting(TypedDict, total=False):
 def merge_recipe(
     path: str | Path, out: Output | str | Path, **setting: Unpack[AssemblySetting]
 ) -> MergeResult | AssembledMixture:
-    """Merge models by a recipe, a YAML file in the format of mergekit, and align them first if necessary.
+    """Merge models as described by a recipe, a YAML file in mergekit's format. Unaligned models are aligned first.
 
-    A recipe with `experts`, in the format of mergekit-moe, makes a mixture by `assemble_mixture`.
+    If a recipe has `experts`, in the format of mergekit-moe, `assemble_mixture` makes a mixture from it.
 
     Models may be larger than memory, because tensors are read, combined and written one at a time. Notes about the
     recipe, the models and their tokens are logged.
 
     Args:
-        path: The recipe. Relative folders in the recipe are relative to the folder of the recipe.
-        out: The folder or `.safetensors` file for the result, or an `Output`. The card is written next to the result.
-            The output may set a dtype only if the recipe sets none.
-        setting: `model`, `symmetry` and `method` are used to align models. By default these are the model of the first
-            folder and `WeightMatching()`. `generator` provides the random numbers of random rules (seed 0 by default).
-            `memory` and `progress` are as in `rg.merge`.
+        path: The recipe file. Relative folders in the recipe are relative to the folder of this file.
+        out: The folder or `.safetensors` file for the result, or an `Output`. The model card is written next to the
+            result. The output may set a dtype only if the recipe sets no dtype.
+        setting: `model`, `symmetry` and `method` are used to align models. By default, the model is that of the first
+            folder, and the method is `WeightMatching()`. `generator` is the source of randomness for random rules.
+            Default: a generator with seed 0. `memory` and `progress` are as in `rg.merge`.
 
     Returns:
-        The result with its record; its `params` are read from `out` on access. For a mixture, the return value of
-        `assemble_mixture`.
+        The result with its record. The `params` of the result are read from `out` on access. For a mixture, the return
+        value of `assemble_mixture`.
 
     Raises:
-        FileExistsError: The output exists, and may not be replaced.
+        FileExistsError: The output exists and may not be replaced.
         FileNotFoundError: The recipe or one of its models does not exist.
-        ValueError: A line of the recipe is not understood, the models cannot be combined by the recipe, or the memory
-            does not suffice.
+        ValueError: A line of the recipe is not understood, the recipe does not fit the models, or the memory does not
+            suffice.
 
     References:
         Goddard et al. (2024), mergekit.
@@ -89,7 +89,7 @@ def plan_recipe(path: str | Path, out: Output | str | Path, **setting: Unpack[As
     """Plan the reads, the memory and the output of `merge_recipe`, without writing anything.
 
     Raises:
-        ValueError: The recipe is a recipe of a mixture.
+        ValueError: The recipe describes a mixture.
     """
     if read_mixture(Path(path)) is not None:
         raise ValueError(f"{str(path)!r} is a recipe of a mixture, of which no plan is shown; merge it without a plan")
@@ -107,20 +107,21 @@ def merge_folders(
     base: str | Path | None = None,
     **setting: Unpack[AssemblySetting],
 ) -> MergeResult:
-    """Merge networks in folders with different tokens, after bringing them to one vocabulary and aligning them.
+    """Merge networks in folders with different tokens: convert them to one vocabulary, align them and combine them.
 
     Args:
         folders: Folders with config.json and a tokenizer.
         out: The output, as in `merge_recipe`.
-        tokenizer: The tokens of the result: "union" (all tokens), "base" (the tokens of the base or the first folder),
-            or a folder that has these tokens.
-        rule: The rule that combines the aligned networks, which may not need a task; `Average()` by default.
+        tokenizer: The vocabulary of the result. It is "union" (all tokens), "base" (the tokens of the base, or of the
+            first folder without a base), or the path of a folder whose tokens are used.
+        rule: The rule that combines the aligned networks; `Average()` by default. Rules that need a task are not
+            possible.
         weights: One weight for each network, as in `rg.merge`.
-        base: The folder of the base, from which task vectors are differences.
+        base: The folder of the base. Task vectors are the differences of the networks from the base.
         setting: Settings as in `merge_recipe`.
 
     Raises:
-        FileExistsError: The output exists, and may not be replaced.
+        FileExistsError: The output exists and may not be replaced.
         ValueError: A folder has no tokenizer, the rule needs a task, or the memory does not suffice.
     """
     return _result(_by_tokens(folders, Output.of(out), tokenizer, rule, weights, base, setting))
@@ -146,7 +147,7 @@ def _result(made: Assembled) -> MergeResult:
 
 
 def _mix(recipe: MixtureRecipe, out: Output, setting: AssemblySetting) -> AssembledMixture:
-    """Make a mixture by a recipe."""
+    """Assemble a mixture as described by a recipe."""
     given = [name for name in ("model", "symmetry", "method") if setting.get(name) is not None]
     if given == ["method"] and setting.get("method") == WeightMatching():
         given = []
@@ -244,7 +245,7 @@ def _provenance(
 
 
 def _order(recipe: Recipe) -> tuple[Path, ...]:
-    """Return the folder of every model once, beginning with the base or, without a base, with the first model."""
+    """Return the folder of every model once: the base first, or the first model without a base."""
     found: dict[Path, Path] = {}
     for folder in recipe.models:
         known = found.setdefault(folder.resolve(), folder)
@@ -254,7 +255,7 @@ def _order(recipe: Recipe) -> tuple[Path, ...]:
 
 
 def _layers(recipe: Recipe) -> dict[str | None, tuple[int, ...]] | None:
-    """Return, for each stack that is cut, the indices of the layers whose settings the layers of the result get."""
+    """Return layer indices for each cut stack. The layers of the result get the settings of these layers."""
     if recipe.is_whole:
         return None
     ranges = {stack: [part.sources[0].layers for part in parts] for stack, parts in recipe.stacks.items()}

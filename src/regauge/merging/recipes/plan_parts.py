@@ -1,4 +1,4 @@
-"""The parts of a recipe's result: for every tensor the sources, the rule, and the settings and factors."""
+"""The plan of a recipe's result: the sources, the rule, the settings and the factors of every tensor."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,16 +19,16 @@ from regauge.merging.settings import Number, find_depths
 from regauge.merging.table import RULES
 
 LEAST = 1e-8
-"""Weights whose sum is smaller cannot be normalized."""
+"""A limit on the sum of weights. Weights with a smaller sum cannot be normalized."""
 LINEAR_FROM = 0.9995
-"""The cosine from which mergekit's slerp is linear."""
+"""The cosine above which mergekit's slerp interpolates linearly."""
 ELECTING = ("ties", "dare_ties", "della", "breadcrumbs_ties")
 """Methods that elect a sign for each entry."""
 
 
 @dataclass(frozen=True)
 class _Made:
-    """One tensor of the result, before its rule and factors are chosen."""
+    """A tensor of the result whose rule and factors are not yet chosen."""
 
     name: str
     like: tuple[int, str]
@@ -45,15 +45,15 @@ def plan_parts(
     statistics: frozenset[str] = frozenset(),
     keys: Mapping[str, str] | None = None,
 ) -> dict[str, Part]:
-    """Return the parts of the result of a recipe.
+    """Return the plan of a recipe's result, tensor by tensor.
 
     Args:
         recipe: The recipe.
-        networks: The checkpoints by folder. The result has the names and dtypes of the first one.
-        order: The names of the first checkpoint in the order of the model. Tensors before the layers belong to the
-            first slice, and tensors after the layers belong to the last slice.
+        networks: The checkpoints by folder. The result has the first checkpoint's names and dtypes.
+        order: The tensor names of the first checkpoint in the order of the model. Tensors before the layers belong to
+            the first slice, and tensors after the layers belong to the last slice.
         statistics: Names of running statistics, which are averaged.
-        keys: For each tied name, the name that represents all names of the tensor.
+        keys: For each tied name, the name that represents all tied names of the tensor.
 
     Raises:
         ValueError: A network lacks a tensor or a layer, shapes differ, or numbers of the recipe are invalid.
@@ -100,7 +100,7 @@ def plan_rule(
     statistics: frozenset[str] = frozenset(),
     keys: Mapping[str, str] | None = None,
 ) -> dict[str, Part]:
-    """Return the parts of a result that one rule makes of whole networks; a base is the first network.
+    """Return the plan of a result that one rule makes of whole networks. If there is a base, it is the first network.
 
     Raises:
         ValueError: Weights or settings of the rule are invalid.
@@ -151,7 +151,7 @@ def _tensors(recipe: Recipe, networks: Mapping[Path, Checkpoint], order: Sequenc
 
 
 def _root(prefix: str, stack: str | None) -> str:
-    """Return the common prefix of the tensors in the part of a model that `stack` names; empty for an only stack."""
+    """Return the common prefix of the tensors in the submodel that `stack` names; empty for the only stack."""
     return "" if stack is None else prefix[: f".{prefix}".index(f".{stack}.") + len(stack) + 1]
 
 
@@ -266,7 +266,7 @@ def _densities(
     is_rescaled: bool,
     norm: float | None,
 ) -> dict[str, object]:
-    """Return the settings of a rule that keeps, of each model, a share of the `size` entries of a tensor."""
+    """Return the settings of a rule that keeps a share of each model's `size` entries of a tensor."""
     densities = numbers["density"]
     if "dare" in method:
         return {"drop": tuple(1 - density for density in densities), "is_rescaled": is_rescaled}
@@ -289,10 +289,10 @@ def _densities(
 
 
 def choose_dtype(recipe: Recipe, networks: Mapping[Path, Checkpoint]) -> tuple[str | None, str | None]:
-    """Return the dtype of the result, or None to keep the models' dtypes, and a message if the models differ.
+    """Return the dtype of the result, and a message if the models' dtypes differ. None keeps the models' dtypes.
 
-    As in mergekit, the dtype is that of the recipe, or else the widest dtype of the models. `passthrough` keeps the
-    dtype of every tensor.
+    As in mergekit, the recipe sets the dtype. If the recipe sets none, the widest dtype of the models is used.
+    `passthrough` keeps the dtype of every tensor.
     """
     if recipe.dtype is not None:
         return recipe.dtype, None

@@ -1,4 +1,4 @@
-"""Reading of recipes of mixtures, which are YAML files in the format of mergekit-moe."""
+"""A reader of recipes for mixtures of experts, which are YAML files in the format of mergekit-moe."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,22 +11,22 @@ from regauge.merging.recipes.read_recipe import Entry, read_dtype, read_folder
 KEYS = ("base_model", "experts", "gate_mode", "dtype", "experts_per_token", "shared_experts", "architecture")
 EXPERT = ("source_model", "positive_prompts", "negative_prompts", "noise_scale", "residual_scale")
 MODES: dict[str, Router] = {"hidden_last": "hidden", **{one: one for one in get_args(Router)}}
-"""Ways to initialize routers, by the names in recipes."""
+"""Methods of initializing routers, by their names in recipes."""
 ARCHITECTURES = {"mixtral": (FAMILIES, "mixtral"), "qwen": (SHARING, "qwen2_moe"), "qwen3": (FAMILIES, "qwen3_moe")}
-"""Architectures that a recipe may ask for: what they are made of, and the type of the model."""
+"""Architectures that a recipe may request: the dense families that can form them, and the model type."""
 
 
 @dataclass(frozen=True)
 class MixtureRecipe:
-    """The content of a recipe of a mixture.
+    """The content of a recipe for a mixture.
 
     Attributes:
         path: The file of the recipe.
         base: The folder of the base.
         experts: The experts.
-        shared: The expert that processes every token, if there is one.
-        router: How routers are initialized.
-        chosen: The number of experts that the router chooses for every token.
+        shared: The expert that processes every token; None without such an expert.
+        router: The method that initializes routers.
+        chosen: The number of experts that the router chooses for each token.
         dtype: The dtype of the result; by default the dtype of the base.
     """
 
@@ -40,7 +40,7 @@ class MixtureRecipe:
 
 
 def read_mixture(path: Path) -> MixtureRecipe | None:
-    """Read a recipe of a mixture; return None if the file is another recipe or cannot be read.
+    """Read a recipe for a mixture; return None if the file is another kind of recipe or cannot be read.
 
     Raises:
         RecipeError: An entry of the recipe is not understood.
@@ -83,7 +83,7 @@ def _expert(entry: Entry) -> Expert:
 
 
 def _require_architecture(entry: Entry, *, has_shared: bool) -> None:
-    """Refuse an architecture that does not fit a mixture with, or without, a shared expert."""
+    """Raise an error if an architecture does not allow the mixture's shared expert, or requires one that is missing."""
     name = entry.text
     if name not in ARCHITECTURES:
         raise entry.refuse(f"the architecture {name!r} is not written; there are {', '.join(ARCHITECTURES)}")

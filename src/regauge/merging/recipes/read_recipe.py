@@ -1,4 +1,4 @@
-"""Reading of recipes in mergekit's YAML format, with errors that name the key and line of an unknown entry."""
+"""A reader of recipes in mergekit's YAML format. Errors name the key and the line of an unknown entry."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -31,7 +31,7 @@ KEYS = (
 )
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 MOST_LAYERS = 20_000
-"""Layers of a model at most."""
+"""The largest number of layers in a model."""
 SHARES = ("density", "gamma", "select_topk")
 """Parameters that are shares of the entries of a tensor."""
 
@@ -73,7 +73,7 @@ class Entry:
 
     @property
     def number(self) -> float:
-        """The entry as a number; yes and no become one and zero, and texts such as 1e-3 are also read as numbers."""
+        """The entry as a number. Yes and no become one and zero, and strings such as 1e-3 are also read as numbers."""
         try:
             found = float(self.value)
         except (TypeError, ValueError, OverflowError):
@@ -109,7 +109,7 @@ class Entry:
         return isinstance(self.node, yaml.SequenceNode)
 
     def mapping(self, known: Iterable[str] | None = None, needed: Iterable[str] = ()) -> "dict[str, Entry]":
-        """Return the entries of a mapping by key; refuse unknown, repeated and missing keys."""
+        """Return the entries of a mapping by key; raise an error for unknown, repeated and missing keys."""
         if not isinstance(self.node, yaml.MappingNode):
             raise self.refuse(f"{self.key!r} holds {_kind(self.node)}, but must hold keys and values")
         found: dict[str, Entry] = {}
@@ -193,7 +193,7 @@ def _recipe(whole: Entry) -> Recipe:
 
 
 def _with_base(part: Slice) -> Slice:
-    """Return a slice of whole models with the base added, as in mergekit, if the base is not among the models."""
+    """Return a slice of whole models. As in mergekit, the base is added if it is not among the models."""
     sources = part.sources
     if part.base is None or any(source.layers is not None or source.model == part.base for source in sources):
         return part
@@ -201,7 +201,7 @@ def _with_base(part: Slice) -> Slice:
 
 
 def _require_models(recipe: Recipe, method: RecipeMethod, whole: Entry) -> None:
-    """Refuse too few or too many models, a missing base, missing parameters, and slices that do not fit."""
+    """Raise an error for too few or too many models, a missing base, missing parameters, and inconsistent slices."""
     for part in recipe.slices:
         if part.base is None and method.base in ("needed", "member"):
             raise whole.refuse(f"the method {recipe.method} needs a 'base_model'")
@@ -243,10 +243,10 @@ def _require_models(recipe: Recipe, method: RecipeMethod, whole: Entry) -> None:
 
 
 def _module(stack: str, entry: Entry, method: RecipeMethod, name: str, base: Path | None) -> Iterable[Slice]:
-    """Yield the slices of a stack of layers, or one slice of all its layers.
+    """Yield the slices of a layer stack, or one slice with all layers of the stack.
 
-    Parameters of the stack apply if a slice does not set them. As in mergekit, "default" is the name of a model's only
-    stack.
+    Parameters of the stack apply if a slice does not set them. As in mergekit, "default" is the stack's name in a model
+    with a single stack.
     """
     found = entry.mapping(("slices", "models", "parameters"))
     if ("slices" in found) == ("models" in found):
@@ -287,7 +287,7 @@ def _source(entry: Entry, method: RecipeMethod, name: str, *, is_slice: bool = F
 
 
 def read_folder(entry: Entry) -> Path:
-    """Return the folder of a model, resolved from the recipe's folder; with `lora` return BASE+ADAPTER."""
+    """Return the folder of a model, relative to the recipe's folder. If the entry has `lora`, return BASE+ADAPTER."""
     if entry.is_mapping:
         inner = entry.mapping(("model", "lora", "path"))
         if "path" in inner or "model" not in inner:
@@ -341,7 +341,7 @@ def _norm(entry: Entry) -> float:
 
 
 def _choices(entry: Entry) -> Iterable[tuple[str | None, tuple[float, ...]]]:
-    """Yield the values of a parameter with the pieces of names to which they apply; None applies to all names."""
+    """Yield the values of a parameter, each with its substring of names. None applies to all names."""
     if entry.is_mapping:
         yield _conditional(entry)
     elif not entry.is_list:

@@ -10,11 +10,11 @@ from regauge.hub.tokens import Vocabulary
 
 @dataclass(frozen=True)
 class Parameter:
-    """A number that may differ from tensor to tensor.
+    """A number that may differ between tensors.
 
     Attributes:
-        choices: Pieces of names, each with one number or with a gradient over the depth. The first piece that occurs in
-            the name of a tensor applies; None applies to every name.
+        choices: Substrings of names, each with one number or with a gradient over the depth. The first substring that
+            occurs in a tensor's name applies; None applies to every name.
         line: The line number in the recipe.
     """
 
@@ -54,13 +54,12 @@ class Source:
 
 @dataclass(frozen=True)
 class Slice:
-    """Consecutive layers of the result, each of which is made of one layer of every source.
+    """Consecutive layers of the result. Each layer is computed from one layer of every source.
 
     Attributes:
         sources: The layers that are merged.
         parameters: Parameters for all sources.
-        stack: A part of the name of the stack to which the layers belong, such as "encoder", if a model has several
-            stacks.
+        stack: A substring of the stack's name, such as "encoder", if a model has several stacks.
         base: The base of these layers; by default the base of the recipe.
     """
 
@@ -77,12 +76,12 @@ class Recipe:
     Attributes:
         path: The file of the recipe.
         method: The merge method, under its name in mergekit.
-        slices: The slices; if whole models are merged, a single slice without ranges of layers.
+        slices: The slices. If whole models are merged, a single slice without layer ranges.
         base: The folder of the base.
         parameters: Parameters for all models.
         dtype: The dtype of the result; None if the recipe does not set it.
         vocabulary: The tokens of the result; None if all models must have the same tokens.
-        chat_template: A Jinja template, or "auto" for the most common template of the models; by default the base's
+        chat_template: A Jinja template, or "auto" for the most common template of the models. By default, the base's
             template.
         align: Whether models are aligned; "auto" aligns them only if necessary.
         notes: Notes about settings of the recipe that have no effect in regauge.
@@ -101,7 +100,7 @@ class Recipe:
 
     @property
     def models(self) -> tuple[Path, ...]:
-        """Every model once: a base first, then the others in the order of the recipe."""
+        """Every model once: the base first, if there is one, then the other models in the recipe's order."""
         named = [source.model for part in self.slices for source in part.sources]
         named += [part.base for part in self.slices if part.base is not None]
         tokens = {} if self.vocabulary is None else self.vocabulary.tokens
@@ -112,7 +111,7 @@ class Recipe:
 
     @property
     def is_whole(self) -> bool:
-        """Whether whole models are merged, not slices of them."""
+        """Whether whole models are merged instead of slices of models."""
         return all(part.stack is None and one.layers is None for part in self.slices for one in part.sources)
 
     @property
@@ -122,7 +121,7 @@ class Recipe:
         return {name: tuple(part for part in self.slices if part.stack == name) for name in names}
 
     def number(self, name: str, part: Slice, source: Source | None, tensor: str, depth: float) -> float | None:
-        """Return the value of a parameter for a tensor, as set by the source, else the slice, else the recipe."""
+        """Return a parameter's value for a tensor, as set by the source, or else the slice, or else the recipe."""
         for parameters in ({} if source is None else source.parameters, part.parameters, self.parameters):
             found = parameters[name].at(tensor, depth) if name in parameters else None
             if found is not None:

@@ -1,4 +1,4 @@
-"""The merge methods in recipes: for each method the rule of regauge, the parameters, and their defaults."""
+"""The merge methods in recipes: the rule of regauge, the parameters and the defaults for each method."""
 
 import math
 from collections.abc import Mapping
@@ -8,14 +8,14 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class RecipeMethod:
-    """A merge method of recipes.
+    """A merge method in recipes.
 
     Attributes:
         rule: The name of the rule in `merging.table`.
         base: Whether the method needs a base, takes none, or accepts either; "member" if the base is one of the models.
-        own: Parameters of single models with their defaults; None if a parameter must be given.
+        own: Parameters that each model sets separately, with their defaults; None if the parameter is required.
         common: Parameters shared by all models, with their defaults.
-        least: The smallest number of models; a base that is not a member does not count.
+        least: The smallest number of models. A base is not counted unless it is one of the models.
         most: The largest number of models; `math.inf` for no limit.
     """
 
@@ -63,17 +63,17 @@ METHODS: Mapping[str, RecipeMethod] = {
     "ramplus_tl": RecipeMethod("ram", "needed", {}, {**RAM, "r": 0.1, "alpha": 0.2}, least=1),
     "passthrough": RecipeMethod("passthrough", "none", {"scale": 1.0}, least=1, most=1),
 }
-"""Every method by mergekit's name for it. Defaults are mergekit's."""
+"""Every method by its name in mergekit, with mergekit's defaults."""
 
 NORMS = {"l1": 1.0, "l2": 2.0, "linf": math.inf}
-"""Norms that what is kept of a task vector may get back, by their names in recipes."""
+"""Norms that the kept entries of a task vector may regain, by their names in recipes."""
 
 SINGLE = ("slerp", "nuslerp", "multislerp", "karcher", "arcee_fusion")
-"""Methods that take a slice of a single model over as it is."""
+"""Methods that copy a slice of a single model unchanged."""
 
 IDLE = {
     "int8_mask": "int8_mask changes nothing here: masks are not kept",
     "eps": "eps changes nothing here: no length is added to, and a tensor of zeros has no direction",
     "residual_weight": "residual_weight changes nothing, as in mergekit 0.1.5, which reads it and does nothing with it",
 }
-"""Parameters of mergekit that change nothing here, and what notes say of them."""
+"""Parameters of mergekit that have no effect in regauge, and the texts of the notes on them."""

@@ -1,1 +1,1 @@
-"""Rules that make one tensor of the result from the same tensor of all networks: one rule a file, by its name."""
+"""Merge rules. Each file is named after one rule, which combines one tensor of all networks at a time."""

@@ -1,4 +1,4 @@
-"""Arcee fusion, in which a network gets the entries of another network whose change is most important."""
+"""Arcee fusion, in which a network takes over the most important changes of another network."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,17 +9,17 @@ from torch import Tensor
 from regauge.merging.rule import Rule, Target, equal_shares
 
 LEAST_PROBABILITY = 1e-8
-"""Added to probabilities, so that their ratio is finite."""
+"""A constant that is added to probabilities, to keep their ratio finite."""
 
 
 @dataclass(frozen=True)
 class ArceeFusion(Rule):
-    """The first network with the entries of the second network whose change is important.
+    """The first network, with the entries of the second network whose change is important.
 
-    The importance of an entry is the absolute change times the divergence of the vector along the last axis that
-    contains the entry. The divergence is the Kullback-Leibler divergence of the softmax of the second network's vector
-    from that of the first network's vector. An entry is taken if its importance is at least the median plus 1.5 times
-    the interquartile range in the whole tensor.
+    The importance of an entry is its absolute change times the divergence of the vector that contains it. Vectors run
+    along the last axis. The divergence is the Kullback-Leibler divergence of the softmax of the second network's vector
+    from that of the first network's vector. The second network's entry is used if the importance is at least the median
+    plus 1.5 times the interquartile range over the tensor.
 
     References:
         mergekit's method of this name, by Arcee. In mergekit the quartiles of a tensor with more than a million entries
@@ -37,11 +37,11 @@ class ArceeFusion(Rule):
         return False
 
     def held(self, count: int) -> int:
-        """Return the number of tensors held at once, which include probabilities or copies for quartiles."""
+        """Return the number of tensors held at once, including probabilities or the copies for quartiles."""
         return 10
 
     def combine(self, tensors: Iterator[Tensor], factors: Sequence[float], target: Target) -> Tensor:
-        """Return the tensor of the first network with the important entries of the second network."""
+        """Return the first network's tensor with the important entries of the second network."""
         first, second = tensors
         importance = (second - first).abs_().mul_(find_divergence(second, first).to(first))
         flat = importance.flatten()

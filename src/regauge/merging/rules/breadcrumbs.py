@@ -22,9 +22,9 @@ class Breadcrumbs(SparseRule):
     Attributes:
         density: The share of entries that are kept, above zero and at most one, as one number or one for each network.
         gamma: The share of entries that are dropped as outliers, in [0, 1), as one number or one for each network.
-        rule: The rule that then combines the task vectors: the sum, or `ElectedMean()`.
-        keeps_norm: The order (1, 2 or `math.inf`) of the norm that the kept entries regain by a common factor; None for
-            no factor.
+        rule: The rule that then combines the reduced task vectors: the sum, or `ElectedMean()`.
+        keeps_norm: The order (1, 2 or `math.inf`) of a norm. The kept entries are multiplied by one factor that
+            restores this norm of the task vector. None for no factor.
 
     References:
         Davari and Belilovsky (2024), Model breadcrumbs, section 3: masks of each layer between two quantiles of the
@@ -48,6 +48,6 @@ class Breadcrumbs(SparseRule):
         self.rule.check(target, count)
 
     def sparsify(self, vector: Tensor, k: int, count: int, target: Target) -> Tensor:
-        """Keep the entries between the outliers and the small entries."""
+        """Return the task vector without the outliers and without the small entries."""
         kept = keep_magnitudes(vector, *(target.numbers(x, count)[k] for x in (self.density, self.gamma)))
         return restore_norm(kept, vector, self.keeps_norm)

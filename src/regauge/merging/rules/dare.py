@@ -1,4 +1,4 @@
-"""DARE: task vectors of which random entries are dropped."""
+"""DARE: random entries of the task vectors are dropped."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,16 +14,17 @@ from regauge.merging.settings import Numbers, require_numbers
 
 @dataclass(frozen=True)
 class Dare(SparseRule):
-    """Task vectors with random entries dropped and the other entries enlarged, which preserves the expectation.
+    """Task vectors whose random entries are dropped and other entries enlarged, which preserves the expectation.
 
     Each entry is dropped with probability `drop`, and otherwise divided by `1 - drop`. Then another rule combines the
-    task vectors. With `TaskArithmetic` the result is unbiased: the expectation equals the result without any drop.
+    task vectors. If this rule is `TaskArithmetic`, the result is unbiased: its expectation equals the result without
+    dropped entries.
 
     Attributes:
-        drop: The probability, in [0, 1), as one number or one for each network.
+        drop: The probability that an entry is dropped, in [0, 1), as one number or one for each network.
         rule: The rule that then combines the task vectors. `ElectedMean()` elects signs. `Ties(density)` keeps only the
             largest entries before it elects signs.
-        is_rescaled: Whether the kept entries are enlarged; otherwise the expectation shrinks.
+        is_rescaled: Whether the kept entries are enlarged. Otherwise the expectation of the task vectors shrinks.
 
     References:
         Yu et al. (2024), Language models are super Mario, section 3.
@@ -49,7 +50,7 @@ class Dare(SparseRule):
         self.rule.check(target, count)
 
     def splits(self, shape: Sequence[int]) -> bool:
-        """Return whether the combining rule takes pieces, because entries are dropped independently."""
+        """Return whether the combining rule accepts chunks; dropping allows chunks because entries are independent."""
         return self.rule.splits(shape)
 
     def sparsify(self, vector: Tensor, k: int, count: int, target: Target) -> Tensor:

@@ -1,4 +1,4 @@
-"""DELLA: task vectors of which random entries are dropped, small entries more often."""
+"""DELLA: random entries of the task vectors are dropped, small entries with larger probability."""
 
 import math
 from collections.abc import Sequence
@@ -15,21 +15,21 @@ from regauge.merging.settings import Numbers, require_numbers
 
 @dataclass(frozen=True)
 class Della(SparseRule):
-    """Task vectors with random entries dropped, small ones more often, and the other entries enlarged.
+    """Task vectors whose random entries are dropped, small ones more often. The other entries are enlarged.
 
     A row of a tensor consists of the entries with one index along the first axis. The entries of each row are ranked by
-    magnitude. The probability of keeping an entry rises linearly with the rank. It is `density - epsilon` for the
-    smallest entry and `density + epsilon` for the largest. Kept entries are divided by their probability, which
-    preserves the expectation of every entry. Then another rule combines the task vectors.
+    magnitude. The probability of keeping an entry rises linearly with the rank. The probability is `density - epsilon`
+    for the smallest entry and `density + epsilon` for the largest. Kept entries are divided by their probability of
+    being kept, which preserves the expectation of every entry. Then another rule combines the task vectors.
 
     Attributes:
         density: The mean probability of keeping an entry, above zero and at most one, as one number or one for each
-            network. With one, nothing is dropped.
+            network. If the density is one, no entry is dropped.
         epsilon: The largest difference between the probabilities and the density. `density - epsilon` must be above
             zero, and `density + epsilon` at most one. As in mergekit, epsilon is half of the paper's window.
-        rule: The rule that then combines the task vectors: the mean of entries that agree with an elected sign, or the
-            sum.
-        is_rescaled: Whether the kept entries are enlarged; otherwise the expectation shrinks.
+        rule: The rule that then combines the task vectors: `ElectedMean()`, which averages entries that agree with an
+            elected sign, or the sum.
+        is_rescaled: Whether the kept entries are enlarged. Otherwise the expectation of the task vectors shrinks.
 
     References:
         Deep et al. (2024), DELLA-Merging, section 3 (MagPrune, elect, fuse).
@@ -64,11 +64,11 @@ class Della(SparseRule):
         self.rule.check(target, count)
 
     def splits(self, shape: Sequence[int]) -> bool:
-        """Return whether a tensor has rows, which are ranked independently, and the combining rule takes pieces."""
+        """Return whether a tensor has rows, which are ranked independently, and the combining rule accepts chunks."""
         return len(shape) > 1 and self.rule.splits(shape)
 
     def held(self, count: int) -> int:
-        """Return the number of tensors held at once, which include magnitudes, ranks, probabilities and noise."""
+        """Return the number of tensors held at once, including magnitudes, ranks, probabilities and noise."""
         return self.rule.held(count) + 8
 
     def sparsify(self, vector: Tensor, k: int, count: int, target: Target) -> Tensor:

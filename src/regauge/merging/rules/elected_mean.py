@@ -12,17 +12,17 @@ from regauge.merging.rule import Target, VectorRule, as_given, weighted_sum
 from regauge.merging.settings import Number, require_scale
 
 LEAST_SHARE = 1e-6
-"""Weights of opposite signs cancel where their sum is a smaller share of the largest one; it may be rounding alone."""
+"""Weights of opposite signs cancel if their sum is a smaller share of the largest weight; it may be rounding error."""
 
 
 @dataclass(frozen=True)
 class ElectedMean(VectorRule):
-    """The mean, entry by entry, of the task vectors that agree with an elected sign.
+    """The entrywise mean of the task vectors that agree with an elected sign.
 
     The elected sign of an entry is the sign of the weighted sum over networks. A network agrees if its entry, times its
-    weight, has this sign. The result is `base + scale * mean`, with the weighted mean over the networks that agree. The
-    mean is zero if no network agrees or the weighted sum is zero. If negative weights make the weights of the agreeing
-    networks cancel, the sum is not divided.
+    weight, has this sign. The result is `base + scale * mean`, where `mean` is the weighted mean over the networks that
+    agree. The mean is zero if no network agrees or the weighted sum is zero. If some weights are negative and the
+    weights of the agreeing networks sum to zero, the weighted sum is not divided.
 
     Attributes:
         scale: The factor of the mean.
@@ -39,7 +39,7 @@ class ElectedMean(VectorRule):
         require_scale(self.scale)
 
     def factors(self, weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
-        """Return shares for a mean; return the given weights for a sum, or if a weight is negative."""
+        """Return shares if entries are averaged. For a sum, or if a weight is negative, return the given weights."""
         given = as_given(weights, count)
         if min(given) < 0:
             return given
@@ -47,11 +47,11 @@ class ElectedMean(VectorRule):
         return shares if self.is_normalized else given
 
     def held(self, count: int) -> int:
-        """Return the number of tensors held at once: all task vectors, their signs, sums and masses."""
+        """Return the number of tensors held at once: all task vectors, their signs, and two sums."""
         return count + 5
 
     def combine(self, tensors: Iterator[Tensor], factors: Sequence[float], target: Target) -> Tensor:
-        """Return the mean, or the sum, of the entries that agree."""
+        """Return the mean, or the sum, of the entries that agree with the elected sign."""
         vectors = list(tensors)
         signs = weighted_sum((vector.clone() for vector in vectors), factors).sign_()
         sums, masses = sum_agreeing(vectors, factors, signs)

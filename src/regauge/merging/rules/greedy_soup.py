@@ -1,4 +1,4 @@
-"""The greedy soup, the mean of networks chosen one by one."""
+"""The greedy soup: the mean of networks that are chosen one by one."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -15,10 +15,10 @@ from regauge.merging.rules.average import Average
 class GreedySoup(Average):
     """The mean of networks that are added one by one unless they raise the loss of a task.
 
-    The networks are visited from the smallest loss to the largest. The first network is included. Every other network
-    is added if this does not raise the loss of the mean. Therefore the result is never worse on the task than the best
-    network. This requires that the task has no `prepare`, because `prepare` is applied to means but not to single
-    networks.
+    The networks are visited in order of increasing loss. The first network is included. Every other network is included
+    if this does not raise the loss of the mean. Therefore, on the task, the result is never worse than the best
+    network. This guarantee requires that the task has no `prepare`, because `prepare` is applied to means but not to
+    single networks.
 
     References:
         Wortsman et al. (2022), Model soups, algorithm 1.

@@ -1,4 +1,4 @@
-"""The Karcher mean: the mean of the directions and lengths of many networks."""
+"""The Karcher mean of many networks: a mean of directions, multiplied by the mean of the lengths."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -13,18 +13,19 @@ from regauge.merging.rules.spheres import PARALLEL, inner_product, length
 
 @dataclass(frozen=True)
 class KarcherMean(Rule):
-    """The mean of many networks on a sphere, or of their task vectors if a base is given.
+    """The mean of many networks on a sphere. If a base is given, the mean of their task vectors.
 
     The direction of each tensor minimizes the weighted sum of squared angles to the directions of all networks. The
-    length is the weighted mean of the networks' lengths. The iteration begins at the weighted mean of the directions.
-    It moves by the mean of the logarithms until this mean is zero. A zero tensor has no direction and only contributes
-    to the mean length. If the directions cancel, the result is the weighted mean of the tensors.
+    length is the weighted mean of the networks' lengths. The iteration starts at the weighted mean of the directions.
+    Each step follows the mean of the logarithms of the directions, until this mean is zero. A zero tensor has no
+    direction and contributes only to the mean length. If the directions cancel, the result is the weighted mean of the
+    tensors.
 
     Attributes:
-        steps: The largest number of moves. With zero moves, the direction is the normalized mean of the directions, as
-            in mergekit's `multislerp`.
-        tolerance: An angle in radians. The iteration ends when a move is shorter than this angle or than rounding
-            errors. Directions that are closer to the mean than this angle do not move it.
+        steps: The largest number of steps. If it is zero, the direction is the normalized mean of the directions, as in
+            mergekit's `multislerp`.
+        tolerance: An angle in radians. The iteration ends when a step is shorter than this angle or than rounding
+            errors. Directions whose angle to the mean is smaller than the tolerance are ignored in a step.
 
     References:
         Karcher (1977), Riemannian center of mass and mollifier smoothing; Buss and Fillmore (2001), Spherical averages,
@@ -43,11 +44,11 @@ class KarcherMean(Rule):
             raise ValueError(f"tolerance is {self.tolerance}; it is an angle in radians, and cannot be negative")
 
     def splits(self, shape: Sequence[int]) -> bool:
-        """Return False, because the directions are those of whole tensors."""
+        """Return False, because directions are computed over whole tensors."""
         return False
 
     def held(self, count: int) -> int:
-        """Return the number of tensors held at once: all directions, the mean, and one move."""
+        """Return the number of tensors held at once: all directions, the mean, and one step."""
         return count + 4
 
     def combine(self, tensors: Iterator[Tensor], factors: Sequence[float], target: Target) -> Tensor:

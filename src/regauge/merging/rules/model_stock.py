@@ -1,4 +1,4 @@
-"""Model Stock: a share of the mean task vector that depends on the angles between task vectors."""
+"""Model Stock: the base plus a fraction of the mean task vector. The angles between task vectors set the fraction."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,17 +11,19 @@ from regauge.merging.rule import Target, VectorRule, equal_shares, weighted_sum
 
 @dataclass(frozen=True)
 class ModelStock(VectorRule):
-    """The base plus a share of the mean task vector that depends on the angles between the task vectors.
+    """The base plus a fraction of the mean task vector. The angles between the task vectors determine the fraction.
 
-    For each tensor of n networks, with the mean `cos` of the cosines of all pairs, the result is
+    Let `cos` be the mean of the cosines over all pairs of task vectors. For each tensor of n networks, the result is
 
         base + t * mean_k (network_k - base),  t = n cos / (1 + (n - 1) cos)
 
-    If the task vectors are parallel, t is one and the networks are averaged. If they are orthogonal, t is zero and the
-    result is the base. At obtuse angles t is also set to zero, because the formula would lead away from the networks.
+    If the task vectors are parallel, t is one, and the result is the mean of the networks. If the task vectors are
+    orthogonal, t is zero, and the result is the base. At obtuse angles t is also set to zero, because the formula would
+    lead away from the networks.
 
     Attributes:
-        by_rows: Whether t is computed for each row of a tensor (one index along the first axis), not for whole tensors.
+        by_rows: Whether t is computed for each row of a tensor (one index along the first axis) instead of for whole
+            tensors.
 
     References:
         Jang et al. (2024), Model Stock, section 4, equation 2 for two networks and appendix for n.
@@ -40,7 +42,7 @@ class ModelStock(VectorRule):
         return self.by_rows and len(shape) > 1
 
     def held(self, count: int) -> int:
-        """Return the number of tensors held at once: all task vectors, and the product of two."""
+        """Return the number of tensors held at once: all task vectors, and the product of two task vectors."""
         return count + 2
 
     def combine(self, tensors: Iterator[Tensor], factors: Sequence[float], target: Target) -> Tensor:

@@ -1,4 +1,4 @@
-"""Nearswap, in which a base gets the entries of a network that are close to its own."""
+"""Nearswap: entries of a base that are close to another network's entries are replaced by those entries."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -10,20 +10,20 @@ from regauge.merging.rule import Target, VectorRule, equal_shares
 from regauge.merging.settings import Number, require_numbers
 
 LEAST_DISTANCE = 1e-6
-"""Entries that are nearer count as so far apart."""
+"""The smallest distance of two entries. Smaller distances are replaced by it, which avoids division by zero."""
 
 
 @dataclass(frozen=True)
 class NearSwap(VectorRule):
-    """The base, moved entry by entry towards another network by at most `reach`.
+    """The base, changed entry by entry towards another network by at most `reach`.
 
-    If two entries differ by at most `reach`, the result has the entry of the network. Otherwise the base moves by
-    `reach` towards the network. For a difference d, the base moves by
+    If two entries differ by at most `reach`, the result has the entry of the network. Otherwise the base's entry is
+    changed by `reach` towards the network. Let d be the difference of two entries. The base's entry is changed by
 
         min(1, reach / max(|d|, 1e-6)) d
 
     Attributes:
-        reach: The largest move of an entry, which may not be negative.
+        reach: The largest change of an entry, which may not be negative.
 
     References:
         Alchemonaut (2024), QuartetAnemoi-70B; mergekit's `nearswap`, which calls reach t.
@@ -42,11 +42,11 @@ class NearSwap(VectorRule):
         return equal_shares(self, weights, count)
 
     def held(self, count: int) -> int:
-        """Return the number of tensors held at once: the difference, and the share of the difference."""
+        """Return the number of tensors held at once: the difference, and the fraction of the difference."""
         return 2
 
     def combine(self, tensors: Iterator[Tensor], factors: Sequence[float], target: Target) -> Tensor:
-        """Return the difference times the share by which the base moves."""
+        """Return the difference times the fraction by which the base is changed."""
         (vector,) = tensors
         share = vector.abs().clamp_(min=LEAST_DISTANCE).reciprocal_().mul_(target.number(self.reach)).clamp_(max=1)
         return share.mul_(vector)

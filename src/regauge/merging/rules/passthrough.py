@@ -1,4 +1,4 @@
-"""One network, unchanged or multiplied."""
+"""Passthrough: one network, unchanged or with its tensors multiplied by a factor."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ class Passthrough(Rule):
     """One network, unchanged or with its tensors multiplied by a factor.
 
     Attributes:
-        scale: The factor. A setting with pieces of names can multiply only some tensors.
+        scale: The factor. A setting with substrings of names multiplies only some tensors.
     """
 
     scale: Number = 1.0

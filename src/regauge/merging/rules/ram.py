@@ -1,4 +1,4 @@
-"""RAM, which adds in full the changes of a single network and averages the changes that several networks share."""
+"""RAM: an entry that only one network changes is changed in full. Changes that several networks share are averaged."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -13,16 +13,17 @@ from regauge.merging.settings import Number, require_numbers
 
 @dataclass(frozen=True)
 class Ram(VectorRule):
-    """The base plus, in each entry, the mean of the task vectors of the networks that change the entry.
+    """The base plus, for each entry, the mean task vector over the networks that change this entry.
 
-    A network changes an entry if the magnitude of the task vector exceeds `least_change`. If only one network changes
-    an entry, the entry is multiplied by `1 + gain * min(rho, most_overlap)`. For a tensor and a network, rho is the
-    number of entries that others also change, divided by the number of entries that only this network changes.
+    A network changes an entry if the magnitude of its task vector there exceeds `least_change`. If only one network
+    changes an entry, the task vector's entry is multiplied by `1 + gain * min(rho, most_overlap)`. The ratio rho is
+    computed for each tensor and network. It is the number of entries that other networks also change, divided by the
+    number of entries that only this network changes.
 
     Attributes:
-        least_change: The magnitude up to which entries of task vectors are left out.
-        gain: The growth of entries that only one network changes; zero for RAM, positive for RAM+.
-        most_overlap: The largest value of the ratio rho.
+        least_change: A threshold. Entries of task vectors whose magnitude does not exceed it are left out.
+        gain: How much entries that only one network changes are enlarged; zero for RAM, positive for RAM+.
+        most_overlap: An upper limit on the ratio rho.
 
     References:
         Reinforced Agent Merging (2026), arXiv 2601.13572; ratios are computed per tensor, as in mergekit's
@@ -42,15 +43,15 @@ class Ram(VectorRule):
         return equal_shares(self, weights, count)
 
     def splits(self, shape: Sequence[int]) -> bool:
-        """Return whether there is no gain, because the ratios for a gain are computed over whole tensors."""
+        """Return True if `gain` is zero, because the ratios for a gain are computed over whole tensors."""
         return self.gain == 0
 
     def held(self, count: int) -> int:
-        """Return the number of tensors held at once: all task vectors, counts, the sum, and temporary ones."""
+        """Return the number of tensors held at once: all task vectors, counts, the sum, and temporary tensors."""
         return count + 5
 
     def combine(self, tensors: Iterator[Tensor], factors: Sequence[float], target: Target) -> Tensor:
-        """Return, in each entry, the mean of the networks that change the entry."""
+        """Return, for each entry, the mean of the task vectors that change the entry."""
         vectors, least = list(tensors), target.number(self.least_change)
         for vector in vectors:
             vector.masked_fill_(vector.abs() <= least, 0.0)

@@ -1,4 +1,4 @@
-"""SCE: the mean of entries on which networks differ most, weighted by the size of task vectors."""
+"""SCE: the mean of the entries that differ most between networks, weighted by the size of task vectors."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,23 +12,24 @@ from regauge.merging.rules.sparse_rule import require_density
 from regauge.merging.settings import Number
 
 LEAST_SQUARES = 1e-6
-"""Task vectors whose mean squares have a smaller sum weigh alike."""
+"""A limit. If the sum of the task vectors' mean squares is smaller, all networks get equal weights."""
 LEAST_MASS = 1e-6
-"""The smallest divisor of agreeing entries."""
+"""The smallest sum of weights by which agreeing entries are divided."""
 
 
 @dataclass(frozen=True)
 class Sce(VectorRule):
-    """The mean of the entries that vary most between networks, weighted by their size and without minority signs.
+    """The mean of the entries that vary most between networks, weighted by task-vector size, without minority signs.
 
-    In each tensor, let n be the number of entries on which the task vectors differ. The `density n` entries with the
-    largest variance over networks are kept in all task vectors. The weight of a network is the mean square of its kept
+    In each tensor, let n be the number of entries on which the task vectors differ. In all task vectors, the `density
+    n` entries with the largest variance over networks are kept. The weight of a network is the mean square of its kept
     entries. The elected sign of an entry is the sign of the unweighted sum over networks. The result is `base + mean`,
-    with the weighted mean over the networks whose entry has this sign. The mean is zero if there are no such networks.
+    where `mean` is the weighted mean over the networks whose entry has this sign. The mean is zero if no network's
+    entry has this sign.
 
     Attributes:
-        density: The share of the entries on which networks differ that are kept, above zero and at most one. With one,
-            the entries on which networks agree are also kept.
+        density: The share of kept entries, among the entries on which networks differ; above zero and at most one. If
+            the density is one, entries on which the networks agree are also kept.
 
     References:
         Wan et al. (2024), FuseChat, on SCE (select, calculate, erase). As in mergekit, networks have equal weights if
@@ -47,15 +48,15 @@ class Sce(VectorRule):
         return equal_shares(self, weights, count)
 
     def splits(self, shape: Sequence[int]) -> bool:
-        """Return False, because mean squares and the ranks of variances are computed over whole tensors."""
+        """Return False, because mean squares and variance ranks are computed over whole tensors."""
         return False
 
     def held(self, count: int) -> int:
-        """Return the number of tensors held at once, which include all task vectors."""
+        """Return the number of tensors held at once, including all task vectors."""
         return count + 6
 
     def combine(self, tensors: Iterator[Tensor], factors: Sequence[float], target: Target) -> Tensor:
-        """Return the weighted mean of the selected entries that agree with the elected sign."""
+        """Return the weighted mean of the kept entries that agree with the elected sign."""
         vectors, density = list(tensors), target.number(self.density)
         if density < 1:
             is_dropped = find_dropped(vectors, density)

@@ -14,21 +14,21 @@ from regauge.merging.rules.spheres import PARALLEL, length
 
 @dataclass(frozen=True)
 class Slerp(Rule):
-    """Spherical linear interpolation of two networks, or of their task vectors if a base is given.
+    """Spherical linear interpolation of two networks. If a base is given, interpolation of their task vectors.
 
-    Each tensor moves along an arc from the first network to the second. Let a and b be the two tensors, theta the angle
-    between them, and t the second network's share of the weights. The result is
+    Each tensor is interpolated along an arc from the first network to the second. Let a and b be the two tensors, theta
+    the angle between them, and t the second network's share of the weights. The result is
 
         sin((1 - t) theta) / sin(theta) a + sin(t theta) / sin(theta) b
 
-    Tensors that are parallel, opposite or zero are interpolated linearly. With a base, the rule is mergekit's
-    `nuslerp`.
+    Tensors that are parallel, opposite or zero are interpolated linearly. If a base is given, the rule equals
+    mergekit's `nuslerp`.
 
     Attributes:
-        axis: None if a whole tensor has one angle; 0 or -1 if every vector along the first or last axis has its own
-            angle.
-        linear_from: Whole tensors are also interpolated linearly if the absolute value of their cosine exceeds this
-            number. In recipes of the method `slerp` the number is 0.9995, as in mergekit.
+        axis: None for one angle per tensor. 0 or -1 for one angle per vector along the first or last axis.
+        linear_from: A limit on the absolute cosine of the angle. If the absolute cosine of a whole tensor exceeds the
+            limit, the tensor is interpolated linearly. In recipes with the method `slerp`, the limit is 0.9995, as in
+            mergekit.
 
     References:
         Shoemake (1985), Animating rotation with quaternion curves, section 3.3.
@@ -54,11 +54,11 @@ class Slerp(Rule):
         return self.axis == -1 and len(shape) > 1
 
     def held(self, count: int) -> int:
-        """Return the number of tensors held at once: both tensors, directions, and their sum and difference."""
+        """Return the number of tensors held at once: both tensors, both directions, and their sum and difference."""
         return 6
 
     def combine(self, tensors: Iterator[Tensor], factors: Sequence[float], target: Target) -> Tensor:
-        """Return the point on the arc."""
+        """Return the interpolated tensor, a point on the arc."""
         a, b = tensors
         if self.axis is not None and a.ndim > 1:
             return self._combine_vectors(a, b, factors)
@@ -74,7 +74,7 @@ class Slerp(Rule):
         return weighted_sum(iter((a, b)), arcs)
 
     def _combine_vectors(self, a: Tensor, b: Tensor, factors: Sequence[float]) -> Tensor:
-        """Return the points on the arcs between all pairs of vectors along the axis."""
+        """Return the interpolated vectors, one for each pair of vectors along the axis."""
 
         def norm(tensor: Tensor) -> Tensor:
             found: Tensor = torch.linalg.vector_norm(tensor, dim=self.axis, keepdim=True, dtype=torch.float64)

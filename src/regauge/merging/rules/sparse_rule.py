@@ -1,4 +1,4 @@
-"""The base class of rules that keep a part of each task vector, and functions that these rules share."""
+"""The base class of rules that keep some entries of each task vector, and functions that these rules share."""
 
 import math
 from abc import abstractmethod
@@ -12,7 +12,7 @@ from regauge.merging.settings import Numbers, require_numbers
 
 
 class SparseRule(VectorRule):
-    """A rule that keeps a part of each task vector, and then combines the task vectors by another rule.
+    """A rule that keeps some entries of each task vector, and then combines the task vectors by another rule.
 
     Attributes:
         rule: The rule that combines the task vectors.
@@ -22,7 +22,7 @@ class SparseRule(VectorRule):
 
     @abstractmethod
     def sparsify(self, vector: Tensor, k: int, count: int, target: Target) -> Tensor:
-        """Return the sparsified task vector, or a piece of it, of network k among `count` networks."""
+        """Return the sparsified task vector of network k among `count` networks, or a chunk of it."""
 
     @property
     def is_random(self) -> bool:
@@ -42,7 +42,7 @@ class SparseRule(VectorRule):
         return False
 
     def held(self, count: int) -> int:
-        """Return the number of tensors held at once, which include those of the combining rule."""
+        """Return the number of tensors held at once, including the tensors that the combining rule holds."""
         return self.rule.held(count) + 3
 
     def combine(self, tensors: Iterator[Tensor], factors: Sequence[float], target: Target) -> Tensor:
@@ -53,7 +53,7 @@ class SparseRule(VectorRule):
 
 
 def keep_magnitudes(vector: Tensor, density: float, gamma: float) -> Tensor:
-    """Return a vector with a share of its entries, which are the largest below the outliers, and zeros elsewhere.
+    """Return a vector with only its largest entries below the outliers, and zeros elsewhere.
 
     `density` is the share of kept entries, and `gamma` is the share of the largest entries, which are outliers.
     """
@@ -71,7 +71,7 @@ def keep_magnitudes(vector: Tensor, density: float, gamma: float) -> Tensor:
 
 
 def restore_norm(kept: Tensor, vector: Tensor, order: float | None) -> Tensor:
-    """Rescale a sparsified task vector to the norm, of order 1, 2 or infinity, of the whole vector.
+    """Rescale a sparsified task vector to the norm of the whole vector. The norm has order 1, 2 or infinity.
 
     If the order is None, the vector is returned unchanged.
     """
@@ -88,7 +88,7 @@ def require_norm(order: float | None) -> None:
 
 
 def require_certain(rule: VectorRule) -> None:
-    """Raise a ValueError if the combining rule of a random rule is also random."""
+    """Raise a ValueError if both a random rule and its combining rule are random."""
     if rule.is_random:
         raise ValueError(f"{rule} drops entries at random, as the rule does that it is to follow; drop them once")
 

@@ -1,4 +1,4 @@
-"""Lengths and inner products of large tensors, for rules that interpolate on spheres."""
+"""Norms and inner products of large tensors, for rules that interpolate on spheres."""
 
 import math
 
@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 PARALLEL = 1e-6
-"""Below this sine of their angle two tensors are parallel, and below this length a mean of directions is none."""
+"""A limit. Tensors at angles with smaller sines are parallel; means of directions with smaller norms are discarded."""
 
 
 SPHERE_ENTRIES_AT_ONCE = 1 << 17
-"""Entries of which inner products are computed at once."""
+"""The number of entries whose inner products are computed at once."""
 
 
 def length(tensor: Tensor) -> float:
@@ -19,6 +19,6 @@ def length(tensor: Tensor) -> float:
 
 
 def inner_product(a: Tensor, b: Tensor) -> float:
-    """Return the inner product of all entries in float64, computed in portions to avoid large copies."""
+    """Return the inner product of all entries in float64, computed in chunks to avoid large copies."""
     portions = zip(*(torch.split(tensor.flatten(), SPHERE_ENTRIES_AT_ONCE) for tensor in (a, b)), strict=True)
     return sum(float(torch.dot(x.double(), y.double())) for x, y in portions)

@@ -9,7 +9,7 @@ from regauge.merging.rule import Target, VectorRule, as_given, weighted_sum
 from regauge.merging.settings import Number, require_scale
 
 LEAST_SUM = 1e-8
-"""Weights whose sum is smaller cannot be normalized."""
+"""A limit on the sum of weights. Weights with a smaller sum cannot be normalized."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,6 @@ class TaskArithmetic(VectorRule):
         return tuple(w / sum(given) for w in given)
 
     def combine(self, tensors: Iterator[Tensor], factors: Sequence[float], target: Target) -> Tensor:
-        """Return the weighted sum of the task vectors."""
+        """Return the weighted sum of the networks, or of the task vectors if a base is given."""
         scale = target.number(self.scale)
         return weighted_sum(tensors, [scale * factor for factor in factors])

@@ -14,16 +14,16 @@ from regauge.merging.settings import Number, Numbers, require_scale
 class Ties(SparseRule):
     """The mean of the largest entries of the task vectors that agree with an elected sign.
 
-    In each tensor, every task vector keeps the share `density` of its entries, which are the entries of largest
-    magnitude. At least one entry is kept. Entries whose magnitude equals that of the smallest kept entry are also kept.
-    Then `ElectedMean` elects a sign for each entry and combines the task vectors.
+    In each tensor, every task vector keeps the share `density` of its entries: the entries of largest magnitude. At
+    least one entry is kept. Ties with the smallest kept magnitude are also kept. Then `ElectedMean` elects a sign for
+    each entry and combines the task vectors.
 
     Attributes:
-        density: The share of entries that are kept, above zero and at most one, as one number or one for each network.
+        density: The share of kept entries, above zero and at most one, as one number or one for each network.
         scale: The factor of the mean.
         is_normalized: Whether the agreeing entries are averaged; otherwise they are summed with the given weights.
-        keeps_norm: The order (1, 2 or `math.inf`) of the norm that the kept entries regain by a common factor; None for
-            no factor.
+        keeps_norm: The order (1, 2 or `math.inf`) of a norm. The kept entries are multiplied by one factor that
+            restores this norm of the task vector. None for no factor.
 
     References:
         Yadav et al. (2023), TIES-Merging, section 4 and algorithm 1. The paper keeps the largest entries of the whole
@@ -43,7 +43,7 @@ class Ties(SparseRule):
 
     @property
     def rule(self) -> ElectedMean:  # type: ignore[override]
-        """The mean of the entries that agree with the elected sign."""
+        """The rule that averages the entries that agree with the elected sign."""
         return ElectedMean(self.scale, self.is_normalized)
 
     def check(self, target: Target, count: int) -> None:

@@ -1,4 +1,4 @@
-"""The sum of networks with weights that are not normalized."""
+"""The weighted sum of networks, whose weights are not normalized."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from regauge.merging.rule import Rule, Target, as_given, weighted_sum
 
 @dataclass(frozen=True)
 class WeightedSum(Rule):
-    """The sum of all networks with weights of any sign and any sum, one by default.
+    """The weighted sum of all networks. Weights may have any sign and any sum, and are one by default.
 
     The rule is mergekit's `linear` without normalization.
     """
@@ -22,5 +22,5 @@ class WeightedSum(Rule):
         return as_given(weights, count)
 
     def combine(self, tensors: Iterator[Tensor], factors: Sequence[float], target: Target) -> Tensor:
-        """Return the weighted sum of the task vectors."""
+        """Return the weighted sum of the networks, or of the task vectors if a base is given."""
         return weighted_sum(tensors, factors)

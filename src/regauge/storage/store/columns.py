@@ -1,8 +1,9 @@
-"""Conversion between rows and columns: one dictionary of JSON values per network, and a few small tensors.
+"""Conversion between rows and columns: a row is a dictionary of JSON values per network, columns are small tensors.
 
 A column has one of four kinds. Columns of the kinds `bool`, `int` and `float` are tensors of the narrowest dtype that
-holds every value exactly. A `json` column (texts, lists, mappings, or a mixture of kinds) is a tensor of codes into the
-list of distinct values. If all rows have the same value, only this value is stored. A missing value is null.
+represents every value exactly. A `json` column (strings, lists, mappings, or a mixture of kinds) is a tensor of codes,
+which index the list of distinct values. If all rows have the same value, only this value is stored. A missing value is
+null.
 """
 
 import json
@@ -19,18 +20,18 @@ Kind = Literal["bool", "int", "float", "json"]
 Row = Mapping[str, Any]
 INTS = (np.int8, np.int16, np.int32, np.int64)
 TYPES: dict[str, type] = {"bool": bool, "int": int, "float": float, "json": int}
-"""The type of a value that all rows of a shard share, by the kind of its column."""
+"""The Python type of a value that all rows of a shard share, by the kind of its column."""
 DTYPES = {
     "bool": ("bool",),
     "int": ("int8", "int16", "int32", "int64"),
     "float": ("float32", "float64"),
     "json": ("int8", "int16", "int32", "int64"),
 }
-"""The dtypes of the values of some rows, by the kind of their column."""
+"""The dtypes in which a column can be stored, by the kind of the column."""
 
 
 def narrow(values: Array) -> Array:
-    """Convert numbers to the narrowest dtype that holds all of them exactly."""
+    """Convert numbers to the narrowest dtype that represents all of them exactly."""
     if values.dtype.kind == "i":
         low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
         return values.astype(next(d for d in INTS if np.iinfo(d).min <= low and high <= np.iinfo(d).max))
@@ -45,8 +46,8 @@ def narrow(values: Array) -> Array:
 class Column:
     """The values of one column in some rows: `[rows]`, or a single value that all rows share.
 
-    `null` marks the rows without a value, or is None if all rows have a value. Values of kind `json` are codes into
-    `distinct`.
+    `null` marks the rows without a value, or is None if all rows have a value. Values of kind `json` are codes that
+    index `distinct`.
     """
 
     kind: Kind
@@ -56,13 +57,13 @@ class Column:
 
 
 def encode(rows: Sequence[Row]) -> dict[str, Column]:
-    """Return the columns of rows of plain JSON values, by name."""
+    """Convert rows of plain JSON values to columns by name."""
     names = dict.fromkeys(name for row in rows for name in row)
     return {_plain(name, name): _column(name, [_plain(row.get(name), name) for row in rows]) for name in names}
 
 
 def describe(column: Column) -> dict[str, Any]:
-    """Return the header entry of a column, with its value if all rows share a value that JSON can express."""
+    """Return a column's header entry, including the value if all rows share a value that JSON can represent."""
     entry = {"kind": column.kind} | ({"distinct": list(column.distinct)} if column.kind == "json" else {})
     if column.null is None and len(column.values) and (column.values == column.values[0]).all():
         value = column.values[0].item()
@@ -72,12 +73,12 @@ def describe(column: Column) -> dict[str, Any]:
 
 
 def require_described(name: str, entry: Any, dtypes: Mapping[str, str]) -> None:
-    """Raise a ValueError, whose message is a clause, unless an entry of the header describes a column.
+    """Raise a ValueError, whose message is a clause, unless a header entry describes a column.
 
     Args:
-        name: Name of the column.
-        entry: The entry that `describe` wrote; the entry may have been changed since.
-        dtypes: The dtype of each tensor of the shard that has one value for each row.
+        name: The name of the column.
+        entry: The entry that `describe` wrote. It may have been changed since.
+        dtypes: The dtype of each tensor in the shard that has one value per row.
     """
     kind = entry.get("kind") if isinstance(entry, dict) else None
     if kind not in DTYPES:
@@ -98,15 +99,16 @@ def require_described(name: str, entry: Any, dtypes: Mapping[str, str]) -> None:
 
 
 def require_codes(name: str, values: Array, distinct: Sequence[Any]) -> None:
-    """Raise a ValueError unless values are codes into the distinct values; without distinct values, all must be 0."""
+    """Raise a ValueError unless values index the distinct values; without distinct values, all must be 0."""
     if ((values < 0) | (values >= max(1, len(distinct)))).any():
         raise ValueError(f"the column {name!r} has codes of values that are not there")
 
 
 def concatenate(columns: Sequence[tuple[Column | None, int]]) -> Column:
-    """Concatenate the parts of a column in several shards, each with its number of rows; None is a part of nulls.
+    """Concatenate a column's parts from several shards, each given with its number of rows; None is a part of nulls.
 
-    Booleans, integers and floats are joined in the narrowest dtype that holds all values. Other mixtures become `json`.
+    Booleans, integers and floats are joined in the narrowest dtype that represents all values. Other mixtures become
+    `json`.
     """
     present = [column for column, _ in columns if column is not None]
     kinds = {column.kind for column in present if column.null is None or not column.null.all()}
@@ -130,7 +132,7 @@ def concatenate(columns: Sequence[tuple[Column | None, int]]) -> Column:
 
 
 def decode(column: Column, rows: Array | slice = slice(None)) -> Array:
-    """Return the values as an array of bool, int64, float64 or Python objects, masked where a row has no value."""
+    """Return the values as an array of bool, int64, float64 or Python objects; rows without a value are masked."""
     values = column.values[rows]
     if column.kind == "json":
         objects = np.empty(len(column.distinct), object)
@@ -168,7 +170,7 @@ def _column(name: str, values: list[Any]) -> Column:
 
 
 def _code(value: Any, distinct: list[Any], codes: dict[str, int]) -> int:
-    """Return the code of a value; a new value is added to the distinct values."""
+    """Return the code of a value. A new value is added to the distinct values."""
     text = json.dumps(value, sort_keys=True)
     if text not in codes:
         codes[text] = len(distinct)
@@ -177,7 +179,7 @@ def _code(value: Any, distinct: list[Any], codes: dict[str, int]) -> int:
 
 
 def _recode(column: Column, distinct: list[Any], codes: dict[str, int]) -> Array:
-    """Return the codes of a column of any kind in a common list of distinct values."""
+    """Return the codes of a column of any kind, as indices into a common list of distinct values."""
     if column.kind == "json":
         table = np.array([_code(value, distinct, codes) for value in column.distinct], np.int32)
         return table[column.values] if len(table) else np.zeros(len(column.values), np.int32)

@@ -13,15 +13,15 @@ from regauge.storage.store.rows import Indices, Rows
 from regauge.storage.store.shard_file import Shard
 
 FINITE = "is_finite"
-"""The column in which a network with NaN or Inf is marked."""
+"""The column that marks networks with NaN or Inf."""
 ALWAYS = ("id", "step", FINITE)
-"""Columns of every store, of an empty one too."""
+"""Columns that every store has, also an empty store."""
 PIECES_AT_ONCE = 512
-"""Pieces that are copied together."""
+"""The number of memory pieces that are copied together."""
 
 
 class Place(NamedTuple):
-    """The place of a network in a store: name of the shard, and row in it."""
+    """The location of a network in a store: the shard's name, and the row in the shard."""
 
     shard: str
     row: int
@@ -29,7 +29,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Listing:
-    """Shards in the order of the networks' indices, and a function from a shard to its bytes."""
+    """Shards in the order of the networks' indices, and a function that returns the bytes of a shard."""
 
     shards: tuple[Shard, ...]
     map: Callable[[Shard], Array]
@@ -37,12 +37,12 @@ class Listing:
 
     @cached_property
     def starts(self) -> Indices:
-        """The index of the first network of each shard, and the total number of networks as the last entry."""
+        """The index of the first network of each shard. The last entry is the total number of networks."""
         return np.concatenate([[0], np.cumsum([shard.count for shard in self.shards], dtype=np.int64)])
 
     @cached_property
     def rows(self) -> Rows:
-        """A row of metadata for each network."""
+        """The metadata table, with one row per network."""
         names = dict.fromkeys([*ALWAYS, *(name for shard in self.shards for name in shard.columns)])
         return Rows(len(self), names, self._load)
 
@@ -50,17 +50,17 @@ class Listing:
         return int(self.starts[-1])
 
     def locate(self, numbers: Indices) -> tuple[Indices, Indices]:
-        """Return the index of the shard of each network and the row in this shard, `[networks]` both."""
+        """Return the index of each network's shard and the row in this shard, `[networks]` both."""
         shard = np.searchsorted(self.starts, numbers, side="right") - 1
         return shard, numbers - self.starts[shard]
 
     def places(self, numbers: Indices) -> list[Place]:
-        """Return the places of some networks."""
+        """Return the locations of some networks."""
         shards, rows = self.locate(numbers)
         return [Place(self.shards[k].path.stem, row) for k, row in zip(shards.tolist(), rows.tolist(), strict=True)]
 
     def numbers(self, places: Iterable[Place]) -> Indices:
-        """Return the indices of the networks in some places; KeyError if a shard is not listed."""
+        """Return the indices of the networks at some locations; KeyError if a shard is not listed."""
         first = {shard.path.stem: int(start) for shard, start in zip(self.shards, self.starts[:-1], strict=True)}
         return np.array([first[shard] + row for shard, row in places], np.int64)
 
@@ -86,7 +86,7 @@ class Listing:
             np.concatenate([content[k][start:end] for k, start, end in part], out=here)
 
     def _segment_starts(self, segment: Segment) -> Indices:
-        """Return the first byte of a segment in each shard."""
+        """Return the offset of a segment's first byte in each shard."""
         if segment.name not in self._starts:
             self._starts[segment.name] = np.array([shard.places[segment.name].start for shard in self.shards], np.int64)
         return self._starts[segment.name]
@@ -96,7 +96,7 @@ class Listing:
 
 
 def resolve(indices: Iterable[int] | slice | Array, count: int, what: str = "the store") -> Indices:
-    """Return the indices of networks, `[networks]`, from indices, a slice, or a boolean mask of length `count`.
+    """Return the indices of networks, `[networks]`, given indices, a slice, or a boolean mask of length `count`.
 
     Raises:
         IndexError: An index is out of range or not an integer, or a mask has another length.

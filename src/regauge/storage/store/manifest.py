@@ -1,4 +1,4 @@
-"""The manifest of a store, `store.json`, written before the first shard; only its entry `about` may change."""
+"""The manifest of a store, `store.json`, which is written before the first shard. Only its entry `about` may change."""
 
 import json
 import os
@@ -57,7 +57,7 @@ class Manifest:
             raise ValueError(f"{str(path)!r} does not describe a store ({error}); restore it from a copy") from error
 
     def write(self, folder: Path) -> None:
-        """Make a folder a store, unless it is already a store whose manifest differs at most in the key."""
+        """Make a folder a store, unless it already is a store whose manifest differs at most in the key."""
         path = folder / MANIFEST
         if path.exists():
             self._require_same(folder)
@@ -98,20 +98,20 @@ class Manifest:
 
     @property
     def _identity(self) -> dict[str, Any]:
-        """The fields that stores of one architecture share, without notes of the symmetry such as its check's error."""
+        """The fields that stores of one architecture share, except notes on the symmetry such as a check's error."""
         groups = None if self.symmetry is None else self.symmetry.groups
         return {"architecture": self.architecture, "storage": self.storage, "symmetry": groups}
 
 
 def require_manifest(folder: Path) -> Path:
-    """Return the manifest of the store in a folder; FileNotFoundError where there is none."""
+    """Return the path of the manifest of the store in a folder; raise a FileNotFoundError if there is no store."""
     if not (folder / MANIFEST).is_file():
         raise FileNotFoundError(f"there is no store in {str(folder)!r}: it has no {MANIFEST}; check the path")
     return folder / MANIFEST
 
 
 def _differences(first: Any, second: Any, path: str = "") -> list[str]:
-    """Return the paths of keys at which two JSON values differ."""
+    """Return the paths of the keys at which two JSON values differ."""
     if isinstance(first, dict) and isinstance(second, dict):
         keys = dict.fromkeys((*first, *second))
         return [found for key in keys for found in _differences(first.get(key), second.get(key), f"{path}.{key}")]

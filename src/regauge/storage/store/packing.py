@@ -1,4 +1,4 @@
-"""Networks as rows of values, with one segment of concatenated tensors for each dtype."""
+"""Networks as rows of numbers. A row has one segment of concatenated tensors for each dtype."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,24 +14,24 @@ from regauge.storage.architecture import Architecture
 from regauge.storage.store.columns import Array, Row
 
 STORAGE = {"float16": torch.float16, "bfloat16": torch.bfloat16}
-"""Dtypes in which floating-point values can be kept in half the bytes."""
+"""Dtypes in which floating-point entries can be stored in half the space."""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """The ordered tensors of a network that are stored in one dtype."""
+    """The tensors of a network that are stored in one dtype, in order."""
 
     dtype: torch.dtype
     specs: tuple[TensorSpec, ...]
 
     @cached_property
     def name(self) -> str:
-        """The name of the tensor in a shard that holds this segment."""
+        """The name of the shard tensor that holds this segment."""
         return f"weights/{str(self.dtype).removeprefix('torch.')}"
 
     @cached_property
     def size(self) -> int:
-        """The number of values per network."""
+        """The number of entries per network."""
         return sum(spec.size for spec in self.specs)
 
     @cached_property
@@ -40,12 +40,12 @@ class Segment:
         return self.size * self.dtype.itemsize
 
     def pack(self, params: Mapping[str, Tensor], count: int) -> Tensor:
-        """Return rows of values from networks, `[count, size]` on the CPU."""
+        """Convert networks to rows of entries, `[count, size]` on the CPU."""
         rows = [params[spec.name].detach().reshape(count, spec.size).to(self.dtype).cpu() for spec in self.specs]
         return torch.cat(rows, dim=1).contiguous()
 
     def unpack(self, rows: Tensor) -> Params:
-        """Return networks from rows of values; tensors are views if the storage dtype equals their dtype."""
+        """Convert rows of entries to networks. Tensors are views if their dtype equals the storage dtype."""
         count, dtypes = len(rows), {spec.dtype for spec in self.specs}
         if len(dtypes) == 1:
             rows = rows.to(self.specs[0].dtype)
@@ -55,7 +55,7 @@ class Segment:
 
 
 def segments_of(layout: tuple[TensorSpec, ...], storage: str | None) -> tuple[Segment, ...]:
-    """Return the segments of a network: its tensors, grouped by storage dtype."""
+    """Return the segments of a network, that is, its tensors grouped by storage dtype."""
     segments: dict[torch.dtype, list[TensorSpec]] = {}
     for spec in layout:
         stored = STORAGE[storage] if storage is not None and spec.dtype.is_floating_point else spec.dtype
@@ -64,7 +64,7 @@ def segments_of(layout: tuple[TensorSpec, ...], storage: str | None) -> tuple[Se
 
 
 def require_networks(architecture: Architecture, params: Mapping[str, Tensor], rows: Sequence[Row]) -> None:
-    """Raise a ValueError unless the networks have the architecture and each row names its architecture."""
+    """Raise a ValueError unless the networks have the architecture and each row has the required columns."""
     layout, count = {spec.name: spec for spec in architecture.layout}, len(rows)
     if params.keys() != layout.keys():
         raise ValueError(
@@ -87,10 +87,10 @@ def require_networks(architecture: Architecture, params: Mapping[str, Tensor], r
 def pack(
     params: Mapping[str, Tensor], rows: Sequence[Row], segments: Sequence[Segment], storage: str | None
 ) -> tuple[dict[str, Tensor], list[bool]]:
-    """Return the tensors of a shard from networks, and which of the stored networks are finite.
+    """Convert networks to the tensors of a shard, and return which of the stored networks are finite.
 
     Raises:
-        ValueError: A network that did not diverge has values too large for the storage dtype.
+        ValueError: A network that did not diverge has entries too large for the storage dtype.
     """
     finite, before = (torch.ones(len(rows), dtype=torch.bool) for _ in range(2))
     tensors = {segment.name: segment.pack(params, len(rows)) for segment in segments}
@@ -109,7 +109,7 @@ def pack(
 
 
 def memory_of(tensor: Tensor, size: int) -> Array:
-    """Return the memory of a batch of `size` bytes that begins with a tensor."""
+    """Return a memory view of `size` bytes that begins with a tensor."""
     storage = tensor.untyped_storage()
     if storage.nbytes() != size or tensor.storage_offset():
         raise ValueError(
@@ -121,7 +121,7 @@ def memory_of(tensor: Tensor, size: int) -> Array:
 
 
 def _are_finite(flat: Tensor) -> Tensor:
-    """Return for each row whether all of its values are finite, `[rows]`."""
+    """Return, for each row, whether all of its entries are finite, `[rows]`."""
     if not flat.is_floating_point():
         return torch.ones(len(flat), dtype=torch.bool)
     # A finite sum has finite terms, and costs one reading; one that is not may only have overflowed.

@@ -1,4 +1,4 @@
-"""Stores on object storage: fsspec copies them to the cache shard by shard, and existing copies are reused."""
+"""Stores on object storage. fsspec copies them to the cache shard by shard, and existing copies are reused."""
 
 import hashlib
 import os
@@ -21,13 +21,12 @@ if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
 KIND = "stores"
-"""Name of the folder of the cache with the copies."""
+"""The name of the cache folder that holds copies of remote stores."""
 ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):/+(.+)")
 
 
 def url_of(folder: str | Path) -> str | None:
-    """Return the URL that a folder is given as, also after `Path` took a slash of it; None for a folder of this
-    machine."""
+    """Return the URL that a folder argument names, even if `Path` removed a slash from it; None for local folders."""
     found = ADDRESS.fullmatch(os.fspath(folder))
     if found is None:
         return None
@@ -36,22 +35,22 @@ def url_of(folder: str | Path) -> str | None:
 
 
 def copy_store(url: str, progress: Progress = no_progress) -> Path:
-    """Copy the missing files of a store at a URL to the cache.
+    """Copy the missing files of a store from a URL to the cache.
 
-    Shards never change, so only new shards are copied, each atomically. If another store was at the URL before, its
-    copy is removed.
+    Shards never change, so only new shards are copied, each atomically. If the URL previously contained another store,
+    the copy of that store is removed.
 
     Args:
-        url: The URL of the store's folder, such as "s3://bucket/mlps"; any protocol of fsspec.
-        progress: Shows how many bytes were copied.
+        url: The URL of the store's folder, such as "s3://bucket/mlps", with any fsspec protocol.
+        progress: Displays the number of copied bytes.
 
     Returns:
         The folder of the copy.
 
     Raises:
-        ValueError: fsspec does not know the protocol, or lacks the package that it needs.
+        ValueError: fsspec does not know the protocol, or the package for the protocol is not installed.
         FileNotFoundError: There is no store at the URL.
-        OSError: The storage cannot be reached, or ended a file early.
+        OSError: The storage cannot be reached, or a download ended early.
     """
     filesystem, root = _open(url)
     local = cache_folder() / KIND / hashlib.sha256(url.encode()).hexdigest()[:24]
@@ -71,7 +70,7 @@ def copy_store(url: str, progress: Progress = no_progress) -> Path:
 
 @contextmanager
 def _errors_told(url: str) -> Iterator[None]:
-    """Errors of a protocol's package, which may be of any type, are an OSError that says what to check."""
+    """Convert errors of a protocol's package, which may have any type, to an OSError with advice."""
     try:
         yield
     except (OSError, ValueError):
@@ -94,7 +93,7 @@ def _open(url: str) -> "tuple[AbstractFileSystem, str]":
 
 
 def _copy_manifest(filesystem: "AbstractFileSystem", url: str, root: str, local: Path) -> None:
-    """Bring the manifest, which is the only file that changes; shards of another store are removed."""
+    """Copy the manifest, the only file that may change. If the store was replaced, remove the old store's shards."""
     with tempfile.TemporaryDirectory(dir=local, prefix=".") as fresh:
         try:
             filesystem.get_file(f"{root}/{MANIFEST}", str(Path(fresh) / MANIFEST))
@@ -108,7 +107,7 @@ def _copy_manifest(filesystem: "AbstractFileSystem", url: str, root: str, local:
 
 
 def _shards(filesystem: "AbstractFileSystem", root: str) -> dict[str, int]:
-    """Return sizes of the shards by name, in the order of the names."""
+    """Return the sizes of the shards by name, sorted by name."""
     filesystem.invalidate_cache()  # others may have written since the last look
     try:
         entries: list[dict[str, Any]] = filesystem.ls(f"{root}/{FOLDER}", detail=True)
@@ -119,7 +118,7 @@ def _shards(filesystem: "AbstractFileSystem", root: str) -> dict[str, int]:
 
 
 def _copy(filesystem: "AbstractFileSystem", source: str, path: Path, size: int) -> None:
-    """Copy a shard under a temporary name, and rename it when it is whole."""
+    """Copy a shard under a temporary name, and rename it when it is complete."""
     with whole_file(path, nbytes=size) as temporary:
         filesystem.get_file(source, str(temporary))
         if (found := temporary.stat().st_size) != size:

@@ -1,4 +1,4 @@
-"""The table of metadata of networks, queried by columns, which are read on demand."""
+"""The metadata table of a store, queried by columns, which are read on demand."""
 
 import hashlib
 import math
@@ -12,13 +12,13 @@ from regauge.storage.store.columns import Array, Column, decode
 
 Indices = NDArray[np.int64]
 STANDARD = {"train": 0.8, "validation": 0.1, "test": 0.1}
-"""Shares of the trajectories in each part of a split by default."""
+"""The default shares of trajectories in each split."""
 
 
 class Rows:
-    """A table with one row for every network of a store, in the order of the store.
+    """A table with one row for every network in a store, in the order of the store.
 
-    Columns are read from the disk at the first access and kept as arrays. No weights are read.
+    Columns are read from the disk on first access and kept as arrays. No weights are read.
 
         rows["accuracy"]                                   # an array; masked where a network has no such value
         rows.where(step=86, activation=["relu", "tanh"])   # numbers of the networks, for `store.read`
@@ -38,7 +38,7 @@ class Rows:
         return decode(self.column(name))
 
     def column(self, name: str) -> Column:
-        """Return one column as it is stored; KeyError if there is no column of that name."""
+        """Return one column as it is stored; KeyError if there is no column of this name."""
         if name not in self._columns:
             if name not in self.names:
                 raise KeyError(f"the networks have no column {name!r}; there are {list(self.names)}")
@@ -49,11 +49,12 @@ class Rows:
         """Return the indices of the rows that satisfy all conditions, in increasing order.
 
         Args:
-            conditions: For each column a value, a collection of values (any of them), or a function from the array of
-                values to an array of booleans. A row without a value satisfies only the condition `None`.
+            conditions: A condition for each column: a value, a collection of values (any of which may match), or a
+                function from the array of values to a boolean array. A row without a value satisfies only the condition
+                `None`.
 
         Raises:
-            KeyError: There is no column of that name.
+            KeyError: There is no column of this name.
         """
         chosen = np.ones(len(self), bool)
         for name, condition in conditions.items():
@@ -64,7 +65,7 @@ class Rows:
         """Return the indices, in increasing order, of the last checkpoints of all trajectories that were not discarded.
 
         Args:
-            among: Indices of the rows to search; all by default.
+            among: Indices of the rows to search; by default, all rows.
         """
         rows = np.arange(len(self)) if among is None else np.unique(among)
         ids, steps = (self.column(name).values[rows] for name in ("id", "step"))
@@ -74,7 +75,7 @@ class Rows:
         return np.setdiff1d(rows[order[last]], given_up)
 
     def dicts(self, indices: Iterable[int] | None = None) -> list[dict[str, Any]]:
-        """Return some rows as dictionaries of plain values, without the columns for which a row has no value."""
+        """Return some rows as dictionaries of plain values. Columns for which a row has no value are left out."""
         chosen = np.arange(len(self)) if indices is None else np.asarray(list(indices), np.int64)
         columns = {name: decode(self.column(name), chosen).tolist() for name in self.names}
         return [
@@ -82,15 +83,15 @@ class Rows:
         ]
 
     def summary(self) -> Mapping[str, str]:
-        """Return a text with the range or the distinct values of each column."""
+        """Return a string for each column, with the range or the distinct values."""
         return {name: _words(self.column(name), len(self)) for name in self.names}
 
 
 def split(ids: Array, fractions: Mapping[str, float] | None = None, *, salt: str = "") -> dict[str, Indices]:
-    """Return the indices of the rows of each part, from the trajectory of each row; see `Store.split`.
+    """Return the row indices of each split, given the trajectory of each row; see `Store.split`.
 
-    The mixing function of SplitMix64, applied to the id of a trajectory plus a hash of the salt, maps the trajectory to
-    a number in [0, 1). The parts are consecutive intervals of [0, 1).
+    The mixing function of SplitMix64 is applied to the trajectory's id plus a hash of the salt. It maps the trajectory
+    to a number in [0, 1). The splits are consecutive intervals of [0, 1).
 
     References:
         Steele, Lea and Flood (2014), Fast splittable pseudorandom number generators, figure 17.

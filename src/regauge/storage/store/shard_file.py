@@ -1,7 +1,7 @@
-"""One shard: a safetensors file with the weights and the rows of some networks, written once.
+"""One shard: a safetensors file with the weights and metadata rows of some networks, written once.
 
-The page "store" of the documentation specifies the layout of the file. The header is read without mapping the file so
-that opening thousands of shards is fast. Other programs can read a shard as an ordinary safetensors file.
+The page "store" of the documentation specifies the layout of the file. The header is read without memory-mapping the
+file, which makes it fast to open thousands of shards. Other programs can read a shard as an ordinary safetensors file.
 """
 
 import hashlib
@@ -30,19 +30,19 @@ from regauge.storage.store.packing import Segment
 FORMAT = "regauge.shard"
 VERSION = 1
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.=-]*")
-"""Names that shards can have."""
+"""A pattern of valid shard names."""
 IDENTITY = ("id", "step")
-"""The columns that name each network."""
+"""The columns that identify each network."""
 BLANK = "0" * 64
-"""The text in the place of the checksum while it is computed."""
+"""The placeholder for the checksum while the checksum is computed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shard:
-    """The header of a shard: kind and constant value or distinct values of each column, and places of its tensors.
+    """The header of a shard: the kind and the constant or distinct values of each column, and locations of tensors.
 
-    Two shards are equal only if they are the same object. `start` is the first byte after the header, and `size` is the
-    size of the whole file.
+    Two shards are equal only if they are the same object. `start` is the offset of the first byte after the header, and
+    `size` is the size of the whole file.
     """
 
     path: Path
@@ -77,7 +77,7 @@ class Shard:
             raise ValueError(damage_message(path, reason)) from error
 
     def require_segments(self, segments: Iterable[Segment]) -> "Shard":
-        """This shard, unless its networks have other values than those of the store."""
+        """Return this shard; raise a ValueError if its networks have other segments than those of the store."""
         for segment in segments:
             place, shape = self.places.get(segment.name), (self.count, segment.size)
             if place is None or (place.dtype, place.shape) != (segment.dtype, shape):
@@ -88,7 +88,7 @@ class Shard:
         return self
 
     def map(self) -> Array:
-        """The bytes of the file, mapped lazily, if the file is still the one that was opened."""
+        """Return the bytes of the file as a memory map, if the file is still the one that was opened."""
         if not self.path.exists():
             raise FileNotFoundError(
                 f"the shard {str(self.path)!r} is gone; shards are never deleted while they are read"
@@ -105,7 +105,7 @@ class Shard:
         return content
 
     def column(self, name: str, content: Array) -> Column | None:
-        """Return one column from the bytes of the file, or None if no network has a value there."""
+        """Return one column from the bytes of the file, or None if no network has a value in it."""
         described = self.columns.get(name)
         if described is None:
             return None
@@ -129,26 +129,26 @@ class Shard:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return the name of a dtype, which is that of numpy where it has it."""
+    """Return the name of a dtype, which equals numpy's name if numpy has the dtype."""
     return str(dtype).removeprefix("torch.")
 
 
 def path_of(folder: Path, name: str) -> Path:
-    """Return the file of the shard of that name in the store of a folder, whether or not it is there."""
+    """Return the path of a shard by its name, in the store of a folder, whether or not the file exists."""
     if not NAME.fullmatch(name):
         raise ValueError(f"a shard cannot be named {name!r}; use letters, digits, '-', '_', '=' and '.'")
     return folder / FOLDER / f"{name}{SUFFIX}"
 
 
 def list_shards(folder: Path) -> list[Path]:
-    """Return the files of the shards in the store of a folder, in the order of their names."""
+    """Return the paths of the shards in the store of a folder, sorted by name."""
     with os.scandir(folder / FOLDER) as entries:
         names = sorted(e.name for e in entries if e.name.endswith(SUFFIX) and not e.name.startswith("."))
     return [folder / FOLDER / name for name in names]
 
 
 def write(path: Path, weights: Mapping[str, Tensor], columns: Mapping[str, Column], count: int) -> Path:
-    """Write a new shard of values `[networks, values]` and their metadata, atomically."""
+    """Write a new shard with weights `[networks, values]` and metadata, atomically."""
     tensors = dict(weights)
     described = {name: describe(column) for name, column in columns.items()}
     for name, column in columns.items():
@@ -173,7 +173,7 @@ def write(path: Path, weights: Mapping[str, Tensor], columns: Mapping[str, Colum
 class Verification:
     """The numbers of intact shards and of their networks, and a message for each damaged shard.
 
-    Leftovers are files that writers did not complete. They are harmless; delete them when no process writes.
+    Leftovers are files that writers did not complete. They are harmless. Delete them when no process is writing.
     """
 
     shards: int
@@ -183,13 +183,12 @@ class Verification:
 
     @property
     def ok(self) -> bool:
-        """Whether no shard is damaged."""
+        """Whether all shards are intact."""
         return not self.damaged
 
 
 def verify(folder: str | Path, *, progress: Progress = no_progress) -> Verification:
-    """Read every shard of the store in a folder and compare the checksums; verification continues after a damaged
-    shard.
+    """Read every shard of the store in a folder and compare the checksums, also after a damaged shard.
 
     Raises:
         FileNotFoundError: There is no store in the folder.
@@ -208,7 +207,7 @@ def verify(folder: str | Path, *, progress: Progress = no_progress) -> Verificat
 
 
 def _check(path: Path) -> int:
-    """Return the number of networks in a shard, all of which is read."""
+    """Read a whole shard, and return the number of its networks."""
     shard = Shard.open(path)
     with open(path, "rb") as file:
         digest = hashlib.sha256(file.read(shard.start).replace(shard.checksum.encode(), BLANK.encode(), 1))
@@ -220,7 +219,7 @@ def _check(path: Path) -> int:
 
 
 def damage_message(path: Path, reason: str) -> str:
-    """Return the sentence about a file that cannot be read as a shard."""
+    """Return an error sentence about a file that cannot be read as a shard."""
     return (
         f"{str(path)!r} cannot be read as a shard: {reason}; `regauge zoo verify` lists all such files, and without "
         "them the store is whole"

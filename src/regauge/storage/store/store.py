@@ -1,4 +1,4 @@
-"""A store: a folder of immutable shards with the networks of one architecture and metadata of each network."""
+"""A store: a folder of immutable shards with networks of one architecture and metadata for each network."""
 
 import os
 import uuid
@@ -28,23 +28,24 @@ from regauge.storage.store.rows import Indices, Rows, split
 from regauge.storage.store.shard_file import Shard, Verification, verify
 
 MAPPED_SHARDS = 4096
-"""Shards that a reader keeps mapped. No file stays open, but a process has 65,530 mappings on Linux."""
+"""The number of shards that a reader keeps memory-mapped. Linux allows a process 65,530 mappings."""
 
 
 class Store:
-    """A store: networks of one architecture on the disk, with metadata of each network.
+    """A store: networks of one architecture on the disk, with metadata for each network.
 
     Open a store with `Store.create` or `Store.open`. The indices of networks follow the order of the shards' names. If
-    a reader refreshes while others write, existing indices stay and new networks are added at the end. Reading is safe
-    in many threads and processes at once, with any number of writers.
+    a reader refreshes while others write, existing indices stay the same, and new networks are added at the end. Many
+    threads and processes can safely read at once, with any number of writers.
 
     Attributes:
         folder: The folder of the store.
         architecture: The architecture of all networks.
-        symmetry: The symmetry of the architecture, if it is known.
-        storage: Name of the dtype in which floating-point values are stored; None for the dtype of the architecture.
-        about: Plain JSON that was given when the store was created, such as the settings of the training.
-        key: A unique text that identifies the store, also after the store is moved.
+        symmetry: The symmetry of the architecture; None if it is not known.
+        storage: The name of the dtype in which floating-point entries are stored; None for the dtype of the
+            architecture.
+        about: JSON that was given when the store was created, such as training settings.
+        key: A unique string that identifies the store, even after the store is moved.
 
     References:
         The page "store" of the documentation specifies the files.
@@ -77,15 +78,15 @@ class Store:
         """Return a new store, or the existing store if it was created with the same arguments.
 
         Args:
-            folder: The folder of the store, which is made if it does not exist.
+            folder: The folder of the store, which is created if it does not exist.
             architecture: The architecture of all networks.
             symmetry: The symmetry of the architecture.
-            storage: "float16" or "bfloat16" stores floating-point values rounded to 16 bits; by default they are not
+            storage: "float16" or "bfloat16" for floating-point entries rounded to 16 bits. By default, entries are not
                 rounded.
-            about: Any other information to store, as plain JSON.
+            about: Any additional information to store, as plain JSON.
 
         Raises:
-            FileExistsError: The folder holds another store, or other files.
+            FileExistsError: The folder contains another store, or other files.
             ValueError: The storage is unknown, `about` is not plain JSON, or the folder is a URL.
         """
         if url_of(folder) is not None:
@@ -97,16 +98,16 @@ class Store:
 
     @classmethod
     def open(cls, folder: str | Path, *, progress: Progress = no_progress) -> "Store":
-        """Return the store in a folder.
+        """Open the store in a folder.
 
         Args:
-            folder: The folder, or the URL of a folder on object storage, such as "s3://bucket/mlps"; any protocol of
-                fsspec works. Missing shards are copied to the cache. A store at a URL is read-only.
-            progress: Shows the copying.
+            folder: The folder, or the URL of a folder on object storage, such as "s3://bucket/mlps", with any fsspec
+                protocol. Missing shards are copied to the cache. A store at a URL is read-only.
+            progress: Displays the progress of copying.
 
         Raises:
-            FileNotFoundError: There is no store.
-            ValueError: The store or a shard is damaged or of another version, or the URL cannot be opened.
+            FileNotFoundError: There is no store in the folder.
+            ValueError: The store or a shard is damaged or has another version, or the URL cannot be opened.
             OSError: The object storage cannot be reached.
         """
         url = url_of(folder)
@@ -126,7 +127,7 @@ class Store:
             return None
 
     def tell(self, about: Mapping[str, Any]) -> None:
-        """Replace `about`; readers that open the store later read the new value.
+        """Replace `about`. Readers that open the store afterwards read the new value.
 
         Raises:
             ValueError: `about` is not plain JSON.
@@ -146,7 +147,7 @@ class Store:
 
     @property
     def rows(self) -> Rows:
-        """A row of metadata for each network."""
+        """The metadata table, with one row per network."""
         return self._now.rows
 
     @property
@@ -156,7 +157,7 @@ class Store:
 
     @property
     def made_by(self) -> str:
-        """The settings in `about` on one line, as Python writes objects."""
+        """The settings in `about`, formatted on one line like Python objects."""
         return brief(self.about)
 
     def count_runs(self) -> int:
@@ -184,7 +185,7 @@ class Store:
         """Add the shards that were written since the last refresh, and return the number of new networks.
 
         Raises:
-            ValueError: A new shard is damaged or of another architecture.
+            ValueError: A new shard is damaged or has another architecture.
         """
         before = () if self._listed is None else self._listed.shards
         if self._url is not None and self._listed is not None:
@@ -205,17 +206,17 @@ class Store:
 
         Args:
             params: The networks, with one leading model axis on every tensor.
-            rows: For each network plain JSON values by name, among them "id" (an integer: the trajectory) and
-                "step" (an integer: how far it was trained). The column "is_finite" is added.
-            name: Name of the shard; one that no other writer uses by default.
+            rows: For each network, plain JSON values by name. They include "id" (an integer that identifies the
+                trajectory) and "step" (an integer that counts training steps). The column "is_finite" is added.
+            name: The name of the shard. By default, a name that no other writer uses.
 
         Returns:
             The new file.
 
         Raises:
-            FileExistsError: There is a shard of that name already; shards never change.
-            ValueError: The tensors are not those of the architecture, the rows are malformed or not one per network,
-                or a value does not fit into the storage dtype.
+            FileExistsError: A shard of this name already exists. Shards never change.
+            ValueError: The tensors do not fit the architecture, the rows are malformed or not one per network, or an
+                entry does not fit into the storage dtype.
         """
         self._require_here()
         if name is not None and self.has(name):
@@ -229,14 +230,14 @@ class Store:
         return shard_file.write(path, tensors, encode(marked), len(rows))
 
     def has(self, name: str) -> bool:
-        """Return whether a shard of that name is on the disk."""
+        """Return whether a shard of this name is on the disk."""
         return self.path_of(name).exists()
 
     def part(self, names: Iterable[str]) -> "Store":
-        """Return a store of some shards only, with indices from 0 in this order; no other shard is read.
+        """Return a store with only some of the shards, with indices from 0 in this order; no other shard is read.
 
         Raises:
-            FileNotFoundError: There is no shard of that name.
+            FileNotFoundError: There is no shard of this name.
         """
         part = Store(self.folder, self._manifest)
         part._url = self._url
@@ -244,44 +245,45 @@ class Store:
         return part
 
     def places(self, indices: Iterable[int] | Array) -> list[Place]:
-        """Return the places of some networks; places never change, while indices may differ between readers."""
+        """Return the locations of some networks. Locations never change, but indices may differ between readers."""
         return self._now.places(resolve(indices, len(self)))
 
     def numbers(self, places: Iterable[Place]) -> Indices:
-        """Return the indices of networks in this reader; the inverse of `places`.
+        """Return the indices of networks in this reader, given their locations; the inverse of `places`.
 
         Raises:
-            KeyError: This reader has not listed the shard of one of them.
+            KeyError: This reader has not listed the shard of a network.
         """
         return self._now.numbers(places)
 
     def path_of(self, name: str) -> Path:
-        """Return the path of the shard of that name, whether or not the file exists.
+        """Return the path of a shard by its name, whether or not the file exists.
 
         Raises:
-            ValueError: The name is not usable in a file's name.
+            ValueError: The name cannot be used in a file name.
         """
         return shard_file.path_of(self.folder, name)
 
     def read(self, indices: Iterable[int] | slice | Array, *, out: Params | None = None) -> Params:
         """Return some networks, stacked in the order of `indices`.
 
-        The shards are mapped into memory: the system reads only the pages of these networks.
+        The shards are memory-mapped: the system reads only the pages of these networks.
 
         Args:
             indices: Indices from 0 to `len(self) - 1`, in any order and with repetitions; a slice; or a boolean mask
-                with one entry for every network.
+                with one entry per network.
             out: The result of an earlier call for the same number of networks, whose memory is overwritten. Reuse
-                halves the time for batches of tens of megabytes. Values must be stored in the dtype of the
-                architecture.
+                halves the time for batches of tens of megabytes. It requires that entries are stored in the dtype of
+                the architecture.
 
         Returns:
-            Parameters and buffers with a leading model axis and the dtypes of the architecture. Tensors of one dtype
-            are views of one block of memory.
+            Parameters and buffers with a leading model axis and the dtypes of the architecture. Tensors of the same
+            dtype are views of one block of memory.
 
         Raises:
             IndexError: An index is out of range or not an integer, or a mask has another length.
-            ValueError: `out` has another number of networks, or values are not stored in the dtype of the architecture.
+            ValueError: `out` has another number of networks, or entries are not stored in the dtype of the
+                architecture.
         """
         listing = self._now
         wanted = resolve(indices, len(listing))
@@ -295,16 +297,15 @@ class Store:
         return {spec.name: params[spec.name] for spec in self.architecture.layout}
 
     def split(self, fractions: Mapping[str, float] | None = None, *, salt: str = "") -> dict[str, Indices]:
-        """Return the indices of the networks of each part, which depends on salt and trajectory but not on the
-        checkpoint.
+        """Return the network indices of each split, which depends on salt and trajectory but not on the checkpoint.
 
         Args:
-            fractions: Expected shares of the trajectories by name; 80% "train", 10% "validation" and 10% "test"
-                by default.
-            salt: A text that determines the split.
+            fractions: The expected share of trajectories in each split, by name. Default: 80% "train", 10% "validation"
+                and 10% "test".
+            salt: A string that determines the random assignment.
 
         Raises:
-            ValueError: The fractions do not add up to one.
+            ValueError: The fractions do not sum to one.
         """
         return split(self.rows.column("id").values, fractions, salt=salt)
 
@@ -326,7 +327,7 @@ class Store:
         return tuple(Shard.open(path).require_segments(self._segments) for path in paths)
 
     def _next_name(self) -> str:
-        """Return a name that no other writer uses, in the order of this one's; a forked process is another writer."""
+        """Return a shard name that no other writer uses; this writer's names ascend, and a fork is another writer."""
         writer = self._writer
         if writer[0] != os.getpid():
             writer = self._writer = (os.getpid(), uuid.uuid4().hex[:12], count())
@@ -334,6 +335,6 @@ class Store:
 
 
 def _open(folder: Path, names: tuple[str, ...] | None) -> Store:
-    """Return a store as another process sees it: the same numbers for the same networks, whatever was written since."""
+    """Return a store as another process sees it: equal indices for equal networks, even if shards were added since."""
     store = Store.open(folder)
     return store if names is None else store.part(names)

@@ -1,4 +1,4 @@
-"""Steps of a chain of layers, activations in place, and the conversion of a module to a chain."""
+"""Steps of a chain of layers, in-place activations, and the conversion of a module to a chain."""
 
 import operator
 from abc import ABC, abstractmethod
@@ -17,10 +17,10 @@ from regauge.core.products import matmul
 
 @dataclass(frozen=True)
 class InPlace:
-    """An activation and its derivative, which both work in place.
+    """An activation and its derivative, both computed in place.
 
-    `forward` takes the input, and a tensor for slopes or None. `backward` takes the derivative by the output, the
-    output, and the slopes.
+    `forward` takes the input, and either a tensor for slopes or None. `backward` takes the derivative with respect to
+    the output, the output, and the slopes.
     """
 
     forward: Callable[[Tensor, Tensor | None], object]
@@ -34,7 +34,7 @@ def _sine(z: Tensor, slope: Tensor | None) -> None:
 
 
 def _elementwise(by_numpy: np.ufunc, by_torch: Callable[..., Tensor], z: Tensor, out: Tensor) -> None:
-    """Apply an elementwise function, with numpy for float32 on a CPU with at most two threads.
+    """Apply an elementwise function. For float32 on a CPU with at most two threads, use numpy.
 
     On one thread, numpy takes 0.3 to 0.7 of the time of torch. Numpy uses only one thread, so torch is faster with more
     than two threads.
@@ -60,7 +60,7 @@ def _relu_backward(delta: Tensor, output: Tensor, _: Tensor | None) -> Tensor:
 
 
 def _by_output(operator: Any, *arguments: float) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
-    """Return the derivative that a torch operator computes from the output."""
+    """Return the derivative of an activation as a torch operator that computes it from the output."""
 
     def backward(delta: Tensor, output: Tensor, _: Tensor | None) -> Tensor:
         operator.grad_input(delta, output, *arguments, grad_input=delta)
@@ -84,7 +84,7 @@ NAMES: dict[Any, str] = {
     **dict.fromkeys((torch.sin, "sin"), "sin"),
     nn.Identity: "identity",
 }
-"""The activations that modules, functions and methods compute, by name."""
+"""Names of the activations that modules, functions and methods compute."""
 
 
 Pair = tuple[int, int]
@@ -97,11 +97,11 @@ MAXIMA: dict[str, Any] = {
     "ceil_mode": False,
     "return_indices": False,
 }
-"""Arguments of torch's maximum pooling, and what they are by default."""
+"""Arguments of torch's max pooling, with their defaults."""
 
 
 class Passed(NamedTuple):
-    """Tensors that a step keeps of a forward pass: the input, the output, and slopes or positions of maxima.
+    """Tensors that a step saves from a forward pass: the input, the output, and slopes or positions of maxima.
 
     Later activations may have overwritten the output, except the output of an activation itself.
     """
@@ -112,24 +112,24 @@ class Passed(NamedTuple):
 
 
 Derivatives = tuple[Tensor, tuple[Tensor, ...]]
-"""The derivative by the input of a step, and those by its parameters."""
+"""The derivatives with respect to a step's input and with respect to its parameters."""
 
 
 class Step(ABC):
-    """A step of a chain, by default for one network; the first axis holds the examples, `[examples, ...]`."""
+    """A step of a chain, by default for one network. The first axis indexes the examples, `[examples, ...]`."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Its parameters."""
+        """The names of the step's parameters."""
         return ()
 
     @abstractmethod
     def forward(self, x: Tensor, params: Params, *, is_free: bool) -> Passed:
-        """Return the output; `x` may be overwritten if `is_free`."""
+        """Return the output. If `is_free`, `x` may be overwritten."""
 
     @abstractmethod
     def backward(self, delta: Tensor, passed: Passed, params: Params, *, goes_on: bool) -> Derivatives:
-        """Return the derivatives by the input (any tensor unless `goes_on`) and by `names`, by backpropagation."""
+        """Return the derivatives with respect to the input (any tensor unless `goes_on`) and parameters in `names`."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class WeightedStep(Step):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Its parameters."""
+        """The names of the step's parameters."""
         return self.weight, self.bias
 
 
@@ -216,7 +216,7 @@ class Activation(Step):
 
 @dataclass(frozen=True)
 class MaxPooling(Step):
-    """A step that takes the largest value of every window."""
+    """A step that computes the maximum of every window."""
 
     kernel: Pair
     stride: Pair
@@ -243,7 +243,7 @@ class MaxPooling(Step):
 
 @dataclass(frozen=True)
 class Averaging(Step):
-    """A step that averages over all positions; the axes of positions are dropped or have length one."""
+    """A step that averages over all positions. The position axes are dropped or have length one."""
 
     keeps_axes: bool
 
@@ -258,7 +258,7 @@ class Averaging(Step):
 
 @dataclass(frozen=True)
 class Flattening(Step):
-    """A step that flattens each example to a row."""
+    """A step that flattens each example to a vector."""
 
     def forward(self, x: Tensor, params: Params, *, is_free: bool) -> Passed:
         return Passed(x, x.flatten(1))
@@ -270,8 +270,9 @@ class Flattening(Step):
 def steps_of(module: nn.Module, *, reads_vectors: bool) -> tuple[Step, ...] | None:
     """Return the steps of a module that is a chain of layers and activations, or None.
 
-    The result is None if the module is no such chain, has hooks, has its own `forward`, or differs between training and
-    evaluation. An example is a vector or an image. The module is left in training mode.
+    The result is None if the module is not a chain or has hooks. It is also None if the module overrides `forward` or
+    differs between training and evaluation. `reads_vectors` states whether an example is a vector or an image. The
+    module is left in training mode.
     """
     if any(_is_altered(part) for part in module.modules()):
         return None
@@ -280,7 +281,7 @@ def steps_of(module: nn.Module, *, reads_vectors: bool) -> tuple[Step, ...] | No
 
 
 def _is_altered(part: nn.Module) -> bool:
-    """Return whether hooks or other attachments change the output of a module, which a trace does not show."""
+    """Return whether hooks or other attachments change a module's output in a way that a trace does not show."""
     hooks = (part._forward_pre_hooks, part._forward_hooks, part._backward_pre_hooks, part._backward_hooks)
     return any(hooks) or "forward" in vars(part)
 
@@ -309,7 +310,7 @@ def _read(module: nn.Module, *, reads_vectors: bool) -> tuple[Step, ...] | None:
 
 
 def _step(node: fx.Node, module: nn.Module) -> Step | None:
-    """Return the step of a chain that a node computes, or None."""
+    """Return the step that a node of the trace computes, or None."""
     target: Any = module.get_submodule(str(node.target)) if node.op == "call_module" else node.target
     names = (f"{node.target}.weight", f"{node.target}.bias")
     match target:
@@ -345,7 +346,7 @@ def _step(node: fx.Node, module: nn.Module) -> Step | None:
 
 
 def _makes_map(step: Step, is_map: bool) -> bool | None:
-    """Return whether a step returns maps instead of vectors, or None if the step cannot read its input."""
+    """Return whether a step returns images instead of vectors; None if the step cannot read its input."""
     match step:
         case Linear():
             return None if is_map else False
@@ -360,7 +361,7 @@ def _makes_map(step: Step, is_map: bool) -> bool | None:
 
 
 def _told(node: fx.Node, **defaults: object) -> tuple[object, ...]:
-    """Return the arguments of a call after the first one, in the order of the defaults."""
+    """Return the arguments of a call after the first argument, in the order of the defaults."""
     given = dict(zip(defaults, node.args[1:], strict=False)) | node.kwargs
     return tuple((defaults | given)[name] for name in defaults)
 
@@ -368,7 +369,7 @@ def _told(node: fx.Node, **defaults: object) -> tuple[object, ...]:
 def _max_pooling(
     kernel: Any, stride: Any, padding: Any, dilation: Any, ceils: Any, gives_positions: Any
 ) -> MaxPooling | None:
-    """Return the maximum pooling with the arguments in `MAXIMA`."""
+    """Return the max pooling step for the arguments in `MAXIMA`."""
     if ceils or gives_positions:
         return None
     return MaxPooling(_pair(kernel), _pair(stride or kernel), _pair(padding), _pair(dilation))

@@ -1,15 +1,15 @@
-"""Convolutional networks without autograd: convolutions network by network, and what follows for several at once.
+"""Convolutional networks without autograd. Convolutions are computed per network, later layers for several at once.
 
 Stacked convolutions are grouped convolutions, which are slow on a CPU. Unfolded convolutions are batched products,
-which are slower than oneDNN's convolutions. Convolutions and max pooling therefore run network by network. The layers
-after the last convolution are small and would be mostly overhead, so they run as one program for as many networks as
-the cache holds. If the hidden values of a batch do not fit the cache, the batch is read in pieces, and the gradients of
-the pieces are added.
+which are slower than oneDNN's convolutions. Therefore convolutions and max pooling are computed network by network. The
+layers after the last convolution are small and would be mostly overhead. They are computed by one program for as many
+networks as fit the cache. If the activations of a batch do not fit the cache, the batch is split, and the gradients of
+the parts are summed.
 
-Where products of matrices are oneDNN's (`core/products.py`), so is the layout of hidden values, blocks of 8 or 16
-channels, from the first convolution to the last one. Otherwise images have channels-last layout. The two layouts round
-differently. The choice is therefore not based on measured times. It depends only on the steps and on the library, which
-is recorded with a run.
+If matrix products use oneDNN (`core/products.py`), activations have oneDNN's layout from the first convolution to the
+last. This layout consists of blocks of 8 or 16 channels. Otherwise, images have channels-last layout. The two layouts
+round differently. The choice is therefore not based on measured times. It depends only on the steps and on the library,
+which is recorded with a run.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,20 +26,20 @@ from regauge.training.programs import PIECE_BYTES, channels_last, mean_losses
 from regauge.training.threads import keep_freed_memory
 
 HELD_BYTES = 48 * 2**20
-"""Hidden values of the networks that are held at once: less than what `keep_freed_memory` keeps."""
+"""The size in bytes of activations that are held at once, which is less than `keep_freed_memory` keeps."""
 LARGEST_VALUE = 1e37
-"""Bound of hidden values below which nothing overflows: oneDNN's ReLU and maxima drop NaN, which others pass on."""
+"""A bound on activations. Below it nothing overflows, which matters because oneDNN's ReLU and maxima drop NaN."""
 
 
 @dataclass(frozen=True)
 class HeldNetworks:
-    """Consecutive networks of a stack, from `start` to `stop`, that run at once.
+    """Consecutive networks of a stack, from `start` to `stop`, that are evaluated at once.
 
     Attributes:
-        start: First network.
+        start: The index of the first network.
         stop: The index after the last network.
-        networks: Parameters of each.
-        batches: Pieces of the batch of each.
+        networks: The parameters of each network.
+        batches: The batch parts of each network.
     """
 
     start: int
@@ -49,7 +49,7 @@ class HeldNetworks:
 
 
 class ImageChain:
-    """Losses and gradients of a stack of chains with convolutions, an `Engine`."""
+    """Losses and gradients of a stack of chains with convolutions; an `Engine`."""
 
     def __init__(self, steps: Sequence[Step]) -> None:
         self.steps = _maxima_first(steps)
@@ -94,7 +94,7 @@ class ImageChain:
         return torch.cat(found)
 
     def _units(self, params: Mapping[str, Tensor], inputs: Tensor) -> Iterator[HeldNetworks]:
-        """Yield the networks in the order of the stack, in the layouts that they run in."""
+        """Yield the networks in stack order, converted to the memory layouts in which they are evaluated."""
         count = len(next(iter(params.values())))
         groups = [k * len(inputs) // count for k in range(count)]
         are_blocked = self._are_blocked(params, inputs, groups)
@@ -113,7 +113,7 @@ class ImageChain:
             start = end
 
     def _are_blocked(self, params: Mapping[str, Tensor], inputs: Tensor, groups: Sequence[int]) -> list[bool]:
-        """Choose oneDNN's layout for the networks whose hidden values cannot overflow."""
+        """Choose oneDNN's layout for the networks whose activations cannot overflow."""
         if not self.fits_blocks or inputs.dtype != torch.float32 or inputs.is_cuda or library() != "onednn":
             return [False] * len(groups)
         bound = inputs.flatten(1).abs().amax(1)[groups]
@@ -125,7 +125,7 @@ class ImageChain:
         return (bound < LARGEST_VALUE).tolist()
 
     def _counts(self, params: Mapping[str, Tensor], batch: Tensor, *, is_blocked: bool) -> tuple[int, int]:
-        """Number of pieces of a batch, and of networks that are held at once."""
+        """Return the number of parts of a batch, and the number of networks that are held at once."""
         shape = tuple(batch.shape[1:])
         if shape not in self.sizes:
             x, passed = batch[:1], []
@@ -142,7 +142,7 @@ class ImageChain:
         return pieces, max(1, HELD_BYTES // total)
 
     def _cut_batch(self, batch: Tensor, pieces: int, *, is_blocked: bool) -> list[Tensor]:
-        """Return the pieces of a batch in the layout that networks run in."""
+        """Split a batch into parts, in the memory layout in which networks are evaluated."""
         if is_blocked:
             return [piece.to_mkldnn() for piece in batch.chunk(pieces)]
         return list(channels_last(batch).chunk(pieces))
@@ -150,7 +150,7 @@ class ImageChain:
     def _gradients(
         self, unit: HeldNetworks, params: Mapping[str, Tensor], batches: Sequence[Tensor], targets: Tensor, share: float
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the mean losses on a piece of a batch, and the derivatives of its share of the whole loss."""
+        """Return the mean losses on a batch part, and the gradients of this part's share of the whole loss."""
         outputs, trunks, passed = self._forward(unit, params, batches)
         # The derivative is written over the outputs, which a last activation would need.
         outputs = outputs if isinstance(self.steps[-1], Linear) else outputs.clone()
@@ -171,7 +171,7 @@ class ImageChain:
     def _forward(
         self, unit: HeldNetworks, params: Mapping[str, Tensor], batches: Sequence[Tensor]
     ) -> tuple[Tensor, list[list[Passed]], list[Passed]]:
-        """Return outputs `[networks, examples, out]`, and what the steps of each network and of all keep."""
+        """Return outputs `[networks, examples, out]`, and tensors saved by each network's steps and by shared steps."""
         trunks = [self._run(x, own, 0, self.cut) for own, x in zip(unit.networks, batches, strict=True)]
         ends = [passed[-1].wrote if passed else x for passed, x in zip(trunks, batches, strict=True)]
         ends = [x.to_dense() if x.is_mkldnn else x for x in ends]
@@ -190,7 +190,7 @@ class ImageChain:
     def _backward(
         self, delta: Tensor, passed: Sequence[Passed], params: Params, start: int, stop: int
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Derivatives by what the first of these steps reads, and by their parameters."""
+        """Return the derivatives with respect to the first step's input and the parameters of these steps."""
         found: dict[str, Tensor] = {}
         for k in range(stop - 1, max(start, self.first) - 1, -1):
             step = self.steps[k]
@@ -200,9 +200,10 @@ class ImageChain:
 
 
 def _maxima_first(steps: Sequence[Step]) -> tuple[Step, ...]:
-    """Move maxima before the functions that never fall, which then have fewer values to compute.
+    """Move max pooling before nondecreasing functions, which then have fewer values to compute.
 
-    The values are the same. The derivatives are, too, but where a function rounds different values to the same one.
+    The outputs are the same. The derivatives are also the same, except if a function rounds different values to the
+    same value.
     """
     order: list[Step] = []
     for step in steps:
@@ -227,7 +228,7 @@ def _fits_blocks(step: Step) -> bool:
 
 
 def unstack(params: Mapping[str, Tensor], *, is_blocked: bool = False) -> list[Params]:
-    """Return the networks of a stack, their kernels in channels-last layout or, for oneDNN's, as they are."""
+    """Return the networks of a stack. Kernels get channels-last layout, or stay unchanged for oneDNN's layout."""
     # Kernels of one channel are in either layout as they are, and convolutions would take the other one.
     apart = {
         name: tensor.permute(0, 1, 3, 4, 2).clone(memory_format=torch.contiguous_format).permute(0, 1, 4, 2, 3).unbind()

@@ -1,4 +1,4 @@
-"""Fully connected networks as one program, whose forward and backward passes run all networks of a stack."""
+"""Stacks of fully connected networks as one program, whose passes evaluate all networks at once."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,15 +11,15 @@ from regauge.training.chains.chain_steps import ACTIVATIONS, Activation, Factor,
 from regauge.training.programs import mean_losses
 
 Judge = Callable[[Tensor], tuple[Tensor, Tensor]]
-"""Function from outputs `[networks, out, examples]`, which it may overwrite, to losses `[networks]` and derivatives."""
+"""A function from outputs `[networks, out, examples]`, which it may overwrite, to losses `[networks]` and gradients."""
 
 THIN = 16
-"""Inputs with at most as many features are stored feature by feature, which matrix products with them need."""
+"""Inputs with at most this many features are stored feature by feature, because matrix products need this layout."""
 
 
 @dataclass(frozen=True)
 class Link:
-    """A linear layer and what follows: `activation(scale * (W h + b))`; the scale may be the frequency of a SIREN."""
+    """A linear layer and its activation: `activation(scale * (W h + b))`. The scale may be a SIREN's frequency."""
 
     weight: str
     bias: str
@@ -28,9 +28,9 @@ class Link:
 
 
 def links_of(steps: Sequence[Step]) -> tuple[Link, ...] | None:
-    """Return the links of a chain of linear layers, each with a factor, an activation, both or neither behind it.
+    """Return the links of a chain of linear layers, each followed by a factor, an activation, both or neither.
 
-    The input may be flattened first; None if the steps are others.
+    The input may be flattened first. The result is None if there are other steps.
     """
     links: list[Link] = []
     is_open = False
@@ -52,11 +52,11 @@ def links_of(steps: Sequence[Step]) -> tuple[Link, ...] | None:
 
 
 class VectorChain:
-    """Losses and gradients of a stack of chains, an `Engine`.
+    """Losses and gradients of a stack of chains; an `Engine`.
 
-    Hidden layers are stored feature by feature, `[networks, features, examples]`: the first layer of all networks that
-    read the same batch is then one matrix product, and every other layer is a batched product without copies. Buffers
-    are reused between steps.
+    Hidden layers are stored feature by feature, `[networks, features, examples]`. If networks read the same batch,
+    their first layer is one matrix product. Every other layer is a batched product without copies. Buffers are reused
+    between steps.
     """
 
     def __init__(self, links: Sequence[Link]) -> None:
@@ -68,10 +68,9 @@ class VectorChain:
         return self.pull(params, inputs, lambda outputs: mean_losses(outputs, targets))
 
     def pull(self, params: Mapping[str, Tensor], inputs: Tensor, judge: Judge) -> tuple[Tensor, list[Tensor]]:
-        """Return losses of the outputs by a function, `[networks]`, and their derivatives by the parameters, in their
-        order.
+        """Return losses `[networks]`, which `judge` computes from outputs, and the gradients of parameters in order.
 
-        The next call may overwrite these derivatives.
+        The next call may overwrite these gradients.
         """
         hidden, slopes = self._forward(params, inputs, is_training=True)
         # The derivative is written over the outputs, which the last activation would need.
@@ -106,7 +105,7 @@ class VectorChain:
     def _forward(
         self, params: Mapping[str, Tensor], inputs: Tensor, *, is_training: bool
     ) -> tuple[list[Tensor], list[Tensor | None]]:
-        """Return the values of every layer, feature by feature, and the slopes that the backward pass needs."""
+        """Return the activations of every layer, feature by feature, and the slopes that the backward pass needs."""
         h = _features(inputs)
         examples = h.shape[2]
         hidden: list[Tensor] = []
@@ -127,7 +126,7 @@ class VectorChain:
         return hidden, slopes
 
     def _buffer(self, name: str, shape: Sequence[int], like: Tensor) -> Tensor:
-        """Return a buffer that is reused at every step, as long as the shapes stay."""
+        """Return a buffer that is reused at every step as long as its shape stays the same."""
         key = (name, len(shape))
         found = self.buffers.get(key)
         if found is None or found.shape != tuple(shape) or found.dtype != like.dtype or found.device != like.device:
@@ -136,13 +135,13 @@ class VectorChain:
 
 
 def _features(inputs: Tensor) -> Tensor:
-    """Return batches feature by feature, `[groups, features, examples]`."""
+    """Return batches stored feature by feature, `[groups, features, examples]`."""
     columns = inputs.flatten(2).transpose(1, 2)
     return columns.contiguous() if columns.shape[1] <= THIN else columns
 
 
 def _back(weight: Tensor, delta: Tensor, scale: float, buffer: Tensor) -> Tensor:
-    """`scale * W^T delta`, for each network."""
+    """Return `scale * W^T delta` for each network."""
     if weight.shape[1] == 1:
         factor = weight.transpose(1, 2)
         return torch.mul(factor * scale if scale != 1 else factor, delta, out=buffer)

@@ -1,7 +1,7 @@
-"""Heads, which read the features of networks: each a small frozen dataclass whose `build` makes a torch module.
+"""Heads, which compute outputs from features. Each head has a frozen dataclass whose `build` creates a torch module.
 
-A built head takes a `Read`. To add a head, write a file with the dataclass and the module, and add the dataclass to
-`HEADS`.
+The input of a built head is a `Read`. To add a head, write a file with the dataclass and the module, and add the
+dataclass to `HEADS`.
 """
 
 from regauge.weightspace.heads.equivariant import Equivariant
@@ -11,4 +11,4 @@ from regauge.weightspace.heads.unit_features import UnitFeatures
 Head = Invariant | Equivariant | UnitFeatures
 
 HEADS: dict[str, type[Head]] = {"invariant": Invariant, "equivariant": Equivariant, "unit_features": UnitFeatures}
-"""Name on the command line to class."""
+"""Head classes by their names on the command line."""

@@ -1,4 +1,4 @@
-"""The equivariant head: a change of every parameter that transforms under symmetries as the parameters do."""
+"""The equivariant head, whose output is a change of every parameter that transforms like the parameter."""
 
 import math
 from collections.abc import Sequence
@@ -20,24 +20,25 @@ from regauge.weightspace.layout.writer import WrittenValues
 from regauge.weightspace.shares import divide_by, read_weights, weigh
 
 RANK = 4
-"""Directions in which tensors on the axes of matrices are changed, in addition to their own."""
+"""The number of additional directions in which tensors are changed along the axes of matrices."""
 
 
 @dataclass(frozen=True)
 class Equivariant:
-    """A map from features to a change of every parameter, initially of `scale` times the size of each tensor.
+    """A map from features to a change of every parameter. Initially, the change is `scale` times the tensor's size.
 
-    The change of a value between two units is computed from the features of the pair. The change of a value of one unit
-    is computed from the features of the unit. Along an axis on which matrices act, the change is a combination of the
-    values along this axis: `a_i v_i` plus, for a few directions, `b_i` times the mean of `c_j v_j` over all `v_j` that
-    the same matrix multiplies. The numbers `a`, `b` and `c` come from features. Every matrix therefore transforms the
-    change as it transforms the values. If signs still act on values, the change is computed from features that these
-    signs change, and from the values themselves (from the sine of twice the angle for angles). Buffers do not change.
+    The change of a weight between two units is computed from the features of the pair. The change of a weight of one
+    unit is computed from the features of the unit. Along an axis on which matrices act, the change is a combination of
+    the weights along this axis. It consists of `a_i v_i` and of terms for a few directions. Such a term is `b_i` times
+    the mean of `c_j v_j` over all `v_j` that the same matrix multiplies. The coefficients `a`, `b` and `c` are computed
+    from features. Therefore every matrix transforms the change as it transforms the weights. If signs still act on
+    weights, the change is computed from features that these signs change, and from the weights themselves. For angles,
+    the sine of twice the angle is used instead of the weights. Buffers are not changed.
 
     Attributes:
-        scale: Initial size of the changes; every tensor has a separate learned size.
-        changes: Number of parallel changes. With more than one, tensors have an axis for them after the model axis:
-            the outputs of the changed networks are to be averaged, not their weights.
+        scale: The initial size of the changes. Every tensor has a separate learned size.
+        changes: The number of parallel changes. If there are several, tensors have an axis for them after the model
+            axis. Average the outputs of the changed networks, not their weights.
 
     References:
         Zhou et al. (2023), section 4, for learned scales; arXiv 2602.01083 for parallel changes.
@@ -51,9 +52,7 @@ class Equivariant:
             raise ValueError(f"scale={self.scale} and changes={self.changes} must be positive")
 
     def reads(self, layouts: Sequence[Layout], *, has_pairs: bool) -> frozenset[str]:
-        """Return the names of the features that the head reads from the last layer; `has_pairs`: whether layers keep
-        features of pairs.
-        """
+        """Return the features that the head reads from the last layer; `has_pairs` states whether layers have pairs."""
         pairs = {block.name for layout in layouts for block in layout.pair_blocks}
         is_read = any(written.block.name not in pairs for layout in layouts for written in layout.writer.written)
         odd = ("odd",) if any(layout.unit_signs[name] for layout in layouts for name in layout.units) else ()
@@ -158,7 +157,7 @@ class _Changes(nn.Module):
 
 
 class _Change:
-    """The change of one piece of a tensor, computed from the features of its units."""
+    """The change of one piece of a tensor, computed from the features of the piece's units."""
 
     def __init__(self, written: WrittenValues, read: Read, count: int, known: Known) -> None:
         self.written = written
@@ -189,7 +188,7 @@ class _Change:
         self.out: Tensor | None = None
 
     def change(self, dense: nn.Module, changes: int) -> Tensor:
-        """`[models, *units, *matrices, changes, values]`."""
+        """Return the change, `[models, *units, *matrices, changes, values]`."""
         change: Tensor = dense(self.features).unflatten(-1, (changes, -1))
         if self.values is None:
             return change
@@ -198,18 +197,18 @@ class _Change:
         return change * self.values.unsqueeze(-2)
 
     def share_out(self, change: Tensor) -> Tensor:
-        """Multiply a change by the shares of the units that a value reads so that copies of a unit share it."""
+        """Multiply a change by the shares of the units that a weight reads, to distribute it over copies of a unit."""
         if self.weights is None:
             return change
         return change * self.weights.reshape(*self.weights.shape, *([1] * (change.ndim - self.weights.ndim)))
 
     def turn(self, dense: nn.Module, changes: int) -> Tensor:
-        """Return the change that is computed from features which signs change: `[models, *units, changes, values]`."""
+        """Return the change computed from features that signs change, `[models, *units, changes, values]`."""
         change: Tensor = dense(self.odd).unflatten(-1, (changes, -1))
         return change
 
     def gather(self, mixer: nn.Module, changes: int) -> Tensor:
-        """Return `RANK` means of the values that the matrix acts on, each weighted by coefficients from features."""
+        """Return `RANK` weighted means of the values on which the matrix acts. Features determine the weights."""
         assert self.values is not None
         mixed = (
             mixer(self.features if self.odd is None else self.odd).unflatten(-1, (2, RANK, changes, -1)).unsqueeze(-5)
@@ -230,7 +229,7 @@ class _Change:
 
 
 def _factors(block: Block, layout: Layout, known: Known) -> tuple[Character, ...] | None:
-    """Characters of unit features at each end whose product moves as values of a block do; None if there are none."""
+    """Return characters of unit features at each end whose product is the character of a block; None if impossible."""
     wanted = layout.character(block)
     choices = [(at_end(blank(wanted), end), *sorted(known.get(end.units, ()))) for end in block.ends]
     for chosen in product(*choices):
@@ -240,7 +239,7 @@ def _factors(block: Block, layout: Layout, known: Known) -> tuple[Character, ...
 
 
 def _odd(block: Block, read: Read, known: Known) -> Tensor | None:
-    """Features that signs and scales multiply as they do the values of a block: `[models, *units, width]`."""
+    """Return features that signs and scales multiply like the values of a block, `[models, *units, width]`."""
     odd = read.features.odd
     if block.name in odd.pairs:
         return odd.pairs[block.name]

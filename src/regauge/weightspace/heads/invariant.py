@@ -1,4 +1,4 @@
-"""The invariant head: outputs for each network that no symmetry changes."""
+"""The invariant head: it outputs numbers for each network that no symmetry changes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,22 +14,21 @@ from regauge.weightspace.layout.compile import Layout
 from regauge.weightspace.shares import Shares, average
 
 VARIANCE = 1e-6
-"""Added to squares, whose root has no gradient at zero."""
+"""A constant that is added to squares, because the square root has no gradient at zero."""
 
 
 @dataclass(frozen=True)
 class Invariant:
-    """Outputs from the mean and maximum features of every set of units and block of pairs, and from the network's
-    features.
+    """Outputs from the mean and maximum features of every unit set and pair block, and from the network's features.
 
     If units are weighted by shares, root mean squares replace the maxima.
 
-    Each set and each block has a separate map. An MLP reads the sum of the results.
+    Each set and each block has a separate map. An MLP maps the sum of their results to the outputs.
 
     Attributes:
         outputs: The number of outputs for each network.
-        hidden: Width of the hidden layer; that of the net by default.
-        dropout: Share of the hidden units that are dropped in training.
+        hidden: The width of the hidden layer; by default the width of the net.
+        dropout: The dropout probability of hidden units in training.
     """
 
     outputs: int
@@ -44,9 +43,7 @@ class Invariant:
             )
 
     def reads(self, layouts: Sequence[Layout], *, has_pairs: bool) -> frozenset[str]:
-        """Return the names of the features that the head reads from the last layer; `has_pairs`: whether layers keep
-        features of pairs.
-        """
+        """Return the features that the head reads from the last layer; `has_pairs` states whether layers have pairs."""
         units = frozenset({"units", "positions", "network"})
         return units | {"pairs", "unwritten"} if has_pairs else units
 
@@ -64,7 +61,7 @@ class Invariant:
 
 
 class _Pool(nn.Module):
-    """The mean and the largest features of every set of units and block of pairs, by maps of their own, added up."""
+    """The mean and maximum features of every unit set and pair block, mapped separately and summed."""
 
     def __init__(self, count: int, width: int, outputs: int, generator: torch.Generator | None) -> None:
         super().__init__()
@@ -80,9 +77,7 @@ class _Pool(nn.Module):
 
 
 def _pool(x: Tensor, grid: Grid, layout: Layout, shares: Shares) -> tuple[Tensor, Tensor]:
-    """Return the mean and the maximum; if units are weighted by shares, return the root mean square instead of the
-    maximum.
-    """
+    """Return the mean and the maximum; with shares, return the root mean square instead of the maximum."""
     axes = range(1, x.ndim - 1)
     if not layout.is_weighed:
         return x.mean([*axes]), x.flatten(1, -2).amax(1)

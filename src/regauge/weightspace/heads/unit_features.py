@@ -1,4 +1,4 @@
-"""The head for matching units: vectors for every unit, permuted together with the units."""
+"""The head for matching units: it outputs a vector for every unit, permuted together with the units."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from regauge.weightspace.layout.compile import Layout
 
 @dataclass(frozen=True)
 class UnitFeatures:
-    """One linear map from the features of units to vectors, shared by all sets.
+    """A linear map from the features of units to vectors; all unit sets share it.
 
-    For each group that is permuted, the result has an entry `[models, (bases ...,) size, width]`.
+    For each permuted group, the result has an entry `[models, (bases ...,) size, width]`.
 
     Attributes:
-        width: Length of the vectors.
+        width: The length of the vectors.
     """
 
     width: int
@@ -29,7 +29,7 @@ class UnitFeatures:
             raise ValueError(f"width={self.width}; vectors have at least one number")
 
     def reads(self, layouts: Sequence[Layout], *, has_pairs: bool) -> frozenset[str]:
-        """Return the names of the features that the head reads from the last layer: only features of units."""
+        """Return names of the features that the head reads from the last layer: only features of units."""
         return frozenset({"units"})
 
     def build(
@@ -46,7 +46,7 @@ class UnitFeatures:
 
 
 class VectorHead(nn.Module):
-    """The map from features of units to their vectors."""
+    """The map from the features of units to their vectors."""
 
     def __init__(self, settings: UnitFeatures, width: int, generator: torch.Generator | None) -> None:
         super().__init__()
@@ -56,5 +56,5 @@ class VectorHead(nn.Module):
         return self.read(read.features, read.layout)
 
     def read(self, features: Features, layout: Layout) -> dict[str, Tensor]:
-        """Return the vectors of units from the features of the last layer."""
+        """Return the vectors of units, given the features of the last layer."""
         return {name: self.last(x) for name, x in features.units.items() if layout.units[name].is_permuted}

@@ -1,17 +1,17 @@
-"""Layers of networks over networks: each a small frozen dataclass of settings whose `build` makes a torch module.
+"""Layers of metanetworks. Each layer has a frozen dataclass of settings whose `build` creates a torch module.
 
-A built layer takes `Features` and their layout, and returns new `Features`:
+The inputs of a built layer are `Features` and their layout. The outputs are new `Features`:
 
     layer = MessagePassing().build(Plan(layouts, width, reads=frozenset({"units", "network"}), generator=generator))
     features = layer(features, layout)
 
-`Plan.reads` lists the outputs that the next layer or the head reads so that the last layer computes no unused outputs.
-The names are "units", "pairs" and "network". "units" excludes sets whose units are not permuted ("positions"), and
-"pairs" excludes the blocks of `layout.unwritten` ("unwritten").
+`Plan.reads` lists the outputs that the next layer or the head reads. The last layer therefore computes no unused
+outputs. The names are "units", "pairs" and "network". "units" excludes sets whose units are not permuted ("positions"),
+and "pairs" excludes the blocks of `layout.unwritten` ("unwritten").
 
-To add a layer, write a file with the dataclass, a `Layer`, and the module, and add the dataclass to `LAYERS`. The tests
-of invariance in `tests/test_weightspace.py` cover all layers of that table. `Layer.traits` describes the properties of
-a layer that determine how the net is built.
+To add a layer, write a file with the dataclass, a `Layer`, and the module, and add the dataclass to `LAYERS`. The
+invariance tests in `tests/test_weightspace.py` cover all layers in that table. `Layer.traits` describes the properties
+of a layer that determine how the net is built.
 """
 
 from regauge.weightspace.layers.dws import DWS
@@ -30,4 +30,4 @@ LAYERS: dict[str, type[Layer]] = {
     "relational_attention": RelationalAttention,
     "scale_gmn": ScaleGMN,
 }
-"""Name on the command line to class."""
+"""Layer classes by their names on the command line."""

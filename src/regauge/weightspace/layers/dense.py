@@ -9,12 +9,12 @@ from regauge.core import products
 
 
 class Dense(nn.Module):
-    """`x W' + b` with weights from a generator: initial outputs have `gain` times the root mean square of the inputs.
+    """`x W' + b` with random weights: initial outputs have `gain` times the root mean square of the inputs.
 
     Args:
         inputs: Length of the inputs.
         outputs: Length of the outputs.
-        is_biased: Whether there is a bias, which is initially zero.
+        is_biased: Whether there is a bias, initialized to zero.
         gain: The factor of the root mean square.
         generator: Source of the weights.
     """
@@ -45,14 +45,14 @@ class Norm(nn.LayerNorm):
 
 
 class OddNorm(nn.RMSNorm):
-    """A vector divided by its root mean square, which keeps its sign."""
+    """Division of a vector by its root mean square, which preserves signs."""
 
     def __init__(self, width: int) -> None:
         super().__init__(width, eps=1e-6)
 
 
 class ScaledNorm(nn.Module):
-    """A vector divided by its root mean square exactly, however small that is; zero stays zero."""
+    """Division of a vector by its exact root mean square, however small; zero stays zero."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class ScaledNorm(nn.Module):
 
 
 class Invariants(nn.Module):
-    """`(A u) * (B u)`: with enough rows, this product determines the vector up to its sign."""
+    """`(A u) * (B u)`: if A and B have enough rows, this product determines the vector up to its sign."""
 
     def __init__(self, width: int, outputs: int, generator: torch.Generator | None) -> None:
         super().__init__()

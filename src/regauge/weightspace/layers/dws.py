@@ -13,21 +13,21 @@ from regauge.weightspace.layers.reading import Pooling
 class DWS(Layer):
     """The layers of deep weight space networks, for any layout.
 
-    Every tensor is pooled once over the axes that other tensors lack. One map takes the pooled features at the units of
-    a set to all tensors that have these units. A layer of the paper has a separate map for each pair of tensors. The
-    number of pairs is four times the square of the number of layers. With `sets="mean"` and `pooling="mean"` these are
-    the linear maps that the paper derives; with the defaults of the paper's code, which are also the defaults here,
-    sets are read by attention and pooling takes maxima. The map is combined with layer normalization, SiLU and a
-    residual connection. The encoder projects inputs and classes once.
+    Every tensor is pooled once over the axes that other tensors lack. For each unit set, one map takes the pooled
+    features to all tensors that have these units. In the paper, a layer has a separate map for each pair of tensors.
+    The number of pairs is four times the square of the number of layers. With `sets="mean"` and `pooling="mean"`, these
+    are the linear maps that the paper derives. The defaults are those of the paper's code: sets are read by attention,
+    and pooling takes maxima. The map is combined with layer normalization, SiLU and a residual connection. The encoder
+    projects inputs and classes once.
 
     Attributes:
-        sets: `"attention"` adds attention among the units of a set to the linear map; `"mean"` uses pooled features
-            alone.
+        sets: `"attention"` adds attention among the units of a set to the linear map. `"mean"` uses only pooled
+            features.
         pooling: `"max"` or `"mean"`.
-        heads: The number of heads of the attention; they divide the width.
+        heads: The number of attention heads, which must divide the width.
         is_diagonal: Whether tensors read only tensors with common units, as in Deep-Align. Cost and parameters then
-            grow with the number of layers and not with its square. Features pooled over all units of a tensor are read
-            by that tensor alone; in Deep-Align its neighbors read them as well.
+            grow with the number of layers, not with its square. If features are pooled over all units of a tensor, only
+            that tensor reads them. In Deep-Align, its neighbors also read them.
 
     References:
         Navon et al. (2023), "Equivariant architectures for learning in deep weight spaces", theorem 4.1 and section 5;
@@ -49,14 +49,14 @@ class DWS(Layer):
 
     @property
     def traits(self) -> Traits:
-        """Return the traits; units are not weighted, because maxima also depend on units of weight zero."""
+        """Return the traits. Units are not weighted, because maxima also depend on units of weight zero."""
         return Traits(is_shared=False, weighs_units=self.pooling == "mean")
 
     def build(self, plan: LayerPlan) -> nn.Module:
         """Return one layer; see `weightspace.layers`.
 
         Raises:
-            ValueError: The heads do not divide the width.
+            ValueError: The number of heads does not divide the width.
         """
         if self.sets == "attention" and plan.width % self.heads:
             raise ValueError(

@@ -20,7 +20,7 @@ from regauge.weightspace.shares import Shares, log_weights
 
 Sets = Literal["mean", "attention"]
 Reads = dict[Key, list[tuple[int, ...]]]
-"""For all features the axes that are kept, for each time that they are read."""
+"""For all features, the axes that are kept in each read."""
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,10 @@ class Exchange:
     """Settings of an exchange at its hubs.
 
     Attributes:
-        pooling: The pooling over axes that a hub does not have.
-        sets: Whether the units of a set exchange features by pooling alone, or by attention as well.
-        heads: The number of heads of the attention.
-        is_local: Whether features read only features of tensors that have units in common with them.
+        pooling: The pooling over axes that a hub lacks.
+        sets: Whether the units of a set exchange features only by pooling, or also by attention.
+        heads: The number of attention heads.
+        is_local: Whether features read only features of tensors with which they have units in common.
     """
 
     pooling: Pooling = "mean"
@@ -41,11 +41,11 @@ class Exchange:
 
 
 class ExchangeLayer(nn.Module):
-    """`x + L(silu(norm(x)))` for the features of everything, where `L` is one map at each hub.
+    """`x + L(silu(norm(x)))` for all features, where `L` consists of one map for each hub.
 
     Every feature is pooled once for each link to a hub. The results at a hub are concatenated, and one map computes the
-    outputs for all features that the hub writes. The entries of the map have a variance of one over the number of
-    features that an output reads at all hubs together. Initial sums therefore have the size of their terms.
+    outputs for all features that the hub writes. The variance of the map's entries is one over the number of features,
+    at all hubs together, that an output reads. Initial sums therefore have the size of their terms.
     """
 
     def __init__(self, settings: Exchange, plan: LayerPlan) -> None:
@@ -99,7 +99,7 @@ class ExchangeLayer(nn.Module):
 
 
 class _Attention(nn.Module):
-    """Messages to units from the units of their set and copy, by attention."""
+    """Attention messages to units from the other units of their set and copy."""
 
     def __init__(self, hub: Hub, width: int, heads: int, generator: torch.Generator | None) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class _Attention(nn.Module):
 
 
 def _reads(hubs: Sequence[Hub]) -> Reads:
-    """Return the axes that are kept, for each time that features are read."""
+    """Return the axes that are kept in each read of features."""
     reads: Reads = {}
     for link in (link for hub in hubs for link in hub.reads):
         kept = tuple(axis for axis, place in enumerate(link.axes) if place != POOLED)
@@ -127,7 +127,7 @@ def _reads(hubs: Sequence[Hub]) -> Reads:
 
 
 def _own_maps(hubs: Sequence[Hub], reads: Reads, sets: Collection[int]) -> dict[Key, int]:
-    """Hubs where the whole of some features is read that nothing else reads, and written alone; not those of `sets`."""
+    """Map features to the hub (not in `sets`) that reads and writes only this feature, without pooling it."""
     found: dict[Key, int] = {}
     for k, hub in enumerate(hubs):
         link, *others = hub.reads
@@ -139,7 +139,7 @@ def _own_maps(hubs: Sequence[Hub], reads: Reads, sets: Collection[int]) -> dict[
 
 
 def _add(x: Tensor, parts: Sequence[Tensor], *, is_own: bool) -> Tensor:
-    """Return the sum of all, in the memory of `x` if this is no input."""
+    """Return the sum of all tensors, in the memory of `x` unless `x` is an input."""
     *small, last = sorted(parts, key=Tensor.numel)  # The whole array is touched last.
     if is_own:
         return (x.add_(reduce(torch.add, small)) if small else x).add_(last)
@@ -148,7 +148,7 @@ def _add(x: Tensor, parts: Sequence[Tensor], *, is_own: bool) -> Tensor:
 
 
 def _write(part: Tensor, link: HubLink, target: Tensor) -> Tensor:
-    """Return the output of a hub at the axes of features, of length one along axes on which it is constant."""
+    """Return a hub's output at the axes of features, with length one along axes on which it is constant."""
     first: dict[int, int] = {}
     for axis, place in enumerate(link.axes):
         if place != POOLED:
@@ -167,7 +167,7 @@ def _write(part: Tensor, link: HubLink, target: Tensor) -> Tensor:
 
 
 def _diagonal(one: int, other: int, target: Tensor) -> Tensor:
-    """Mask of the diagonal of two axes of features, in the shape of `target`: one where both indices agree."""
+    """Return a mask of the diagonal of two axes, in the shape of `target`: one where both indices agree."""
     shape = [1] * (target.ndim - 1)
     shape[one], shape[other] = target.shape[1 + one], target.shape[1 + other]
     return torch.eye(shape[one], dtype=target.dtype, device=target.device).reshape(*shape[: target.ndim - 2], 1)

@@ -1,4 +1,4 @@
-"""Hubs, at which tensors of a network exchange features: the units, and combinations of units, that tensors share."""
+"""Hubs, at which tensors exchange features. A hub is a unit set, or a combination of sets, that tensors share."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -8,10 +8,10 @@ from regauge.weightspace.layout.blocks import Grid
 from regauge.weightspace.layout.compile import Layout
 
 POOLED = -1
-"""In place of a hub's axis: the values along this axis are pooled."""
+"""A placeholder for a hub axis: the features along this axis are pooled."""
 
 NOTHING = Grid((), (), ())
-"""The grid without axes, of hubs where everything is pooled."""
+"""The grid without axes, for hubs at which all axes are pooled."""
 
 Key = tuple[str, str]
 """The owner of features: "units", "pairs" or "network", and the name of the set or block."""
@@ -19,12 +19,12 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True)
 class HubLink:
-    """A link by which features are read at a hub, or written from the hub.
+    """A link through which a hub reads or writes features.
 
     Attributes:
-        key: Block or set of units that has the features.
-        axes: For each axis of the features the axis of the hub that it corresponds to, or `POOLED`. Two axes that
-            correspond to one axis of the hub select the diagonal, where both ends are the same unit.
+        key: The block or unit set that has the features.
+        axes: For each axis of the features, the corresponding axis of the hub, or `POOLED`. If two axes correspond to
+            the same hub axis, they select the diagonal, where both ends are the same unit.
     """
 
     key: Key
@@ -33,13 +33,13 @@ class HubLink:
 
 @dataclass(frozen=True)
 class Hub:
-    """Units, or combinations of units, at which features meet.
+    """Units, or combinations of units, at which tensors exchange features.
 
     Attributes:
-        grid: The axes of the hub; none if everything is pooled.
-        is_set: Whether the hub is one set of units, on which set layers work.
-        reads: The links whose features arrive.
-        writes: The links to which features go out.
+        grid: The axes of the hub; none if all axes are pooled.
+        is_set: Whether the hub is one unit set, to which set layers apply.
+        reads: The links through which the hub reads features.
+        writes: The links through which the hub writes features.
     """
 
     grid: Grid
@@ -50,15 +50,14 @@ class Hub:
 
 @lru_cache(maxsize=256)
 def find_hubs(layout: Layout, targets: frozenset[str], *, is_local: bool) -> tuple[Hub, ...]:
-    """Return the hubs of a layout: every set of units, every combination of sets that some block has, and the whole
-    network.
+    """Return the hubs of a layout: every unit set, every combination of sets that some block has, and the network.
 
     Args:
         layout: The layout of the networks.
         targets: The features that are written, by their names in `weightspace.layers`.
-        is_local: Whether features read only features of tensors that have units in common with them. The pooled
-            features of a block are then written to this block alone, and features of the network are exchanged with
-            features of units.
+        is_local: Whether features read only features of tensors with which they have units in common. The pooled
+            features of a block are then written only to this block, and network features are exchanged with unit
+            features.
     """
     grids: dict[Key, Grid] = {("units", name): grid for name, grid in layout.grids.items()}
     sets = tuple(grids.values())
@@ -102,9 +101,9 @@ def _kind(key: Key, layout: Layout) -> str:
 
 
 def _links(grid: Grid, place: Grid, *, has_diagonals: bool = True) -> list[tuple[int, ...]]:
-    """Return all ways in which axes of features cover those of a hub, each with the copies that it is repeated within.
+    """Return all assignments of feature axes to a hub's axes, where the axes that contain them also correspond.
 
-    Where a unit that is split in two counts as one, no diagonal tells the copies apart.
+    If a split unit counts as one unit, diagonals are left out, because they would distinguish the copies.
     """
     choices = [
         (POOLED, *(k for k, other in enumerate(place.groups) if other == group and len(place.bases[k]) == len(own)))
@@ -129,14 +128,13 @@ def _bijections(grid: Grid, place: Grid) -> list[tuple[int, ...]]:
 
 
 def _is_first(axes: tuple[int, ...], found: list[tuple[int, ...]], turns: list[tuple[int, ...]]) -> bool:
-    """Return whether a link is the first of those that differ by a turn of the hub, which would write the same once
-    more."""
+    """Return whether a link is the first of those that differ by a permutation of the hub and write the same."""
     turned = [tuple(POOLED if k == POOLED else turn[k] for k in axes) for turn in turns]
     return found.index(axes) == min(found.index(other) for other in turned)
 
 
 def count_fans(hubs: tuple[Hub, ...]) -> dict[Key, int]:
-    """Return, for each written feature, the number of features that it sums over."""
+    """Return, for each written feature, the number of features over which it sums."""
     fans: dict[Key, int] = {}
     for hub in hubs:
         for link in hub.writes:

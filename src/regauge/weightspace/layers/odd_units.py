@@ -1,4 +1,4 @@
-"""Features of units that signs change: their messages, their updates, and the messages to the network."""
+"""Unit features that signs change: their messages, their updates, and their messages to the network."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,16 +18,17 @@ from regauge.weightspace.layout.compile import Layout
 from regauge.weightspace.shares import Shares, Terms, average, weigh
 
 Heard = Mapping[str, Mapping[Character, list[Tensor]]]
-"""For each set of units and each character the messages of that character."""
+"""For each unit set and each character, the messages of that character."""
 
 
 @dataclass(frozen=True)
 class Turned:
-    """The features of a set's units, updated by the messages that they receive.
+    """The features of a set's units, updated by the messages that the units receive.
 
     Attributes:
-        mixed: A map of the features of each character and of its messages.
-        waves: Sines and cosines of the units' angles, where they have any, with all messages added to the angles.
+        mixed: For each character, a map of its features and messages.
+        waves: Sines and cosines of the units' angles, after all messages are added to the angles, if the units have
+            angles.
     """
 
     mixed: Mapping[Character, Tensor]
@@ -35,17 +36,17 @@ class Turned:
 
 
 class OddUnits(nn.Module):
-    """One layer's change of the features that signs change.
+    """The update of features that signs change, in one layer.
 
-    Messages are sums of values of networks times features. Units with angles add the messages, multiplied by the
-    frequency, to their angles, and take sine and cosine, as a layer of a sine network does. Other units add a map of
+    Messages are sums over weights times features. If units have angles, the messages, multiplied by the frequency, are
+    added to the angles, and sine and cosine are applied, as in a layer of a sine network. Other units add a map of
     their messages, multiplied by functions of features that no sign changes.
 
     Args:
         plan: The plan of the layer.
-        hidden: Width of the hidden layers of its MLPs.
-        reaches: The characters of such features before this layer, for each layout.
-        is_pass: Whether features are initially sent unchanged so that initial layers equal the network's own forward
+        hidden: The width of the MLPs' hidden layers.
+        reaches: For each layout, the characters of such features before this layer.
+        is_pass: Whether features are initially sent unchanged. Initial layers then equal the network's own forward
             pass.
     """
 
@@ -92,13 +93,13 @@ class OddUnits(nn.Module):
             self.wave_gate = plan.dense(hidden, 2 * width, gain=0.01)
 
     def _kind(self, end: int, sign: Character) -> str:
-        """Name of the map of what the units at an end of a block send."""
+        """Return the name of the map for features that units at an end of a block send."""
         return f"{'odd' if is_odd(sign) else 'even'}{min(end, self.ends - 1)}"
 
     def hear(
         self, features: Features, units: Mapping[str, Tensor], layout: Layout
     ) -> tuple[dict[str, list[Tensor]], dict[str, dict[Character, list[Tensor]]]]:
-        """Messages that no sign changes, of the hidden width, and those that signs change, by their characters."""
+        """Return messages that no sign changes, with the hidden width, and messages that signs change, by character."""
         even: dict[str, list[Tensor]] = {name: [] for name in units}
         odd: dict[str, dict[Character, list[Tensor]]] = {
             name: {one: [] for one in known} for name, known in features.odd.units.items()
@@ -127,7 +128,7 @@ class OddUnits(nn.Module):
         return even, odd
 
     def turn(self, name: str, features: Features, heard: Heard, layout: Layout) -> "Turned":
-        """Update the features of a set of units by messages, before functions of even features multiply them."""
+        """Update the features of a unit set by messages, before functions of even features multiply them."""
         known = features.odd.units[name]
         wave = (layout.waves or {}).get(name)
         mixed = {}
@@ -144,7 +145,7 @@ class OddUnits(nn.Module):
         return Turned(mixed, dict(zip(layout.wave_signs(name), turn(features.odd.waves[name], phases), strict=True)))
 
     def hear_turned(self, turned: "Turned") -> Iterator[Tensor]:
-        """Yield functions of the updated features that no sign changes, of the hidden width."""
+        """Yield functions of the updated features that no sign changes, with the hidden width."""
         # Squares entry by entry lose all signs; their mean over characters has one size whatever their number is.
         found = [u.square() for u in (*turned.mixed.values(), *turned.waves.values())]
         if found:
@@ -153,7 +154,7 @@ class OddUnits(nn.Module):
     def change(
         self, features: Features, turned: Mapping[str, "Turned"], hidden: Mapping[str, Tensor], layout: Layout
     ) -> Odd:
-        """Return the features of all units, from what they turned to and the hidden layers of their MLPs."""
+        """Return the features of all units, computed from updated features and the hidden layers of their MLPs."""
         result = {}
         for name, known in features.odd.units.items():
             made, new = turned[name], dict(known)
@@ -168,7 +169,7 @@ class OddUnits(nn.Module):
         return replace(features.odd, units=result)
 
     def read(self, odd: Odd, layout: Layout, shares: Shares) -> Tensor | float:
-        """Messages to the network: sums over units of the products of their values with their features."""
+        """Return messages to the network: sums over units of the products of their values with their features."""
         read = [(name, sign) for name, signs in self.read_signs[layout.key].items() for sign in signs]
         total: Tensor | float = 0.0
         for name, sign in read:
@@ -179,8 +180,7 @@ class OddUnits(nn.Module):
 
 
 def _read_signs(layout: Layout) -> dict[str, list[Character]]:
-    """Return the characters of the values that units have of their own, but for those that are parts of their
-    angles."""
+    """Return the characters of the values that belong to single units, except those that are components of angles."""
     waves = layout.waves or {}
     angles = {name for wave in waves.values() for name in (wave.sine, wave.cosine)}
     found: dict[str, list[Character]] = {}
@@ -196,7 +196,7 @@ def _read_signs(layout: Layout) -> dict[str, list[Character]]:
 
 
 def _multiply(values: Tensor, sent: list[tuple[int, Tensor]], block: Block, receiver: int) -> Tensor:
-    """Sums of values times features of units at other ends: `[models, *sizes, width]` for the units at one end."""
+    """Return sums of values times features of units at other ends, `[models, *sizes, width]` for one end's units."""
     letters = ascii_lowercase[: len(block.sizes)]
     end = block.ends[receiver]
     ends = ["".join(letters[axis] for axis in block.ends[j].axes) for j, _ in sent]

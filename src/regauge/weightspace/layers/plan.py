@@ -1,4 +1,4 @@
-"""The plan that a layer is built from, and the base class of all kinds of layers."""
+"""The plan from which a layer is built, and the base class of all layer settings."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -13,16 +13,16 @@ from regauge.weightspace.layout.blocks import Block
 from regauge.weightspace.layout.compile import Layout
 
 ENDS = 3
-"""Ends of a block that have maps of their own; further ones share the last."""
+"""The number of a block's ends that have separate maps. Further ends share the last map."""
 
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """The plan that a layer is built from.
+    """The plan from which a layer is built.
 
     Attributes:
         layouts: The layouts of all networks that the layer reads.
-        width: Length of the vectors of units, pairs and networks.
+        width: The length of the vectors of units, pairs and networks.
         reads: The outputs that the next layer or the head reads; see `weightspace.layers`.
         generator: Source of the initial weights.
         before: The number of layers before this layer.
@@ -46,7 +46,7 @@ class LayerPlan:
 
     @property
     def is_nested(self) -> bool:
-        """Whether some units are repeated within others."""
+        """Whether some units are repeated within other units."""
         return any(len(units.axes) > 1 for layout in self.layouts for units in layout.units.values())
 
     def dense(self, inputs: int, outputs: int, *, is_biased: bool = True, gain: float = 1.0) -> Dense:
@@ -56,7 +56,7 @@ class LayerPlan:
     def for_ends(
         self, inputs: int, outputs: int, *, is_biased: bool = True, gain: float = 1.0, are_read: bool = False
     ) -> "ForEnds":
-        """Return one linear map for each end of a block, optionally only for ends that are read."""
+        """Return one linear map for each end of a block; if `are_read`, only for ends that are read."""
         ends = self.count_ends(are_read=are_read)
         return ForEnds(self.dense(inputs, outputs, is_biased=is_biased, gain=gain) for _ in range(ends))
 
@@ -75,10 +75,10 @@ def read_blocks(layout: Layout, reads: frozenset[str]) -> tuple[Block, ...]:
 
 
 class ForEnds(nn.ModuleList):
-    """One module for each end of a block."""
+    """A list of modules, one for each end of a block."""
 
     def number(self, end: int) -> int:
-        """Return the index of the module that serves an end; all further ends share the last one."""
+        """Return the index of the module for an end; all further ends share the last module."""
         return min(end, len(self) - 1)
 
     def at(self, end: int, x: Tensor) -> Tensor:
@@ -89,16 +89,16 @@ class ForEnds(nn.ModuleList):
 
 @dataclass(frozen=True)
 class Traits:
-    """The properties of a layer that a net is built around.
+    """Properties of a layer that determine how a net is built.
 
     Attributes:
-        is_shared: Whether no parameters belong to single tensors so that one built layer works on any layout.
+        is_shared: Whether no parameters belong to single tensors. One built layer then works on any layout.
         keeps_pairs: Whether the layer has features of pairs of units.
-        weighs_units: Whether the layer can weight units by shares so that a unit that is split in two counts as one.
-            Means can, sums and maxima cannot.
-        channels: The number of functions of each value between units by which the layer multiplies.
+        weighs_units: Whether the layer can weight units by shares. A unit that is split in two then counts as one.
+            Layers with means can do this, but layers with sums and maxima cannot.
+        channels: The number of functions of each weight between units by which the layer multiplies.
         has_odd: Whether the layer has features that signs or scales change; see `Layer.reaches`.
-        respects: Parts of a symmetry, other than permutations, that need no canonical form before the layer.
+        respects: Parts of a symmetry, in addition to permutations, that need no canonical form before the layer.
     """
 
     is_shared: bool = True
@@ -115,7 +115,7 @@ class Layer(ABC):
 
     @property
     def traits(self) -> Traits:
-        """The properties of the layer that a net is built around."""
+        """The properties of the layer that determine how a net is built."""
         return Traits()
 
     def reaches(self, layout: Layout, layers: int) -> Reach | None:

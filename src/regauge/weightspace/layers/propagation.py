@@ -1,4 +1,4 @@
-"""Propagation: messages are products of weights with features, as in the network's own passes forward and backward."""
+"""Propagation: messages are products of weights and features, as in the network's own forward and backward passes."""
 
 import math
 from dataclasses import dataclass
@@ -18,33 +18,33 @@ from regauge.weightspace.shares import Terms, weigh
 
 @dataclass(frozen=True)
 class Propagation(Layer):
-    """Units receive sums of the features of others, each multiplied by a few functions of the weight between them.
+    """Messages to units are sums of other units' features, each multiplied by a few functions of the weight between.
 
         message to unit i:   sum over c and j of E_ijc B_c x_j / sqrt(number of j)
 
-    where `E_ijc` are `channels` linear functions of the encoded value of the weight between i and j, which no layer
-    changes. A message is therefore a product of matrices, and pairs of units have no features. A layer costs `channels`
-    times as much as a pass of the network itself with `width` inputs. With one channel and the value itself, a layer
-    equals one layer of the forward or backward pass. `x <- x + MLP(x, messages, what x is repeated within, network)`
-    follows.
+    Here, `E_ijc` are `channels` linear functions of the encoded weight between i and j, which no layer changes. A
+    message is therefore a product of matrices, and pairs of units have no features. A layer costs `channels` times as
+    much as a pass of the network itself with `width` inputs. If there is one channel and it is the weight itself, a
+    layer equals one layer of the forward or backward pass. Afterwards, `x <- x + MLP(x, messages, what x is repeated
+    within, network)`.
 
-    If signs act, these functions read absolute values, and units have further features `u`, which signs multiply by the
+    If signs act, these functions read absolute values. Units have additional features `u`, which signs multiply by the
     exponents of placements:
 
         message to unit i:   sum over j of w_ij B u_j
 
-    Half periods make the biases of sines angles. With such an angle `a` of frequency `f`, `u` is `sin(a + f messages)`
-    and the cosine. Weights from the inputs are a part of that sum, with `width` learned inputs of at most one. The
-    features of the network read sums of `u` times the weights to the outputs. The first layers can therefore compute
-    the outputs of a sine network at learned inputs, although the network is never run. Other units mix `u` and
-    messages, times functions of `x`, and all `x` read products of two of the `u`.
+    Half periods make the biases of sine networks angles. For such an angle `a` of frequency `f`, `u` is `sin(a + f
+    messages)` and the cosine. The messages include weights from the inputs, with `width` learned inputs of at most one.
+    The features of the network read sums of `u` times the weights to the outputs. Therefore the first layers can
+    compute the outputs of a sine network at learned inputs, although the network is never evaluated. Other units mix
+    `u` and messages, times functions of `x`, and all `x` read products of two of the `u`.
 
     Attributes:
-        channels: Functions of each weight.
-        expansion: Width of the hidden layer of the MLP, as a multiple of the width.
-        is_signed: Whether signs and half periods are respected by such features instead of a canonical form.
-        is_pass: Whether the maps `B` of `u` begin as the identity: initial layers then equal the network's own forward
-            pass.
+        channels: The number of functions of each weight.
+        expansion: The width of the MLP's hidden layer, as a multiple of the net's width.
+        is_signed: Whether the layer respects signs and half periods by such features, instead of a canonical form.
+        is_pass: Whether the maps `B` of `u` are initialized as the identity. Initial layers then equal the network's
+            own forward pass.
 
     References:
         Related to the blocks of arXiv 2607.02166, which multiply features and weights too.
@@ -61,7 +61,7 @@ class Propagation(Layer):
 
     @property
     def traits(self) -> Traits:
-        """Values are multiplied, pairs have no vectors, and signs are respected if `is_signed`."""
+        """Return the traits: weights multiply features, pairs have no vectors, and `is_signed` layers respect signs."""
         respects = ("sign", "shift") if self.is_signed else ()
         return Traits(keeps_pairs=False, channels=self.channels, has_odd=True, respects=respects)
 
@@ -126,7 +126,7 @@ class _Layer(nn.Module):
     def _finish(
         self, features: Features, layout: Layout, units: dict[str, Tensor], odd: Odd, network: Tensor
     ) -> Features:
-        """Return the new features, from those of the units."""
+        """Return the new features, given the features of the units."""
         pairs = {block.name: self._pair(block, features, units) for block in read_blocks(layout, self.reads)}
         read = 0.0 if self.odd is None else self.odd.read(odd, layout, features.shares)
         return features.change(units, pairs, self.network.change(features, network, units, layout) + read, odd)
@@ -140,9 +140,9 @@ class _Layer(nn.Module):
 
 
 def _multiply(values: Tensor, sent: Tensor, block: Block, end: End, other: End) -> Tensor:
-    """Sums over the units of one end, for those of another: `[models, *sizes of the end, width]`.
+    """Return sums over units at the other end, for the units at one end: `[models, *sizes of the end, width]`.
 
-    One stack of matrix products: einsum would copy both factors.
+    The sums are one batched matrix product, because einsum would copy both factors.
     """
     shared = [axis for axis in end.axes if axis in other.axes]
     rows, columns = ([axis for axis in one.axes if axis not in shared] for one in (end, other))

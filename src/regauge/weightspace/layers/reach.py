@@ -1,8 +1,8 @@
-"""Features that signs or scales change and that can be nonzero after k layers; other features have no maps.
+"""Features that signs or scales change and that can be nonzero after k layers. Other features have no maps.
 
-Units have such features for every character of their values (`Layout.unit_signs`). Initially only features with
-characters of single-unit values are nonzero. Other features become nonzero by messages or as products of two features.
-Messages sum features of other units times features of the pairs between the units.
+Units have such features for every character of their values (`Layout.unit_signs`). Initially, only features whose
+characters are those of single-unit values are nonzero. Other features become nonzero by messages or as products of two
+features. Messages sum features of other units times features of the pairs between the units.
 """
 
 from collections.abc import Collection, Mapping
@@ -15,18 +15,18 @@ from regauge.weightspace.layout.characters import Character, add, blank, find_so
 from regauge.weightspace.layout.compile import Layout
 
 Known = Mapping[str, Collection[Character]]
-"""For each set of units the characters of the features that are not zero."""
+"""For each unit set, the characters of the features that are not zero."""
 
 
 @dataclass(frozen=True)
 class Message:
-    """One kind of sum that the units at one end of a block hear.
+    """One kind of sum that the units at one end of a block receive.
 
     Attributes:
-        receiver: Number of the end.
-        is_block_odd: Whether it is made of features of the block that signs or scales change.
-        heard: Character of the sum.
-        sources: The other ends, and the characters of their features.
+        receiver: The index of the end that receives the sum.
+        is_block_odd: Whether the sum uses features of the block that signs or scales change.
+        heard: The character of the sum.
+        sources: The other ends, with the characters of their features.
     """
 
     receiver: int
@@ -40,10 +40,10 @@ class Reach:
     """The characters of features that can be nonzero at one layer.
 
     Attributes:
-        known: For each set of units the characters of its inputs, including products of two.
-        crossed: The characters that are products of two others, with all such pairs.
-        messages: The messages that its units can receive, for each block of pairs.
-        made: The characters of its outputs.
+        known: For each unit set, the characters of its inputs, including products of two.
+        crossed: The characters that are products of two other characters, with all such pairs.
+        messages: For each block of pairs, the messages that its units can receive.
+        made: For each unit set, the characters of its outputs.
     """
 
     known: Mapping[str, frozenset[Character]]
@@ -53,19 +53,19 @@ class Reach:
 
     @property
     def multiplied(self) -> frozenset[str]:
-        """Names of the blocks that messages are made of with what signs or scales change."""
+        """Names of blocks whose features that signs or scales change enter messages."""
         return frozenset(name for name, found in self.messages.items() if any(one.is_block_odd for one in found))
 
 
 @lru_cache(maxsize=256)
 def reach(layout: Layout, layers: int, *, keeps_pairs: bool) -> Reach:
-    """Return the characters that can be nonzero at the layer after `layers` others.
+    """Return the characters that can be nonzero at the layer that follows `layers` other layers.
 
     Args:
         layout: The layout of the networks.
-        layers: The number of layers before.
-        keeps_pairs: Whether layers have features of pairs that nothing changes, too, and make products of features of
-            units; others multiply by the values that signs change alone.
+        layers: The number of preceding layers.
+        keeps_pairs: Whether layers also have invariant features of pairs and form products of unit features. Other
+            layers multiply only by the values that signs change.
     """
     before = reach(layout, layers - 1, keeps_pairs=keeps_pairs).made if layers else layout.own_signs
     crossed = {name: _products(found, layout.unit_signs[name]) if keeps_pairs else {} for name, found in before.items()}
@@ -82,7 +82,7 @@ def reach(layout: Layout, layers: int, *, keeps_pairs: bool) -> Reach:
 def _products(
     known: Collection[Character], wanted: Collection[Character]
 ) -> dict[Character, list[tuple[Character, Character]]]:
-    """Return products of two characters, with all such pairs; those of scales vary too much in size."""
+    """Return products of two characters, with all such pairs. Scale characters are left out: sizes vary too much."""
     result: dict[Character, list[tuple[Character, Character]]] = {}
     for a, b in combinations(sorted(known), 2):
         made = tuple(add(x, y) for x, y in zip(a, b, strict=True))

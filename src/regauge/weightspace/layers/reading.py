@@ -15,11 +15,11 @@ from regauge.weightspace.shares import Shares, average
 
 Pooling = Literal["mean", "max"]
 LAYER_VALUES_AT_ONCE = 1 << 17
-"""Values of the networks that are worked on at once, which a cache holds."""
+"""The number of values that are processed at once, chosen to fit a cache."""
 
 
 def activate(x: Tensor, norm: Norm) -> Tensor:
-    """Normalize and activate, `silu(norm(x))`; only `x` is saved for the backward pass."""
+    """Return `silu(norm(x))`; only `x` is saved for the backward pass."""
     active: Tensor = _Activated.apply(x, norm.weight, norm.bias, norm.eps)  # type: ignore[no-untyped-call]
     return active
 
@@ -27,17 +27,17 @@ def activate(x: Tensor, norm: Norm) -> Tensor:
 def map_and_pool(
     x: Tensor, norm: Norm, weight: Tensor, kept: Iterable[tuple[int, ...]], pooling: Pooling
 ) -> tuple[Tensor, dict[tuple[int, ...], Tensor]]:
-    """`x + silu(norm(x)) weight'`, and `silu(norm(x))` pooled over some axes, which is read in no other way.
+    """Return `x + silu(norm(x)) weight'`, and `silu(norm(x))` pooled over some axes.
 
     Args:
-        x: `[models, *sizes, width]`.
+        x: Features `[models, *sizes, width]`.
         norm: The norm before the activation.
         weight: The weight of the linear map.
-        kept: Axes of what is pooled.
-        pooling: The way of pooling.
+        kept: The axes that are kept, for each pooled result.
+        pooling: The kind of pooling.
 
     Returns:
-        The first, and what is pooled by its axes.
+        The mapped features, and the pooled results by their axes.
     """
     whole = tuple(range(x.ndim - 2))
     sizes = {axes: math.prod(x.shape[1 + axis] for axis in axes) for axes in {whole, *kept}}
@@ -51,7 +51,7 @@ def map_and_pool(
 
 
 class _Activated(torch.autograd.Function):
-    """`silu(norm(x))` of which only `x` is kept: what lies between is computed again for the gradient."""
+    """`silu(norm(x))` that saves only `x`; intermediate results are recomputed for the gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
@@ -71,9 +71,10 @@ class _Activated(torch.autograd.Function):
 
 
 class _Mapped(torch.autograd.Function):
-    """`x + silu(norm(x)) weight'` and `silu(norm(x))` without some axes, of which only `x` is kept.
+    """`x + silu(norm(x)) weight'` and pooled `silu(norm(x))`, which save only `x`.
 
-    What lies between is made for some networks at a time, and again for the gradient so that it stays in the cache.
+    Intermediate results are computed for some networks at a time, and again for the gradient. They therefore stay in
+    the cache.
     """
 
     @staticmethod
@@ -134,7 +135,7 @@ class _Mapped(torch.autograd.Function):
 
 
 def _spread(one: Tensor, axes: Sequence[int], active: Tensor, pooling: Pooling, grad: Tensor) -> None:
-    """Add the gradient that comes from what was pooled."""
+    """Add the gradient of the pooled results."""
     if pooling == "mean":
         one = one / math.prod(active.shape[axis] for axis in axes)
     for axis in axes:
@@ -148,20 +149,20 @@ def _spread(one: Tensor, axes: Sequence[int], active: Tensor, pooling: Pooling, 
 
 
 def _portions(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Split tensors along their first axis, at the same indices, into portions that fit the cache."""
+    """Split tensors along their first axis, at the same indices, into chunks that fit the cache."""
     step = max(1, LAYER_VALUES_AT_ONCE // max(1, tensors[0][:1].numel()))
     return zip(*(torch.split(tensor, step) for tensor in tensors), strict=True)
 
 
 def _rows(x: Tensor) -> Tensor:
-    """Flatten features to `[vectors, width]`."""
+    """Return features as a matrix `[vectors, width]`."""
     return x.reshape(-1, x.shape[-1])
 
 
 class _Largest(torch.autograd.Function):
-    """The largest values along an axis; equal ones share the gradient.
+    """The maximum along an axis; equal maxima share the gradient.
 
-    `x.max(axis)` finds places, too, which takes twenty times as long if the axis is not the last.
+    `x.max(axis)` also computes indices. This takes twenty times as long if the axis is not the last one.
     """
 
     @staticmethod
@@ -183,7 +184,7 @@ class Pools:
     """Features pooled over some of their axes; each combination is computed once from the smallest suitable result.
 
     Args:
-        known: Features by the axes that they have.
+        known: Pooled features, by the axes that they keep.
     """
 
     def __init__(
@@ -197,11 +198,11 @@ class Pools:
 
     @classmethod
     def of(cls, x: Tensor, pooling: Pooling, grid: Grid | None = None, shares: Shares | None = None) -> "Pools":
-        """Pools of features, which come with all their axes, `[models, *sizes, width]`."""
+        """Return the pools of features, which start with all their axes, `[models, *sizes, width]`."""
         return cls({tuple(range(x.ndim - 2)): x}, pooling, grid, shares)
 
     def read(self, link: HubLink, hub: Hub) -> Tensor:
-        """`[models, *sizes of the hub, width]`."""
+        """Return the pooled features at the axes of a hub, `[models, *sizes of the hub, width]`."""
         kept = tuple(axis for axis, place in enumerate(link.axes) if place != POOLED)
         x = self.over(kept)
         places = [link.axes[axis] for axis in kept]
@@ -211,7 +212,7 @@ class Pools:
         return torch.einsum(x, [0, *(1 + place for place in places), last], [*range(last + 1)])
 
     def over(self, kept: tuple[int, ...]) -> Tensor:
-        """Features with some of their axes, in order."""
+        """Return the features pooled over all axes except `kept`, which stay in order."""
         if kept not in self.known:
             source = min((axes for axes in self.known if {*kept} <= {*axes}), key=lambda axes: self.known[axes].numel())
             away, x = _away(source, kept), self.known[source]

@@ -26,15 +26,15 @@ class RelationalAttention(Layer):
 
         logit = q_x k_y + (A e) k_y + q_x (B e) + c e,      message = (M e) * v_y + V e
 
-    with a softmax over all that x attends to, in several heads. Before the attention, `e <- e + MLP(e, x, y)`. After
-    the attention, `x <- x + MLP(x, messages)`. Every norm normalizes single vectors. Only connections are computed, in
-    dense blocks, and a weight of zero is a connection like any other. Departures from the paper, whose units attend to
-    all units: `c e` takes the place of the product of `A e` and `B e`, and norms come before the layers so that deep
+    The softmax is over everything to which x attends, in several heads. Before the attention, `e <- e + MLP(e, x, y)`.
+    After the attention, `x <- x + MLP(x, messages)`. Every norm normalizes single vectors. Only connections are
+    computed, in dense blocks. A weight of zero is also a connection. The layer differs from the paper, whose units
+    attend to all units. `c e` replaces the product of `A e` and `B e`. Norms come before the layers, which lets deep
     nets keep information about their inputs.
 
     Attributes:
-        heads: Number of heads.
-        expansion: Width of the attention and of the hidden layers of the MLPs, as a multiple of the width.
+        heads: The number of attention heads.
+        expansion: The width of the attention and of the MLPs' hidden layers, as a multiple of the net's width.
 
     References:
         Kofinas et al. (2024), section 3; Diao and Loynd (2023), section 3, for attention with features of edges.
@@ -54,18 +54,18 @@ class RelationalAttention(Layer):
 
 @dataclass(frozen=True)
 class _Tokens:
-    """Things to attend to: logits `[..., tokens, heads]`, values `[..., tokens, heads, head width]`."""
+    """Tokens for attention: logits `[..., tokens, heads]`, values `[..., tokens, heads, head width]`."""
 
     logits: Tensor
     values: Tensor
 
     def collect(self, weights: Tensor) -> Tensor:
-        """Sum the values by attention weights, `[..., heads, head width]`."""
+        """Return the sum of the values, weighted by attention, `[..., heads, head width]`."""
         return torch.einsum("...nh,...nhd->...hd", weights, self.values)
 
 
 class _Token(nn.Module):
-    """Keys and values of one kind of thing to attend to, which no weight leads to."""
+    """Keys and values of one kind of token that is not reached through weights."""
 
     def __init__(self, width: int, heads: int, attention: int, generator: torch.Generator | None) -> None:
         super().__init__()
@@ -75,16 +75,16 @@ class _Token(nn.Module):
         self.logit = nn.Parameter(torch.zeros(heads))
 
     def forward(self, query: Tensor, x: Tensor) -> _Tokens:
-        """Logits and values for queries `[..., heads, head width]` that attend to tokens `[..., tokens, width]`."""
+        """Return logits and values of tokens `[..., tokens, width]` for queries `[..., heads, head width]`."""
         keys, values = (_split(dense(x), self.heads) for dense in (self.key, self.value))
         return _Tokens(torch.einsum("...hd,...nhd->...nh", query, keys) + self.logit, values)
 
 
 class _Connection(nn.Module):
-    """The part of the features of weights in the attention of the units at one end of a block.
+    """The contribution of weights' features to the attention of the units at one end of a block.
 
-    There are many weights and few units. Products of projected features with vectors of units are therefore computed as
-    products of the features with back-projected vectors, and sums of projected features as projected sums.
+    There are many weights and few units. Therefore products of projected features with unit vectors are computed as
+    products of the features with back-projected vectors. Sums of projected features are computed as projected sums.
     """
 
     def __init__(self, width: int, heads: int, attention: int, generator: torch.Generator | None) -> None:
@@ -97,17 +97,17 @@ class _Connection(nn.Module):
         self.logit = Dense(width, heads, generator=generator)
 
     def pull(self, dense: Dense, x: Tensor) -> Tensor:
-        """`[..., heads, head width]` to `[..., heads, width]`."""
+        """Map `[..., heads, head width]` to `[..., heads, width]`."""
         return torch.einsum("...hd,chd->...hc", x, _split(dense.weight.T, self.heads))
 
     def push(self, pooled: Tensor) -> Tensor:
-        """`[..., heads, width]` to `[..., heads, head width]`."""
+        """Map `[..., heads, width]` to `[..., heads, head width]`."""
         return torch.einsum("...hc,chd->...hd", pooled, _split(self.addend.weight.T, self.heads))
 
 
 @dataclass(frozen=True)
 class _Edges:
-    """The connections of the units at one end of a block; `values` are those of the units at the other ends.
+    """The connections of the units at one end of a block. `values` belong to the units at the other ends.
 
     The logits are `[models, *sizes, connections, heads]`.
     """
@@ -120,7 +120,7 @@ class _Edges:
     values: Tensor
 
     def collect(self, weights: Tensor) -> Tensor:
-        """Sum the values by attention weights, `[models, *sizes, heads, head width]`."""
+        """Return the sum of the values, weighted by attention, `[models, *sizes, heads, head width]`."""
         away, heads = others(self.end, self.block), weights.shape[-1]
         order = _order(self.end, self.block)
         weights = weights.reshape(len(weights), *(self.block.sizes[k] for k in order), heads)
@@ -176,7 +176,7 @@ class _Layer(nn.Module):
     def _hear_members(
         self, network: Tensor, units: dict[str, Tensor], layout: Layout, shares: Shares
     ) -> Iterator[Tensor]:
-        """Messages to the network from all units together."""
+        """Yield messages to the network from all units together."""
         if units:
             everything = torch.cat([self.units.norm(x).flatten(1, -2) for x in units.values()], 1)
             tokens = self.member(_split(self.asked(network), self.heads) * self.scale, everything)
@@ -192,7 +192,7 @@ class _Layer(nn.Module):
     def _attend(
         self, units: dict[str, Tensor], pairs: dict[str, Tensor], network: Tensor, layout: Layout, shares: Shares
     ) -> dict[str, Tensor]:
-        """Messages to every unit by attention, `[models, *sizes, attention]`."""
+        """Return attention messages to every unit, `[models, *sizes, attention]`."""
         queries = {name: _split(self.query(x), self.heads) * self.scale for name, x in units.items()}
         keys = {name: _split(self.key(x), self.heads) for name, x in units.items()}
         values = {name: self.value(x) for name, x in units.items()}
@@ -231,7 +231,7 @@ class _Layer(nn.Module):
         values: dict[str, Tensor],
         counts: list[Tensor | None],
     ) -> list[_Edges]:
-        """Return the connections of a block for each of its ends; what units count for is added to the logits."""
+        """Return a block's connections for each of its ends. The log weights of units are added to the logits."""
         at = [self._connection(k) for k in range(len(block.ends))]
         logits = [connection.logit(features) for connection in at]
         logits = [made if one is None else made + one for made, one in zip(logits, counts, strict=True)]
@@ -267,23 +267,23 @@ class _Layer(nn.Module):
 
 
 def _split(x: Tensor, parts: int) -> Tensor:
-    """`[..., width]` to `[..., parts, share of the width]`."""
+    """Split the last axis: `[..., width]` to `[..., parts, share of the width]`."""
     return x.reshape(*x.shape[:-1], parts, -1)
 
 
 def _order(end: End, block: Block) -> tuple[int, ...]:
-    """Return the axes of a block: those of an end, in the order of its set, then the others."""
+    """Return the axes of a block: first the axes of an end, in the order of its set, then all other axes."""
     return (*end.axes, *(axis - 1 for axis in others(end, block)))
 
 
 def _letters(end: End, block: Block) -> tuple[str, str]:
-    """Letters for the axes of a block, and those of an end in the order of its set; m, y and z are not among them."""
+    """Return einsum letters for a block's axes, and for an end's axes in the order of its set; never m, y or z."""
     letters = [letter for letter in ascii_lowercase if letter not in "myz"][: len(block.sizes)]
     return "".join(letters), "".join(letters[axis] for axis in end.axes)
 
 
 def _between(queries: dict[str, Tensor], one: End, keys: dict[str, Tensor], other: End, block: Block) -> Tensor:
-    """Products of queries at one end with keys at another, `[models, *ones, heads]`."""
+    """Return products of queries at one end with keys at another end, `[models, *ones, heads]`."""
     labels, left = _letters(one, block)
     _, right = _letters(other, block)
     out = "".join(letter for letter in labels if letter in left + right)

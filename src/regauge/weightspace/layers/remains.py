@@ -16,13 +16,14 @@ from regauge.weightspace.layout.characters import Character, at_end, has_scale, 
 from regauge.weightspace.layout.compile import Layout
 
 Relation = Mapping[Character, float]
-"""Exponents of the sizes of features whose product no scale changes."""
+"""Exponents of feature sizes for which the product of powers is invariant under scales."""
 
 
 class Remains(nn.Module):
     """A map from vectors of some characters to invariant vectors of the hidden width.
 
-    Division by the size removes scales, and products of two linear maps remove signs.
+    Division by the size makes the result invariant under scales. Products of two linear maps make it invariant under
+    signs.
     """
 
     def __init__(self, characters: Iterable[Character], plan: LayerPlan, hidden: int) -> None:
@@ -38,7 +39,7 @@ class Remains(nn.Module):
             self.directions = plan.dense(plan.width, hidden, is_biased=False)
 
     def norm(self, u: Tensor, character: Character) -> Tensor:
-        """Return the vectors without their sizes."""
+        """Return the vectors divided by their sizes."""
         made: Tensor = (self.scaled_norm if has_scale(character) else self.odd_norm)(u)
         return made
 
@@ -48,7 +49,7 @@ class Remains(nn.Module):
 
 
 class UnitSizes(nn.Module):
-    """Logarithms of products of powers of the sizes of a unit's features that no scale changes."""
+    """Logarithms of products of powers of a unit's feature sizes that no scale changes."""
 
     def __init__(self, reaches: Mapping[str, Reach], plan: LayerPlan, hidden: int) -> None:
         super().__init__()
@@ -59,14 +60,14 @@ class UnitSizes(nn.Module):
             self.into = plan.dense(1, hidden, is_biased=False)
 
     def hear(self, name: str, turned: Mapping[Character, Tensor], layout: Layout) -> Iterator[Tensor]:
-        """Messages to the units of a set."""
+        """Yield messages to the units of a set."""
         for relation in self.relations[layout.key][name]:
             sizes = [(power, *log_size(turned[one])) for one, power in relation.items()]
             yield self.into(_squash(sizes))
 
 
 class PairSizes(nn.Module):
-    """Logarithms of the sizes of pairs, divided by those of features of their ends such that no scale changes them."""
+    """Logarithms of the sizes of pairs, divided by feature sizes of their ends to be invariant under scales."""
 
     def __init__(self, reaches: Mapping[str, Reach], plan: LayerPlan, hidden: int) -> None:
         super().__init__()
@@ -80,7 +81,7 @@ class PairSizes(nn.Module):
     def hear(
         self, block: Block, odd: Tensor, units: Mapping[str, Mapping[Character, Tensor]], layout: Layout
     ) -> Iterator[Tensor]:
-        """Messages to the pairs of a block."""
+        """Yield messages to the pairs of a block."""
         ends = self.ends[layout.key][block.name]
         if ends is None:
             return
@@ -95,8 +96,7 @@ class PairSizes(nn.Module):
 def _ends(
     layout: Layout, block: Block, known: Mapping[str, Collection[Character]]
 ) -> list[tuple[int, Character]] | None:
-    """Return the ends of a block whose units' scales change its values, with their characters; None if some are not
-    known."""
+    """Return the ends of a block whose scales change its values, with characters; None if some are not known."""
     character = layout.signs.get(block.name, ())
     if not has_scale(character):
         return None
@@ -110,8 +110,8 @@ def _ends(
 def find_relations(characters: Iterable[Character]) -> list[Relation]:
     """Return a basis of the relations between the scale exponents of some characters.
 
-    A relation has powers p with `sum_k p_k e_k = 0` for the exponents e of every family so that no scale changes the
-    product of the sizes to these powers.
+    A relation consists of powers p with `sum_k p_k e_k = 0` for the exponents e of every family. Then no scale changes
+    the product of the sizes to these powers.
     """
     basis: list[Character] = []
     relations: list[Relation] = []
@@ -127,14 +127,13 @@ def find_relations(characters: Iterable[Character]) -> list[Relation]:
 
 
 def log_size(u: Float[Tensor, "*units width"]) -> tuple[Float[Tensor, "*units 1"], Bool[Tensor, "*units 1"]]:
-    """Return the logarithm of the norm of vectors, and whether it is there: zeros have none."""
+    """Return the log norm of vectors, and a mask of the nonzero vectors, for which the logarithm exists."""
     norm = torch.linalg.vector_norm(u, dim=-1, keepdim=True)
     return norm.clamp_min(torch.finfo(u.dtype).tiny).log(), norm > 0
 
 
 def _squash(sizes: Iterable[tuple[float, Tensor, Tensor]]) -> Tensor:
-    """Return a weighted sum of logarithms, which grows slowly where it is large; zero where one of them is not
-    there."""
+    """Return a weighted sum of logarithms that grows slowly for large values; zero if some logarithm does not exist."""
     total: Tensor | float = 0.0
     is_there: Tensor | bool = True
     for power, size, there in sizes:

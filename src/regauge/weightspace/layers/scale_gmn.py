@@ -1,4 +1,4 @@
-"""ScaleGMN: messages are products of weights and features so that signs and scales act on features as on weights."""
+"""ScaleGMN: messages are products of weights and features, on which signs and scales therefore act as on weights."""
 
 import math
 from dataclasses import dataclass
@@ -21,8 +21,8 @@ from regauge.weightspace.shares import Shares, average
 class ScaleGMN(Layer):
     """Message passing that respects signs by suitable products, without a canonical form of signs.
 
-    Units and weights have invariant features, `x` and `e`, and features that signs multiply by the exponents of their
-    placements, `u` and `o`. With `i(u) = (A u) * (B u)`, for a weight between units x and y,
+    Units and weights have invariant features, `x` and `e`. They also have features that signs multiply by the exponents
+    of their placements, `u` and `o`. With `i(u) = (A u) * (B u)`, for a weight between units x and y,
 
         e <- e + MLP(e, x, y, i(o)),          o <- o + (W o) * f(e, x, y, i(o))
         message to x, both ways: mean over y of (F o) * (S u_y), or of (F e) * (S x_y) + C e
@@ -30,23 +30,23 @@ class ScaleGMN(Layer):
 
     If a group has several families of signs, its units have such features for every product of families that occurs.
     Products of two such features give further features. Maps of features that signs change have no biases. Products may
-    be summed only if their exponents cancel at the units that are summed over. Signs are their own inverses, so
+    be summed only if the exponents cancel at the units over which the sum runs. Signs are their own inverses, so
     messages forward and backward use the same products.
 
-    Positive scales may be respected in the same way, as published. `i(u)` then consists of the direction of `u` and of
-    logarithms of ratios of sizes that no scale changes. Messages backward use features with the exponents of outgoing
-    weights, which start at the outputs. No weight is inverted, and kernels may be padded with zeros.
+    Positive scales can be respected in the same way, as published. `i(u)` then consists of the direction of `u` and of
+    log ratios of sizes that no scale changes. Backward messages use features with the exponents of outgoing weights,
+    which start at the outputs. No weight is inverted, and kernels may be padded with zeros.
 
-    Departures from the paper: unless `is_scaled`, positive scales are canonicalized first. Unlike for signs, this
-    canonical form is smooth, and it shows sizes to the first layer. Norms keep the spread over networks through many
-    layers, and `i(u)` takes the place of `MLP(u) + MLP(-u)`.
+    The layer differs from the paper. Unless `is_scaled`, positive scales are canonicalized first. Unlike the canonical
+    form of signs, the canonical form of scales is smooth, and it makes sizes visible to the first layer. Norms preserve
+    the spread over networks through many layers, and `i(u)` replaces `MLP(u) + MLP(-u)`.
 
     Attributes:
-        expansion: Width of the hidden layers of the MLPs, as a multiple of the width.
-        is_scaled: Whether scales are also respected by products. A canonical form is still used for architectures in
-            which no features have the exponents that messages need (squared ReLU). It is also used if other canonical
-            forms or matrices depend on scales. Nets that weight units by shares, read moments or run networks on probes
-            also use it.
+        expansion: The width of the MLPs' hidden layers, as a multiple of the net's width.
+        is_scaled: Whether the layer also respects scales by products. A canonical form is still used for architectures
+            in which no features have the exponents that messages need (squared ReLU). It is also used if other
+            canonical forms or matrices depend on scales. Nets that weight units by shares, read moments or use probes
+            also need it.
 
     References:
         Kalogeropoulos et al. (2024), section 4, equations 8 to 14.
@@ -61,7 +61,7 @@ class ScaleGMN(Layer):
 
     @property
     def traits(self) -> Traits:
-        """Return the traits; signs are respected, and scales if `is_scaled`."""
+        """Return the traits: signs are respected, and also scales if `is_scaled`."""
         return Traits(has_odd=True, respects=("sign", "scale") if self.is_scaled else ("sign",))
 
     def build(self, plan: LayerPlan) -> nn.Module:
@@ -70,7 +70,7 @@ class ScaleGMN(Layer):
 
 
 def _keys(message: Message) -> dict[str, tuple[str, ...]]:
-    """Return names of the maps that make a message."""
+    """Return names of the maps that compute a message."""
     at = min(message.receiver, ENDS - 1)
     is_plain = not message.is_block_odd and not any(is_odd(one) for _, one in message.sources)
     return {
@@ -163,7 +163,7 @@ class _Layer(nn.Module):
         return features.change(result, pairs, changed, Odd(odd_result, odd_pairs))
 
     def _cross(self, name: str, features: Features, layout: Layout) -> dict[Character, Tensor]:
-        """Features of units that are not zero, normed where no scale changes them, with products of two others."""
+        """Return nonzero unit features, with products of two; features are normalized if no scale changes them."""
         found = self.reach[layout.key]
         known = {s: features.odd.units[name][s] for s in sorted(found.known[name])}
         normed = {s: u if has_scale(s) else self.odd_norm(u) for s, u in known.items()}
@@ -176,14 +176,14 @@ class _Layer(nn.Module):
         return result
 
     def _turn(self, u: Tensor | None, messages: list[Tensor]) -> Tensor:
-        """Return a map of features, if there are any, and what is heard."""
+        """Return a linear map of the features, if there are any, plus the received messages."""
         parts = [*([] if u is None else [self.odd_in(u)]), *([_mean(messages)] if messages else [])]
         return torch.stack(parts).sum(0)
 
     def _relate(
         self, features: Features, units: dict[str, Tensor], layout: Layout
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return the features of weights, from those of the units at their ends."""
+        """Return the features of weights, computed from the features of the units at their ends."""
         pairs, odd = {}, {}
         for block in layout.pair_blocks:
             e, o = features.pairs[block.name], features.odd.pairs.get(block.name)
@@ -211,7 +211,7 @@ class _Layer(nn.Module):
         layout: Layout,
         shares: Shares,
     ) -> tuple[dict[str, list[Tensor]], dict[str, dict[Character, list[Tensor]]]]:
-        """Messages to units, by their characters."""
+        """Return messages to units, by their characters."""
         found = self.reach[layout.key]
         inbox: dict[str, list[Tensor]] = {name: [] for name in units}
         odd_inbox: dict[str, dict[Character, list[Tensor]]] = {

@@ -13,13 +13,13 @@ from regauge.weightspace.layout.compile import Layout
 from regauge.weightspace.shares import Shares, average
 
 Inbox = Mapping[str, list[Tensor]]
-"""For each set of units the messages that they hear, of the hidden width."""
+"""For each unit set, the messages that its units receive, with the hidden width."""
 
 
 class Update(nn.Module):
     """`x + B silu(A norm(x) + messages)`, where messages have the hidden width.
 
-    Features that are not read stay unchanged and have no maps.
+    Features that the next layer does not read stay unchanged and have no maps.
     """
 
     def __init__(self, plan: LayerPlan, hidden: int, *, is_read: bool = True) -> None:
@@ -30,7 +30,7 @@ class Update(nn.Module):
             self.into, self.out = plan.dense(plan.width, hidden), plan.dense(hidden, plan.width, gain=0.5)
 
     def activate(self, normed: Tensor, heard: Iterable[Tensor]) -> Tensor:
-        """`silu(A normed + what is heard)`."""
+        """Return `silu(A normed + what is heard)`, where `heard` are the received messages."""
         mixed: Tensor = self.into(normed)
         for part in heard:
             mixed = mixed + part
@@ -48,7 +48,7 @@ class PairUpdate(Update):
         self.ends = plan.for_ends(plan.width, hidden, is_biased=False)
 
     def hear(self, block: Block, units: Mapping[str, Tensor]) -> Iterable[Tensor]:
-        """Messages from the units at the ends of a block."""
+        """Yield messages from the units at the ends of a block."""
         return (spread(self.ends.at(k, units[end.units]), end, block) for k, end in enumerate(block.ends))
 
     def change(self, features: Features, units: Mapping[str, Tensor], layout: Layout) -> dict[str, Tensor]:
@@ -76,7 +76,7 @@ class UnitUpdate(Update):
         layout: Layout,
         shares: Shares,
     ) -> Iterable[Tensor]:
-        """Yield all that the units of a set hear."""
+        """Yield all messages that the units of a set receive."""
         yield at_units(self.from_network(network), units[name])
         for message in inbox[name]:
             yield message / len(inbox[name]) ** 0.5
@@ -94,7 +94,7 @@ class UnitUpdate(Update):
 
 
 class NetworkUpdate(Update):
-    """The update of the network by the mean of each set of units."""
+    """The update of the network's vector by the mean of each unit set."""
 
     def __init__(self, plan: LayerPlan, hidden: int) -> None:
         super().__init__(plan, hidden, is_read="network" in plan.reads)
@@ -109,7 +109,7 @@ class NetworkUpdate(Update):
         layout: Layout,
         heard: Iterable[Tensor] = (),
     ) -> Tensor:
-        """Return the new vector of the network, which may hear more than units, of the hidden width."""
+        """Return the new vector of the network, which may also receive other messages, with the hidden width."""
         pooled = (average(x, range(1, x.ndim - 1), layout.grids[name], features.shares) for name, x in units.items())
         means = (self.from_units(x) / len(units) for x in pooled)
         made: Tensor = self(features.network, network, chain(means, heard))

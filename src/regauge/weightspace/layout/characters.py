@@ -1,4 +1,4 @@
-"""Characters, by which signs and scales multiply values and features: one exponent for each axis and family.
+"""Characters: exponents by which signs and scales multiply values and features, for each axis and family.
 
 Odd half periods of sines act as signs on other values. If they still act, they count as separate families.
 """
@@ -9,12 +9,11 @@ from itertools import product
 from regauge.weightspace.layout.blocks import Block, End, Label
 
 Character = tuple[tuple[bool | int, ...], ...]
-"""For each axis the exponents of the sign families of its group and of its shifts, which are truth values, and of its
-families of scales, which are numbers; those that do not act are false or zero."""
+"""Exponents of families for each axis: booleans for signs and shifts, integers for scales, zero if inactive."""
 
 
 def character_of_labels(labels: Iterable[Label], *, has_signs: bool, has_shifts: bool, has_scales: bool) -> Character:
-    """Return the character of values along some axes, of signs, odd half periods and scales if these still act."""
+    """Return the character of values along some axes, for those of signs, half periods and scales that still act."""
     return tuple(
         (
             *(bool(exponent % 2) and has_signs for exponent in label.sign),
@@ -26,12 +25,12 @@ def character_of_labels(labels: Iterable[Label], *, has_signs: bool, has_shifts:
 
 
 def blank(character: Character) -> Character:
-    """Return the trivial character on the same axes: the character of invariant values."""
+    """Return the trivial character on the same axes, the character of invariant values."""
     return tuple(tuple(type(exponent)(0) for exponent in exponents) for exponents in character)
 
 
 def scales_of(character: Character) -> tuple[int, ...]:
-    """Return the exponents of scales alone, along all axes."""
+    """Return the exponents of scales along all axes."""
     return tuple(e for exponents in character for e in exponents if not isinstance(e, bool))
 
 
@@ -46,17 +45,17 @@ def has_sign(character: Character) -> bool:
 
 
 def is_odd(character: Character) -> bool:
-    """Return whether anything changes values of this character."""
+    """Return whether some sign or scale changes values of this character."""
     return any(any(exponents) for exponents in character)
 
 
 def add(left: tuple[bool | int, ...], right: tuple[bool | int, ...]) -> tuple[bool | int, ...]:
-    """Return the exponents of a product, from those of its factors along one axis."""
+    """Return the exponents of a product, given the exponents of both factors along one axis."""
     return tuple(x != y if isinstance(x, bool) else x + y for x, y in zip(left, right, strict=True))
 
 
 def at_end(character: Character, end: End) -> Character:
-    """Return the part of a character on the axes of one end."""
+    """Return the restriction of a character to the axes of one end."""
     return tuple(character[axis] for axis in end.axes)
 
 
@@ -76,20 +75,19 @@ def find_sources(
     known: Mapping[str, Collection[Character]],
     wanted: Mapping[str, Collection[Character]],
 ) -> tuple[Character, tuple[tuple[int, Character], ...]] | None:
-    """The features of the other ends for which sums over them mean something, times features of a block.
+    """Find features at the other ends that can be multiplied with block features and summed.
 
-    A sum over units means something only if neither their signs nor their scales change its terms.
+    A sum over units is meaningful only if neither their signs nor their scales change its terms.
 
     Args:
-        block: A block with two ends or more.
-        character: The character of its features: its own, or an even one.
-        receiver: Number of the end whose units hear the sums.
-        known: For each set of units the characters of the features that may be summed, in addition to those that
-            nothing changes.
+        block: A block with two or more ends.
+        character: The character of the block's features: the block's own, or the trivial one.
+        receiver: The index of the end whose units receive the sums.
+        known: For each unit set, the characters of features that may be summed in addition to invariant features.
         wanted: The characters that sums may have.
 
     Returns:
-        The character of the sums at the receiver, and the other ends with the characters of their features; None if no
+        The character of the sums at the receiver, and the other ends with the characters of their features. None if no
         features fit.
     """
     end = block.ends[receiver]

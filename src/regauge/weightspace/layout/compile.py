@@ -1,4 +1,4 @@
-"""A layout, compiled from a symmetry: the assignment of a network's values to units."""
+"""A layout, compiled from a symmetry, which assigns a network's values to units."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,19 +19,20 @@ from regauge.weightspace.layout.writer import Writer
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """The sets of units and blocks of values that a network over networks works on, for one symmetry.
+    """The unit sets and value blocks on which a metanetwork operates, for one symmetry.
 
     Attributes:
         symmetry: The symmetry, with every size known.
-        units: The sets of units, by name.
+        units: The unit sets, by name.
         blocks: All blocks, in the order of the tensors.
-        contracted: Groups of matrices that enter by products over their axes.
-        fixed: Groups of matrices whose axes are channels here: they must be brought to a canonical form before.
-        pieces: The pieces of tensors, by their names.
+        contracted: Groups of matrices that are replaced by products over their axes.
+        fixed: Groups of matrices whose axes are channels. They must be canonicalized before networks are read.
+        pieces: The pieces of tensors, by name.
         steps: The products, each of two pieces or earlier products.
-        is_signed: Whether signs still act on the values that are read; otherwise a canonical form has fixed them.
-        is_scaled: Whether positive scales still act on them.
-        waves: If half periods still act, the angles of the sets whose units have one each, by set; otherwise None.
+        is_signed: Whether signs still act on the values that are read. Otherwise, signs are canonicalized first.
+        is_scaled: Whether positive scales still act on these values.
+        waves: If half periods still act, the angles by unit set, for sets whose units have one angle each; otherwise
+            None.
     """
 
     symmetry: Symmetry
@@ -52,48 +53,48 @@ class Layout:
 
     @cached_property
     def writer(self) -> Writer:
-        """A writer of values of pieces into tensors."""
+        """A writer that converts values of pieces to tensors."""
         return Writer(self.pieces, self.symmetry, {*self.units}, {*self.contracted}, {*self.fixed})
 
     @cached_property
     def unit_blocks(self) -> tuple[Block, ...]:
-        """Blocks with one end: values of units."""
+        """Blocks with one end, which are values of units."""
         return tuple(block for block in self.blocks if len(block.ends) == 1)
 
     @cached_property
     def pair_blocks(self) -> tuple[Block, ...]:
-        """Blocks with two ends or more: values of pairs of units."""
+        """Blocks with two or more ends, which are values of pairs of units."""
         return tuple(block for block in self.blocks if len(block.ends) > 1)
 
     @cached_property
     def unwritten(self) -> frozenset[str]:
-        """Names of the blocks of pairs that no tensor is written from: products, and buffers."""
+        """Names of pair blocks from which no tensor is written: products and buffers."""
         written = {written.block.name for written in self.writer.written}
         return frozenset(block.name for block in self.pair_blocks if block.name not in written)
 
     @cached_property
     def network_blocks(self) -> tuple[Block, ...]:
-        """Blocks without ends: values of the network."""
+        """Blocks without ends, which are values of the network."""
         return tuple(block for block in self.blocks if not block.ends)
 
     def character(self, block: Block) -> Character:
-        """Return the character of a block's values under all that still acts."""
+        """Return the character of a block's values under all families that still act."""
         return self.character_of(block.labels)
 
     def character_of(self, labels: Sequence[Label]) -> Character:
-        """Return the character of values along some axes under all that still acts."""
+        """Return the character of values along some axes under all families that still act."""
         return character_of_labels(
             labels, has_signs=self.is_signed, has_shifts=self.waves is not None, has_scales=self.is_scaled
         )
 
     @cached_property
     def is_weighed(self) -> bool:
-        """Whether units are counted by shares of the weights that read them."""
+        """Whether units are weighted by shares of their outgoing weights."""
         return any(label.reads for block in self.blocks for label in block.labels)
 
     @cached_property
     def grids(self) -> dict[str, Grid]:
-        """The axes of every set of units."""
+        """The axes of every unit set."""
         return {
             name: Grid(
                 units.axes,
@@ -108,7 +109,7 @@ class Layout:
         return self._grids[block]
 
     def grid_of(self, block: Block) -> Grid:
-        """Return the axes of a block that need not be one of the layout."""
+        """Return the axes of a block that may be outside of the layout."""
         groups = tuple(label.group for label in block.labels)
         bases: list[tuple[int, ...]] = [()] * len(groups)
         for end in block.ends:
@@ -123,13 +124,13 @@ class Layout:
 
     @cached_property
     def signs(self) -> dict[str, Character]:
-        """The characters of those blocks whose values are changed by signs or scales that still act."""
+        """The characters of the blocks whose values signs or scales still change."""
         found = {block.name: self.character(block) for block in self.blocks}
         return {name: character for name, character in found.items() if is_odd(character)}
 
     @cached_property
     def unit_signs(self) -> dict[str, tuple[Character, ...]]:
-        """The characters, on the axes of each set of units, of values that signs and scales change."""
+        """For each unit set, the characters of values that signs and scales change, on the set's axes."""
         blocks = [*self.blocks, *(written.block for written in self.writer.written)]
         found = {name: set[Character]() for name in self.units}
         for block in blocks:
@@ -139,7 +140,7 @@ class Layout:
 
     @cached_property
     def own_signs(self) -> dict[str, frozenset[Character]]:
-        """The characters in `unit_signs` of values of single units, and of the phases of their angles."""
+        """The characters in `unit_signs` that belong to values of single units and to the phases of their angles."""
         found = {name: set[Character]() for name in self.units}
         for block in self.unit_blocks:
             if block.name in self.signs:
@@ -149,7 +150,7 @@ class Layout:
         return {name: frozenset(characters) for name, characters in found.items()}
 
     def wave_signs(self, units: str) -> tuple[Character, Character]:
-        """Return the characters of the sines and of the cosines of a set's angles."""
+        """Return the characters of the sines and the cosines of a set's angles."""
         assert self.waves is not None
         wave = self.waves[units]
         first, second = (next(b for b in self.blocks if b.name == name) for name in (wave.sine, wave.cosine))
@@ -164,14 +165,14 @@ class Layout:
 
     @cached_property
     def key(self) -> str:
-        """Equal for layouts that one set of learned parameters fits, whatever the sizes of their sets."""
+        """A key that is equal for layouts that can use the same learned parameters, for any sizes of their sets."""
         blocks = [(b.name, b.channels, [(label.group, label.reads) for label in b.labels], b.ends) for b in self.blocks]
         sets = [(s.name, s.axes, None if s.is_permuted else s.sizes[-1]) for s in self.units.values()]
         pieces = [(name, p.channels, [label.group for label in p.labels]) for name, p in self.pieces.items()]
         return repr((blocks, sets, pieces, self.contracted, self.signs, self.unit_signs, self.waves))
 
     def difference(self, other: "Layout") -> str | None:
-        """Return the first property because of which another layout needs other learned parameters, or None."""
+        """Return the first property for which another layout needs other learned parameters, or None."""
         ours, theirs = ({b.name: b.channels for b in layout.blocks} for layout in (self, other))
         for name in [*ours, *theirs]:
             if ours.get(name) != theirs.get(name):
@@ -186,7 +187,7 @@ class Layout:
         return None if self.key == other.key else "tensors belong to other sets of units"
 
     def read(self, params: Mapping[str, Tensor]) -> dict[str, Num[Tensor, "models *labels channels"]]:
-        """Return the values of every block, for a population.
+        """Return the values of every block, for all networks of a population.
 
         Raises:
             KeyError: A tensor of the layout is missing.
@@ -231,23 +232,23 @@ def compile_layout(
     has_shifts: bool = False,
     readers: Collection[tuple[str, int]] = (),
 ) -> Layout:
-    """Return the layout of a symmetry, made once for each symmetry.
+    """Return the layout of a symmetry, compiled once for each symmetry.
 
     The layout excludes tensors that cannot influence the outputs, and all names but one of a tied tensor.
 
     Args:
         symmetry: The symmetry, with every size known.
-        contracted: Names of the groups of matrices that enter by products over their axes; by default, the groups whose
-            products are small enough.
-        is_signed: Whether features carry characters of signs, because no canonical form fixes signs before.
+        contracted: Names of the groups of matrices that are replaced by products over their axes. By default, the
+            groups whose products are small enough.
+        is_signed: Whether features have characters of signs, because signs are not canonicalized.
         has_shifts: Whether the same holds for half periods. Values to which half periods are added are then read by
-            sine and cosine. If several half periods add to one value, the layout has no `waves`, and a canonical form
-            is needed.
-        readers: The axes (parameter, axis) along which parameters sum over units.
+            sine and cosine. If several half periods are added to one value, the layout has no `waves`, and a canonical
+            form is needed.
+        readers: The axes (parameter, axis) over which parameters sum units.
 
     Raises:
-        ValueError: A size is not known, a group's units do not own equally many values, or `has_shifts` is set without
-            `is_signed`.
+        ValueError: A size is not known, the units of a group own different numbers of values, or `has_shifts` is set
+            without `is_signed`.
     """
     if not symmetry.is_sized:
         raise ValueError(
@@ -261,7 +262,7 @@ def compile_layout(
 
 
 def _with_waves(layout: Layout) -> Layout:
-    """Return the layout with sine and cosine in place of angles, if there is one period for each."""
+    """Return the layout with angles replaced by sine and cosine, if each angle has one period."""
     if any(is_shifted(block) and find_period(block) is None for block in layout.blocks):
         return layout
     blocks: list[Block] = []

@@ -1,4 +1,4 @@
-"""Cutting of tensors along each axis into pieces on which the same groups act; a piece is a full grid of units."""
+"""Cutting of tensors along each axis into pieces on which the same groups act. A piece is a full grid of units."""
 
 import math
 from collections.abc import Collection, Iterator, Sequence
@@ -15,17 +15,17 @@ from regauge.weightspace.layout.blocks import Label
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """A part of a tensor as a grid of values `[*labels, *fixed]`.
+    """A subset of a tensor's entries as a grid `[*labels, *fixed]`.
 
     Attributes:
-        parameter: Name of the tensor.
-        labels: The axes of the grid that groups move.
+        parameter: The name of the tensor.
+        labels: The axes of the grid on which groups act.
         bases: For each label, the labels of the groups within which it is repeated, outermost first.
         sizes: The length of each label.
         fixed: For each axis of the tensor, the number of indices that belong to the same units.
         start: The flat index of the first value.
-        strides: Steps of the flat index along labels and then fixed axes; None if the steps are not constant.
-        index: The flat index of every value; None if `strides` describes the piece.
+        strides: Strides of the flat index along labels and then fixed axes; None if the strides are not constant.
+        index: The flat index of every entry; None if `strides` describes the piece.
     """
 
     parameter: str
@@ -43,7 +43,7 @@ class Piece:
         return math.prod(self.fixed)
 
     def read(self, tensor: Num[Tensor, "models *shape"]) -> Num[Tensor, "models *labels channels"]:
-        """Return the values of this piece in the tensors of several networks."""
+        """Return the entries of this piece in the tensors of several networks."""
         flat = tensor.reshape(len(tensor), -1)
         shape = (len(tensor), *self.sizes, *self.fixed)
         if self.strides is None:
@@ -56,7 +56,7 @@ class Piece:
         return values.reshape(len(tensor), *self.sizes, self.channels)
 
     def flat_index(self) -> Int[Tensor, "*labels channels"]:
-        """Return the flat index of every value."""
+        """Return the flat index of every entry."""
         if self.strides is None:
             assert self.index is not None
             return self.index.reshape(*self.sizes, self.channels)
@@ -76,7 +76,7 @@ class _Segment:
 
 
 def cut(name: str, shape: tuple[int, ...], sites: Sequence[Site], read: Collection[int] = frozenset()) -> list[Piece]:
-    """Return the pieces of one tensor, a partition of its values; units along axes in `read` are summed over."""
+    """Return the pieces of one tensor, a partition of its entries. Units along axes in `read` are summed."""
     per_axis = [list(_segments(axis, size, sites)) for axis, size in enumerate(shape)]
     return [_piece(name, shape, choice, read) for choice in product(*per_axis)]
 
@@ -154,7 +154,7 @@ def _piece(name: str, shape: tuple[int, ...], choice: Sequence[_Segment], read: 
 
 
 def _strides_of(index: Int[Tensor, "*shape"]) -> tuple[int, ...] | None:
-    """Return the strides of an index, or None if its steps along an axis are not constant."""
+    """Return the strides of an index, or None if the strides along an axis are not constant."""
     start = int(index.flatten()[0])
     strides = []
     for axis, size in enumerate(index.shape):

@@ -1,4 +1,4 @@
-"""Elimination of groups of matrices from a layout: their axes are contracted, as only products are invariant."""
+"""Elimination of groups of matrices from a layout by contracting their axes, because only products are invariant."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ from regauge.core.groups import Group
 from regauge.weightspace.layout.blocks import Block, Label
 
 Bases = tuple[tuple[int, ...], ...]
-"""For each label of a block the labels of the groups that it is repeated within."""
+"""For each label of a block, the labels of the groups within which it is repeated."""
 Known = Mapping[str, tuple[Block, Bases]]
 MOST_PRODUCTS = 16
-"""Products hold at most this many times the values of what they are made of; otherwise the group stays."""
+"""The largest size of products, relative to their inputs. If products are larger, the group is not eliminated."""
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,11 @@ class Product:
     """The product of two blocks over one axis of both.
 
     Attributes:
-        left: Name of the first block or piece.
-        right: Name of the second block or piece.
-        equation: The equation for `torch.einsum`; the model axis is the first axis.
-        turned: For plane rotations, which also preserve oriented areas: the right axis (counted with the model axis)
-            whose two entries (x, y) are also used as (-y, x). None for other groups.
+        left: The name of the first block or piece.
+        right: The name of the second block or piece.
+        equation: The `torch.einsum` equation; the model axis comes first.
+        turned: Only for plane rotations, which also preserve oriented areas: an axis of the right factor, counted with
+            the model axis. Its two entries (x, y) are also used as (-y, x). None for other groups.
     """
 
     left: str
@@ -47,10 +47,10 @@ class Product:
 
 @dataclass(frozen=True)
 class Reduction:
-    """The reduction of one axis of a block: its values or squares are summed, or it is joined with the channels.
+    """The reduction of one axis of a block: its values or squares are summed, or the axis is merged with the channels.
 
     Attributes:
-        source: Name of a block or piece.
+        source: The name of a block or piece.
         axis: The axis, counted with the model axis.
         how: The operation on the axis.
     """
@@ -74,12 +74,12 @@ Step = Product | Reduction
 def eliminate(
     group: Group, blocks: Known, *, most: int | None
 ) -> tuple[dict[str, tuple[Block, Bases]], dict[str, Step]] | None:
-    """Return the blocks without the axes of a group of matrices, and the steps that compute the new blocks.
+    """Return the blocks without the axes of a matrix group, and the steps that compute these blocks.
 
-    For invertible matrices, some values are multiplied by a matrix and others by its inverse. The products of these two
-    kinds of values determine the orbit. For rotations, norms and the products of all pairs of blocks determine the
-    orbit. The result is None if products do not determine the orbit, or if they would hold more than `most` times the
-    values. Such a group needs a canonical form.
+    For a group of invertible matrices, some values are multiplied by a matrix and others by its inverse. The products
+    of these two kinds of values determine the orbit. For rotations, norms and the products of all pairs of blocks
+    determine the orbit. The result is None if products do not determine the orbit, or if they have more than `most`
+    times as many values. Such a group needs a canonical form.
     """
     places = {
         name: [k for k, label in enumerate(block.labels) if label.group == group.name]
@@ -114,7 +114,7 @@ def eliminate(
 
 
 def fold(block: Block, bases: Bases, groups: set[str]) -> tuple[Block, Bases, list[tuple[str, Step]]]:
-    """Return a block in which the axes of some groups are joined with the channels, and the required steps."""
+    """Return a block in which the axes of some groups are merged with the channels, and the required steps."""
     steps: list[tuple[str, Step]] = []
     while True:
         found = next((k for k, label in enumerate(block.labels) if label.group in groups), None)
@@ -139,7 +139,7 @@ def _reduced(known: tuple[Block, Bases], axis: int, name: str, how: str) -> tupl
 def _multiplied(
     left: tuple[Block, Bases], left_axis: int, right: tuple[Block, Bases], right_axis: int, *, is_turned: bool
 ) -> tuple[Block, Bases, Step]:
-    """Return the product of two blocks over an axis; both share the axes within which the group is repeated."""
+    """Return the product of two blocks over an axis. Both share the axes within which the group is repeated."""
     (a, a_bases), (b, b_bases) = left, right
     letters = iter(ascii_lowercase[1:] + ascii_uppercase)
     common = dict(zip(b_bases[right_axis], a_bases[left_axis], strict=True))
@@ -167,7 +167,7 @@ def _multiplied(
 
 
 def _joined(left: Label, right: Label) -> Label:
-    """Return the label of a product if a group acts on both factors: the exponents are added."""
+    """Return the label of a product for a group that acts on both factors: exponents are added."""
 
     def parity(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
         return tuple((x + y) % 2 for x, y in zip(one, other, strict=True))

@@ -16,9 +16,9 @@ class Turn:
     """The sine or cosine of a block of angles.
 
     Attributes:
-        source: Name of a block or piece.
-        frequency: Radians per unit of the values.
-        is_sine: Whether this block is the sine.
+        source: The name of a block or piece.
+        frequency: The frequency in radians per unit of the values.
+        is_sine: Whether this block contains the sine; otherwise the cosine.
     """
 
     source: str
@@ -32,13 +32,13 @@ class Turn:
 
 @dataclass(frozen=True)
 class Wave:
-    """The angles of a set of units, to which sums of weights times features are added as in a sine network.
+    """The angles of a unit set, to which sums of weights times features are added as in a sine network.
 
     Attributes:
-        sine: Name of the block of sines.
-        cosine: Name of the block of cosines.
-        frequency: Radians per unit of the original values.
-        addend: The character of the angles, which all values that may be added to the angles have.
+        sine: The name of the block of sines.
+        cosine: The name of the block of cosines.
+        frequency: The frequency in radians per unit of the original values.
+        addend: The character of the angles. Values that are added to the angles must have this character.
     """
 
     sine: str
@@ -48,7 +48,7 @@ class Wave:
 
 
 def find_period(block: Block) -> tuple[int, int, float] | None:
-    """Return the label and the family that add half periods to the values of a block, and the amount, or None."""
+    """Return the label, the family and the amount by which half periods shift the values of a block, or None."""
     found = [
         (axis, family, shift)
         for axis, label in enumerate(block.labels)
@@ -64,7 +64,7 @@ def is_shifted(block: Block) -> bool:
 
 
 def split(block: Block) -> dict[str, tuple[Block, Turn]]:
-    """Return the sine and cosine of a block of angles, whose signs change under odd numbers of half periods."""
+    """Return the sine and cosine of a block of angles. Odd numbers of half periods change their signs."""
     found = find_period(block)
     assert found is not None
     axis, family, shift = found

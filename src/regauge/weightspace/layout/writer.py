@@ -1,4 +1,4 @@
-"""The writer that converts values of blocks to tensors."""
+"""A writer that converts values of blocks to tensors."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ class WrittenValues:
     """A piece of a tensor that is written, with values `[models, *units, *matrices, values]`.
 
     Attributes:
-        piece: The piece of a tensor that holds its values.
+        piece: The piece of the tensor.
         block: The block of the features: the axes of units, and their ends.
         units: The labels of the piece whose groups are sets of units.
         matrices: The labels on which contracted matrices act.
-        fixed: The labels that belong to the values.
-        group: The label on which matrices act, if there is exactly one.
+        fixed: The labels that count as values.
+        group: The label on which matrices act, if there is exactly one such label.
         bases: Indices of the axes of units within which this group is repeated.
     """
 
@@ -44,7 +44,7 @@ class WrittenValues:
         return count
 
     def read(self, params: Mapping[str, Tensor]) -> Num[Tensor, "models *shape"]:
-        """Return the values of a population, `[models, *units, *matrices, values]`."""
+        """Return the piece's values in a population, `[models, *units, *matrices, values]`."""
         found = self.piece.read(params[self.piece.parameter])
         order = (*self.units, *self.matrices, *self.fixed)
         found = found.permute(0, *(1 + k for k in order), found.ndim - 1)
@@ -58,7 +58,7 @@ class WrittenValues:
         return mean.permute(0, *(1 + order.index(k) for k in self.bases), *range(1 + len(order), mean.ndim))
 
     def unpool(self, pooled: Float[Tensor, "models *bases size rank changes"]) -> Tensor:
-        """Restore averaged axes of `pool` with length one: `[models, *units, size, rank, changes, 1]`."""
+        """Restore the averaged axes of `pool` with length one: `[models, *units, size, rank, changes, 1]`."""
         order = sorted(range(len(self.bases)), key=lambda k: self.bases[k])
         rest = range(1 + len(order), pooled.ndim)
         moved = pooled.permute(0, *(1 + k for k in order), *rest)
@@ -67,14 +67,14 @@ class WrittenValues:
 
 
 class Writer:
-    """A writer of the values of pieces into tensors; buffers are not written.
+    """A writer that converts values of pieces to tensors; buffers are not written.
 
     Args:
         pieces: The pieces by name.
         symmetry: The symmetry of the networks.
-        units: Names of the groups that are sets of units.
+        units: Names of the groups whose units form sets.
         contracted: Names of the groups of matrices whose axes were contracted.
-        fixed: Names of the other groups of matrices.
+        fixed: Names of all other groups of matrices.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Writer:
         return tuple(self.places)
 
     def write(self, values: Sequence[Float[Tensor, "models *units_matrices changes values"]]) -> Params:
-        """Return tensors `[models, changes, *shape]` from the values of every piece, in the order of `written`."""
+        """Return tensors `[models, changes, *shape]`, given the values of every piece in the order of `written`."""
         result: Params = {}
         for name, places in self.places.items():
             parts = [self._flat(self.written[k], values[k]) for k in places]
@@ -137,5 +137,5 @@ def _written(name: str, piece: Piece, sets: set[str], contracted: set[str], fold
 
 
 def _folded_name(name: str, fixed: tuple[int, ...]) -> str:
-    """Return the name that `products.fold` gives to a block after joining axes with the channels."""
+    """Return the name that `elimination.fold` gives to a block after merging axes with the channels."""
     return "fold(" * len(fixed) + name + ")" * len(fixed)

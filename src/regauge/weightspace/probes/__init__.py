@@ -1,5 +1,5 @@
-"""Learned inputs on which networks are run: activations become features of units, outputs features of networks.
+"""Learned inputs on which networks are evaluated. Activations become unit features, outputs network features.
 
-`readings` finds which intermediate values belong to which sets of units, `probed` runs networks, `probes` learns, and
-`output_reader` reads the outputs of networks at probes.
+`readings` finds which intermediate values belong to which unit sets, and `probed` evaluates networks. `probes` contains
+the learned inputs, and `output_reader` reads the outputs of networks at probes.
 """

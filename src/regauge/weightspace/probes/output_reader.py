@@ -11,20 +11,20 @@ from regauge.weightspace.layers.dense import Dense, Norm
 
 CHANNELS = (16, 32)
 KERNELS = (5, 3)
-"""Channels and window of the convolutions over a sheet; each leaves every second place."""
+"""Channels and kernel size of the convolutions over a grid of probes. Each convolution has stride two."""
 CONVOLUTIONS: dict[int, type[nn.Conv2d | nn.Conv3d]] = {2: nn.Conv2d, 3: nn.Conv3d}
-"""By the number of axes of the sheet."""
+"""Convolution classes by the number of axes of the grid."""
 
 
 class OutputReader(nn.Module):
-    """An MLP with two hidden layers on the outputs at all probes; convolutions come first if probes form a sheet.
+    """An MLP with two hidden layers on the outputs at all probes. If probes form a grid, convolutions come first.
 
     Args:
-        sizes: The lengths of the axes of the sheet, or one number if probes have no order.
-        channels: The number of values of a network at each probe.
+        sizes: The lengths of the grid's axes, or one number if probes have no order.
+        channels: The number of output values of a network at each probe.
         hidden: The width of the MLP.
         outputs: The number of outputs for each network.
-        dropout: The share of hidden units that are dropped in training.
+        dropout: The dropout probability of hidden units in training.
         generator: The random generator of the initial weights.
     """
 
@@ -55,7 +55,7 @@ class OutputReader(nn.Module):
         self.last = Dense(hidden, outputs, generator=generator)
 
     def forward(self, made: Tensor) -> Tensor:
-        """Map features `[models, channels * probes]`, with the probes last, to `[models, outputs]`."""
+        """Map features `[models, channels * probes]`, in which probes vary fastest, to `[models, outputs]`."""
         x = made
         count = len(self.convolutions)
         if count:

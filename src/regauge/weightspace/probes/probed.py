@@ -1,4 +1,4 @@
-"""An architecture that can be run on probes, with its program and the values that are read."""
+"""An architecture that can be evaluated on probes, with its program and the intermediate values that are read."""
 
 import copy
 import warnings
@@ -18,23 +18,23 @@ from regauge.weightspace.layout.compile import Layout
 from regauge.weightspace.probes.readings import Along, ProbeReading, find_examples, find_readings, flatten_outputs, roll
 
 MOST_OUTPUTS = 2**14
-"""Numbers of the outputs of one network that are read singly."""
+"""The largest number of outputs of one network that are read individually."""
 
 
 class MismatchError(ValueError):
-    """An error for a module that cannot run networks of a symmetry on probes; it does not mean a damaged file."""
+    """An error for a module that cannot evaluate networks of a symmetry on probes. The file may still be intact."""
 
 
 @dataclass(frozen=True, eq=False)
 class Probed:
-    """The values that are read when networks of one layout run on probes.
+    """The values that are read when networks of one layout are evaluated on probes.
 
     Attributes:
-        values: The program that runs the networks, in the dtype and on the device of the module.
+        values: The program that evaluates the networks, in the module's dtype and on the module's device.
         readings: Intermediate values that belong to units.
-        outputs: Names of the outputs, each with the axis of the examples.
-        is_stacked: Whether several networks run as one program (`torch.func.vmap`); otherwise they run one after the
-            other.
+        outputs: Names of the outputs, each with the example axis.
+        is_stacked: Whether several networks are evaluated as one program (`torch.func.vmap`); otherwise they are
+            evaluated in turn.
         dtype: The dtype of the module.
         device: The device of the module.
     """
@@ -58,17 +58,17 @@ class Probed:
         outputs: Outputs,
         reads_units: bool = True,
     ) -> "Probed":
-        """Trace a module and find the values that are read.
+        """Trace a module and find the intermediate values that are read.
 
         Discovery determines which values belong to which units. A random element confirms the result, also in float64
-        if the module can run in float64.
+        if the module works in float64.
 
         Args:
-            module: The architecture, on a real device.
+            module: The module, not on the meta device.
             layout: The layout that was compiled from the symmetry of the module.
             inputs: The arguments: positional arguments by index, keyword arguments by name.
-            per_example: Names of the arguments with `count` examples on their first axis.
-            count: Number of examples.
+            per_example: Names of the arguments that have `count` examples on their first axis.
+            count: The number of examples.
             outputs: The outputs that are compared, as for `discover`.
             reads_units: Whether values that belong to units are read in addition to the outputs.
 
@@ -120,13 +120,13 @@ class Probed:
 
     @property
     def key(self) -> str:
-        """A key that is equal for architectures that the same learned parameters fit."""
+        """A key that is equal for architectures that can use the same learned parameters."""
         return repr(([(r.units, r.channels, r.piece.labels) for r in self.readings], self.outputs))
 
     def run(
         self, params: Mapping[str, Tensor], inputs: Mapping[str, Any], *, reads_units: bool = True
     ) -> tuple[list[Tensor], Tensor]:
-        """Run the networks of a population; the values of units may be left out.
+        """Evaluate the networks of a population; `reads_units` determines whether unit values are returned.
 
         Returns:
             `[models, *sizes, channels]` for each reading, and the outputs `[models, numbers]`.
@@ -152,7 +152,7 @@ class Probed:
         return [reading(values[reading.value]) for reading in readings], torch.cat(numbers, 1)
 
     def _states(self, params: Mapping[str, Tensor]) -> Params:
-        """Return the tensors of a population that the program reads."""
+        """Return the tensors of a population that the program uses."""
         program, states = self.values.program, {}
         for state in program.states.values():
             name = next((name for name in program.aliases.get(state, (state,)) if name in params), None)
@@ -166,7 +166,7 @@ class Probed:
         return states
 
     def _stacks(self, params: Params, inputs: Mapping[str, Any]) -> bool:
-        """Return whether two networks can run as one program."""
+        """Return whether two networks can be evaluated as one program."""
         both = {name: torch.stack([tensor, tensor]) for name, tensor in params.items()}
         try:
             with warnings.catch_warnings(), torch.no_grad():
@@ -180,7 +180,7 @@ class Probed:
 def arguments(
     inputs: Mapping[str, Any], dtype: torch.dtype, device: torch.device
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return positional and keyword arguments from inputs by name; floating-point tensors get a dtype."""
+    """Return positional and keyword arguments from inputs by name; floating-point tensors are converted to a dtype."""
     given = {
         name: x.to(device=device, dtype=dtype if x.is_floating_point() else x.dtype) if isinstance(x, Tensor) else x
         for name, x in inputs.items()
@@ -197,7 +197,7 @@ def _confirmed(
     kwargs: dict[str, Any],
     outputs: Outputs,
 ) -> list[str]:
-    """Return the values on which units act in the same way in float64, if the module can run in float64."""
+    """Return the values on which units act in the same way in float64, if the module works in float64."""
     if next((t.dtype for t in module.state_dict().values() if t.is_floating_point()), None) == torch.float64:
         return list(found.read)
     doubled, keywords = arguments(

@@ -1,4 +1,4 @@
-"""Probes: the settings, and the learned inputs with the maps from activations to features."""
+"""Probes: their settings, and the learned inputs with the maps from activations to features."""
 
 import math
 from collections import Counter
@@ -19,41 +19,41 @@ from regauge.weightspace.probes.probed import Probed
 from regauge.weightspace.probes.readings import ProbeReading
 
 PLAIN = (bool, int, float, str, type(None))
-"""Types that arguments may have besides tensors."""
+"""Types that arguments other than tensors may have."""
 
 
 @dataclass(frozen=True, eq=False)
 class Probes:
-    """Inputs that a net learns and runs the networks on, with gradients through them.
+    """Inputs that a net learns and on which it evaluates networks; gradients flow through the networks to the inputs.
 
-    Activations at the probes, averaged over all axes except units and probes (pixels, tokens), become features of
-    units. Outputs become features of the network. For any module, discovery finds which activations belong to which
-    units, and a random element confirms it. Activations that belong to no unit, such as activations inside recurrent
-    operators, are not used. Networks are run in their canonical form, in the dtype of the module. If layers have
-    features that signs change, activations that signs change are such features.
+    Activations at the probes become features of units. They are averaged over all axes except units and probes, for
+    example over pixels and tokens. Outputs become features of the network. For any module, discovery finds which
+    activations belong to which units, and a random element confirms this. Activations that belong to no unit, such as
+    activations inside recurrent operators, are not used. Networks are evaluated in their canonical form, in the
+    module's dtype. If layers have features that signs change, activations that signs change become such features.
 
     Floating-point inputs are learned. They are initialized with random examples. If there are fewer examples than
     probes, they are sampled from a normal distribution with the mean and deviation of the examples. Other inputs
-    (tokens, masks) stay examples. Arguments whose first axis has another length than the first axis of the first tensor
-    are not changed.
+    (tokens, masks) stay examples. If the first axis of an argument has another length than that of the first tensor,
+    the argument is not changed.
 
-    With an `Invariant` head, a separate MLP reads the outputs at all probes; see `Metanet.read_probes`. Probes may lie
-    on a grid (`inputs=(16, 16)`), which is initialized with 256 examples in their order, such as the pixels of an
-    image. The MLP then follows convolutions along the grid.
+    With an `Invariant` head, a separate MLP reads the outputs at all probes; see `Metanet.read_probes`. Probes may form
+    a grid (`inputs=(16, 16)`), which is initialized with 256 examples in their order, such as the pixels of an image.
+    Convolutions along the grid then precede the MLP.
 
     If the module computes internally in single precision, as language models do, the features are exact only to single
     precision.
 
     Attributes:
-        module: The architecture. Its own parameters are not used.
-        examples: Positional arguments of the module, as for `discover`: a batch, the examples along the first axis.
+        module: The module of the networks. Its own parameters are not used.
+        examples: Positional arguments of the module, as for `discover`: a batch with examples along the first axis.
         kwargs: Keyword arguments.
-        inputs: Number of probes, or the lengths of the two or three axes of a grid of probes.
+        inputs: The number of probes, or the lengths of the two or three axes of a grid of probes.
         outputs: The outputs that are used, as for `discover`.
-        constant: Names of arguments (numbers of positional ones) that have no row for each example, although their
-            first axis is as long.
-        hidden: Width of the MLP on the outputs.
-        dropout: Share of its hidden units that are dropped in training.
+        constant: Names of arguments (indices for positional arguments) that do not have one row per example, although
+            their first axis has the same length.
+        hidden: The width of the MLP on the outputs.
+        dropout: The dropout probability of the MLP's hidden units in training.
 
     References:
         Kofinas et al. (2024), section 3.3, for the features of units; Kahana et al. (2025) for nets that read only
@@ -89,22 +89,22 @@ class Probes:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Lengths of the axes of the sheet; one number where probes have no order."""
+        """The lengths of the grid's axes; one number if probes have no order."""
         return (self.inputs,) if isinstance(self.inputs, int) else tuple(self.inputs)
 
     @property
     def count(self) -> int:
-        """Number of probes."""
+        """The number of probes."""
         return math.prod(self.sizes)
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """All arguments: positional ones are named by their numbers."""
+        """All arguments by name; names of positional arguments are their indices."""
         return {**{f"{k}": x for k, x in enumerate(self.examples)}, **self.kwargs}
 
     @property
     def per_example(self) -> tuple[str, ...]:
-        """Names of the tensors that have a row for each example."""
+        """Names of the tensors that have one row per example."""
         tensors = {
             name: x
             for name, x in self.arguments.items()
@@ -142,10 +142,10 @@ class Probes:
 
 
 class ProbeEncoder(nn.Module):
-    """The learned inputs of one architecture, and the maps from what networks compute to features.
+    """The learned inputs of one architecture, and the maps from activations and outputs to features.
 
-    Without `width` nothing but outputs is read, and there are no features; with `answers` a net of its own reads so
-    many numbers off the outputs.
+    Without `width`, only outputs are read, and there are no features. With `answers`, a separate net computes this
+    number of predictions from the outputs.
     """
 
     mean: Tensor
@@ -198,17 +198,17 @@ class ProbeEncoder(nn.Module):
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """All arguments of the module, in their order."""
+        """All arguments of the module, in order."""
         known = {**self.learned, **self.plain}
         return {
             name: known[name] if name in known else self.get_buffer(f"given_{name}") for name in self.probes.arguments
         }
 
     def describe(self) -> dict[str, Any]:
-        """Return the settings of the probes but for their module, as JSON; the tensors are among those of the net.
+        """Return the settings of the probes except their module, as JSON. The net stores the tensors.
 
         Raises:
-            ValueError: A function chooses the outputs.
+            ValueError: A function selects the outputs.
         """
         probes = self.probes
         if callable(probes.outputs):
@@ -226,7 +226,7 @@ class ProbeEncoder(nn.Module):
         }
 
     def trace(self, module: nn.Module, layout: Layout) -> Probed:
-        """Trace how networks of one layout run on these probes."""
+        """Trace how networks of one layout compute on these probes."""
         return Probed.of(
             module,
             layout,
@@ -239,14 +239,14 @@ class ProbeEncoder(nn.Module):
 
     @torch.no_grad()
     def standardize(self, params: Mapping[str, Tensor], probed: Probed) -> None:
-        """Take mean and deviation of every reading and of the outputs over networks, units and probes."""
+        """Set the mean and deviation of every reading and of the outputs to those over networks, units and probes."""
         read, outputs = probed.run(params, self.inputs)
         for k, values in enumerate([*read, outputs]):
             self.mean[k] = values.double().mean()
             self.std[k] = float(values.double().std(correction=0)) or 1.0
 
     def answer(self, params: Mapping[str, Tensor], probed: Probed) -> Tensor:
-        """Read the outputs of networks at the probes: `[models, answers]`."""
+        """Return predictions from the networks' outputs at the probes: `[models, answers]`."""
         outputs = probed.run(params, self.inputs, reads_units=False)[1]
         assert self.reader is not None
         made: Tensor = self.reader(self._standard(outputs, -1))
@@ -281,5 +281,5 @@ class ProbeEncoder(nn.Module):
 
 
 def _sign(reading: ProbeReading, layout: Layout) -> Character:
-    """Return the character of a reading under signs; trivial if a canonical form has fixed them."""
+    """Return the character of a reading under signs; trivial if signs are canonicalized."""
     return at_end(layout.character_of(reading.piece.labels), reading.end)

@@ -1,4 +1,4 @@
-"""Readings of intermediate values of a network, matched to sets of units."""
+"""Readings of intermediate values of a network, matched to unit sets."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,19 +15,19 @@ from regauge.weightspace.layout.compile import Layout
 from regauge.weightspace.layout.cut import Piece, cut
 
 CLOSE = 1e-3
-"""Values differ by a smaller share of the largest one where rolled inputs only roll them."""
+"""A relative tolerance. If rolling the inputs rolls the values up to this difference, the axis holds examples."""
 
 
 @dataclass(frozen=True)
 class Along:
-    """An axis that holds the examples, either as `[count, rest]` or as `[rest, count]`."""
+    """An axis that contains the examples, either as `[count, rest]` or as `[rest, count]`."""
 
     axis: int
     count: int
     is_first: bool
 
     def last(self, values: Tensor, lead: int) -> Tensor:
-        """Move the examples to a separate last axis; `lead` axes precede the axes that are counted."""
+        """Move the examples to a separate last axis. `lead` axes precede the counted axes."""
         axis = lead + self.axis
         sizes = (self.count, -1) if self.is_first else (-1, self.count)
         apart = values.reshape(*values.shape[:axis], *sizes, *values.shape[axis + 1 :])
@@ -35,7 +35,7 @@ class Along:
 
 
 def find_examples(values: Tensor, rolled: Tensor, count: int) -> Along | None:
-    """Find the axis of the examples from values for inputs and for inputs rolled by one; return None without one."""
+    """Find the example axis by comparing values for inputs and for inputs rolled by one; return None without one."""
     if not values.numel():
         return None
     allowed = CLOSE * float(values.abs().max())
@@ -51,14 +51,14 @@ def find_examples(values: Tensor, rolled: Tensor, count: int) -> Along | None:
 
 @dataclass(frozen=True, eq=False)
 class ProbeReading:
-    """A piece of an intermediate value as features of one set of units.
+    """A piece of an intermediate value, as features of one unit set.
 
     Attributes:
-        value: Name of the intermediate value.
-        units: Name of the set.
-        piece: The part of the value that belongs to the set.
+        value: The name of the intermediate value.
+        units: The name of the unit set.
+        piece: The piece of the value that belongs to the set.
         end: The labels of the piece that distinguish the units.
-        examples: The axis of the examples; None if the examples are averaged with the rest.
+        examples: The example axis; None if examples are averaged with the rest.
     """
 
     value: str
@@ -109,7 +109,7 @@ def find_readings(
 
 
 def _is_settled(piece: Piece, axes: tuple[int, ...], layout: Layout) -> bool:
-    """Return whether signs act on the mean over the other axes as a whole, and features of the units allow this."""
+    """Return whether the mean over the other axes has a sign character, and unit features allow this character."""
     if not layout.is_signed:
         return True
     character = layout.character_of(piece.labels)
@@ -125,7 +125,7 @@ def _is_settled(piece: Piece, axes: tuple[int, ...], layout: Layout) -> bool:
 def flatten_outputs(
     values: Num[Tensor, "models *shape"], examples: Along | None, most: int
 ) -> Num[Tensor, "models numbers"]:
-    """Flatten the outputs of each network; if there are more than `most`, average except over examples and classes."""
+    """Flatten each network's outputs. Above `most` numbers, average over axes other than examples and classes."""
     x = values.unsqueeze(-1) if examples is None else examples.last(values, 1)
     if x[0].numel() > most and x.ndim > 3:
         x = x.mean(list(range(1, x.ndim - 2)))
@@ -133,5 +133,5 @@ def flatten_outputs(
 
 
 def roll(inputs: dict[str, Tensor], names: Sequence[str]) -> dict[str, Tensor]:
-    """Return inputs in which each example is replaced by the preceding one."""
+    """Return inputs in which each example is replaced by the preceding example."""
     return {name: torch.roll(x, 1, 0) if name in names else x for name, x in inputs.items()}

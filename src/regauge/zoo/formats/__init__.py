@@ -1,8 +1,8 @@
-"""Import of public zoos, and export to files that other programs read.
+"""Import of public model zoos, and export to files that other programs read.
 
-An importer is a function of a path and of some options of `regauge zoo import`, passed by name: `template`, `beside`,
-`architecture`, `inputs`, `activation` and `dataset`. It returns a `Source`. Other packages add importers through the
-entry point `regauge.formats`.
+An importer is a function that takes a path and some options of `regauge zoo import` by name. These options are
+`template`, `beside`, `architecture`, `inputs`, `activation` and `dataset`. The importer returns a `Source`. Other
+packages add importers through the entry point `regauge.formats`.
 """
 
 from regauge.names import attach

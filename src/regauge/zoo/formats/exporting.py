@@ -27,7 +27,7 @@ from regauge.zoo.formats.zoo_source import BLOCK_NETWORKS, ROW
 def export_safetensors(
     store: Store, folder: str | Path, indices: Sequence[int], *, progress: Progress = no_progress
 ) -> None:
-    """Write one safetensors file for each network, `{id}-{step}.safetensors`, with its row as JSON in the header.
+    """Write one safetensors file per network, `{id}-{step}.safetensors`, with its metadata row as JSON in the header.
 
     Raises:
         ValueError: Two networks have the same id and step.
@@ -45,10 +45,10 @@ def export_safetensors(
 
 
 def export_npy(store: Store, folder: str | Path, indices: Sequence[int], *, progress: Progress = no_progress) -> None:
-    """Write `weights.npy` with a row for each network, `layout.csv` with each tensor's columns, and `rows.csv`.
+    """Write `weights.npy` with one row per network, `layout.csv` with each tensor's columns, and `rows.csv`.
 
     Raises:
-        ValueError: A tensor is not of floating-point values.
+        ValueError: A tensor is not floating point.
     """
     folder = _create(folder)
     rows = _write_matrix(
@@ -60,12 +60,13 @@ def export_npy(store: Store, folder: str | Path, indices: Sequence[int], *, prog
 def export_small_cnn_zoo(
     store: Store, folder: str | Path, indices: Sequence[int], *, progress: Progress = no_progress
 ) -> None:
-    """Write the files of the small CNN zoo: kernels in TensorFlow's order, metrics and layout.
+    """Write files in the format of the small CNN zoo: weights with kernels in TensorFlow's order, metrics and layout.
 
-    Layers are kernel and bias in the order of the state dictionary; weights of four axes become convolutions.
+    Each layer has a kernel and a bias, in the order of the state dictionary. Weights with four axes are written as
+    convolutions.
 
     Raises:
-        ValueError: A tensor is neither a weight of 2 or 4 axes nor a bias, or is not of floating-point values.
+        ValueError: A tensor is neither a weight with 2 or 4 axes nor a bias, or is not floating point.
     """
     folder, named = _create(folder), []
     for spec in store.architecture.layout:
@@ -87,15 +88,16 @@ def export_small_cnn_zoo(
 def export_dwsnets(
     store: Store, folder: str | Path, indices: Sequence[int], *, progress: Progress = no_progress
 ) -> None:
-    """Write folders of DWSNets: `networks_{split}_{label}_{number}/checkpoints/model_final.pth`, and `splits.json`.
+    """Write DWSNets' folders: `networks_{split}_{label}_{number}/checkpoints/model_final.pth`, and `splits.json`.
 
-    Layers are numbered one by one for sine networks and by twos for those with ReLU. Programs that read these sine
-    networks add 1/2 to the output. If a network does not add 1/2 itself, 1/2 is therefore subtracted from its last
-    bias so that its function stays the same. The label is the column "label", and the split is the column "split" or,
-    without such a column, the split of the store.
+    Layer numbers increase by one in sine networks and by two in ReLU networks. Programs that read these sine networks
+    add 1/2 to the output. If a network does not add 1/2, 1/2 is therefore subtracted from its last bias, which
+    preserves its function. The label is the column "label". The split is the column "split" or, without such a column,
+    the split of the store.
 
     Raises:
-        ValueError: The networks are not chains of linear layers with ReLU or sines of frequency 30, or have no labels.
+        ValueError: The networks are not chains of linear layers with ReLU or with sines of frequency 30, or have no
+            labels.
     """
     links, stride, shift = _chain(store.architecture)
     last = links[-1].bias
@@ -128,7 +130,7 @@ def export_dwsnets(
 
 
 def _chain(architecture: Architecture) -> tuple[tuple[Link, ...], int, float]:
-    """Return layers in their order, the distance of their numbers, and what is taken from the output."""
+    """Return the layers in order, the step between layer numbers, and the amount subtracted from the output."""
     module = architecture.module()
     adds = type(module) is ImageSiren
     if adds:
@@ -157,7 +159,7 @@ def _create(folder: str | Path) -> Path:
 
 
 def _blocks(store: Store, indices: Sequence[int], progress: Progress) -> Iterator[tuple[Params, list[dict[str, Any]]]]:
-    """Yield networks and their rows; a block is done when the next one is asked for."""
+    """Yield blocks of networks and their rows. Progress counts a block when the next block is requested."""
     advance = progress("networks", len(indices))
     for start in range(0, len(indices), BLOCK_NETWORKS):
         part = indices[start : start + BLOCK_NETWORKS]
@@ -172,9 +174,9 @@ def _write_matrix(
     named: Sequence[tuple[str, tuple[int, ...]]],
     progress: Progress,
 ) -> list[dict[str, Any]]:
-    """Write the networks as rows of one array, without holding them all, and its layout; returns their rows.
+    """Write the networks as rows of one array, without holding all of them in memory, and its layout; return the rows.
 
-    Tensors have other names and shapes in the files, which `named` says.
+    Tensors have other names and shapes in the files, which `named` specifies.
     """
     variables: list[Variable] = []
     for spec, (name, shape) in zip(store.architecture.layout, named, strict=True):

@@ -29,11 +29,11 @@ NFN = "**randinit_smaller_{label}s/net{number}.pth"
 PARTS = ((45_000, "train"), (50_000, "validation"))
 """NFN's split: the first number that is no longer in each part. All further networks are for testing."""
 LABEL = ("label",)
-"""Entries of a file that are no parameters."""
+"""Entries of a file that are not parameters."""
 MOST_DIGITS = 18
-"""Digits of a number in a name at most; longer ones are texts, since columns hold 64 bits."""
+"""The largest number of digits of a number in a name. Longer numbers are strings, because columns have 64 bits."""
 OMEGA = 30.0
-"""Frequency of the published sine networks."""
+"""The frequency of the published sine networks."""
 
 
 def read_folder(
@@ -44,27 +44,26 @@ def read_folder(
     inputs: tuple[Any, ...] | None = None,
     beside: Sequence[str] = (),
 ) -> Source:
-    """Return the checkpoints whose names match a template, such as "{id}/step{step}.pt" or
-    "lr{lr}/seed{seed}/**.safetensors".
+    """Return the checkpoints whose names match a template, such as "{id}/step{step}.pt".
 
-    A field in braces matches a part of a name without a slash and becomes a column. The column has integers or numbers
-    if all values are such. "id" is the trajectory and "step" is the checkpoint on the trajectory. Without an integer
-    id, all checkpoints that differ only in their step form a trajectory, and trajectories are numbered. No two
-    checkpoints may have the same id and step. `*` matches any characters except slashes, and `**` matches any
-    characters. The column "file" has the whole name. A file that `export` wrote has all its columns in its header;
-    values in the file name take precedence.
+    Another example is "lr{lr}/seed{seed}/**.safetensors". A field in braces matches a substring of the name without a
+    slash and becomes a column. If all values of a column are integers or numbers, they are converted. "id" is the
+    trajectory and "step" is the checkpoint on the trajectory. Without an integer id, all checkpoints that differ only
+    in their step form a trajectory, and trajectories are numbered. No two checkpoints may have the same id and step.
+    `*` matches any characters except slashes, and `**` matches any characters. The column "file" contains the whole
+    name. Files that `export` wrote contain all their columns in the header; values in the file name take precedence.
 
     Args:
-        path: Folder or zip file.
-        template: The pattern of the names below the folder.
-        architecture: The architecture of all networks; by default only its tensors are known.
-        inputs: Example inputs of its module.
-        beside: Entries of the checkpoints that are not parameters, such as "label"; they become columns.
+        path: The path of the folder or zip file.
+        template: The pattern of the names, relative to the folder.
+        architecture: The architecture of all networks. By default, only the tensors are known.
+        inputs: Example inputs of the architecture's module.
+        beside: Names of checkpoint entries that are not parameters, such as "label". They become columns.
 
     Raises:
-        FileNotFoundError: There is no such folder, or no name matches.
-        ValueError: The template is malformed or gives two checkpoints the same id and step, or `beside` lists an entry
-            that names a network.
+        FileNotFoundError: The folder does not exist, or no name matches.
+        ValueError: The template is malformed or gives two checkpoints the same id and step. Or `beside` contains a name
+            that identifies networks.
     """
     taken = [name for name in ("id", "step", "file") if name in beside]
     if taken:
@@ -88,7 +87,7 @@ def read_folder(
 
 
 def find_checkpoints(tree: Tree, template: str, what: str) -> list[dict[str, Any]]:
-    """Return a row for each file that fits a template of `read_folder`, sorted; errors call the files `what`."""
+    """Return a row for each file that matches a template of `read_folder`, sorted; `what` names the files in errors."""
     pattern = _compile(template)
     found = {name: fitting.groupdict() for name in tree.names if (fitting := pattern.fullmatch(name))}
     if not found:
@@ -98,7 +97,7 @@ def find_checkpoints(tree: Tree, template: str, what: str) -> list[dict[str, Any
 
 
 def _compile(template: str) -> re.Pattern[str]:
-    """Return the pattern of the names that fit a template."""
+    """Return the regular expression for names that match a template."""
     parts = []
     for piece in re.split(r"(\{[^{}]*\}|\*\*|\*)", template):
         if piece.startswith("{") and piece.endswith("}"):
@@ -114,7 +113,7 @@ def _compile(template: str) -> re.Pattern[str]:
 
 
 def _number(found: dict[str, dict[str, str]]) -> list[dict[str, Any]]:
-    """Return rows from the parts of the names, with integers "id" and "step", in their order."""
+    """Return rows from the matched substrings, with integers "id" and "step", in sorted order."""
     columns = {key: [fields[key] for fields in found.values()] for key in next(iter(found.values()), {})}
     readers = {key: _reader(values) for key, values in columns.items()}
     rows = {name: {key: readers[key](value) for key, value in fields.items()} for name, fields in found.items()}
@@ -139,11 +138,11 @@ def _reader(values: list[str]) -> type:
 
 
 def read_dwsnets(path: str | Path) -> Source:
-    """Return DWSNets' sine networks in a folder or zip file, with split and label from the names of their folders.
+    """Return DWSNets' sine networks from a folder or zip file, with split and label from their folder names.
 
     Raises:
-        FileNotFoundError: There are no such files.
-        ValueError: The files do not hold such networks.
+        FileNotFoundError: There are no such files at the path.
+        ValueError: The files do not contain such networks.
 
     References:
         Navon et al. (2023), Equivariant architectures for learning in deep weight spaces, section 6.
@@ -178,11 +177,11 @@ def _name_in_chain(name: str) -> str:
 
 
 def read_deep_align(path: str | Path) -> Source:
-    """Return Deep-Align's networks in a zip file or folder, with the label that is stored in each file.
+    """Return Deep-Align's networks from a zip file or folder, with the label that each file stores.
 
     Raises:
-        FileNotFoundError: There are no such files.
-        ValueError: The networks are not chains of linear layers; use `read_folder` with a model for other networks.
+        FileNotFoundError: There are no such files at the path.
+        ValueError: The networks are not chains of linear layers. For other networks, use `read_folder` with a model.
 
     References:
         Navon et al. (2024), Equivariant deep weight space alignment, section 6.
@@ -191,7 +190,7 @@ def read_deep_align(path: str | Path) -> Source:
 
 
 def chain_architecture(params: Mapping[str, Tensor], label: str) -> tuple[Architecture, dict[str, str]]:
-    """Return the module of a chain `seq`, and its name for each tensor; raise an error for other networks."""
+    """Return the module of a chain `seq`, and the module's name for each tensor; raise an error for other networks."""
     numbers = sorted({int(number) for name in params for number in re.findall(r"^seq\.(\d{1,9})\.", name)})
     wanted = [f"seq.{k}.{kind}" for k in numbers for kind in ("weight", "bias")]
     step = numbers[1] - numbers[0] if len(numbers) > 1 else 0

@@ -1,4 +1,4 @@
-"""The table of import and export formats of populations, by the names of the command line."""
+"""The table of import and export formats for populations, by their names on the command line."""
 
 from collections.abc import Callable
 from importlib.metadata import entry_points
@@ -18,7 +18,7 @@ FORMATS: dict[str, Callable[..., Source]] = {
     "model-zoo-dataset": read_ray_tune,
     "hdf5": read_hdf5,
 }
-"""The importers by the names of the command line."""
+"""The importers by their names on the command line."""
 
 EXPORTERS = {
     "safetensors": export_safetensors,
@@ -26,10 +26,10 @@ EXPORTERS = {
     "small-cnn-zoo": export_small_cnn_zoo,
     "dwsnets": export_dwsnets,
 }
-"""The exporters by the names of the command line."""
+"""The exporters by their names on the command line."""
 
 GROUP = "regauge.formats"
-"""Entry points of other packages that are importers too."""
+"""The entry point group by which other packages add importers."""
 
 
 def importer(name: str) -> Callable[..., Source]:

@@ -1,10 +1,10 @@
-"""Zoos whose networks are the rows of one matrix: the small CNN zoo, and data sets of HDF5 files.
+"""Zoos whose networks are the rows of one matrix: the small CNN zoo, and data sets in HDF5 files.
 
-The small CNN zoo has its weights in TensorFlow's order, a table of metrics and a layout. `weights.npy` has a row for
-each checkpoint, and `metrics.csv.gz` has the same rows with settings and accuracies. `layout.csv` lists the columns of
-each variable: `varname`, `shape` as a tuple, `start_idx` and `end_idx`. Kernels of convolutions are stored as height,
-width, in, out, and those of linear layers as in, out. Data sets of HDF5 files, as generative models of weights write
-them, have the values of each network in the order of its state dictionary.
+The small CNN zoo consists of weights in TensorFlow's order, a table of metrics and a layout. `weights.npy` has a row
+for each checkpoint, and `metrics.csv.gz` has the same rows with settings and accuracies. `layout.csv` lists the columns
+of each variable: `varname`, `shape` as a tuple, `start_idx` and `end_idx`. Kernels of convolutions are stored as
+height, width, in, out, and kernels of linear layers as in, out. In HDF5 files, which generative models of weights
+write, each row contains one network in the order of its state dictionary.
 """
 
 import ast
@@ -31,7 +31,7 @@ from regauge.zoo.formats.zoo_source import Imported, Source, naming
 WEIGHTS, METRICS, LAYOUT = "weights.npy", "metrics.csv.gz", "layout.csv"
 IMAGE = 32
 HDF5_DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError, AttributeError, MemoryError)
-"""Errors of h5py for damaged files."""
+"""Errors that h5py raises for damaged files."""
 
 
 @dataclass(frozen=True)
@@ -45,23 +45,21 @@ class Variable:
 
     @property
     def order(self) -> tuple[int, ...]:
-        """The axes in PyTorch's order, after the axis of the networks."""
+        """The permutation of axes to PyTorch's order, after the network axis."""
         if not self.name.endswith("kernel:0"):
             return tuple(range(len(self.shape)))
         return (len(self.shape) - 1, len(self.shape) - 2, *range(len(self.shape) - 2))
 
 
 def read_small_cnn_zoo(path: str | Path, *, activation: str | None = None) -> Source:
-    """Return the zoo in an unpacked folder: trajectories by "modeldir", steps in epochs, settings under "config."
-    names.
+    """Return the zoo in an unpacked folder: trajectories by "modeldir", steps in epochs, settings as "config." columns.
 
-    The activation is part of the architecture. If the zoo has several activations, give the activation of the networks
-    to read.
+    The activation is part of the architecture. If the zoo has several activations, select the networks to read by their
+    activation.
 
     Raises:
         FileNotFoundError: A file is missing.
-        ValueError: The files do not fit one another, or the networks do not consist of convolutions and one linear
-            layer.
+        ValueError: The files do not fit together, or the networks do not consist of convolutions and one linear layer.
 
     References:
         Unterthiner et al. (2020), Predicting neural network accuracy from weights.
@@ -111,7 +109,7 @@ def read_small_cnn_zoo(path: str | Path, *, activation: str | None = None) -> So
 
 
 def read_layout(path: Path) -> list[Variable]:
-    """Return the variables in the order of their columns, which cover all columns without gaps."""
+    """Return the variables in the order of their columns, which must cover all columns without gaps."""
     variables = []
     try:
         with open(path, newline="", encoding="utf-8") as file:
@@ -139,12 +137,11 @@ def read_layout(path: Path) -> list[Variable]:
 
 
 def read_metrics(path: Path, count: int) -> list[dict[str, Any]]:
-    """Return rows with an integer "id" for each trajectory and "step"; numeric cells become numbers, and empty cells
-    are skipped.
+    """Return rows with integers "id" for the trajectory and "step". Numeric cells are converted, empty cells skipped.
 
     Args:
         path: The file.
-        count: The number of networks; at most one more row is read.
+        count: The number of networks. At most one additional row is read.
     """
     try:
         text = io.StringIO(read_gzip(path).decode(), newline="")
@@ -164,7 +161,7 @@ def read_metrics(path: Path, count: int) -> list[dict[str, Any]]:
 
 
 def from_matrix(matrix: Any, variables: Sequence[Variable], names: Mapping[str, str]) -> Params:
-    """Return networks from rows of values."""
+    """Convert rows of numbers to networks."""
     values = torch.from_numpy(np.array(matrix, np.float32))
     params = {}
     for variable in variables:
@@ -174,7 +171,7 @@ def from_matrix(matrix: Any, variables: Sequence[Variable], names: Mapping[str, 
 
 
 def _architecture(variables: Sequence[Variable], activation: str) -> tuple[Architecture, dict[str, str]]:
-    """Return the module, and its name for each variable."""
+    """Return the architecture, and the parameter name for each variable."""
     kernels = [variable for variable in variables if variable.name.endswith("kernel:0")]
     biases = [variable for variable in variables if variable.name.endswith("bias:0")]
     dims = [len(kernel.shape) for kernel in kernels]
@@ -196,7 +193,7 @@ def _architecture(variables: Sequence[Variable], activation: str) -> tuple[Archi
 
 
 def _value(text: str) -> Any:
-    """Return a cell as a number or a truth value where it is one."""
+    """Return a cell as a number or boolean if it can be parsed as one."""
     if text in ("True", "False"):
         return text == "True"
     for kind in (int, float):
@@ -208,7 +205,7 @@ def _value(text: str) -> Any:
 
 
 def table_bytes(rows: Sequence[Mapping[str, Any]]) -> bytes:
-    """Return rows as a CSV file, with a column for every name."""
+    """Return rows as the bytes of a CSV file, with a column for every name."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), restval="")
     writer.writeheader()
@@ -223,19 +220,19 @@ def read_hdf5(
     dataset: str = "dataset",
     inputs: tuple[Any, ...] | None = None,
 ) -> Source:
-    """Return rows of values in the order of the architecture's state dictionary; row k is trajectory k.
+    """Read networks from rows in the order of the architecture's state dictionary; row k is trajectory k.
 
     Args:
-        path: The file.
+        path: The path of the HDF5 file.
         architecture: The architecture of all networks, which the file does not record.
-        dataset: Name of the data set `[networks, values]`.
+        dataset: The name of the HDF5 data set `[networks, values]`.
         inputs: Example inputs of the module.
 
     Raises:
         FileNotFoundError: There is no such file.
         ImportError: h5py is not installed.
-        ValueError: There is no architecture or no such data set, or its rows do not have the architecture's number of
-            values.
+        ValueError: There is no architecture or no such data set, or the row length differs from the architecture's
+            number of entries.
     """
     if architecture is None:
         raise ValueError("an HDF5 file does not name the model of its values; give `model=` and its `settings=`")
@@ -275,7 +272,7 @@ def read_hdf5(
 
 
 def _require_inside(found: Any, file: Any, path: str | Path) -> None:
-    """Raise unless the values of a data set are in its file, and no chunk of them becomes far larger than that is."""
+    """Raise an error if a data set refers to other files, or has chunks that would be far larger than the file."""
     if found.external or found.is_virtual or found.file.filename != file.filename:
         raise ValueError(f"the values of {found.name!r} are in other files than {str(path)!r}; write them into it")
     size, most = found.dtype.itemsize, most_bytes(Path(path).stat().st_size)

@@ -1,4 +1,4 @@
-"""Modules of the networks in public zoos, with the published names of their parameters if there are any."""
+"""Modules for the networks of public zoos, with the published names of their parameters if there are any."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -22,9 +22,9 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "tanh": nn.Tanh,
 }
 MOST_INPUT_VALUES = 1 << 24
-"""Values of an example input at most."""
+"""The largest number of entries of an example input."""
 MIDDLE = 0.5
-"""The middle of the gray values, which `ImageSiren` adds."""
+"""The middle gray value, which `ImageSiren` adds."""
 
 
 class ImageSiren(Siren):
@@ -62,12 +62,12 @@ class SmallCNN(nn.Module):
 
 
 class Listed(nn.Module):
-    """A sequence of layers in a list with the name `module_list`.
+    """A sequence of layers in a module list named `module_list`.
 
     Args:
         layers: Each layer is `["conv", in, out, kernel]`, `["linear", in, out]`, `["pool"]`, `["flatten"]`,
-            `["dropout"]` or the name of an activation. Dropout does nothing but keeps its index in the list, because
-            networks run as in evaluation.
+            `["dropout"]` or the name of an activation. Dropout has no effect but keeps its index in the list, because
+            networks are evaluated in evaluation mode.
 
     References:
         Schürholt et al. (2022), Model zoos: a dataset of diverse populations of neural network models, appendix A.
@@ -90,7 +90,7 @@ LAYERS: dict[str, Callable[..., nn.Module]] = {
     "flatten": nn.Flatten,
     "dropout": nn.Identity,
 }
-"""The layers of `Listed` by their names."""
+"""The layers of `Listed` by name."""
 
 
 def _layer(kind: str, *sizes: int) -> nn.Module:
@@ -104,7 +104,7 @@ def _activation(name: str) -> nn.Module:
 
 
 def examples(*shape: int) -> tuple[Tensor]:
-    """Return two fixed example inputs of a shape; raise a ValueError if they would need too much memory."""
+    """Return a fixed batch of two example inputs; raise a ValueError if it would need too much memory."""
     if math.prod(shape) > MOST_INPUT_VALUES:
         raise ValueError(f"inputs of shape {shape} are too large to look for a symmetry with; give smaller ones")
     return (torch.randn(2, *shape, generator=torch.Generator().manual_seed(0)),)

@@ -1,8 +1,8 @@
-"""The format of ModelZooDataset: a Ray Tune experiment with a folder per trial and a checkpoint per epoch.
+"""The format of ModelZooDataset: a Ray Tune experiment with one folder per trial and one checkpoint per epoch.
 
-The folder of a trial has `params.json` with the settings, `result.json` with one line of JSON for each epoch, and
-`checkpoint_{epoch}/checkpoints` (the epoch may have leading zeros). The checkpoint is a state dictionary with the names
-`module_list.{i}.weight` and `.bias`.
+The folder of a trial contains `params.json` with the settings, and `result.json` with one line of JSON per epoch. The
+checkpoints are `checkpoint_{epoch}/checkpoints` (the epoch may have leading zeros). A checkpoint is a state dictionary
+with the names `module_list.{i}.weight` and `.bias`.
 """
 
 import re
@@ -20,7 +20,7 @@ from regauge.zoo.formats.zoo_source import Source, Tree, naming
 
 CHECKPOINT = re.compile(r"(?P<trial>.*)/checkpoint_(?P<epoch>\d{1,18})/checkpoints")
 IGNORED = ("config", "hist_stats")
-"""Entries of a result that repeat the settings or are no single value."""
+"""Entries of a result that repeat the settings or are not single values."""
 
 
 def read_ray_tune(path: str | Path) -> Source:
@@ -58,7 +58,7 @@ def read_ray_tune(path: str | Path) -> Source:
 
 
 def layers_of(settings: Mapping[str, Any]) -> list[list[Any]]:
-    """Return the layers of a published architecture in the form that `Listed` takes."""
+    """Return the layers of a published architecture in the form that `Listed` accepts."""
     kind = settings.get("model::type")
     activation = [str(settings.get("model::nlin", "leakyrelu"))]
     dropout = [["dropout"]] if float(settings.get("model::dropout", 0.2)) > 0 else []

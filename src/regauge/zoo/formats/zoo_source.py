@@ -34,15 +34,15 @@ from regauge.storage.architecture import Architecture
 from regauge.storage.store.packing import require_networks
 
 ROW = "row"
-"""Entry of a safetensors file's metadata with what is known of its network, as JSON."""
+"""The entry in a safetensors file's metadata that contains a network's row as JSON."""
 MACOS = "__MACOSX"
-"""Folder that macOS adds to zip files, with a file of its own for each that was packed."""
+"""The folder that macOS adds to zip files, with an additional file for each packed file."""
 MOST_ENTRY_VALUES = 1 << 16
-"""Most values of an entry that is no parameter."""
+"""The largest size of an entry that is not a parameter."""
 BLOCK_NETWORKS = 512
-"""Networks of a block at most."""
+"""The largest number of networks in a block."""
 BLOCK_BYTES = 64 * 2**20
-"""Values of a block at most, in bytes."""
+"""The largest size in bytes of the networks in a block."""
 
 
 class Tree:
@@ -50,7 +50,7 @@ class Tree:
 
     Raises:
         FileNotFoundError: There is no such folder or file.
-        ValueError: The file is no zip file, or holds two files with the same name.
+        ValueError: The file is not a zip file, or contains two files with the same name.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -89,10 +89,10 @@ class Tree:
             raise ValueError(f"{name!r} in {str(self.path)!r} is damaged ({error}); fetch it again") from error
 
     def checkpoint(self, name: str, beside: Collection[str] = ()) -> tuple[Params, dict[str, Any]]:
-        """Return the state dictionary of a file, and further values: some entries, and the row that `export` wrote.
+        """Return the state dictionary in a file, and other values: selected entries, and the row that `export` wrote.
 
         A file that does not end in `.safetensors` is read as a torch file, with `weights_only=True`. `beside` lists
-        entries that are not parameters, such as "label"; entries may be missing.
+        entries that are not parameters, such as "label". These entries may be missing.
         """
         label = str(self.path / name)
         if name.endswith(".safetensors"):
@@ -114,7 +114,7 @@ class Tree:
 
 
 def _read_safetensors(content: bytes, label: str) -> tuple[Mapping[Any, Any], dict[str, Any]]:
-    """Return the tensors, and the row in the header; nothing where another program wrote something else there."""
+    """Return the tensors, and the row in the header; an empty row if another program wrote this header entry."""
     try:
         params = safetensors.torch.load(content)
         header = parse_json(content[8 : 8 + int.from_bytes(content[:8], "little")])
@@ -128,7 +128,7 @@ def _read_safetensors(content: bytes, label: str) -> tuple[Mapping[Any, Any], di
 
 
 class Imported(NamedTuple):
-    """Stacked networks that an importer has read, with a row for each network."""
+    """Stacked networks that an importer has read, with one row per network."""
 
     params: Params
     rows: list[dict[str, Any]]
@@ -136,16 +136,16 @@ class Imported(NamedTuple):
 
 @dataclass(frozen=True)
 class Source:
-    """A population from outside of regauge.
+    """A population from outside of regauge, which can be imported.
 
     Attributes:
-        path: The folder or file that it is read from.
+        path: The folder or file from which the population is read.
         architecture: The architecture of all networks.
-        rows: The values of each network that are known before it is read, at least "id" and "step".
-        read: A function from increasing indices in `rows` to networks.
-        inputs: Example inputs of the module, with which its symmetry is found; None if they are not known.
+        rows: The values that are known for each network before it is read, including "id" and "step".
+        read: A function that maps increasing indices in `rows` to networks.
+        inputs: Example inputs of the module, needed for discovering its symmetry; None if unknown.
         about: Information about the whole population, as plain JSON.
-        named_by: The column with the source's own name of a network or of its trajectory, if it has any.
+        named_by: The column with the source's own name of a network or its trajectory, if there is one.
 
     Raises:
         ValueError: Two networks have the same id and step.
@@ -183,11 +183,10 @@ class Source:
         beside: Collection[str] = (),
         convert: Callable[[Params, str], Params] = lambda params, name: params,
     ) -> "Source":
-        """Return a population with a file for each network, which the column "file" names.
+        """Return a population with one file per network, which the column "file" names.
 
-        Entries of a file that are listed in `beside` are not parameters. `convert` makes the parameters of the
-        architecture from the other entries and the name of the file. Reading raises ValueError if a network has other
-        tensors.
+        File entries that are listed in `beside` are not parameters. `convert` maps all other entries and the file name
+        to the architecture's parameters. Reading raises a ValueError if a network has other tensors.
         """
         layout = {spec.name: spec for spec in architecture.layout}
 
@@ -219,22 +218,22 @@ def import_zoo(
     storage: str | None = None,
     progress: Progress = no_progress,
 ) -> Store:
-    """Write a population into a store; a second call reads only networks that are not in the store.
+    """Write a population to a store. A repeated call reads only networks that are not in the store.
 
-    Networks whose id and step are in the store are not read again. A network with NaN or Inf is kept and marked in
-    the column "is_finite".
+    Networks whose id and step are already in the store are not read again. A network with NaN or Inf is stored and
+    marked in the column "is_finite".
 
     Args:
         source: The source that an importer returned.
-        folder: Folder of the store.
-        symmetry: The symmetry of the architecture; by default it is discovered if the architecture has a module and
+        folder: The folder of the store.
+        symmetry: The symmetry of the architecture. By default, it is discovered if the architecture has a module and
             example inputs.
-        storage: The dtype of `Store.create`.
-        progress: Shows how many networks are imported now.
+        storage: The storage dtype, as in `Store.create`.
+        progress: Displays the number of networks imported by this call.
 
     Raises:
-        FileExistsError: The folder holds the networks of another source, another store, or other files.
-        ValueError: A network does not fit the others, or the source has other names for networks in the store.
+        FileExistsError: The folder contains the networks of another source, another store, or other files.
+        ValueError: A network does not fit the others, or the source names networks in the store differently.
     """
     about = {**source.about, "path": os.path.abspath(source.path)}
     known = Store.find(folder)
@@ -262,7 +261,7 @@ def import_zoo(
 
 @contextmanager
 def naming(path: str | Path) -> Iterator[None]:
-    """Return a context in which a ValueError names the place from which a population is read."""
+    """Return a context in which a ValueError names the path from which a population is read."""
     try:
         yield
     except ValueError as error:
@@ -272,7 +271,7 @@ def naming(path: str | Path) -> Iterator[None]:
 
 
 def _append(source: Source, store: Store, progress: Progress) -> Store:
-    """Read what a store lacks of a population."""
+    """Read the networks of a population that a store lacks, and append them."""
     missing = _missing(source, store)
     advance = progress("networks", sum(missing))
     size = max(1, min(BLOCK_NETWORKS, BLOCK_BYTES // max(1, 4 * source.architecture.size)))
@@ -289,7 +288,7 @@ def _append(source: Source, store: Store, progress: Progress) -> Store:
 
 
 def _missing(source: Source, store: Store) -> list[bool]:
-    """Return whether the store lacks a network, for each network of a source."""
+    """Return, for each network of a source, whether the store lacks it."""
     there: dict[tuple[int, int], Any] = {}
     if len(store):
         ids, steps = (store.rows[name].tolist() for name in ("id", "step"))

@@ -1,4 +1,4 @@
-"""Jobs that write files, for processes of one machine or for a cluster."""
+"""Jobs that write files, for local processes or a cluster."""
 
 from regauge.names import attach
 

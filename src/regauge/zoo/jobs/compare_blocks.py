@@ -1,4 +1,4 @@
-"""Comparison of all pairs of some networks of a store, block by block."""
+"""Comparison of all pairs of some networks in a store, block by block."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -17,13 +17,13 @@ from regauge.storage import Store
 from regauge.storage.store.listing import Place
 
 Compare = Callable[[Params, Params], Tensor]
-"""A picklable function from two populations `[n, ...]` and `[m, ...]` to a number for each pair, `[n, m]`."""
+"""A picklable function from two populations `[n, ...]` and `[m, ...]` to a number per pair, `[n, m]`."""
 MANIFEST = "matrix.json"
 
 
 @dataclass(frozen=True)
 class CompareBlocks:
-    """Jobs (i, j) that compare blocks i <= j of networks, and write a part of a symmetric matrix into a folder."""
+    """Jobs (i, j) that compare blocks i <= j of networks, and write blocks of a symmetric matrix to a folder."""
 
     store: Path
     folder: Path
@@ -33,16 +33,16 @@ class CompareBlocks:
 
     @property
     def keys(self) -> list[tuple[int, int]]:
-        """Return the pairs of blocks on and above the diagonal of the matrix; each pair is a job."""
+        """Return the pairs of blocks on and above the diagonal of the matrix. Each pair is a job."""
         count = -(-len(self.networks) // self.size)
         return [(i, j) for i in range(count) for j in range(i, count)]
 
     def is_done(self, key: tuple[int, int]) -> bool:
-        """Return whether the part is on the disk."""
+        """Return whether this block of the matrix is on the disk."""
         return self._path(key).exists()
 
     def __call__(self, key: tuple[int, int]) -> None:
-        """Compare two blocks, and write the part of the matrix."""
+        """Compare two blocks of networks, and write the block of the matrix."""
         first = self._read(key[0])
         # The same object where they are the same networks: half the matrix is enough then.
         second = first if key[0] == key[1] else self._read(key[1])
@@ -58,8 +58,8 @@ class CompareBlocks:
         """Return the whole matrix.
 
         Raises:
-            FileNotFoundError: A part is missing; run the jobs.
-            ValueError: A part is damaged; remove it and run the jobs.
+            FileNotFoundError: A block of the matrix is missing; run the jobs.
+            ValueError: A block of the matrix is damaged; remove it and run the jobs.
         """
         matrix = np.empty((len(self.networks), len(self.networks)))
         for i, j in self.keys:
@@ -76,7 +76,7 @@ class CompareBlocks:
         return self.networks[k * self.size : (k + 1) * self.size]
 
     def _read(self, k: int) -> Params:
-        """Return the networks of a block; only their shards are read."""
+        """Return the networks of a block. Only their shards are read."""
         places = self._block(k)
         part = Store.open(self.store).part(dict.fromkeys(place.shard for place in places))
         return part.read(part.numbers(places))
@@ -94,19 +94,19 @@ def plan_comparison(
     size: int = 64,
     what: str | None = None,
 ) -> CompareBlocks:
-    """Return the jobs of a matrix, new or from an interrupted run.
+    """Return the jobs for a matrix, either new or from an interrupted run.
 
     Args:
         store: The store, or its folder. Indices refer to this reader.
-        folder: Folder of the parts; it is created if it does not exist.
-        indices: Indices of the networks, in the order of the rows and columns.
-        compare: The comparison of two blocks: a function of a module, or a picklable object.
-        size: Number of networks in a block.
-        what: Text that identifies this matrix, such as a digest of all settings. A folder with parts of another matrix
-            is refused. By default, the name of the function or the `repr` of the object.
+        folder: The folder for blocks of the matrix; it is created if it does not exist.
+        indices: The indices of the networks, in the order of rows and columns.
+        compare: The comparison of two blocks: a function in a module, or a picklable object.
+        size: The number of networks in a block.
+        what: A string that identifies this matrix, such as a digest of all settings. An error is raised if the folder
+            contains blocks of another matrix. Default: the name of the function or the `repr` of the object.
 
     Raises:
-        FileExistsError: The folder holds the parts of another matrix.
+        FileExistsError: The folder contains blocks of another matrix.
     """
     opened, folder = store if isinstance(store, Store) else Store.open(store), Path(folder)
     places = tuple(opened.places(indices))
@@ -123,6 +123,6 @@ def plan_comparison(
 
 
 def _words(compare: Compare) -> str:
-    """Return the name of a function, the `repr` of an object."""
+    """Return the name of a function, or the `repr` of an object."""
     name = getattr(compare, "__qualname__", None)
     return repr(compare) if name is None else f"{compare.__module__}:{name}"

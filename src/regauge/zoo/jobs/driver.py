@@ -1,6 +1,6 @@
-"""A driver of jobs that write files: it runs each job once on any executor, and a second run only missing jobs.
+"""A driver of jobs that write files. It runs each job once on any executor; a repeated run does only missing jobs.
 
-A job is a pure function of its key that writes one file under its final name when it is complete. The files are
+A job is a pure function of its key. It writes one file, which gets its final name when it is complete. The files are
 therefore the whole state, and no locks are needed. After a crash, start the driver again with the same arguments.
 """
 
@@ -20,7 +20,7 @@ K = TypeVar("K")
 
 
 class Job(Protocol[K]):
-    """A function of a key that writes one file; it must be picklable, and small."""
+    """A function of a key that writes one file. It must be picklable and small."""
 
     @property
     def keys(self) -> Sequence[K]:
@@ -30,15 +30,15 @@ class Job(Protocol[K]):
         """Return whether the file of this job exists."""
 
     def __call__(self, key: K) -> object:
-        """Do the job; the outcome is the same whenever it is done."""
+        """Do the job. The result does not depend on when the job is done."""
 
 
 class JobsError(RuntimeError):
-    """An error: some jobs are not done after all attempts. Finished jobs keep their files."""
+    """An error: some jobs are not done after all attempts. The files of finished jobs are kept."""
 
 
 class Share(NamedTuple):
-    """The part of the jobs that a process runs: jobs whose index is `rank` modulo `world`."""
+    """The share of jobs that a process does: the jobs whose index is `rank` modulo `world`."""
 
     rank: int = 0
     world: int = 1
@@ -55,23 +55,23 @@ def run_jobs(
     rounds: int = 5,
     progress: Progress = no_progress,
 ) -> int:
-    """Do the jobs that are not done yet.
+    """Do all jobs that are not done yet.
 
     Args:
         job: The jobs.
-        executor: The executor of the jobs; by default, jobs run one after the other in this process. If the pool of the
-            executor breaks because a worker died, another pool is opened for the missing jobs.
-        share: The part of all jobs that this process takes.
-        rounds: The number of consecutive pools that may break before a job succeeds. If no job of a round succeeds
+        executor: The executor of the jobs. By default, jobs are done one after the other in this process. If the pool
+            of the executor breaks because a worker died, another pool is opened for the missing jobs.
+        share: The share of all jobs that this process does.
+        rounds: The number of consecutive pools that may break without any finished job. If no job of a round succeeds
             although the pool did not break, this round is the last.
-        progress: Shows how many jobs are done.
+        progress: Displays the number of finished jobs.
 
     Returns:
         The number of jobs that this call did.
 
     Raises:
-        JobsError: Jobs are missing after the last round; the error of one of them is its cause. If jobs run in this
-            process, the first error of a job is raised immediately without change.
+        JobsError: Jobs are missing after the last round. The cause is the error of one of these jobs. If jobs are done
+            in this process, the first error of a job is raised immediately and unchanged.
     """
     missing = missing_jobs(job, share)
     total, done = len(missing), progress("jobs", len(missing))
@@ -102,7 +102,7 @@ def run_jobs(
 
 
 def recorded_library(folder: str | Path) -> Library:
-    """Return the library of matrix products for the jobs of a store: the chosen, the recorded, or the default one."""
+    """Return the matrix product library for the jobs of a store: the chosen, the recorded, or the default library."""
     known = Store.find(folder)
     recorded = None if known is None else known.about.get("products")
     return chosen_library() or recorded or default_library()
@@ -115,19 +115,19 @@ def missing_jobs(job: Job[K], share: Share = WHOLE) -> list[K]:
 
 
 def perform(job: Job[K], key: K) -> None:
-    """Run one job with one thread, unless its file exists."""
+    """Do one job with one thread, unless its file exists."""
     if not job.is_done(key):
         with one_thread():
             job(key)
 
 
 def share_of(environment: Mapping[str, str] = os.environ) -> Share:
-    """Return the share of this process from RANK and WORLD_SIZE (torchrun), or from a job array of Slurm.
+    """Return the share of this process, from RANK and WORLD_SIZE (torchrun) or from a Slurm job array.
 
-    If no environment variable is set, this process runs all jobs.
+    If no such environment variable is set, this process does all jobs.
 
     Raises:
-        ValueError: Only some variables are set, or their values are invalid.
+        ValueError: Only some of the variables are set, or their values are invalid.
     """
     try:
         if "RANK" in environment or "WORLD_SIZE" in environment:
@@ -149,7 +149,7 @@ def share_of(environment: Mapping[str, str] = os.environ) -> Share:
 
 
 def _submit(job: Job[K], keys: Sequence[K], executor: MakeExecutor, done: Advance) -> BaseException | None:
-    """Submit some jobs and wait for all; returns the error of one, that of a broken pool rather than another."""
+    """Submit jobs and wait for all. Return the error of one job, preferably that of a broken pool."""
     found: BaseException | None = None
     with executor() as pool:
         try:

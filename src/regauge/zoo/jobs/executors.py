@@ -17,16 +17,16 @@ from typing import Any
 from regauge.training.threads import THREAD_VARIABLES, one_thread
 
 MakeExecutor = Callable[[], AbstractContextManager[Executor]]
-"""Opens an executor; it is called again when a pool broke."""
+"""A function that opens an executor. It is called again after a pool breaks."""
 RETRIES = 3
-"""Times that Dask runs a job again whose worker died or that failed."""
+"""The number of times that Dask repeats a job that failed or whose worker died."""
 
 PATIENCE = 10
-"""Seconds in which a Dask scheduler has to answer."""
+"""The number of seconds in which a Dask scheduler must answer."""
 
 
 def processes(count: int) -> MakeExecutor:
-    """Return a pool of local processes, each with one thread.
+    """Return a function that opens a pool of local processes, each with one thread.
 
     The processes are spawned instead of forked, because thread pools of torch do not survive a fork.
 
@@ -40,10 +40,10 @@ def processes(count: int) -> MakeExecutor:
 
 
 def executor_of(on: str) -> MakeExecutor | None:
-    """Return the executor for here (None), processes, processes:4, dask, dask:4 or tcp://HOST:PORT.
+    """Return the executor for a name: here (None), processes, processes:4, dask, dask:4 or tcp://HOST:PORT.
 
     Raises:
-        ValueError: The text names no executor.
+        ValueError: The string does not name an executor.
     """
     if on == "here":
         return None
@@ -59,15 +59,15 @@ def executor_of(on: str) -> MakeExecutor | None:
 
 
 def dask(address: str | None = None, *, workers: int | None = None) -> MakeExecutor:
-    """Return the workers of a Dask cluster.
+    """Return a function that connects to the workers of a Dask cluster.
 
     Args:
-        address: Address of the scheduler, such as "tcp://10.0.0.1:8786". By default a cluster of local processes is
-            started. The folder of the store must have the same path on all machines of the cluster.
-        workers: Number of local processes; by default one for each processor.
+        address: The address of the scheduler, such as "tcp://10.0.0.1:8786". By default, a cluster of local processes
+            is started. The store's folder must have the same path on all machines of the cluster.
+        workers: The number of local processes; by default one per processor.
 
     Raises:
-        ConnectionError: No scheduler answers at the address.
+        ConnectionError: No scheduler answers at this address.
         ImportError: Dask is not installed.
     """
     if find_spec("distributed") is None:
@@ -100,7 +100,7 @@ def _dask(address: Any, workers: int | None) -> Iterator[Executor]:
 
 
 def _connect(address: Any) -> Any:
-    """Return a client of a scheduler, or of a cluster in this process."""
+    """Return a client of a scheduler, or of a new cluster in this process."""
     distributed: Any = import_module("distributed")
     try:
         return distributed.Client(address, timeout=PATIENCE)
@@ -112,7 +112,7 @@ def _connect(address: Any) -> Any:
 
 
 def _begin() -> None:
-    """Prepare a new process of a pool: it uses one thread, and it ends with its parent."""
+    """Prepare a new process of a pool, which uses one thread and ends with its parent."""
     os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))
     parent = multiprocessing.parent_process()
     assert parent is not None
@@ -120,6 +120,6 @@ def _begin() -> None:
 
 
 def _exit_with(parent: BaseProcess) -> None:
-    """Wait until the parent process ends, even without notice because it was killed, and end this process."""
+    """Wait until the parent process ends, then end this process. This also works if the parent is killed."""
     parent.join()
     os._exit(1)

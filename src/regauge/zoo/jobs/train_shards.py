@@ -30,28 +30,28 @@ from regauge.zoo.training.stack_state import SavedNetworks
 from regauge.zoo.training.trainer import require_distinct, train
 
 FOLDER = "staged"
-"""Its place in the folder of a store; readers do not look there."""
+"""The subfolder of a store for finished stacks. Readers ignore it."""
 PIECE_BYTES = 64 * 2**20
-"""Values of a file at most, unless one block has more."""
+"""The largest size in bytes of a file's tensors, unless one block is larger."""
 END = "end"
 MORE = "more"
 SHARD = 512
-"""Networks of a shard at most."""
+"""The largest number of networks in a shard."""
 LOCK = ".extension.lock"
 EARLIER = "earlier_counts"
-"""The key, in the description of an extended population, of the numbers of networks that it had before."""
+"""The key, in an extended population's description, for the earlier numbers of networks."""
 KINDS = {"PopulationConfig": "Config"}
-"""Kinds of settings that stores of earlier versions record under another name."""
+"""Names of settings classes in stores of earlier versions, by their current names."""
 SHARD_WORK = 1e13
-"""Multiplications of a shard at most: some minutes on one core."""
+"""The largest number of multiplications for training a shard, which take some minutes on one core."""
 
 
 class Stage:
-    """The finished stacks of one job in a separate small store; if the job is killed, another job continues from it.
+    """The finished stacks of one job in a separate small store. If the job is killed, another job continues from it.
 
-    A stack is stored in pieces. The names of the pieces contain a mark of the process that trained the stack, and the
-    name of the last piece marks it as last. If a process died within a stack, its pieces are not used. Another
-    processor may round differently, and each trajectory must come from one process.
+    A stack is stored in parts. The names of the parts contain a mark of the process that trained the stack, and the
+    name of the last part marks it as last. If a process died within a stack, the parts of this stack are not used,
+    because each trajectory must come from one process. Another processor may round differently.
     """
 
     def __init__(self, store: Store, name: str) -> None:
@@ -61,12 +61,12 @@ class Stage:
         self.rest: list[SavedNetworks] = []
 
     def next_id(self) -> int:
-        """Return the first id that is not in a finished stack; stacks are finished in the order of ids."""
+        """Return the first id that is not in a finished stack. Stacks are finished in the order of ids."""
         stacks = self._stacks()
         return _end(stacks[-1][-1]) if stacks else 0
 
     def keep(self, ids: Sequence[int], blocks: Iterable[SavedNetworks], *, is_last: bool) -> None:
-        """Store the blocks of a stack one after the other; if the last stack has one piece, hold it in memory."""
+        """Store the blocks of a stack in turn. If the last stack consists of one part, hold it in memory."""
         mark = secrets.token_hex(4)
         for number, (piece, is_end) in enumerate(self._pieces(blocks)):
             if is_last and is_end and not number:
@@ -76,7 +76,7 @@ class Stage:
                 self._kept().append(piece.params, piece.rows, name=name)
 
     def publish(self) -> None:
-        """Write all stored networks as shards of the store: if there are many `NAME-000001` and so on, last `NAME`."""
+        """Write all stored networks as shards of the store; of several, `NAME` is the last after `NAME-000001` etc."""
         for number, (piece, is_end) in enumerate(self._pieces(chain(self._blocks(), self.rest)), 1):
             with suppress(FileExistsError):  # another process did the same
                 name = self.name if is_end else f"{self.name}-{number:06d}"
@@ -91,7 +91,7 @@ class Stage:
             yield SavedNetworks(part.read(slice(None)), part.rows.dicts())
 
     def _stacks(self) -> list[list[str]]:
-        """Return names of the pieces of each finished stack."""
+        """Return the names of the parts of each finished stack."""
         if not self.folder.exists():
             return []
         names = [shard.path.stem for shard in self._kept().shards]
@@ -105,7 +105,7 @@ class Stage:
         return Store.create(self.folder, self.store.architecture, storage=self.store.storage)
 
     def _pieces(self, blocks: Iterable[SavedNetworks]) -> Iterator[tuple[SavedNetworks, bool]]:
-        """Yield blocks joined up to the size of a piece, and whether it is the last: there is always one."""
+        """Yield blocks joined up to the size limit, and whether each is the last one; at least one is yielded."""
         joined: list[SavedNetworks] = []
         size = 0
         for block in blocks:
@@ -138,14 +138,14 @@ def _end(name: str) -> int:
 
 @dataclass(frozen=True)
 class TrainShards:
-    """Jobs that train shards; shard k has the networks with ids from `k * size`.
+    """Jobs that train shards; shard k contains the networks whose ids begin at `k * size`.
 
-    The size changes a training step only by rounding, see `train`. If a population was extended, `earlier` has its
+    The size changes a training step only by rounding; see `train`. If a population was extended, `earlier` contains its
     earlier counts in order. A new shard begins at each of these counts, because shards never change.
 
-    A shard appears when its last network is trained. Until then its finished stacks are stored separately. If a job was
-    killed and is repeated, it trains only the stacks that were not finished. `advance` counts trained networks, in
-    fractions, in this process; workers show no progress.
+    A shard appears when its last network is trained. Until then, its finished stacks are stored separately. If a job
+    was killed and is repeated, it trains only the unfinished stacks. `advance` counts trained networks in this process,
+    including fractions. Workers display no progress.
     """
 
     folder: Path
@@ -170,7 +170,7 @@ class TrainShards:
         return f"train-{key:06d}"
 
     def ids(self, key: int) -> range:
-        """Return the ids of the networks of the shard."""
+        """Return the ids of the networks in the shard."""
         return self._ranges[key]
 
     @cached_property
@@ -212,7 +212,7 @@ def train_shards(
     share: Share = WHOLE,
     progress: Progress = no_progress,
 ) -> int:
-    """Run jobs like `run_jobs`, but count trained networks; other processes report progress after each shard only."""
+    """Do jobs like `run_jobs`, but count trained networks. Other processes report progress only after each shard."""
     total = sum(len(jobs.ids(key)) for key in missing_jobs(jobs, share))
     advance = progress("networks", total)
     if executor is None:
@@ -232,25 +232,26 @@ def plan_training(
     storage: str | None = None,
     device: str = "cpu",
 ) -> tuple[Store, TrainShards]:
-    """Return the store of a population, new or from an interrupted run, and the jobs that fill it.
+    """Return the store of a population, new or from an interrupted run, and the jobs that fill the store.
 
-    If a store has only the first networks of the population, it is extended to the whole population. This is possible
-    because network i does not depend on the number of networks. The exception is a population that discards the worst
-    networks of a group and whose last group is incomplete. Examples are read only if networks are missing.
+    If a store contains only the first networks of the population, it is extended to the whole population. This is
+    possible because network i does not depend on the number of networks. There is one exception: populations that
+    discard the worst networks of a group, if the last group is incomplete. Examples are read only if networks are
+    missing.
 
     Args:
         config: The whole population.
-        folder: Folder of the store.
-        size: Number of networks in a shard. It must be a multiple of the group size if the worst networks of a group
-            are discarded. The default is the size of an existing store. For a new store, the default is at most 512
-            networks, and at most the number that is trained in some minutes.
-        storage: The dtype of `Store.create`.
-        device: The device of the training, which the store does not record.
+        folder: The folder of the store.
+        size: The number of networks in a shard. It must be a multiple of the group size if the worst networks of a
+            group are discarded. The default is the size in an existing store. For a new store, the default is at most
+            512 networks, and at most the number that is trained in some minutes.
+        storage: The storage dtype, as in `Store.create`.
+        device: The device for training, which the store does not record.
 
     Raises:
-        FileExistsError: The folder holds another store, more networks of this population, or other files. Or the chosen
-            library of matrix products differs from the one that the store records.
-        ValueError: The size is invalid, existing networks depend on the count of networks, or networks would be equal.
+        FileExistsError: The folder contains another store, more networks of this population, or other files. Or the
+            chosen matrix product library differs from the library that the store records.
+        ValueError: The size is invalid, existing networks depend on the number of networks, or networks would be equal.
     """
     if size is not None and size < 1:
         raise ValueError(f"shards of {size} networks hold none; give at least 1")
@@ -287,7 +288,7 @@ def plan_training(
 
 
 def _count_in(about: Mapping[str, Any]) -> int:
-    """Return the number of networks that a store is for."""
+    """Return the number of networks that a store is planned for."""
     count: int = about.get("training", {}).get("count", 0)
     return count
 
@@ -299,7 +300,7 @@ def _counted(about: Mapping[str, Any], before: Mapping[str, Any], count: int) ->
 
 
 def _require_extensible(store: Store, config: PopulationConfig) -> None:
-    """Raise where a store has more networks than are wanted, or some that depend on their number."""
+    """Raise an error if a store has more networks than requested, or networks that depend on their number."""
     count, name = _count_in(store.about), str(store.folder)
     if config.count < count:
         raise FileExistsError(
@@ -316,7 +317,7 @@ def _require_extensible(store: Store, config: PopulationConfig) -> None:
 
 
 def settings_of(value: Any) -> Any:
-    """Return a config as plain JSON, with the name of the kind of each part; the architecture is in the store."""
+    """Return settings as plain JSON, with the class name of each component. The architecture is in the store."""
     if is_dataclass(value):
         values = {part: getattr(value, part.name) for part in fields(value) if part.name != "architecture"}
         told = {part.name: own for part, own in values.items() if not (LATER in part.metadata and own == part.default)}
@@ -326,8 +327,7 @@ def settings_of(value: Any) -> Any:
 
 
 def _shard_size(config: PopulationConfig, examples: Examples) -> int:
-    """Return networks of a shard: whole groups, or an equal part of one so that networks of a group share their
-    batches."""
+    """Return the number of networks in a shard: whole groups or equal parts of one, which share their batches."""
     size = max(1, min(SHARD, int(SHARD_WORK // _work(config, examples))))
     if size >= config.count:
         return config.count
@@ -337,7 +337,7 @@ def _shard_size(config: PopulationConfig, examples: Examples) -> int:
 
 
 def _work(config: PopulationConfig, examples: Examples) -> float:
-    """Multiplications of the training of one network: those of a forward pass, and twice as many back."""
+    """Return the multiplications for training one network: a forward pass, and twice as many for the backward pass."""
     module = config.architecture.module().eval()
     with FlopCounterMode(display=False) as counter:
         module(examples.inputs[:1].to(next(module.parameters()).dtype))

@@ -1,4 +1,4 @@
-"""Maps of a population to points in a plane, and to clusters, from the distances between networks."""
+"""Maps from a population to points in a plane or to clusters, computed from distances between networks."""
 
 from dataclasses import dataclass
 
@@ -13,8 +13,8 @@ class Map:
     """Points whose distances approximate given distances.
 
     Attributes:
-        points: `[networks, dims]`, centered, the direction of the largest variance first.
-        share: Sum of the kept eigenvalues, divided by the sum of all positive eigenvalues.
+        points: `[networks, dims]`, centered; the direction of largest variance comes first.
+        share: The sum of the kept eigenvalues, divided by the sum of all positive eigenvalues.
     """
 
     points: NDArray[np.float64]
@@ -22,18 +22,19 @@ class Map:
 
 
 def flat_map(distances: ArrayLike, *, dims: int = 2) -> Map:
-    """Return the points of classical multidimensional scaling: their inner products fit the distances best.
+    """Return the points of classical multidimensional scaling, whose inner products best fit the distances.
 
-    The largest eigenvalues of the Gram matrix -1/2 J D^2 J are kept, where D are the distances and J is the centering.
-    Distances of points in `dims` dimensions are reproduced exactly. Distances of networks in one universe give the
-    principal components of the networks. Distances of orbits can have negative eigenvalues, which are dropped.
+    The largest eigenvalues of the Gram matrix -1/2 J D^2 J are kept, where D are the distances and J is the centering
+    matrix. Distances of points in `dims` dimensions are reproduced exactly. If distances are those of networks in one
+    universe, the coordinates are the networks' principal components. Distances of orbits can have negative eigenvalues,
+    which are dropped.
 
     Args:
-        distances: Symmetric, zero on the diagonal, `[networks, networks]`.
-        dims: Dimensions of the points.
+        distances: A symmetric matrix with a zero diagonal, `[networks, networks]`.
+        dims: The dimension of the points.
 
     Raises:
-        ValueError: The distances are not symmetric and finite, or there are no more networks than dimensions.
+        ValueError: The distances are not symmetric and finite, or `dims` is not less than the number of networks.
 
     References:
         Torgerson (1952), Multidimensional scaling I: theory and method.
@@ -53,17 +54,18 @@ def flat_map(distances: ArrayLike, *, dims: int = 2) -> Map:
 
 
 def clusters(distances: ArrayLike, count: int) -> NDArray[np.int64]:
-    """Cluster networks by agglomeration with the mean distance between clusters.
+    """Cluster networks by agglomerative clustering with average linkage (the mean distance between clusters).
 
     Args:
-        distances: Symmetric, zero on the diagonal, `[networks, networks]`.
-        count: Largest number of clusters; there are fewer if several distances are equal.
+        distances: A symmetric matrix with a zero diagonal, `[networks, networks]`.
+        count: The largest number of clusters. There are fewer if several distances are equal.
 
     Returns:
-        The index of each network's cluster, `[networks]`, from 0 in the order in which clusters first appear.
+        The cluster index of each network, `[networks]`. Indices count from 0 in the order in which clusters first
+        appear.
 
     Raises:
-        ValueError: The distances are not symmetric and finite, or the count makes no sense.
+        ValueError: The distances are not symmetric and finite, or the count is invalid.
     """
     given = _check(distances)
     if not 1 <= count <= len(given):
@@ -77,7 +79,7 @@ def clusters(distances: ArrayLike, count: int) -> NDArray[np.int64]:
 
 
 def _check(distances: ArrayLike) -> NDArray[np.float64]:
-    """Return distances made exactly symmetric, where they are so up to rounding."""
+    """Return distances made exactly symmetric; raise an error unless they are symmetric up to rounding."""
     given = np.asarray(distances, np.float64)
     if given.ndim != 2 or given.shape[0] != given.shape[1]:
         raise ValueError(

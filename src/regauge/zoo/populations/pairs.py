@@ -18,13 +18,13 @@ from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 
 BYTES, PAIRS = 32 * 2**20, 4096
-"""Pairs are compared together while the networks on one side have at most this many bytes and are at most this many."""
+"""Limits on pairs that are compared at once: bytes of the networks on one side, and the number of pairs."""
 ALONE = (nn.modules.conv._ConvNd, nn.RNNBase)
-"""Networks with such a part are evaluated alone: stacked, convolutions are slower on a CPU, recurrence impossible."""
+"""Modules whose networks are evaluated one by one: stacking slows convolutions on a CPU and recurrence forbids it."""
 
 
 class PairBlock(NamedTuple):
-    """A block of pairs: network `i[k]` of the first population and network `j[k]` of the second."""
+    """A block of pairs: network `i[k]` of the first population and network `j[k]` of the second population."""
 
     i: Tensor
     j: Tensor
@@ -34,14 +34,14 @@ class PairBlock(NamedTuple):
 
 @dataclass(frozen=True)
 class OrbitDistances:
-    """The matrix of distances between the orbits of the networks of one population and the networks of another.
+    """The matrix of distances between the orbits of networks in one population and the orbits of networks in another.
 
-    Both networks of a pair are canonicalized, the second is aligned to the first, and the Euclidean distance is taken:
-    `rg.canonical.orbit_distance`, of all pairs at once. If a method may find different optima in the two directions
-    (restarts, data), both directions are run and the smaller distance is used. Exchanging the populations therefore
-    transposes the matrix. Up to rounding, the distance does not change when networks move along their orbits, and it is
-    zero within an orbit. Matching ends in local optima, so the distance is an upper bound of the distance of the
-    orbits, and can violate the triangle inequality.
+    For each pair, both networks are canonicalized, the second is aligned to the first, and the Euclidean distance is
+    computed. This is `rg.canonical.orbit_distance` for all pairs at once. If a method may find different optima in the
+    two directions (restarts, data), both directions are computed and the smaller distance is used. Exchanging the
+    populations therefore transposes the matrix. Up to rounding, the distance is invariant when networks are transformed
+    along their orbits, and it is zero within an orbit. Matching ends in local optima. Therefore the distance is an
+    upper bound on the distance of the orbits, and it can violate the triangle inequality.
 
     Attributes:
         symmetry: The symmetry of the architecture.
@@ -54,10 +54,10 @@ class OrbitDistances:
     seed: int = 0
 
     def __call__(self, first: Params, second: Params) -> Tensor:
-        """Return the matrix, float64 `[n, m]`; only half of it is computed if both populations are the same object.
+        """Return the matrix, float64 `[n, m]`. If both populations are the same object, only half is computed.
 
         Raises:
-            ValueError: The networks are of different architectures, do not fit the symmetry, or are not finite.
+            ValueError: The networks have different architectures, do not fit the symmetry, or are not finite.
         """
         require_same_architecture(first, second)
         symmetry = self.symmetry.bind(first)
@@ -79,9 +79,9 @@ class OrbitDistances:
 
 
 def squares(symmetry: Symmetry, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
-    """Return the squared distances between parameters of networks, without buffers and tied names, float64 `[n]`.
+    """Return the squared distances between networks' parameters, without buffers and tied names, float64 `[n]`.
 
-    If tensors in `a` have no model axis, `a` is one network, which is compared with all networks of `b`.
+    If tensors in `a` have no model axis, `a` is a single network, which is compared with all networks in `b`.
     """
     ignored = {*symmetry.buffers, *(name for names in symmetry.tied for name in names[1:])}
     total = torch.zeros(count_models(b), dtype=torch.float64)
@@ -108,15 +108,15 @@ def require_same_architecture(first: Params, second: Params) -> None:
 
 
 def is_mutual(method: Method | None) -> bool:
-    """Return whether aligning the second network to the first is the same as aligning the first to the second.
+    """Return whether aligning the second network to the first is equivalent to aligning the first to the second.
 
-    Weight matching is symmetric: the matrices that it uses for the inverse are the transposed matrices.
+    Weight matching is symmetric, because the inverse element uses the transposed matrices.
     """
     return method is None or (isinstance(method, WeightMatching) and not method.restarts and method.init is None)
 
 
 def _blocks(first: Params, second: Params) -> Iterator[PairBlock]:
-    """Yield all pairs; of one population with itself only those whose second number is larger."""
+    """Yield all pairs. If both populations are the same, yield only pairs with increasing indices."""
     n, m = count_models(first), count_models(second)
     i, j = torch.triu_indices(n, n, 1) if first is second else torch.cartesian_prod(torch.arange(n), torch.arange(m)).T
     size = sum(tensor.nbytes for tensor in first.values()) // max(n, 1)
@@ -127,23 +127,23 @@ def _blocks(first: Params, second: Params) -> Iterator[PairBlock]:
 
 @dataclass(frozen=True)
 class Barriers:
-    """The matrix of barriers on the straight lines between the networks of one population and the networks of another.
+    """The matrix of barriers on linear paths between the networks of one population and the networks of another.
 
-    Entry (i, j) is the barrier of `rg.line`: the largest excess of the loss over the straight line between the end
-    losses, never negative. A barrier is NaN where a loss is NaN. With a symmetry, each pair is aligned first. If a
-    method may find different optima in the two directions, the better direction is used. A motion of both ends by the
-    same element changes no loss on the line, so exchanging the populations transposes the matrix. For barriers in a
-    population that is already aligned as a whole, give no symmetry.
+    Entry (i, j) is the barrier of `rg.line`. It is the largest excess of the loss over the linear interpolation of the
+    endpoint losses, and never negative. A barrier is NaN if a loss is NaN. If a symmetry is given, each pair is aligned
+    first. If a method may find different optima in the two directions, the better direction is used. Transforming both
+    endpoints by the same element changes no loss on the path. Therefore exchanging the populations transposes the
+    matrix. If the population is already aligned as a whole, pass no symmetry.
 
     Attributes:
-        task: Model, data and loss; its `prepare` is applied to every network on a line, including both ends.
-        symmetry: The symmetry of the architecture; by default the networks are not aligned.
-        points: Number of networks on each line, including both ends; three evaluate only the midpoint, as in the
-            paper's figure.
-        method: The method that aligns pairs; `WeightMatching()` by default, with `scales="recompute"` if the task
+        task: Model, data and loss. Its `prepare` is applied to every network on a path, including both endpoints.
+        symmetry: The symmetry of the architecture. By default, networks are not aligned.
+        points: The number of networks on each path, including both endpoints. With three, only the midpoint is
+            evaluated between the endpoints, as in the paper's figure.
+        method: The method that aligns pairs. Default: `WeightMatching()`, with `scales="recompute"` if the task
             prepares networks.
         seed: The seed of the method's generator.
-        at_once: Number of networks that are evaluated together; all their activations are in memory.
+        at_once: The number of networks that are evaluated together. All their activations are in memory.
 
     References:
         Erdogan (2025), section 7.2 and figure 7.2.
@@ -166,10 +166,10 @@ class Barriers:
             raise ValueError("a method is for aligning pairs, which needs a symmetry; give one, or leave it out")
 
     def __call__(self, first: Params, second: Params) -> Tensor:
-        """Return the matrix, float64 `[n, m]`; only half of it is computed if both populations are the same object.
+        """Return the matrix, float64 `[n, m]`. If both populations are the same object, only half is computed.
 
         Raises:
-            ValueError: The networks are of different architectures, or cannot be aligned.
+            ValueError: The networks have different architectures, or cannot be aligned.
         """
         require_same_architecture(first, second)
         ends_first = self._losses(first)
@@ -192,7 +192,7 @@ class Barriers:
         return pair_matrix(first, second, compare)
 
     def _losses(self, params: Params) -> Tensor:
-        """Return the loss of every network, prepared, float64 on the CPU."""
+        """Return the loss of every network after `prepare`, float64 on the CPU."""
         count, prepare = count_models(params), self.task.prepare
         if prepare is not None or any(isinstance(part, ALONE) for part in self.task.module.modules()):
             networks = (select(params, k) for k in range(count))
@@ -204,7 +204,7 @@ class Barriers:
 
 
 def mean_barrier(matrix: Tensor) -> tuple[float, float]:
-    """Return the mean and standard deviation over the pairs of different networks, without NaN."""
+    """Return the mean and standard deviation over pairs of different networks, ignoring NaN."""
     n = len(matrix)
     values = matrix[tuple(torch.triu_indices(n, n, 1))]
     values = values[~values.isnan()]
@@ -214,9 +214,9 @@ def mean_barrier(matrix: Tensor) -> tuple[float, float]:
 def _align_both_ways(
     pairs: PairBlock, symmetry: Symmetry, method: Method | None, generator: torch.Generator | None
 ) -> tuple[Params, Params]:
-    """Align the second network of each pair to the first, or the first to the second if that gains more.
+    """Align the second network of each pair to the first, or the first to the second if the objective is then larger.
 
-    Exchanging the populations exchanges the results, up to motions of both networks of a pair alike.
+    Exchanging the populations exchanges the results, up to transforming both networks of a pair by the same element.
     """
     there = align_pairs(pairs.first, pairs.second, symmetry, method=method, generator=generator)
     if is_mutual(method):

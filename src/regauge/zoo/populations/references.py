@@ -26,16 +26,17 @@ from regauge.zoo.populations.universe import universe
 
 To = int | Path | Literal["medoid", "universe"]
 REFERENCE = "reference.safetensors"
-"""In the folder of a store: the network that the others are aligned to."""
+"""The file, in a store's folder, of the network to which all other networks are aligned."""
 
 
 @dataclass(frozen=True)
 class AlignShards:
-    """Job `name` aligns the networks of that shard to a reference, and appends them to another store.
+    """Jobs that align networks: job `name` aligns that shard to a reference, and appends it to another store.
 
-    Networks that are not finite are skipped. Rows keep their columns and get three more: "objective", which the method
-    maximizes, "objective_before", its value before alignment, and, if the method reports it, "is_converged". For the
-    attributes see `plan_population`; `reference` is a checkpoint, and `products` the library of matrix products.
+    Networks that are not finite are skipped. Rows keep their columns and get additional columns. The column "objective"
+    is the value that the method maximizes, and "objective_before" is its value before alignment. The column
+    "is_converged" is added if the method reports it. For the attributes see `plan_population`; `reference` is a
+    checkpoint, and `products` is the library of matrix products.
     """
 
     source: Path
@@ -51,7 +52,7 @@ class AlignShards:
         return [shard.path.stem for shard in Store.open(self.source).shards]
 
     def is_done(self, key: str) -> bool:
-        """Return whether the aligned shard is in the target."""
+        """Return whether the aligned shard is in the target store."""
         return path_of(self.target, key).exists()
 
     def __call__(self, key: str) -> None:
@@ -76,9 +77,10 @@ class AlignShards:
 
 
 def sample(store: Store, count: int, *, seed: int = 0, among: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
-    """Sample at most `count` finite networks of a store, and return their indices in increasing order.
+    """Sample at most `count` finite networks of a store; return their indices in increasing order.
 
-    The networks are sampled from `among`, or else from the last checkpoints of all trajectories, `store.rows.final()`.
+    The networks are sampled from `among`. By default, they are sampled from the last checkpoints of all trajectories,
+    `store.rows.final()`.
 
     Raises:
         ValueError: No network is finite, or the count is not positive.
@@ -105,15 +107,14 @@ def medoid(params: Params, symmetry: Symmetry, *, method: Method | None = None, 
 
 
 def reference(store: Store, to: To, *, count: int = 64, seed: int = 0) -> Params:
-    """Return the network that a store is aligned to.
+    """Return the network to which a store is aligned.
 
     Args:
-        store: With a known symmetry.
-        to: The id of a trajectory, whose last checkpoint is taken; or the file of a checkpoint; or "medoid" or
-            "universe". The medoid or universe is computed for networks that are sampled from the last checkpoints of
-            all trajectories. The mean of a universe is not a trained network, but it is closer to all networks than a
-            trained network.
-        count: Number of networks that are sampled for the medoid or universe.
+        store: The store, whose symmetry must be known.
+        to: The id of a trajectory, whose last checkpoint is used; or the file of a checkpoint; or "medoid" or
+            "universe". The medoid or universe is computed from a sample of the last checkpoints of all trajectories.
+            The mean of a universe is not a trained network, but it is closer to all networks than a trained network.
+        count: The sample size for the medoid or universe.
         seed: The seed of the sampling.
 
     Raises:
@@ -147,23 +148,23 @@ def plan_population(
     count: int = 64,
     seed: int = 0,
 ) -> tuple[Store, AlignShards]:
-    """Return the store for a population aligned to one network, and the jobs that fill it.
+    """Return the store for a population aligned to one network, and the jobs that fill the store.
 
-    The reference is written into the target's folder, as `reference.safetensors`, and used again by a later run. The
-    target is filled from one source and to one reference; if the source has grown, plan again to align its new
+    The reference is written to the target's folder as `reference.safetensors`, and a later run uses it again. A target
+    is filled from a single source, aligned to a single reference. If the source has grown, plan again to align its new
     networks.
 
     Args:
-        source: Folder of the store.
-        target: Folder of the store for the aligned networks, new or as an interrupted run left it.
-        to: The network to which all networks are aligned, see `reference`.
-        method: The method of `align_pairs`.
-        count: Number of networks from which the reference is found.
+        source: The folder of the store to align.
+        target: The folder of the store for the aligned networks, new or from an interrupted run.
+        to: The network to which all networks are aligned; see `reference`.
+        method: The alignment method, as in `align_pairs`.
+        count: The number of networks from which the reference is determined.
         seed: The seed of all generators.
 
     Raises:
-        FileExistsError: The target holds another store, or other files, or has another source or another reference.
-        FileNotFoundError: There is no source.
+        FileExistsError: The target contains another store or other files, or has another source or another reference.
+        FileNotFoundError: The source does not exist.
         ValueError: There is no such reference.
     """
     store, path = Store.open(source), Path(target) / REFERENCE

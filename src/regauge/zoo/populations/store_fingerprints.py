@@ -1,4 +1,4 @@
-"""Fingerprints of all networks of a store: 256 numbers for each network, to find copies and related networks."""
+"""Fingerprints of all networks in a store: 256 numbers per network, for finding copies and related networks."""
 
 import base64
 from collections.abc import Mapping
@@ -20,20 +20,20 @@ from regauge.storage import Store, cache
 from regauge.storage.store.shard_file import Shard
 
 KIND = "fingerprints"
-"""The kind of these entries in the user's cache."""
+"""The name under which the user's cache stores fingerprints."""
 VERSION = 3
-"""The version of the numbers; those of earlier versions are computed anew."""
+"""The version of the fingerprints. Fingerprints of earlier versions are recomputed."""
 FINGERPRINTED_BYTES = 1 << 25
-"""Bytes of the networks that are measured at once."""
+"""The size in bytes of the networks that are processed at once."""
 
 
 @dataclass(frozen=True)
 class Fingerprints:
-    """The fingerprints of all networks of a store.
+    """The fingerprints of all networks in a store.
 
     Attributes:
         store: The store.
-        numbers: The fingerprints in the order of the networks' indices; NaN for networks with NaN or Inf.
+        numbers: The fingerprints in the order of the networks' indices. They are NaN for networks with NaN or Inf.
     """
 
     store: Store
@@ -41,7 +41,7 @@ class Fingerprints:
 
     @classmethod
     def of(cls, store: Store, *, progress: Progress = no_progress) -> "Fingerprints":
-        """Return the fingerprints of all networks; the cache of the user keeps the fingerprints of each shard.
+        """Return the fingerprints of all networks. The user's cache stores the fingerprints of each shard.
 
         Raises:
             ValueError: The symmetry of the store is not known.
@@ -62,18 +62,18 @@ class Fingerprints:
         return cls(store, torch.from_numpy(np.concatenate(found)))
 
     def nearest(self, params: Mapping[str, Tensor], count: int = 10) -> list[tuple[int, float]]:
-        """Return the networks whose fingerprints are nearest to that of another network, with their distances.
+        """Return the networks whose fingerprints are nearest to that of a given network, with their distances.
 
-        The Euclidean distance is zero for copies in any gauge. For nearby networks it is below the relative change of
+        The Euclidean distance is zero for copies in any gauge. For similar networks, it is below the relative change of
         the parameters.
 
         Args:
-            params: A network of the store's architecture.
-            count: The number of networks.
+            params: A network with the store's architecture.
+            count: The number of networks to return.
 
         Raises:
             KeyError: A parameter is missing.
-            ValueError: Parameters do not fit the architecture, or hold NaN or Inf.
+            ValueError: Parameters do not fit the architecture, or contain NaN or Inf.
         """
         own = fingerprint(params, self.store.require_symmetry())
         distances = (self.numbers - own.float()).norm(dim=1).nan_to_num(torch.inf)
@@ -82,10 +82,10 @@ class Fingerprints:
         return [(number, distance) for number, distance in rows if distance < torch.inf]
 
     def find_nearest(self, path: str | Path, count: int = 10) -> list[dict[str, Any]]:
-        """Return a table of the networks that are nearest to the checkpoint at a path: index, id, step and distance.
+        """Return a table of the networks nearest to the checkpoint at a path: index, id, step and distance.
 
         Raises:
-            ValueError: `count` is less than 1, or the checkpoint has other tensors than the networks of the store.
+            ValueError: `count` is less than 1, or the checkpoint's tensors differ from those of the store's networks.
         """
         if count < 1:
             raise ValueError(f"`count={count}`: it is at least 1")
@@ -98,7 +98,7 @@ class Fingerprints:
 
 
 def _measure(store: Store, shard: Shard, start: int) -> NDArray[np.float32]:
-    """Return the fingerprints of a shard whose first network has this number."""
+    """Return the fingerprints of a shard whose first network has the index `start`."""
     result = np.full((shard.count, SIZE), np.nan, np.float32)
     fine = np.flatnonzero(store.rows["is_finite"][start : start + shard.count])
     block = max(1, FINGERPRINTED_BYTES // (8 * store.architecture.size))

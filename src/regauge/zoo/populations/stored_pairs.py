@@ -1,4 +1,4 @@
-"""Matrices over all pairs of networks of a store, computed by resumable jobs, and results of commands from them."""
+"""Matrices over all pairs of networks in a store, computed by resumable jobs, and command results based on them."""
 
 import hashlib
 from collections.abc import Mapping
@@ -23,21 +23,21 @@ from regauge.zoo.populations.pairs import Barriers, OrbitDistances
 from regauge.zoo.populations.universe import universe
 
 BLOCK_SIDE = 32
-"""Networks of a block of a matrix."""
+"""The number of networks in a block of a matrix."""
 EXACT = "donot_use_mm_for_euclid_dist"
-"""The mode of `torch.cdist` without a product of matrices, which would cancel for networks that are near."""
+"""The mode of `torch.cdist` without matrix products, which would lose precision for similar networks."""
 
 
 class PairMatrices:
-    """Matrices over all pairs of some networks of a store, computed on processes or a cluster and kept until `clear`.
+    """Matrices over all pairs of some networks in a store, computed by processes or a cluster, and kept until `clear`.
 
     Args:
         store: The store.
         numbers: The indices of the networks, `[networks]`.
-        folder: Folder of the matrices; an existing folder that regauge has not made is refused.
-        key: A text that identifies the settings.
-        executor: The executor of the jobs; this process by default.
-        progress: Shows the progress.
+        folder: The folder for the matrices. An error is raised if it exists and regauge has not created it.
+        key: A string that identifies the settings.
+        executor: The executor of the jobs. Default: this process.
+        progress: Displays the progress.
 
     Attributes:
         params: The networks, with a leading model axis.
@@ -60,9 +60,7 @@ class PairMatrices:
         self.key = hashlib.sha256(repr([key, store.key, store.places(numbers)]).encode()).hexdigest()
 
     def __call__(self, label: str, params: Params, compare: Compare) -> Tensor:
-        """Return the matrix of all pairs of some networks, float64 `[networks, networks]`; each matrix has a unique
-        label.
-        """
+        """Return the matrix over all pairs of some networks, float64 `[networks, networks]`. Labels must be unique."""
         claim(self.folder, PARTS)
         folder = self.folder / hashlib.sha256(f"{self.key} {label}".encode()).hexdigest()[:16]
         networks = Store.create(folder / "networks", self.store.architecture)
@@ -81,14 +79,14 @@ class PairMatrices:
         points: int = 3,
         seed: int = 0,
     ) -> dict[str, Tensor]:
-        """Return the barriers between all pairs of networks, unaligned and aligned, `[networks, networks]` for each
-        title.
+        """Return unaligned and aligned barriers between all pairs of networks, `[networks, networks]` for each title.
 
         Args:
-            task: The task whose loss has the barriers.
-            align: "pairs": the networks of each pair are aligned to each other; "medoid" and "universe": all networks
-                are aligned to their medoid, or to the mean of their universe; "no": only unaligned networks.
-            points: Networks on each line, both ends included.
+            task: The task whose loss determines the barriers.
+            align: The value "pairs" aligns the networks of each pair to each other. The values "medoid" and "universe"
+                align all networks to their medoid, or to the mean of their universe. The value "no" computes only
+                unaligned barriers.
+            points: The number of networks on each path, including both endpoints.
             seed: The seed of the alignment.
         """
         params, before = self.params, Barriers(task, points=points)
@@ -109,7 +107,7 @@ class PairMatrices:
         return found | {title: self("barriers, aligned", moved, before)}
 
     def rows(self, matrices: Mapping[str, Tensor]) -> list[dict[str, Any]]:
-        """Return a table of all pairs of networks: their ids and steps, and the entry of each matrix under its name."""
+        """Return a table of all pairs of networks: their ids and steps, and the entry of each matrix by its name."""
         rows = self.store.rows.dicts(self.numbers)
         return [
             {f"{key}_{side}": rows[k][key] for side, k in (("a", i), ("b", j)) for key in ("id", "step")}
@@ -124,8 +122,8 @@ class PairMatrices:
         """Return the distances between all networks, `[networks, networks]`.
 
         Args:
-            by: "orbits": distances of orbits, with each pair aligned; "universe": distances of networks aligned to the
-                mean of their universe; "weights": distances of unaligned weights.
+            by: "orbits": distances of orbits, where each pair is aligned. "universe": distances of networks aligned to
+                the mean of their universe. "weights": distances of unaligned weights.
             seed: The seed of the alignment.
         """
         if by == "orbits":

@@ -1,4 +1,4 @@
-"""A universe for a whole population: networks are aligned to their mean, and the mean is recomputed, alternately."""
+"""A universe for a whole population: alternately, networks are aligned to their mean, and the mean is recomputed."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,17 +17,18 @@ from regauge.core.symmetry import Symmetry
 
 @dataclass(frozen=True)
 class Universe:
-    """A population in one universe.
+    """A population whose networks are aligned to their common mean.
 
     Attributes:
-        element: A batch of elements; each moves its network.
-        params: The moved population, `act(element, params)`: each network has the smallest norm that scales and
+        element: A batch of elements, each of which transforms one network.
+        params: The transformed population, `act(element, params)`. Each network has the smallest norm that scales and
             matrices can reach.
-        mean: The mean of the moved networks, a single network to which others can be aligned.
-        spread: Mean squared distance from the mean, over all parameters.
-        initial: The objective after only scales and matrices were fixed; never smaller than the final spread.
-        history: The spread after the initial alignment and after each round; it never rises.
-        is_converged: Whether the last round gained less than the tolerance.
+        mean: The mean of the transformed networks, a single network to which other networks can be aligned.
+        spread: The mean squared distance from the mean, over all parameters.
+        initial: The objective after only scales and matrices were determined. It is never smaller than the final
+            spread.
+        history: The spread after the initial alignment and after each round; it never increases.
+        is_converged: Whether the last round's improvement was below the tolerance.
     """
 
     element: Element
@@ -40,7 +41,7 @@ class Universe:
 
     @property
     def report(self) -> str:
-        """Return a text with the result and suggestions for improving it."""
+        """Return a text with the result, and suggestions for improving it."""
         gained = (
             f"{count_models(self.params)} networks: mean squared distance from the mean {self.initial:.6g} -> "
             f"{self.spread:.6g} in {len(self.history) - 1} rounds"
@@ -64,22 +65,23 @@ def universe(
     """Align a population of any size to one universe, in which all networks are close to their mean.
 
     `align_many` uses the same algorithm for more than 16 networks. Here the population is stacked along a leading axis,
-    and the networks are not moved back to the gauge of the first network. The spread 1/n sum_i |x_i - m|^2 of the moved
-    networks around their mean m never rises (`regauge.alignment.methods.merge_many.gather`).
+    and the networks are not transformed back to the gauge of the first network. The spread 1/n sum_i |x_i - m|^2 of the
+    transformed networks around their mean m never increases (`regauge.alignment.methods.merge_many.gather`).
 
-    Positive scales and invertible matrices are fixed first: they move every network to its smallest norm
+    Positive scales and invertible matrices are determined first: they minimize the norm of every network
     (`regauge.core.balance`). After that, matrices only rotate networks.
 
     Args:
         params: The population, with one leading model axis on every tensor; it is not changed.
         symmetry: The symmetry of the architecture.
-        method: The method that aligns networks; `WeightMatching()` by default. Scales of the reference are not used.
-        rounds: Largest number of rounds.
-        tolerance: If a round lowers the spread by less than this share, it is the last round.
-        generator: The source of randomness for a method with restarts.
+        method: The method that aligns networks; `WeightMatching()` by default. The method's treatment of the
+            reference's scales is not used.
+        rounds: The largest number of rounds.
+        tolerance: A relative improvement. If a round lowers the spread by less, it is the last round.
+        generator: The source of randomness, for methods with restarts.
 
     Raises:
-        KeyError: A parameter that the symmetry moves is missing.
+        KeyError: A parameter that the symmetry transforms is missing.
         ValueError: The networks do not fit the symmetry or are not finite, or a number is invalid.
 
     References:

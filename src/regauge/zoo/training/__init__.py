@@ -1,4 +1,4 @@
-"""Training of populations: one program for many networks."""
+"""Training of populations: one program trains many networks."""
 
 from regauge.names import attach
 

@@ -1,4 +1,4 @@
-"""The configuration of a population, which determines all its networks."""
+"""The configuration of a population, which determines all of its networks."""
 
 from dataclasses import dataclass, field
 
@@ -17,7 +17,7 @@ class Fraction:
     """A subset rule: every group of networks is trained on a random share of the examples.
 
     Attributes:
-        share: In (0, 1]; may differ between groups.
+        share: The share in (0, 1]. It may be a distribution, from which each group samples a share.
     """
 
     share: Setting
@@ -26,7 +26,7 @@ class Fraction:
         require_setting("the share of the examples", self.share, 0, 1, is_open=True)
 
     def describe(self, seed: int, group: int) -> dict[str, float]:
-        """Return the columns of a row that describe the subset."""
+        """Return the row columns that describe the subset."""
         return {"share": draw(self.share, seed, "share", group)}
 
     def choose(self, examples: Examples, seed: int, group: int) -> Tensor:
@@ -42,11 +42,11 @@ class Fraction:
 
 @dataclass(frozen=True)
 class ClassHalves:
-    """A subset rule with two parts of the examples: even groups get the first part, odd groups get the second part.
+    """A subset rule with two subsets of the examples: the first for even groups, the second for odd groups.
 
     Attributes:
-        share: The first part has this share of the examples of each of the first half of the classes, and the rest of
-            those of the other classes; the second part has what remains.
+        share: For each class in the first half of the classes, the first subset contains this share of the examples.
+            For the other classes, it contains the remaining share. The second subset contains all other examples.
 
     References:
         Navon et al. (2024), section 6, disjoint data sets with 95% and 5%.
@@ -58,7 +58,7 @@ class ClassHalves:
         require_setting("the share of a class in its half", self.share, 0, 1)
 
     def describe(self, seed: int, group: int) -> dict[str, int]:
-        """Return the columns of a row that describe the subset."""
+        """Return the row columns that describe the subset."""
         return {"half": group % 2}
 
     def choose(self, examples: Examples, seed: int, group: int) -> Tensor:
@@ -77,7 +77,7 @@ class ClassHalves:
         return torch.cat(chosen)
 
     def count(self, examples: Examples) -> float:
-        """Return the approximate number of examples of a group."""
+        """Return the approximate number of examples in a group."""
         return len(examples.inputs) / 2
 
 
@@ -89,8 +89,8 @@ class Checkpoints:
     """The steps at which networks are yielded, in addition to the last step.
 
     Attributes:
-        every: Steps between two checkpoints.
-        warmup: Steps before the first; with 0 that is the start.
+        every: The number of steps between two checkpoints.
+        warmup: The number of steps before the first checkpoint. If it is 0, the first checkpoint is the initialization.
     """
 
     every: int
@@ -101,19 +101,19 @@ class Checkpoints:
             raise ValueError(f"{self} never comes; every must be at least 1 and warmup not negative")
 
     def steps(self, total: int) -> set[int]:
-        """Return the steps of all checkpoints except the last one, in a training of `total` steps."""
+        """Return the steps of all checkpoints except the last one, for training with `total` steps."""
         return set(range(self.warmup, total, self.every))
 
 
 @dataclass(frozen=True)
 class Discard:
-    """A rule that stops networks with bad validation losses at some step, yields them and marks them in their rows.
+    """A rule that stops networks with large validation losses at some step, and yields them with a mark in their rows.
 
     Attributes:
-        step: The number of steps after which networks are given up.
-        worst: The share of every group that is given up, the worst by validation loss; networks given up before are
-            part of it.
-        above: Give up networks with a validation loss above this, in nats or squared error.
+        step: The number of steps after which networks are stopped.
+        worst: The share of every group that is stopped, by largest validation loss. Networks that were stopped before
+            are included in this share.
+        above: Networks whose validation loss (in nats or squared error) exceeds this number are stopped.
     """
 
     step: int
@@ -131,15 +131,15 @@ class Discard:
 class PopulationConfig(DescentConfig):
     """Settings of a population: network i depends only on the settings and i, not on other networks of its stack.
 
-    This holds for each step up to rounding; `train` describes the effect of rounding on long trainings.
+    This holds for each step up to rounding. `train` describes the effect of rounding on long training runs.
 
     Consecutive ids form a group: network i belongs to group `i // group`. The networks of a group read the same batches
     in the same order, from the same subset of the data. All other random choices are made separately for each network.
-    With `group=1` each network also has its own batches and subset, at up to three times the cost.
+    With `group=1`, each network also has separate batches and a separate subset, at up to three times the cost.
 
-    Steps, epochs, batches, optimizer and schedule are those of `DescentConfig`. Batches follow one another without a
-    gap, so the last of one epoch may begin the next. Settings of the optimizer may be distributions, from which a value
-    is sampled for each network.
+    Steps, epochs, batches, optimizer and schedule are those of `DescentConfig`. Batches follow one another without
+    gaps, so the last batch of one epoch may contain the beginning of the next. Optimizer settings may be distributions,
+    from which each network samples a value.
 
     Attributes:
         architecture: The architecture of all networks.
@@ -198,10 +198,10 @@ class PopulationConfig(DescentConfig):
         return count if self.batch is None else min(self.batch, count)
 
     def reads_everything(self, examples: Examples) -> bool:
-        """Return whether every step reads all examples so that groups have no effect."""
+        """Return whether every step reads all examples, which makes groups irrelevant."""
         return self.subset is None and self.batch_of(len(examples.inputs)) == len(examples.inputs)
 
 
 def generator_of(*key: int | str) -> torch.Generator:
-    """Return the generator of a key; the key alone determines its random numbers."""
+    """Return the random generator for a key, which alone determines the random numbers."""
     return torch.Generator().manual_seed(derive_seed(*key))

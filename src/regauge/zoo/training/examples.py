@@ -1,4 +1,4 @@
-"""Training data: examples that all networks share, or one signal for each network, held in memory once."""
+"""Training data: examples that all networks share, or one signal per network, held in memory once."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ from regauge.storage.architecture import import_object
 from regauge.training.initialization import use_seed
 
 WAVES, WAVE_POINTS = 2000, 512
-"""Signals and points of each in the set "sine-waves"."""
+"""The number of signals in the data set "sine-waves", and the number of points per signal."""
 
 
 @dataclass(frozen=True)
@@ -25,20 +25,20 @@ class Examples:
 
     Attributes:
         name: The name of the examples.
-        inputs: `[n, ...]`.
-        targets: Classes `[n]`, int64 from 0, or floating-point values `[n, out]`. For signals, the values are
+        inputs: Inputs, `[n, ...]`.
+        targets: Class indices `[n]`, int64 from 0, or floating-point targets `[n, out]`. For signals, the targets are
             `[signals, n, out]`.
-        validation_inputs: Inputs held out from training. Test sets are never read.
+        validation_inputs: Inputs that are held out from training. Test sets are never read.
         validation_targets: The targets of the validation inputs.
         is_signals: Whether each network learns a separate signal, at points that all networks share.
-        labels: The class of each signal, `[signals]`, or None. Classes are written into rows, and no network learns
+        labels: The class label of each signal, `[signals]`, or None. Labels are written to rows, but no network learns
             them.
-        is_test: Whether each signal is from the test set, `[signals]`: the column "split" of a network is "test" or
-            "train". None if the signals are not divided.
+        is_test: Whether each signal is from the test set, `[signals]`. It determines the value of the column "split",
+            which is "test" or "train". None if the signals are not split.
 
     Raises:
-        ValueError: Numbers of inputs and targets, or of signals and labels, differ, or targets are of another shape or
-            dtype.
+        ValueError: The numbers of inputs and targets, or of signals and labels, differ. Or targets have another shape
+            or dtype.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Examples:
 
     @property
     def is_classification(self) -> bool:
-        """Whether targets are classes."""
+        """Whether targets are class indices."""
         return not self.targets.is_floating_point()
 
     def require_outputs(self, out: int) -> None:
@@ -94,7 +94,7 @@ class Examples:
             )
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> "Examples":
-        """Move the examples to a device, and floating-point values also to a dtype, without unneeded copies."""
+        """Move the examples to a device and convert floating-point tensors to a dtype, without unneeded copies."""
 
         def move(tensor: Tensor) -> Tensor:
             return tensor.to(device, dtype if tensor.is_floating_point() else None)
@@ -104,7 +104,7 @@ class Examples:
         return replace(self, **moved)
 
     def _require_targets(self, targets: Tensor) -> None:
-        """Raise an error for targets without a known loss."""
+        """Raise an error for targets for which no loss is defined."""
         is_values = targets.is_floating_point()
         if self.is_signals and not is_values:
             raise ValueError(f"the signals of {self.name!r} must be floating-point values, not {targets.dtype}")
@@ -125,7 +125,7 @@ class Examples:
 
 
 def require_trainable(module: nn.Module, examples: Examples) -> None:
-    """Raise a ValueError unless a module can be trained on examples of its dtype; it is left in training mode."""
+    """Raise a ValueError unless a module can be trained on examples of its dtype. It is left in training mode."""
     names = [name for name, _ in module.named_parameters()]
     tied = sorted({name for name, _ in module.named_parameters(remove_duplicate=False)} - set(names))
     if tied:
@@ -142,7 +142,7 @@ def require_trainable(module: nn.Module, examples: Examples) -> None:
 
 
 def _try(module: nn.Module, inputs: Tensor, seed: int) -> tuple[Tensor, bool]:
-    """Run a module in training mode: its outputs, and whether it drew from torch's global generator; buffers stay."""
+    """Return a module's outputs in training mode, and whether it used torch's global generator. Buffers are kept."""
     own = {name: tensor.detach().clone() for name, tensor in (*module.named_parameters(), *module.named_buffers())}
     with use_seed(seed), torch.no_grad():
         before = torch.get_rng_state()
@@ -159,10 +159,10 @@ def _try(module: nn.Module, inputs: Tensor, seed: int) -> tuple[Tensor, bool]:
 
 @lru_cache(maxsize=4)
 def load_examples(name: str) -> Examples:
-    """Return the examples of a name in `SETS`, or the examples that `package.module:function` returns, read once.
+    """Return the examples named in `SETS`, or the examples that `package.module:function` returns; they are read once.
 
     Raises:
-        ValueError: The set or function does not exist, or the function does not return Examples.
+        ValueError: The data set or function does not exist, or the function does not return Examples.
     """
     if name in SETS:
         return SETS[name]()
@@ -178,14 +178,14 @@ def load_examples(name: str) -> Examples:
 
 
 def image_classes(data: ImageData, mean: float, std: float) -> Examples:
-    """Return normalized images with classes; the last tenth of the training images is for validation."""
+    """Return normalized images with class labels. The last tenth of the training images is for validation."""
     return _with_last_tenth_kept(data.name, (data.train_images - mean).div_(std), data.train_labels)
 
 
 def image_signals(data: ImageData) -> Examples:
-    """Return every image, with its class, as a function from pixel centers in [-1, 1]^2, row by row, to channels.
+    """Return every image with its class label, as a function from pixel centers in [-1, 1]^2, row by row, to channels.
 
-    Test images are spread evenly among training images so that the first signals have both.
+    Test images are spread evenly among training images, so the first signals contain both.
     """
     images, labels = torch.cat([data.train_images, data.test_images]), torch.cat([data.train_labels, data.test_labels])
     count, channels, height, width = images.shape
@@ -237,4 +237,4 @@ SETS: dict[str, Callable[[], Examples]] = {
     "cifar10-signals": lambda: image_signals(cifar10()),
     "cifar10-16-signals": lambda: image_signals(cifar10().pooled(2)),
 }
-"""The data sets that populations are trained on, by name; images are standardized."""
+"""The data sets for training populations, by name. Images are standardized."""

@@ -17,11 +17,11 @@ from regauge.zoo.training.examples import Examples
 
 Row = dict[str, Any]
 EVALUATED = 1000
-"""Examples per call of an evaluation."""
+"""The number of examples in one evaluation call."""
 
 
 class Feed:
-    """The batches of one group: consecutive random orders of its examples, cut into pieces of equal size."""
+    """The batches of one group: consecutive random permutations of its examples, split into batches of equal size."""
 
     def __init__(self, config: PopulationConfig, examples: Examples, group: int) -> None:
         self.seed, self.group = config.seed, group
@@ -31,7 +31,7 @@ class Feed:
         self.orders: dict[int, Tensor] = {}
 
     def indices(self, step: int) -> Tensor:
-        """Return the indices of the examples of a step, `[batch]`."""
+        """Return the example indices of a step, `[batch]`."""
         begin, end = step * self.batch, (step + 1) * self.batch
         pieces = []
         for epoch in range(begin // self.count, -(-end // self.count)):
@@ -48,7 +48,7 @@ class Feed:
 
 
 class Batches:
-    """The batches of a stack with the same number of networks in each group, and a signal per network if any."""
+    """The batches of a stack with equal group sizes, and one signal per network if there are signals."""
 
     def __init__(
         self, config: PopulationConfig, examples: Examples, groups: Sequence[int], signals: Sequence[int]
@@ -67,7 +67,7 @@ class Batches:
         self.targets = examples.targets[self.signals] if examples.is_signals else examples.targets
 
     def at(self, step: int) -> tuple[Tensor, Tensor]:
-        """Return the inputs `[groups, batch, ...]` and targets of a step, with one group if all read everything."""
+        """Return inputs `[groups, batch, ...]` and targets of a step; one group if every step reads all examples."""
         if self.feeds is None:
             targets = self.targets if self.examples.is_signals else self.targets.unsqueeze(0)
             return self.examples.inputs.unsqueeze(0), targets
@@ -93,12 +93,12 @@ class SavedNetworks(NamedTuple):
     """The networks of a stack after one step.
 
     Attributes:
-        params: `[networks, ...]`, parameters and buffers.
+        params: Parameters and buffers, `[networks, ...]`.
         rows: Plain values for each network: "id", "step", "seed", "group", the sampled settings, "train_loss" of the
-            last batch, "validation_loss", "validation_accuracy" of classes as a fraction, "is_diverged" and
+            last batch, "validation_loss", "validation_accuracy" for classes as a fraction, "is_diverged" and
             "is_discarded". Losses of networks that diverged are None. If either mark is true, the training of the
-            network stopped at this step. A network that diverged is not also discarded.
-        stack: Ids of all networks that are trained together.
+            network stopped at this step. A network that diverged is not marked as discarded.
+        stack: The ids of all networks that are trained together.
     """
 
     params: Params
@@ -134,7 +134,7 @@ class Running:
         self.program = program
 
     def judge(self, step: int, losses: Tensor | None, params: Params, discard: Discard | None) -> list[Row]:
-        """Return a row for each place, including places of stopped networks."""
+        """Return a row for each position, including positions of stopped networks."""
         finite = torch.stack([t.isfinite().flatten(1).all(1) for t in params.values() if t.is_floating_point()]).all(0)
         loss, accuracy = self._validation()
         # Each list leaves a device at once, and not number by number.
@@ -165,20 +165,20 @@ class Running:
         return rows
 
     def block(self, rows: Sequence[Row], params: Params, *, is_checkpoint: bool) -> SavedNetworks:
-        """Return the networks that are still trained, or, between checkpoints, the networks that stop now."""
+        """Return the networks that are still trained; between checkpoints, return the networks that stop now."""
         index = [k for k, alive in enumerate(self.is_alive) if alive and (is_checkpoint or _is_given_up(rows[k]))]
         if len(index) < len(self.members):
             params = {name: tensor[index] for name, tensor in params.items()}
         return SavedNetworks(params, [rows[k] for k in index], self.ids)
 
     def give_up(self, rows: Sequence[Row]) -> None:
-        """Stop networks that diverged or are discarded, and free their places."""
+        """Stop networks that diverged or are discarded, and free their positions."""
         self.is_alive = [alive and not _is_given_up(row) for alive, row in zip(self.is_alive, rows, strict=True)]
         if not all(self.is_alive) and not self.is_fixed:
             self._compact()
 
     def _find_discarded(self, rows: Sequence[Row], discard: Discard) -> set[int]:
-        """Return the places of the networks that the rule says, without those that diverged or were given up before."""
+        """Return the positions that the rule discards, excluding networks that diverged or were stopped before."""
         losses = [
             math.inf if row["is_diverged"] or not alive else row["validation_loss"]
             for row, alive in zip(rows, self.is_alive, strict=True)
@@ -196,7 +196,7 @@ class Running:
         return {k for k in found if losses[k] < math.inf}
 
     def _compact(self) -> None:
-        """Keep the living, and as many others as make all groups equally large."""
+        """Keep the trained networks, and as many stopped networks as needed to make all groups equally large."""
         places = range(len(self.members))
         groups = sorted({member.group for member in self.members}) if self.has_groups else [-1]
         own = {g: [k for k in places if not self.has_groups or self.members[k].group == g] for g in groups}
@@ -217,7 +217,7 @@ class Running:
         self.is_alive = [self.is_alive[k] for k in index]
 
     def _validation(self) -> tuple[Tensor, Tensor | None]:
-        """Return the mean losses and accuracies of the networks on what is kept for validation, float64."""
+        """Return the networks' mean losses and accuracies on the validation examples, float64."""
         examples = self.examples
         targets = examples.validation_targets
         if examples.is_signals:

@@ -1,4 +1,4 @@
-"""Training of populations in stacks, from seeds to blocks of parameters with a row for each network."""
+"""Training of populations in stacks, which yields blocks of parameters with one row per network."""
 
 import logging
 import math
@@ -23,20 +23,20 @@ from regauge.zoo.training.examples import Examples, load_examples, require_train
 from regauge.zoo.training.stack_state import Member, Running, SavedNetworks
 
 ACTIVATION_BYTES = 8 * 2**20
-"""Bytes of the hidden layers of a stack, forward and backward so that they stay in the cache."""
+"""The size in bytes of a stack's activations, forward and backward, chosen to fit the cache."""
 CACHE_BYTES = 18 * 2**20
-"""Bytes that a step of a stack reads and writes: hidden layers, parameters, gradients, moments."""
+"""The number of bytes that a step of a stack reads and writes: activations, parameters, gradients, moments."""
 DEVICE_BYTES = 2 * 2**30
-"""Bytes that a step reads and writes on other devices than CPUs, which need many networks at once."""
+"""The same number for devices other than CPUs, which need many networks at once."""
 MOMENTS = 2
-"""Tensors of the size of the parameters that an optimizer keeps, at most."""
+"""The largest number of parameter-sized tensors that an optimizer keeps."""
 STACK = 512
-"""Networks of a stack at most."""
+"""The largest number of networks in a stack."""
 STACK_BY_VMAP = 64
 COMPILED_WORK = 1e12
-"""Multiplications from which on compiling pays: some minutes on one core, of which it saves a third."""
+"""The number of multiplications (minutes on one core) from which compiling pays off; it saves a third of them."""
 COMPILED_SIZE = 50_000
-"""Networks with more values are bound by matrix products, which are the same when compiled."""
+"""A limit. For larger networks, matrix products dominate, and compiling does not accelerate them."""
 
 _log = logging.getLogger(__name__)
 
@@ -55,37 +55,39 @@ def train(
 ) -> Iterator[SavedNetworks]:
     """Train a population or some of its networks.
 
-    Networks are trained in stacks, on one thread. To use more cores, train other ids in other processes. The config and
-    the id determine a network; the stack, the back end and the other ids do not. Every step is the same up to rounding,
-    however the population is divided. In float32, rounding differences grow during training. After a long training,
-    parameters therefore also depend on the stack, the library of matrix products and the processor. In float64 they are
-    equal to 1e-9 in all tests.
+    Networks are trained in stacks, on one thread. To use more cores, train other ids in other processes. A network
+    depends only on the config and the id, not on the stack, the back end and the other ids. Every step is the same up
+    to rounding, however the population is divided. In float32, rounding differences grow during training. After long
+    training, parameters therefore also depend on the stack, the library of matrix products and the processor. In
+    float64 they are equal to 1e-9 in all tests.
 
-    A network that diverges does not affect other networks. It is yielded once, at the next checkpoint or discard,
-    marked "is_diverged", and then dropped. A discarded network is yielded at that step, whether or not it is a
-    checkpoint, marked "is_discarded", and not again. Every network therefore has one last row, at the end or with one
-    of the two marks.
+    A network that diverges does not affect other networks. At the next checkpoint or discard it is yielded once, marked
+    "is_diverged", and then dropped. A discarded network is yielded at the step of the discard, marked "is_discarded",
+    and then dropped. This step need not be a checkpoint. Every network therefore has one last row, at the end of
+    training or with one of the two marks.
 
     Args:
         config: The configuration of the whole population.
-        ids: The networks; all if None. Discarding a share needs whole groups.
-        data: Examples to train on instead of those that `config.data` names.
-        backend: The back end of the training; if None, the fastest for the architecture and the device. Fully connected
-            chains and (on a CPU) convolutional chains of layers have special programs instead of the stacked one.
-        stack: Largest number of networks in a stack.
-        device: The device of the training.
+        ids: The ids of the networks; all networks if None. If a share of each group is discarded, groups must be
+            complete.
+        data: Examples that replace the examples named by `config.data`.
+        backend: The back end for training. If None, the fastest for the architecture and the device is used. Fully
+            connected chains and (on a CPU) convolutional chains of layers have special programs instead of the stacked
+            program.
+        stack: The largest number of networks in a stack.
+        device: The device for training.
         dtype: The dtype of parameters and examples.
-        advance: Called with the number of trained networks, as a fraction after every step.
-        on_step: Called after each step of a stack with a `regauge.training.State`: the number of the step, the losses
-            and ids of the networks, and the learning rate. The networks may include stopped ones.
+        advance: A function that is called with the number of trained networks, including fractions, after every step.
+        on_step: A function that is called after each step of a stack with a `regauge.training.State`: the number of the
+            step, the losses and ids of the networks, and the learning rate. The networks may include stopped networks.
 
     Yields:
-        For each stack a block at every checkpoint and at the end. If networks are discarded at another step, a further
-        block of these networks.
+        For each stack, one block at every checkpoint and at the end. If networks are discarded at another step, an
+        additional block contains these networks.
 
     Raises:
-        ValueError: Ids are repeated or do not belong to the population, or a share of an incomplete group would be
-            discarded. Or networks would be equal, or the module cannot be trained in this way.
+        ValueError: Ids are repeated or do not belong to the population. A share of an incomplete group would be
+            discarded. Networks would be equal. Or the module cannot be trained in this way.
     """
     chosen = list(range(config.count)) if ids is None else sorted(ids)
     if len(set(chosen)) < len(chosen) or (chosen and not 0 <= chosen[0] <= chosen[-1] < config.count):
@@ -128,7 +130,7 @@ def cut(config: PopulationConfig, ids: Sequence[int], size: int, *, is_one_group
 
 
 def _draw(config: PopulationConfig, examples: Examples, network: int) -> Member:
-    """Draw the start, the signal and the settings of the network with this id."""
+    """Sample the initialization, the signal and the settings of the network with this id."""
     settings = {
         name: draw(getattr(config.optimizer, name), config.seed, name, network) for name in config.optimizer.per_network
     }
@@ -138,7 +140,7 @@ def _draw(config: PopulationConfig, examples: Examples, network: int) -> Member:
 
 
 class _Maker:
-    """Makes the program of a stack; the same engine serves all stacks so that it is compiled once."""
+    """A builder of programs for stacks. All stacks share one engine, which is therefore compiled once."""
 
     def __init__(
         self, config: PopulationConfig, module: nn.Module, examples: Examples, backend: Backend | None, networks: int
@@ -154,7 +156,7 @@ class _Maker:
         self.vmap = VmapEngine(module, is_compiled=self.backend == "compiled")
 
     def make(self, members: Sequence[Member]) -> Stack:
-        """Return the program of these networks at their start."""
+        """Return the program that trains these networks, with their initial parameters."""
         starts = [member.start for member in members]
         params = initialize(self.config.architecture, starts, self.dtype)
         params = {name: tensor.to(self.device) for name, tensor in params.items()}
@@ -167,7 +169,7 @@ class _Maker:
         return Stack(self.module, params, self.config.optimizer, settings, engine)
 
     def stack_size(self) -> int:
-        """Return the number of networks that fit the cache, or another device: whole groups, or equal parts of one."""
+        """Return the number of networks that fit the cache or device: whole groups, or equal parts of one group."""
         group = self.config.group
         if not isinstance(self.chain, VectorChain) or self.backend != "stacked":
             return max(group, STACK_BY_VMAP // group * group)
@@ -202,7 +204,7 @@ def _has_compiler() -> bool:
 
 
 def require_distinct(config: PopulationConfig, examples: Examples, ids: Iterable[int]) -> None:
-    """Raise a ValueError if networks with one initialization would be equal, by same examples and same settings."""
+    """Raise a ValueError if networks would be equal, because initialization, examples and settings are equal."""
     if not config.initialization.is_common:
         return
     known: dict[object, int] = {}

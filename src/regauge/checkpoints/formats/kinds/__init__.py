@@ -1,1 +1,1 @@
-"""Formats of the files of checkpoints: headers, torch files, adapters, codes, and the location of the files."""
+"""Kinds of adapters other than LoRA, one family of kinds per file."""

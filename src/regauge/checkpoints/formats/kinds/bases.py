@@ -1,4 +1,4 @@
-"""Kinds of adapters whose change is computed from the matrix that they change, such as from its singular vectors.
+"""Kinds of adapters whose change depends on the base's matrix, for example on its singular vectors.
 
 References:
     Wang et al. (2025), KaSA; Kumar et al. (2025), DEFT; Chen et al. (2025), PaRa; Nayak et al. (2025), OSF; Zhong et
@@ -39,7 +39,7 @@ def without_smallest(count: int) -> Mapped:
 
 
 def deft(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
-    """`W + P (s R - Q^T W)` with `Q = relu(P)`. By "qr", P and Q are the orthogonal basis of P. PaRa has no R."""
+    """`W + P (s R - Q^T W)` with `Q = relu(P)`. For "qr", P and Q are the orthogonal basis of P. PaRa has no R."""
     p, rank = parts["deft_P"].double(), parts["deft_P"].shape[1]
     by_basis = config.get("decomposition_method", "relu") == "qr"
     left = torch.linalg.qr(p).Q if by_basis else p
@@ -55,7 +55,7 @@ def deft(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
 
 
 def osf(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
-    """`W` whose smallest singular values and singular vectors are replaced by the values and vectors of the adapter."""
+    """`W` whose smallest singular values and their vectors are replaced by those of the adapter."""
     u, s, v = (parts[f"osf_svd_params.{one}_low"].double() for one in "USV")
 
     def replace(weight: Tensor) -> Tensor:
@@ -89,7 +89,8 @@ def peanut(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
 def psoft(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
     """`W + U S (R - 1) V` for the largest singular values S, where R is a rotation scaled on both sides.
 
-    The decomposition runs in float32, as in training, because the signs of singular vectors depend on the precision.
+    The decomposition is computed in float32, as in training, because the signs of singular vectors depend on the
+    precision.
     """
     p = {name.removeprefix("psoft_R."): one.double() for name, one in parts.items()}
     rank = int(config.get("r", 32))
@@ -133,7 +134,7 @@ def _psoft_turn(values: Tensor, rank: int, config: Config) -> Tensor:
 
 
 def frod(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
-    """`U (S + diag(l)) V^T` instead of `W = U diag(l_0) V^T`, with a sparse S; modules of one role share V."""
+    """`U (S + diag(l)) V^T` instead of `W = U diag(l_0) V^T`, with a sparse S. Modules with the same role share V."""
     role = _role(module)
     if f"frod_V.{role}" not in shared:
         raise ValueError(NO_PROJECTION)
@@ -153,9 +154,10 @@ def frod(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
 
 
 def _role(module: str) -> str:
-    """Return the role of a module; modules of one role share a matrix V.
+    """Return the role of a module. Modules with the same role share a matrix V.
 
-    The role is the last part of the path, or the last two parts if the part before the last is not a number.
+    The role is the last component of the path. If the component before the last is not a number, the role is the last
+    two.
     """
     *before, last = module.split(".")
     if not before or before[-1].isdigit():

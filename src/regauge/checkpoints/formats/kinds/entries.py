@@ -21,7 +21,7 @@ from regauge.core.expressions import Expression
 
 HAAR = (0.5**0.5,) * 2
 FOUR = tuple((x + y * 3**0.5) / 32**0.5 for x, y in ((1, 1), (3, 1), (3, -1), (1, -1)))
-"""The shortest wavelets after Haar's."""
+"""Filter coefficients of the shortest wavelets longer than Haar's."""
 WAVELETS = {"db1": HAAR, "db2": FOUR, "sym2": FOUR}
 
 
@@ -79,7 +79,7 @@ def beft(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
 
 
 def shira(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
-    """`W + d` in the entries that the adapter names."""
+    """`W + d`, where d is nonzero only in the entries that the adapter lists."""
     rows, columns = parts["shira_indices"].long()
 
     def add(weight: Tensor) -> Tensor:
@@ -89,7 +89,7 @@ def shira(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
 
 
 def supertuning(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
-    """`W + d` in the entries that the adapter names; if the adapter also has factors, plus `s B A`."""
+    """`W + d`, where d is nonzero only in the entries that the adapter lists; plus `s B A` if there are factors."""
     if "supertuning_indices" not in parts:
         raise ValueError("it does not say which entries it changes; save it with save_precomputed_indices=True")
     places, p = parts["supertuning_indices"].long(), exact(parts)
@@ -137,7 +137,7 @@ def waveft(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
     low = torch.tensor(WAVELETS.get(family, (1.0,)), dtype=torch.float64)
 
     def sides(size: int) -> tuple[Tensor, int]:
-        """Return the matrix that transforms the padded coefficients of one side, and the index of the first entry."""
+        """Return the matrix that transforms the padded coefficients of one axis, and the index of the first entry."""
         taps, padded = len(low), size + len(low) - 2
         padded += padded % 2
         high = low.flip(0) * torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(taps // 2)
@@ -162,9 +162,10 @@ def waveft(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
 
 
 def _quarters(entries: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    """Return the inverse wavelet transform, summed over the four quarters of the coefficients.
+    """Return the inverse wavelet transform, summed over the four quadrants of the coefficients.
 
-    As in peft, the upper right quarter holds the coefficients that are high for rows and low for columns.
+    As in peft, the upper right quadrant contains the coefficients with high frequencies for rows and low ones for
+    columns.
     """
     row, column = left.shape[1] // 2, right.shape[1] // 2
     low, high = left[:, :row], left[:, row:]
@@ -175,7 +176,7 @@ def _quarters(entries: Tensor, left: Tensor, right: Tensor) -> Tensor:
 
 
 def miss(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
-    """`W + d`, where the columns of d repeat a block, or by the variant "bat" blockwise `W + W B + B`."""
+    """`W + d`, where the columns of d repeat a block. The variant "bat" computes `W + W B + B` blockwise."""
     block = parts["miss_block"].double()
 
     def repeat(weight: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ def loha(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
 
 
 def lokr(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
-    """`d = s A (x) B`, a Kronecker product. For one-dimensional kernels peft computes it over the last two axes."""
+    """`d = s A (x) B`, a Kronecker product. For one-dimensional kernels, peft computes it over the last two axes."""
     p = {name.removeprefix("lokr_"): one.double() for name, one in parts.items()}
     first = p["w1"] if "w1" in p else p["w1_a"] @ p["w1_b"]
     if "w2_a" in p:
@@ -112,7 +112,7 @@ def gralora(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
 
 
 def vblora(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
-    """`d = B A`, where the pieces of A and B are softmax-weighted means of the bank vectors with the largest logits."""
+    """`d = B A`. Chunks of A and B are softmax-weighted means of the bank vectors with the largest logits."""
     bank, count = shared["vblora_vector_bank"].double(), int(config.get("topk", 2))
 
     def mix(logits: Tensor) -> Tensor:
@@ -144,9 +144,9 @@ def randlora(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
 def tinylora(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
     """`d = B R A`, where R is a sum of random matrices P, weighted by the entries of a vector v.
 
-    A and B are singular vectors of the base's largest singular values. The index of a module selects the vector v, but
-    the file does not store this index. The function finds the index by sampling P with the seed of each index until the
-    stored P results.
+    A and B are the singular vectors of the base's largest singular values. The index of a module selects the vector v,
+    but the file does not store this index. The function finds the index: it samples P with the seed of each index until
+    the result equals the stored P.
     """
     if "tinylora_P" not in parts:
         raise ValueError(NO_PROJECTION)
@@ -168,7 +168,7 @@ def tinylora(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
 
 
 def unilora(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
-    """`d = B A`. An index selects each entry of A and B from one shared vector, and a factor scales it."""
+    """`d = B A`. An index selects each entry of A and B from one shared vector, and a factor multiplies it."""
     if "unilora_indices_A" not in parts:
         raise ValueError("it does not say which values its modules take; save it with save_indices=True")
     values = shared["unilora_theta_d"].double()
@@ -177,7 +177,7 @@ def unilora(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
 
 
 def glora(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
-    """`W + W * A + B` and `b + b * D + E + W C`; each of A to E is a product of two factors, a vector or a number."""
+    """`W + W * A + B` and `b + b * D + E + W C`. Each of A to E is a product of two factors, a vector or a scalar."""
     p = exact(parts)
 
     def path(letter: str) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""A kind of adapters: the names of the tensors that it stores for a module, and the changes computed from them."""
+"""A kind of adapters: the tensor names that it stores for a module, and the changes computed from these tensors."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -12,19 +12,19 @@ from regauge.checkpoints.formats.changes import CarriedBias, Mapped, Replaced
 from regauge.core.expressions import Expression
 
 Parts: TypeAlias = Mapping[str, Tensor]
-"""The tensors of one module, by the last part of their names."""
+"""The tensors of one module, by the last component of their names."""
 Config: TypeAlias = Mapping[str, Any]
 Made: TypeAlias = Iterator[tuple[str, CarriedBias | Mapped | Replaced]]
-"""Changes of a module, each with the name of the tensor in it."""
+"""Changes of a module, each with the name of the changed tensor in the module."""
 
 NO_PROJECTION = "it lacks the projections that all modules share; save it with save_projection=True"
 MOST_TERMS = 100
-"""Terms of a series of powers at most."""
+"""The largest number of terms of a power series."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of adapters: a pattern of the names of tensors in a module, and a function that yields the changes."""
+    """A kind of adapters: a pattern of tensor names in a module, and a function that yields the changes."""
 
     names: str
     make: Callable[[str, Parts, Config, Parts], Made]
@@ -32,12 +32,12 @@ class Kind:
 
 @lru_cache(maxsize=2048)
 def ending(pattern: str) -> Expression:
-    """Return the expression that matches the modules whose paths end in a key of a configuration's pattern."""
+    """Return the regular expression for modules whose paths end in a key of a configuration's pattern."""
     return Expression(rf"(.*\.)?({pattern})")
 
 
 def added(change: Tensor) -> Mapped:
-    """Return the change `W + d`; the entries of `d` are reshaped to the shape of W."""
+    """Return the change `W + d`, where the entries of `d` are reshaped to the shape of W."""
 
     def add(weight: Tensor) -> Tensor:
         return weight + change.to(weight).reshape(weight.shape)
@@ -47,7 +47,7 @@ def added(change: Tensor) -> Mapped:
 
 
 def scale(config: Config, module: str, rank: int) -> float:
-    """Return the factor `alpha / rank`, with the alpha that the configuration gives for the module."""
+    """Return the factor `alpha / rank`, with the configuration's alpha for the module."""
     patterns = config.get("alpha_pattern") or {}
     found = (one for key, one in patterns.items() if ending(key).fullmatch(module))
     return float(next(found, config.get("alpha", 8))) / rank
@@ -66,10 +66,10 @@ def antisymmetric(values: Tensor, size: int) -> Tensor:
 
 
 def require_terms(config: Config) -> int:
-    """Return the number of terms of the Cayley-Neumann series in a configuration.
+    """Return the number of terms of the Cayley-Neumann series that a configuration sets.
 
     Raises:
-        ValueError: The number is less than 1, or greater than 100.
+        ValueError: The number is less than 1 or greater than 100.
     """
     terms = int(config.get("num_cayley_neumann_terms", 5))
     if not 1 <= terms <= MOST_TERMS:

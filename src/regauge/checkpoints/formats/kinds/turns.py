@@ -15,7 +15,7 @@ from regauge.checkpoints.formats.kinds.kind import Config, Made, Parts, antisymm
 
 
 def hra(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
-    """`W H_1 ... H_r`, with the reflections `H = 1 - 2 u u^T`, where u are the normalized columns of `hra_u`."""
+    """`W H_1 ... H_r` with reflections `H = 1 - 2 u u^T`, where u are the normalized columns of `hra_u`."""
     columns = parts["hra_u"].double()
     if config.get("apply_GS"):
         columns = torch.linalg.qr(columns).Q
@@ -29,7 +29,7 @@ def hra(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
 
 
 def oft(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
-    """`W R^T`, or `W R` for embeddings, with a blockwise rotation `R = (1 - Q)(1 + Q)^-1` for antisymmetric Q."""
+    """`W R^T`, or `W R` for embeddings, with a block-diagonal rotation `R = (1 - Q)(1 + Q)^-1` for antisymmetric Q."""
     is_embedding = "oft_embedding_R.weight" in parts
     values = parts["oft_embedding_R.weight" if is_embedding else "oft_R.weight"].double()
     size = round((1 + math.sqrt(1 + 8 * values.shape[1])) / 2)
@@ -55,7 +55,7 @@ def oft(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
 
 
 def boft(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
-    """`diag(s) W R^T` with a blockwise rotation `R = (1 - Q)(1 + Q)^-1` for antisymmetric Q."""
+    """`diag(s) W R^T` with a block-diagonal rotation `R = (1 - Q)(1 + Q)^-1` for antisymmetric Q."""
     values, scale = parts["boft_R"].double(), parts["boft_s"].double().flatten()
     if len(values) > 1:
         raise ValueError("it has several butterfly factors; merge it with peft on a GPU")
@@ -71,7 +71,7 @@ def boft(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
 
 
 def road(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
-    """`R W` and `R b`, where R rotates and scales the two halves of every group of outputs into each other."""
+    """`R W` and `R b`, where R rotates and scales pairs of outputs, one from each half of every group of outputs."""
     theta, alpha = parts["road_theta"].double(), parts["road_alpha"].double()
     half = int(config.get("group_size", 64)) // 2
     if config.get("variant", "road_1") == "road_4":
