@@ -130,3 +130,55 @@ def test_what_cannot_be_compared_is_refused() -> None:
 
     with pytest.raises(ValueError, match="do not depend on any parameter"):
         found(Deaf(), torch.randn(2, 5))
+
+
+class Scaled(nn.Module):
+    """A classifier with a learned temperature, a number, whose outputs two names hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.temperature = nn.Linear(3, 4), nn.Linear(4, 2), nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        h = self.a(x).relu()
+        return {"scores": self.b(h) * self.temperature.exp(), "other": h.sum(-1).tanh()}
+
+
+def test_parameters_that_are_numbers_and_named_outputs_are_judged() -> None:
+    report = found(Scaled(), torch.randn(5, 3))
+    assert report.parameters == 16 + 10 + 1
+    assert report.found == report.null - report.missing
+
+
+class Positive(nn.Module):
+    """A layer over a graph whose weights must be positive, and the rows of bags of a table, from their starts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.table = nn.Linear(3, 4), nn.Linear(4, 2), nn.EmbeddingBag(3, 4, mode="sum")
+
+    def forward(self, x: Tensor, weights: Tensor, rows: Tensor, starts: Tensor) -> Tensor:
+        degrees = weights.sum(-1, keepdim=True).rsqrt()
+        h = (degrees * (weights @ self.a(x))).relu() * self.table(rows, starts).tanh()
+        result: Tensor = self.b(h)
+        return result
+
+
+def test_models_that_need_positive_inputs_get_inputs_near_the_examples() -> None:
+    report = found(Positive(), torch.randn(3, 3), torch.rand(3, 3) + 0.1, torch.tensor([2, 0, 1]), torch.arange(3))
+    assert report.found == 4
+    assert report.null >= 4
+
+
+def test_outputs_that_are_not_finite_are_refused() -> None:
+    class Overflowing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = self.fc(x) + (-x.abs()).log().sum()
+            return result
+
+    with pytest.raises(ValueError, match="not finite"):
+        found(Overflowing(), torch.randn(4, 3))

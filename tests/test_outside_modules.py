@@ -149,12 +149,68 @@ def _projected(m: Any, x: Tensor) -> Tensor:
     return y
 
 
+def _mixed_heads(m: Any, x: Tensor) -> Tensor:
+    """Attention written by letters, with scores that the heads exchange and a gain for each head."""
+    q, k, v = (part(x).unflatten(-1, (2, -1)) for part in (m.q, m.k, m.v))
+    scores = torch.einsum("b i h d, b j h d -> b h i j", q, k)
+    weights = torch.einsum("bhij,hg->bgij", scores, m.mix).softmax(-1)
+    y: Tensor = m.o((torch.einsum("bhij,bjhd->bihd", weights, v) * m.gain[:, None]).flatten(2))
+    return y
+
+
+def _pooled_by_columns(m: Any, x: Tensor) -> Tensor:
+    """Attention of one query whose weights stand on the right, as in blocks of global context."""
+    y: Tensor = m.o((m.v(x).mT @ m.s(x).softmax(1)).flatten(1))
+    return y
+
+
+def _largest_of_positions(m: Any, x: Tensor) -> Tensor:
+    y: Tensor = m.o(torch.cat([m.a(x).amax(1), m.b(x).min(1).values, m.c(x).logsumexp(1)], -1))
+    return y
+
+
+def _resampled(m: Any, x: Tensor) -> Tensor:
+    h = functional.pad(m.a(x), (1, 1), mode="reflect")
+    h = functional.interpolate(functional.max_pool1d(h, 2, padding=1), scale_factor=2, mode="linear")
+    y: Tensor = m.o(functional.adaptive_max_pool1d(h, 3).flatten(1))
+    return y
+
+
+def _padded(m: Any, x: Tensor, value: float) -> Tensor:
+    y: Tensor = m.o(functional.pad(m.a(x), (1, 1), value=value).mean(-1))
+    return y
+
+
+def _another_divisor(m: Any, x: Tensor) -> Tensor:
+    y: Tensor = m.o(functional.avg_pool2d(m.a(x), (1, 2), divisor_override=3).mean((-2, -1)))
+    return y
+
+
+def _bag(m: Any, x: Tensor, starts: list[int], mode: str) -> Tensor:
+    rows, offsets = (3 * x.abs()).long().clamp(max=5).flatten(), torch.tensor(starts)
+    y: Tensor = m.o(m.h(functional.embedding_bag(rows, m.table, offsets, mode=mode)).tanh())
+    return y
+
+
+def _beside(m: Any, x: Tensor, *, is_between: bool) -> Tensor:
+    """A feature beside the input, as in radiance fields: before it, or around it."""
+    h, rest = m.a(x[..., :2]), x[..., 2:]
+    y: Tensor = m.o(m.c(torch.cat([h, rest, h] if is_between else [h, rest], -1)).tanh())
+    return y
+
+
 QKV = {"q": linear(5, 8), "k": linear(5, 8), "v": linear(5, 6), "o": linear(6, 3)}
 EDGES = {"c0": weight(6, 3, 4), "s0": weight(6, 3), "c1": weight(5, 6, 4), "s1": weight(5, 6), "c2": weight(2, 5, 4)}
 STEP = {"x": linear(4, 4), "h": linear(4, 4)}
 BIASES = {name: weight(2, 4) for name in ("gq", "bq", "gk", "bk")}
 FLAT = {name: linear(*sizes, bias=False) for name, sizes in {"q": (5, 6), "k": (5, 6), "v": (5, 6)}.items()}
 DOUBLE: Any = {"dtype": torch.float64}
+
+
+def _bags(starts: list[int], mode: str) -> Callable[[], nn.Module]:
+    run = partial(_bag, starts=starts, mode=mode)
+    return lambda: Written(run, table=weight(6, 3), h=linear(3, 4), o=linear(4, 2))
+
 
 MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
     "biases of heads": (
@@ -210,8 +266,77 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
         (6, 3),
         0,
     ),
+    "mixed heads": (
+        lambda: Written(
+            _mixed_heads,
+            q=linear(3, 4),
+            k=linear(3, 4),
+            v=linear(3, 4),
+            o=linear(4, 4),
+            mix=weight(2, 2),
+            gain=weight(2),
+        ),
+        (3, 4, 3),
+        8,
+    ),
+    "weights on the right": (
+        lambda: Written(_pooled_by_columns, v=linear(3, 4), s=linear(3, 1), o=linear(4, 4)),
+        (5, 4, 3),
+        5,
+    ),
+    "the largest of positions": (
+        lambda: Written(_largest_of_positions, a=linear(3, 2), b=linear(3, 2), c=linear(3, 2), o=linear(6, 6)),
+        (5, 4, 3),
+        6,
+    ),
+    "resampled": (
+        lambda: Written(_resampled, a=nn.Conv1d(2, 3, 2, **DOUBLE), o=linear(9, 9)),
+        (4, 2, 6),
+        3,
+    ),
+    "sums of three rows": (_bags([0, 3, 6], "sum"), (3, 3), 3),
+    "features before the input": (
+        lambda: Written(partial(_beside, is_between=False), a=linear(2, 2), c=linear(5, 4), o=linear(4, 2)),
+        (9, 5),
+        2,
+    ),
+    "states of a recurrent layer as the output": (
+        lambda: Written(lambda m, x: m.layer(x)[1], layer=nn.GRU(3, 2, 2, bidirectional=True, **DOUBLE)),
+        (4, 2, 3),
+        16,
+    ),
 }
 """Modules, the shape of their input, and the dimension of their translations."""
+OFFSETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
+    "padded with zeros": (
+        lambda: Written(partial(_padded, value=0.0), a=nn.Conv1d(2, 3, 1, **DOUBLE), o=linear(3, 3)),
+        (9, 2, 4),
+        0,
+    ),
+    "padded with ones": (
+        lambda: Written(partial(_padded, value=1.0), a=nn.Conv1d(2, 3, 1, **DOUBLE), o=linear(3, 3)),
+        (9, 2, 4),
+        0,
+    ),
+    "another divisor": (
+        lambda: Written(_another_divisor, a=nn.Conv2d(2, 3, 1, **DOUBLE), o=linear(3, 3)),
+        (9, 2, 2, 4),
+        0,
+    ),
+    "means of any rows": (_bags([0, 2, 5], "mean"), (3, 3), 0),
+    "sums of empty bags": (_bags([0, 0, 9], "sum"), (3, 3), 0),
+    "features around the input": (
+        lambda: Written(partial(_beside, is_between=True), a=linear(2, 2), c=linear(7, 4), o=linear(4, 2)),
+        (9, 5),
+        0,
+    ),
+    "the largest of units": (
+        lambda: Written(lambda m, x: m.o(m.a(x).amax(-1, keepdim=True)), a=linear(3, 4), o=linear(1, 2)),
+        (9, 3),
+        1,
+    ),
+}
+"""Modules as `MODULES`, where an offset ends at an operator that some operators of its kind pass, or passes in part."""
 LARGEST = ("the largest", "the largest, unsorted")
 """Modules whose 8 units can be reordered, which no null space shows."""
 BEYOND = dict.fromkeys(LARGEST, 8) | {"rows of length one": 18, "norm of each head": 4}
@@ -252,6 +377,17 @@ def test_the_group_is_complete_composes_and_brings_copies_back(name: str) -> Non
     report = rg.compare(params, moved, symmetry, generator=generator)
     assert "gauge" in str(report.verdict)
     assert report.orbit_distance < 1e-6
+
+
+@pytest.mark.parametrize("name", OFFSETS)
+def test_offsets_end_where_an_operator_does_not_pass_them_as_they_are(name: str) -> None:
+    torch.manual_seed(0)
+    make, shape, count = OFFSETS[name]
+    module, x = make(), torch.randn(shape, dtype=torch.float64)
+    symmetry = rg.discover(module, x)
+    assert not any("refused" in note or "stays" in note for note in symmetry.notes)
+    assert sum(family.size for family in symmetry.translations) == count
+    assert symmetry.verify(module, (x,), generator=torch.Generator().manual_seed(1)).ok
 
 
 def _require_alike(one: dict[str, Tensor], other: dict[str, Tensor], bound: float = 1e-9) -> None:

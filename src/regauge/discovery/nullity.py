@@ -1,5 +1,6 @@
 """Completeness of continuous symmetries: the null space of the outputs' Jacobian and the discovered groups."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -26,6 +27,8 @@ from regauge.discovery.discover import discover
 
 MOST_PARAMETERS = 1500
 """The largest number of parameters for which the Jacobian is computed."""
+MOST_MISSES = 20
+"""The largest number of random inputs for which outputs may be infinite or NaN."""
 PER_INPUT = 24
 """The number of output entries that are differentiated for one random input."""
 STEP = 1e-3
@@ -107,7 +110,9 @@ def nullity(
 
     The Jacobian is computed in float64, at parameters perturbed away from initialization. The inputs are many random
     tensors with the shapes of the example inputs. Integer inputs are sampled between the smallest and the largest entry
-    of the example. The Jacobian has columns for parameters and for floating-point buffers. Buffers such as running
+    of the example. If the model raises an error on such inputs, or returns Inf or NaN, the inputs get the size of the
+    example, and are nonnegative if the example is. If the model fails on these inputs too, integer inputs stay as in
+    the example. The Jacobian has columns for parameters and for floating-point buffers. Buffers such as running
     statistics are included because groups act on them and they can compensate for parameters. The symmetry is complete
     at this point if its tangent vectors span the null space. If a unit is dead at this point, there may be further null
     directions that belong to no symmetry.
@@ -123,7 +128,8 @@ def nullity(
             float32, they are computed in float64 here.
 
     Raises:
-        ValueError: The module has more than 1500 varied entries or none, or its outputs do not depend on them.
+        ValueError: The module has more than 1500 varied entries or none, its outputs do not depend on them, or its
+            outputs are infinite or NaN on random inputs.
     """
     inputs, kwargs = example_arguments(example_inputs, example_kwargs)
     if symmetry is None:
@@ -293,10 +299,24 @@ def _jacobian(probe: Probe, params: Params, names: list[str], generator: torch.G
     tied = {t.data_ptr(): leaves[name] for name, t in params.items() if name in leaves}
     named = {f"module.{name}": tied.get(t.data_ptr(), t) for name, t in params.items()}
     found: list[Tensor] = []
+    misses = 0
     while len(found) < rows:
-        inputs, kwargs = pytree.tree_map(lambda v: _drawn(v, generator), (probe.inputs, probe.kwargs))
-        result = torch.func.functional_call(probe.module, named, inputs, kwargs, tie_weights=False)
-        values = torch.cat([t.flatten() for t in result if t.is_floating_point()])
+        sample = partial((_drawn, _drawn_near, _drawn_nearer)[min(misses, 2)], generator=generator)
+        inputs, kwargs = pytree.tree_map(sample, (probe.inputs, probe.kwargs))
+        try:
+            result = torch.func.functional_call(probe.module, named, inputs, kwargs, tie_weights=False)
+        except (RuntimeError, IndexError):  # Numbers that are positions, such as the starts of bags.
+            result = None
+        tensors = [] if result is None else [t for several in result.values() for t in several if t.is_floating_point()]
+        values = torch.cat([t.flatten() for t in tensors]) if tensors else torch.full((1,), math.nan)
+        if not bool(values.isfinite().all()):
+            misses += 1
+            if misses > MOST_MISSES:
+                raise ValueError(
+                    "the outputs are not finite, or the model raises an error, on random inputs near the examples; "
+                    "give other example inputs, or set other parameters"
+                )
+            continue
         chosen = torch.randperm(len(values), generator=generator, device=generator.device)[:PER_INPUT].tolist()
         for count, k in enumerate(chosen, start=1):
             if not values[k].requires_grad:
@@ -338,6 +358,21 @@ def _drawn(value: Any, generator: torch.Generator) -> Any:
         return size * torch.randn(value.shape, generator=generator, dtype=value.dtype)
     low, high = int(value.min()), int(value.max())
     return torch.randint(low, high + 1, value.shape, generator=generator, dtype=value.dtype)
+
+
+def _drawn_near(value: Any, generator: torch.Generator) -> Any:
+    """Return a random input about as large as an example, and without negative values if the example has none."""
+    if not isinstance(value, Tensor) or not value.is_floating_point() or not value.numel():
+        return _drawn(value, generator)
+    if float(value.min()) >= 0:
+        return value.max() * torch.rand(value.shape, generator=generator, dtype=value.dtype)
+    return value.square().mean().sqrt() * torch.randn(value.shape, generator=generator, dtype=value.dtype)
+
+
+def _drawn_nearer(value: Any, generator: torch.Generator) -> Any:
+    """Return a random input as `_drawn_near` does; keep whole numbers, which may be positions, as in the example."""
+    is_kept = isinstance(value, Tensor) and not value.is_floating_point()
+    return value if is_kept else _drawn_near(value, generator)
 
 
 def _tangents(symmetry: Symmetry, params: Params, names: list[str]) -> Tensor:
@@ -400,7 +435,7 @@ def _repeated(tensors: Mapping[str, Tensor], element: Element) -> Params:
 
 def _slope(ends: Sequence[Params], names: list[str]) -> Tensor:
     """Return the derivatives along directions, computed from differences of populations: `[directions, parameters]`."""
-    parts = [torch.cat([end[name].flatten(1) for name in names], 1) for end in ends]
+    parts = [torch.cat([end[name].reshape(len(end[name]), -1) for name in names], 1) for end in ends]
     total: Tensor = sum(weight * part for weight, part in zip(WEIGHTS, parts, strict=True)) / (12 * STEP)  # type: ignore[assignment]
     return total
 

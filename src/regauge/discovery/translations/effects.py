@@ -1,8 +1,8 @@
 """The effects of operators on an offset: an operator may rearrange it, map it, ignore it, or compensate for it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -14,6 +14,8 @@ from regauge.discovery.translations.graph import CELLS, PADS, call, given, pads_
 from regauge.discovery.translations.linear_effects import (
     LAYERS,
     through_attention,
+    through_bag,
+    through_einsum,
     through_embedding,
     through_layer,
     through_product,
@@ -26,7 +28,10 @@ from regauge.discovery.translations.offsets import (
     added,
     along,
     channel_vector,
+    channels,
     each_position,
+    is_constant,
+    picked,
     varied,
 )
 from regauge.discovery.translations.run import MOVES, Rules, Run
@@ -93,10 +98,12 @@ def _joined(run: Run, node: Node, sources: list[Node], held: Mapping[Node, Any])
 
 
 def _pad(run: Run, node: Node) -> Any:
-    """Return the offset of a padded value. The offset is zero at padded positions."""
-    if not pads_zeros(node):
+    """Return the offset of a padded value, which is zero on the padding, or there has entries of the same channel."""
+    if pads_zeros(node):
+        return _move(run, node)
+    if argument(node, 2, "constant") not in ("reflect", "replicate", "circular"):
         raise SeenError
-    return _move(run, node)
+    return _resampled(run, node)
 
 
 def _sum(run: Run, node: Node) -> Any:
@@ -140,18 +147,74 @@ def _scale(run: Run, node: Node) -> Any:
         if entries.parameter in run.graph.ones and len(axes) == 1 and offset.is_uniform(*axes):
             run.events.append(("passed", entries))
             return offset
-        if offset.labels is None and len(axes) == 1:
-            step = ImageStep("over" if is_quotient else "times", entries)
-            terms = []
-            for term in offset.known():
-                steps, size = channel_vector(term, axes[0])
-                places = along(torch.arange(1, size + 1), axes[0], shape)
-                terms.append(Addend((*steps, step), size, places))
-            return Offset(tuple(terms))
+        if offset.labels is None:
+            kind: Literal["over", "times"] = "over" if is_quotient else "times"
+            return Offset(tuple(_multiplied(term, kind, entries, axes) for term in offset.known()))
     own = shape_of(other)
     lead = len(shape) - len(own)
     constant = [k for k in range(len(shape)) if k < lead or own[k - lead] == 1]
     return Offset(labels=varied(offset.as_labels(), each_position(shape, constant)), is_masked=offset.is_masked)
+
+
+def _multiplied(term: Addend, kind: Literal["over", "times"], factors: Entries, axes: list[int]) -> Addend:
+    """Return an addend after a product with factors along some axes; it may differ along these and further axes."""
+    shape = term.places.shape
+    several = [k for k in range(len(shape)) if k in axes or not is_constant(term.places, k)]
+    strides = dict(zip(axes, factors.strides, strict=True))
+    sizes = tuple(shape[k] for k in several)
+    factors = replace(factors, sizes=sizes, strides=tuple(strides.get(k, 0) for k in several))
+    steps, size = picked(term, channels(term, *several))
+    places = each_position(shape, set(range(len(shape))).difference(several))
+    return Addend((*steps, ImageStep(kind, factors)), size, places)
+
+
+def _largest(run: Run, node: Node) -> Any:
+    """Return the offset of the largest or smallest of entries to which the same is added, or of a smooth maximum."""
+    offset, dims = run.of(given(node)[0]), argument(node, 1, [])
+    several = [dims] if isinstance(dims, int) else dims
+    if isinstance(dims, Node) or not several or offset.is_masked or not offset.is_uniform(*several):
+        raise SeenError
+    value = node.meta["val"]
+    if isinstance(value, Tensor):
+        return _without(offset, several, value.shape, is_kept=bool(argument(node, 2, False)))
+    return _without(offset, several, value[0].shape, is_kept=bool(argument(node, 2, False))), None
+
+
+def _without(offset: Offset, dims: Sequence[int], shape: Sequence[int], *, is_kept: bool) -> Offset:
+    """Return the offset of values that a reduction takes from entries along some axes to which the same is added."""
+
+    def narrow(array: Tensor) -> Tensor:
+        for d in dims:
+            array = array.narrow(d, 0, 1)
+        return array if is_kept else array.reshape(tuple(shape))
+
+    found: Offset = offset.move(narrow)
+    return found
+
+
+def _resampled(run: Run, node: Node) -> Any:
+    """Return the offset of values that are means, or the largest, of values at positions of the same channel."""
+    name, value = operator_name(node), node.meta["val"]
+    space = len(given(node)[1]) // 2 if name in PADS else int(next(one for one in name if one.isdigit()))
+    first = value if isinstance(value, Tensor) else value[0]
+    if run.of(given(node)[0]).is_masked:
+        raise SeenError
+    found = _spread(run.of(given(node)[0]), range(-space, 0), first.shape)
+    return found if first is value else (found, None)
+
+
+def _spread(offset: Offset, dims: Iterable[int], shape: Sequence[int]) -> Offset:
+    """Return an offset that is constant along some axes, whose lengths change; raise `SeenError` if it is not."""
+    if not offset.is_uniform(*dims):
+        raise SeenError
+
+    def spread(array: Tensor) -> Tensor:
+        for d in dims:
+            array = array.narrow(d, 0, 1)
+        return array.expand(tuple(shape))
+
+    found: Offset = offset.move(spread)
+    return found
 
 
 def _mean(run: Run, node: Node) -> Any:
@@ -163,13 +226,7 @@ def _mean(run: Run, node: Node) -> Any:
         return _mixed(offset, several, shape_of(node))
     before = shape_of(given(node)[0])
     number = torch.Size([before[d] for d in several]).numel() if operator_name(node) == "sum" else 1
-
-    def narrow(array: Tensor) -> Tensor:
-        for d in several:
-            array = array.narrow(d, 0, 1)
-        return array if is_kept else array.reshape(shape_of(node))
-
-    found: Offset = offset.move(narrow)
+    found = _without(offset, several, shape_of(node), is_kept=is_kept)
     return found if number == 1 else found.then(ImageStep("scale", factor=float(number)))
 
 
@@ -196,20 +253,13 @@ def _pool(run: Run, node: Node) -> Any:
     is_adaptive = operator_name(node).startswith("adaptive")
     steps = [() if is_adaptive else argument(node, k, ()) for k in (1, 2, 3)]
     spatial = [k - space for k, is_single in enumerate(single_windows(steps, space)) if not is_single]
-    if not is_adaptive and any(argument(node, 3, ()) or ()):
+    if not is_adaptive and (any(argument(node, 3, ()) or ()) or argument(node, 6, None)):  # another divisor
         raise SeenError
     if not offset.is_uniform(*spatial):
         if is_adaptive and all(shape[d] == 1 for d in spatial):
             return _mixed(offset, spatial, shape)
         raise SeenError
-
-    def spread(array: Tensor) -> Tensor:
-        for d in spatial:
-            array = array.narrow(d, 0, 1)
-        return array.expand(shape)
-
-    found: Offset = offset.move(spread)
-    return found
+    return _spread(offset, spatial, shape)
 
 
 def _softmax(run: Run, node: Node) -> None:
@@ -333,7 +383,15 @@ EFFECTS: Rules = {
     **dict.fromkeys(words("avg_pool1d avg_pool2d avg_pool3d"), _pool),
     **dict.fromkeys(words("adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d"), _pool),
     **dict.fromkeys(words("softmax _softmax _safe_softmax log_softmax _log_softmax"), _softmax),
+    **dict.fromkeys(words("amax amin max min logsumexp"), _largest),
+    **dict.fromkeys(words("max_pool1d max_pool2d max_pool3d adaptive_max_pool1d adaptive_max_pool2d"), _resampled),
+    **dict.fromkeys(words("adaptive_max_pool3d max_pool2d_with_indices max_pool3d_with_indices"), _resampled),
+    **dict.fromkeys(words("upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d"), _resampled),
+    **dict.fromkeys(words("upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d"), _resampled),
+    **dict.fromkeys(words("_upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_bilinear2d_aa"), _resampled),
     **dict.fromkeys(words("matmul bmm mm baddbmm"), through_product),
+    "einsum": through_einsum,
+    "embedding_bag": through_bag,
     **dict.fromkeys(words("lstm gru rnn_tanh rnn_relu"), through_recurrent),
     **dict.fromkeys(CELLS, through_recurrent),
     **dict.fromkeys(words("masked_fill where"), _masked),

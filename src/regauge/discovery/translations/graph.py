@@ -95,6 +95,11 @@ class Graph:
         found: dict[int, dict[tuple[int, int], None]] = {}
         for node in self.order:
             name = operator_name(node) if node.op == "call_function" else ""
+            if name in ("gru", "gru_cell"):  # The first two gates add both biases; the third multiplies one of them.
+                for weight in node.all_input_nodes:
+                    if len(shape := shape_of(weight)) == 1 and self.parameter(weight) is not None:
+                        found.setdefault(shape[0], {})[0, 2 * shape[0] // 3] = None
+                continue
             if name not in PIECES or not math.prod(shape := shape_of(given(node)[0])) or not shape:
                 continue
             at, dim = (2, 0) if name.startswith("split") or name == "chunk" else (1, 0)
@@ -265,15 +270,15 @@ class Graph:
         entries, gain = self.entries(bias), total[0]
         return None if entries is None else (gain, (ImageStep("total", entries, by=gain),))
 
-    def sums_to_one(self, node: Any) -> bool:
-        """Return whether a value consists of nonnegative weights that sum to one along its last axis."""
-        while isinstance(node, Node) and node.op == "call_function":
+    def sums_to_one(self, node: Any, axis: int = -1) -> bool:
+        """Return whether a value holds non-negative weights that sum to one along an axis."""
+        while isinstance(node, Node) and node.op == "call_function" and (ndim := len(shape_of(node))):
             if operator_name(node) in ("softmax", "_softmax", "_safe_softmax"):
-                return given(node)[1] in (-1, len(shape_of(node)) - 1)
-            is_copy = operator_name(node) in SAME | words("expand view reshape _unsafe_view")
-            if not is_copy or shape_of(node)[-1] != shape_of(given(node)[0])[-1]:
+                return (int(given(node)[1]) - axis) % ndim == 0
+            before = None if operator_name(node) in PADS else _axis_before(node, axis % ndim)
+            if before is None:
                 return False
-            node = given(node)[0]
+            node, axis = given(node)[0], before
         return False
 
 

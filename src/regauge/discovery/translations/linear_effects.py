@@ -17,10 +17,11 @@ from regauge.discovery.translations.offsets import (
     SeenError,
     added,
     along,
-    channel_vector,
+    channels,
     each_position,
     is_constant,
     once,
+    picked,
     varied,
 )
 from regauge.discovery.translations.run import Run, Taker
@@ -52,9 +53,15 @@ def through_layer(run: Run, node: Node) -> Any:
 
 
 def _through(run: Run, term: Addend, weights: Entries, dim: int, shape: tuple[int, ...]) -> Addend:
-    """Map an offset of each channel through the weights of a layer."""
-    steps, size = channel_vector(term, dim)
+    """Map an offset of each channel, or of adjacent channels alone, by the weights of a layer."""
     copies, outputs, inputs = weights.sizes[:3]
+    own = channels(term, dim)
+    there = own.nonzero().flatten()
+    if copies == 1 and len(there) < len(own) == inputs:
+        first, inputs = int(there[0]), int(there[-1] - there[0]) + 1
+        own, start = own[first : first + inputs], weights.start + first * weights.strides[2]
+        weights = replace(weights, sizes=(1, outputs, inputs, *weights.sizes[3:]), start=start)
+    steps, size = picked(term, own)
     if size != copies * inputs:
         raise SeenError
     places = along(torch.arange(1, copies * outputs + 1), dim, shape)
@@ -158,6 +165,8 @@ def _product_of(run: Run, node: Node, left: Any, right: Any) -> Any:
             weights = replace(weights, sizes=(1, *sizes), strides=(0, *strides))
             terms = [_through(run, term, weights, len(shape) - 1, shape) for term in first.known()]
             return Offset(tuple(terms))
+        if first.is_uniform(-1) and run.graph.sums_to_one(right, -2) and first.labels is None:
+            return first.move(lambda array: array.narrow(-1, 0, 1).expand(shape))
         if not first.is_uniform(-2):
             raise SeenError
         return Offset(labels=each_position(shape, [len(shape) - 2]))
@@ -166,6 +175,58 @@ def _product_of(run: Run, node: Node, left: Any, right: Any) -> Any:
     if not second.is_uniform(-1) or second.is_masked:
         raise SeenError
     return Offset(labels=each_position(shape, [len(shape) - 1]))
+
+
+def through_einsum(run: Run, node: Node) -> Any:
+    """Return the offset of a product that names its axes by letters, if one of its operands has an offset.
+
+    Weights that sum to one along the only summed axis keep an offset that is constant along this axis. Otherwise the
+    amounts depend on the inputs. They are equal along axes that the other operands lack, if the offset is.
+    """
+    equation, operands = given(node)[:2]
+    if "->" not in (text := str(equation).replace(" ", "")) or "." in text:
+        raise SeenError
+    names, target = text.split("->")[0].split(","), text.split("->")[1]
+    changed = [k for k, operand in enumerate(operands) if run.of(operand) is not None]
+    own, offset = names[changed[0]], run.of(operands[changed[0]])
+    others = [(name, operand) for k, (name, operand) in enumerate(zip(names, operands, strict=True)) if k != changed[0]]
+    if len(changed) > 1 or len(set(own)) < len(own) or offset.is_masked:
+        raise SeenError
+    shape, summed = shape_of(node), [k for k, letter in enumerate(own) if letter not in target]
+    if len(others) == len(summed) == 1 and offset.labels is None and offset.is_uniform(*summed):
+        (name, other), letter = others[0], own[summed[0]]
+        is_weight = set(name) - set(target) == {letter} and len(set(name)) == len(name)
+        if is_weight and run.graph.sums_to_one(other, name.index(letter)):
+
+            def spread(array: Tensor) -> Tensor:
+                array = array.narrow(summed[0], 0, 1).squeeze(summed[0])
+                kept = [one for one in target if one in own]
+                array = array.permute([own.replace(letter, "").index(one) for one in kept])
+                sizes = [n if one in own else 1 for one, n in zip(target, shape, strict=True)]
+                return array.reshape(sizes).expand(shape)
+
+            found: Offset = offset.move(spread)
+            return found
+    seen = {letter for name, _ in others for letter in name}
+    seen |= {letter for k, letter in enumerate(own) if not offset.is_uniform(k)}
+    return Offset(labels=each_position(shape, [k for k, letter in enumerate(target) if letter not in seen]))
+
+
+def through_bag(run: Run, node: Node) -> Any:
+    """Return the offset of sums or means of the rows of a table, each of them over the same number of rows."""
+    table, index, starts = given(node)[:3]
+    offset, known = run.of(table), run.graph.constant(starts)
+    kind, weights, padding = (argument(node, k, default) for k, default in ((4, 0), (6, None), (8, None)))
+    is_last, rows = bool(argument(node, 7, False)), shape_of(index)[0]
+    is_plain = kind in (0, 1) and weights is None and padding in (None, -1)
+    if known is None or not is_plain or offset is None or not offset.is_uniform(0):
+        raise SeenError
+    counts = torch.diff(known if is_last else torch.cat([known, known.new_tensor([rows])]))
+    if not len(counts) or int(counts[0]) < 1 or bool((counts != counts[0]).any()):
+        raise SeenError
+    shape = tuple(node.meta["val"][0].shape)
+    found: Offset = offset.move(lambda array: along(array[0], 1, shape))
+    return (found if kind == 1 else found.then(ImageStep("scale", factor=float(counts[0])))), None, None, None
 
 
 def through_attention(run: Run, node: Node) -> Any:

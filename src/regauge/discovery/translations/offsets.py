@@ -177,18 +177,26 @@ def each_position(shape: Sequence[int], constant: Iterable[int]) -> Tensor:
     return torch.arange(1, torch.Size(sizes).numel() + 1).reshape(sizes).expand(tuple(shape))
 
 
+def channels(term: Addend, *dims: int) -> Tensor:
+    """Return the places of a term along some axes, flat.
+
+    Raise `SeenError` if the places differ along another axis.
+    """
+    places, own = term.places, {dim % term.places.ndim for dim in dims}
+    for k in range(places.ndim):
+        if k not in own:
+            if not is_constant(places, k):
+                raise SeenError
+            places = places.narrow(k, 0, 1)
+    return places.flatten()
+
+
 def channel_vector(term: Addend, dim: int) -> tuple[tuple[ImageStep, ...], int]:
     """Return the steps that compute the vector added along one axis, and the length of this vector.
 
     Raise `SeenError` if the vector varies along another axis.
     """
-    places = term.places
-    for k in range(places.ndim):
-        if k != dim % places.ndim:
-            if not is_constant(places, k):
-                raise SeenError
-            places = places.narrow(k, 0, 1)
-    return picked(term, places.flatten())
+    return picked(term, channels(term, dim))
 
 
 def picked(term: Addend, places: Tensor) -> tuple[tuple[ImageStep, ...], int]:
