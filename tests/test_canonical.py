@@ -310,6 +310,27 @@ def test_units_whose_incoming_weights_are_mixed_and_biases_zero_have_one_form_to
     assert rg.canonical.orbit_distance(params, other, symmetry) > 0.1
 
 
+def test_biases_that_are_zero_in_a_representative_fix_no_scale() -> None:
+    """A linear layer before another, whose units batch normalization frees: their weights are known last."""
+    torch.manual_seed(0)
+    layers = (nn.Linear(6, 3), nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
+    module = nn.Sequential(*layers).double().eval()
+    symmetry = rg.discover(module, torch.randn(5, 6, dtype=torch.float64))
+    assert {"1.bias", "2.running_mean"} <= {family.name for family in symmetry.translations}
+    params = {
+        name: t.detach() + torch.rand(t.shape, dtype=t.dtype, generator=generator(0))
+        for name, t in module.state_dict().items()
+        if t.is_floating_point()
+    }
+    first = rg.canonicalize(params, symmetry)
+    for seed in range(3):
+        other = rg.canonicalize(symmetry.act(symmetry.random(generator(seed)), params), symmetry)
+        for name, tensor in first.items():
+            torch.testing.assert_close(other[name], tensor, rtol=1e-8, atol=1e-8, msg=name)
+    changed = rg.canonicalize(params | {"1.weight": params["1.weight"] + torch.eye(4, 3)}, symmetry)
+    assert not torch.allclose(changed["1.weight"], first["1.weight"], atol=1e-2)
+
+
 def test_ties_of_sums_are_broken_by_later_powers_and_by_entries() -> None:
     symmetry = mlp_symmetry(4, 4, 2, kind="signed")
     params = drawn(symmetry, 0)

@@ -133,6 +133,8 @@ class _Planner:
         signs = {group.name: group.signs if group.matrix == "none" else 1 for group in symmetry.groups}
         self.signs = {name: Span(count, is_binary=True) for name, count in signs.items()}
         self.open_shifts = {group.name: set(range(group.shifts)) for group in symmetry.groups}
+        # In a representative these biases are zero, and a norm of zero fixes no scale.
+        self.zero = {family.entries.parameter for family in symmetry.translations if not family.constant}
         self.ranks = largest_ranks(symmetry, self.places)
         self.linear = {*self.ranks}
         self.whitened = set[str]()
@@ -147,9 +149,10 @@ class _Planner:
         attempts: tuple[Callable[[], bool], ...] = (
             lambda: self._step_linear(is_complete=True),
             lambda: self._step_scale(lambda place: place.is_weight and comes_in(place)),
-            lambda: self._step_scale(comes_in),
-            lambda: self._step_scale(lambda _: True),
+            lambda: self._step_scale(lambda place: comes_in(place) and place.name not in self.zero),
+            lambda: self._step_scale(lambda place: place.name not in self.zero),
             lambda: self._step_linear(is_complete=False),
+            lambda: self._step_scale(lambda _: True),
         )
         while any(attempt() for attempt in attempts):
             pass
