@@ -96,7 +96,7 @@ def most_bytes(packed: int) -> int:
 
 
 def require_modest(members: Sequence[zipfile.ZipInfo], packed: int, remedy: str) -> None:
-    """Raise a ValueError, whose text is a clause, if the members of a zip file would unpack to far more bytes."""
+    """Raise a ValueError, to which the caller adds the file name, if a zip file would unpack to far more bytes."""
     unpacked = sum(member.file_size for member in members)
     if unpacked > most_bytes(packed):
         raise ValueError(f"its {size_text(packed)} would become {size_text(unpacked)}; {remedy}")

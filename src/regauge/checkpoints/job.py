@@ -158,8 +158,9 @@ class FileJob:
         Every further network has two copies: its representative, and the moved network.
 
         Args:
-            method: The method that learns.
-            phases: For each phase, the copies in float32 of each network of a pair, and the bytes of activations.
+            method: The alignment method that learns from data.
+            phases: For each phase, how many float32 copies of each network are held, and how many bytes the
+                activations take.
 
         Raises:
             ValueError: The memory exceeds the limit.

@@ -102,6 +102,6 @@ def parse_object(text: str | bytes, path: Path) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file. Malformed content raises a ValueError whose text is a clause."""
+    """Read a JSON file. Malformed content raises a ValueError; the caller prefixes its text with the file name."""
     require_plain(path)
     return parse_json(path.read_bytes())

@@ -324,7 +324,7 @@ def seen_by_fingerprints(symmetry: Symmetry) -> Symmetry:
 def without_marks(tensor: Tensor, name: str, symmetry: Symmetry) -> Tensor:
     """Return a tensor `[models, ...]` without traces of permutations of gains and of half periods.
 
-    Gains of rotated streams are one. If some gains are zero, the stream is permuted instead of rotated. Therefore its
+    The gains of rotated streams are 1. If some gains are zero, the stream is permuted instead of rotated. Therefore its
     gains are sorted. `_without_shifts` replaces biases to which half periods are added.
     """
     if any(name in gains_of(symmetry, group) for group in symmetry.rotatable):

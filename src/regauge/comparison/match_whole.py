@@ -99,7 +99,7 @@ def match_whole(
 
 
 def measure_function(a: Params, b: Params, aligned: tuple[Params, Params], task: Task) -> dict[str, float]:
-    """Measure agreement of outputs, losses, barriers before and after alignment, and the midpoint loss on data.
+    """Measure on data the output agreement, losses, barriers before and after alignment, and the midpoint loss.
 
     Args:
         a: The first network.

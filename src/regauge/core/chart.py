@@ -249,7 +249,7 @@ def compose_translations(symmetry: Charted, left: Element, right: Element, batch
 def onto_representative(symmetry: Charted, element: Element, params: Mapping[str, Tensor]) -> Element:
     """Return the element that maps each network to the image of its representative under the given element.
 
-    The coordinates of the images are zero.
+    All transformed networks have coordinates zero.
     """
     params = {name: tensor.detach() for name, tensor in params.items()}
     lead = count_lead(symmetry, params)

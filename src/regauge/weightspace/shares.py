@@ -1,8 +1,8 @@
 """Shares that weight units: a unit that is split in two counts as one unit.
 
-If the outgoing weights of two copies of a unit sum to those of the unit, the network computes the same function. Every
-unit gets a share that is proportional to its outgoing weights. The net divides outgoing weights by the shares, and
-weights units by their shares in all means. The features of the copies then equal the features of the unit, and the
+If a unit is split into two copies whose outgoing weights add up to the original weights, the function stays the same.
+Every unit gets a share that is proportional to its outgoing weights. The net divides outgoing weights by the shares,
+and weights units by their shares in all means. The features of the copies then equal the features of the unit, and the
 shares of the copies sum to the share of the unit.
 """
 

@@ -187,7 +187,7 @@ class GroupFit:
 
 
 def fit_continuous(symmetry: Symmetry, groups: Collection[Group], a: Tensors, b: Tensors) -> tuple[Element, PerPair]:
-    """Return nearby scales and matrices that bring each second network closest to its first one, and the distances.
+    """Fit scales and matrices of each pair such that B is as close as possible to A; return them and the distances.
 
     All computations are in double precision. Small tensors are updated step by step. Large tensors are transformed from
     their given entries each time. This needs no memory for transformed copies.

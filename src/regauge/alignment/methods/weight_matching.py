@@ -71,9 +71,10 @@ class WeightMatching(Method):
         scales: With "balance", networks are balanced as described above. The second network keeps its running
             statistics and the scales of filters before batch normalization. If the second network got the scales of the
             first, its statistics would no longer match its activations. Recomputed statistics would undo part of the
-            transformation. Only copies of the first network with transformed statistics get these scales. With
-            "recompute", or with a task that recomputes statistics (`prepare`), no network gets them. "keep" compares
-            the networks as given, leaves all factors at one, and restricts invertible matrices to orthogonal matrices.
+            transformation. The second network gets these scales only if it is a copy of the first network with
+            transformed statistics. With "recompute", or with a task that recomputes statistics (`prepare`), no network
+            gets them. "keep" compares the networks as given, leaves all factors at one, and restricts invertible
+            matrices to orthogonal matrices.
 
     References:
         Ainsworth, Hayase and Srinivasa (2023), Git Re-Basin, section 3.2, algorithm 1.

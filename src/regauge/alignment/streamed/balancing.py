@@ -65,7 +65,7 @@ def fit_streamed(
             parameters.
         groups: The groups to fit; see `fitted_groups`.
         parts: The sets of tensors that are fitted together; see `fitted_parts`.
-        passes: A counter for the bytes that are read.
+        passes: Counts the bytes that are read.
     """
     total, gained, chosen = symmetry.identity(), 0.0, {group.name for group in groups}
 

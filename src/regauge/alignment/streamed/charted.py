@@ -52,7 +52,8 @@ class ChartPlans:
         method: The alignment method.
         rotate: The caller's option for rotations.
         plans: The plan of each stage. The stage "orders" determines whether to rotate. The stages "reordered" and
-            "rotated" match with the method. The stage "given" matches near copies as given.
+            "rotated" match with the method. For near copies, the stage "given" matches
+            the stored networks.
     """
 
     symmetry: Symmetry

@@ -33,7 +33,7 @@ SAVE_SECONDS = 20.0
 
 @dataclass
 class StreamedAscent:
-    """The sweeps over both networks that make up one climb.
+    """One ascent: repeated sweeps, each of which reads both networks.
 
     Attributes:
         source: Both networks, in the frame of their comparison.

@@ -107,7 +107,7 @@ def bind(symmetry: Symmetry, element: Element, params: Params) -> tuple[Symmetry
     """Bind a symmetry and an element to the sizes of `params`. They then also act on dictionaries with fewer names.
 
     The second returned element has no translations; it transforms deviations from the mean. The element must add the
-    same translation to all samples, and may not contain rotations that depend on uncertain gains.
+    same translation to all samples, and must not contain rotations that depend on gains with a posterior variance.
     """
     bound = symmetry.bind(params)
     families = (bound.translation(name) for name in element.translation)

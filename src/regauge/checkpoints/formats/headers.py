@@ -134,7 +134,7 @@ class Header(NamedTuple):
 def read_header(file: Path) -> Header:
     """Read the header of a safetensors file without memory-mapping the file.
 
-    A malformed header raises a ValueError whose text is a clause.
+    A malformed header raises a ValueError; the caller prefixes its text with the file name.
     """
     with open(file, "rb", buffering=BUFFER) as stream:
         size = os.fstat(stream.fileno()).st_size

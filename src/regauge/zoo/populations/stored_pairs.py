@@ -29,7 +29,7 @@ EXACT = "donot_use_mm_for_euclid_dist"
 
 
 class PairMatrices:
-    """Matrices over all pairs of some networks in a store, computed by processes or a cluster, and kept until `clear`.
+    """Pairwise matrices for networks of a store, computed by processes or a cluster and cached until `clear` is called.
 
     Args:
         store: The store.
