@@ -205,7 +205,7 @@ def test_another_package_adds_a_format(tmp_path: Path, monkeypatch: pytest.Monke
         (["import", "RAW", "-o", "OUT", "--format", "dwsnets", "--model", "regauge.nets.mlp:mlp", "--settings",
           '{"widths": [2, 2]}'], "--model is not for networks of the format 'dwsnets'"),
         (["import", "RAW", "-o", "OUT", "--format", "folder", "--dataset", "x"], "--dataset is not for"),
-        (["import", "RAW", "-o", "OUT", "--format", "onnx"], "no format 'onnx'; there are folder, dwsnets, deep-align"),
+        (["import", "RAW", "-o", "OUT", "--format", "onnx"], "no format 'onnx'; there are folder, dwsnets, nfn, "),
         (["import", "RAW", "-o", "OUT", "--model", f"{__file__}:f"], "put it into a package"),
         (["import", "RAW", "-o", "OUT", "--model", "regauge.nets.mlp:mlp", "--settings", "{"], "is not JSON"),
         (["import", "RAW", "-o", "OUT", "--model", "regauge.nets.mlp:mlp", "--settings", "3"], "is no mapping"),

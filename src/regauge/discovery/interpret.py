@@ -141,14 +141,16 @@ class _Run:
         """Freeze the axes of the outputs. Tie the values that the model writes to its state to the earlier state."""
         b = self.b
         b.op = b.node = "output"
-        is_single = len({name for _, name in self.program.outputs}) == 1
+        is_single = len({name for _, name in self.program.outputs if name}) <= 1
         for node, name in self.program.outputs:
             value = self.values[node]
             if isinstance(value, Value | Stacked):
                 value = b.whole(value)
                 if not value.is_fixed:
                     b.settle(value)
-                    b.freeze(value, reason="output of the model" if is_single else f"output {name} of the model")
+                    b.freeze(
+                        value, reason="output of the model" if is_single or not name else f"output {name} of the model"
+                    )
         for node, name in self.program.written:
             value, buffer = self.values[node], self.params.get(name)
             b.op = f"update of {name}"

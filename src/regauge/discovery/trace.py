@@ -275,7 +275,9 @@ def _program(module: nn.Module, program: ExportedProgram) -> Program:
     results: Any = program.graph.output_node().args[0]
     by_name = {node.name: node for node in results if isinstance(node, Node)}
     ends = [(by_name.get(getattr(spec.arg, "name", "")), spec) for spec in signature.output_specs]
-    returned = [(node, spec) for node, spec in ends if spec.kind not in WRITES]
+    names, is_named = iter(_output_names(program)), OutputKind.USER_OUTPUT
+    # An input that the model writes is an output, too.
+    returned = [(n, next(names) if s.kind == is_named else str(s.target)) for n, s in ends if s.kind not in WRITES]
     written = [(node, _target(spec)) for node, spec in ends if node and spec.kind in WRITES]
     updated = {placeholders.get(target) for _, target in written}
     shapes = {name: tuple(t.shape) for name, t in kept.items()}
@@ -286,7 +288,7 @@ def _program(module: nn.Module, program: ExportedProgram) -> Program:
         {placeholder: tensor for placeholder, tensor in held.items() if placeholder not in updated},
         held,
         tuple(getattr(s.arg, "name", "") for s in signature.input_specs if s.kind == InputKind.USER_INPUT),
-        tuple((node, name) for (node, _), name in zip(returned, _output_names(program), strict=True) if node),
+        tuple((node, name) for node, name in returned if node),
         tuple(written),
         {names[0]: tuple(names) for names in aliases.values()},
         shapes,
