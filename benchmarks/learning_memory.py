@@ -26,7 +26,8 @@ from torch import nn
 import regauge as rg
 from regauge.alignment import ContinuousDescent, Method, Sinkhorn, StraightThrough
 from regauge.alignment.descent_method import held_by_batch
-from regauge.checkpoints.job import FileJob
+from regauge.alignment.method import with_learning
+from regauge.checkpoints.job import open_call
 from regauge.checkpoints.memory_limit import MemoryLimit, resident
 from regauge.nets.transformer import GPT, Llama, ViT, initialize_transformer
 
@@ -72,22 +73,18 @@ def measure(style: str, width: int, examples: int, method: str, folder: Path) ->
     for seed, path in enumerate(paths):
         rg.save(initialize_transformer(module, torch.Generator().manual_seed(seed)), path)
     task = rg.Task(module, list(zip(inputs.split(examples), targets.split(examples), strict=True)))
-    found: list[FileJob] = []
-    learned = FileJob.learned
-
-    def announce(self: FileJob, *args: Any) -> FileJob:
-        found.append(learned(self, *args))
-        return found[-1]
-
-    FileJob.learned = announce  # type: ignore[method-assign]
+    chosen, out = method_named(method), folder / "out.safetensors"
+    named: Any = {"network_a": paths[0], "network_b": paths[1]}
+    job = open_call("rg.align", {}, named, work="aligning", symmetry=symmetry, out=out, memory="8GB")
+    assert job is not None
+    announced = with_learning(job, chosen, task).nbytes
     MemoryLimit(0, base=0).held()  # gives freed memory back
     before = resident()
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak is now what is held now
-    rg.align(*paths, symmetry, method=method_named(method), task=task, out=folder / "out.safetensors", memory="8GB")
+    rg.align(*paths, symmetry, method=chosen, task=task, out=out, memory="8GB")
     status = Path("/proc/self/status").read_text(encoding="ascii")
     peak = next(1024 * int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
     values = sum(tensor.numel() for tensor in module.state_dict().values())
-    (job,) = found
     batch = held_by_batch(task, dict(module.state_dict()))
     return {
         "style": style,
@@ -96,7 +93,7 @@ def measure(style: str, width: int, examples: int, method: str, folder: Path) ->
         "method": method,
         "values": values,
         "batch": batch,
-        "announced": job.nbytes,
+        "announced": announced,
         "measured": peak - before,
     }
 

@@ -227,6 +227,14 @@ def test_the_page_on_merges_of_fine_tunes_agrees_with_its_record(script: Script)
     assert told == {"one base", "aligning helps the other network"}
 
 
+def test_the_page_on_the_memory_of_learning_agrees_with_its_record(script: Script) -> None:
+    """And the announced memory bounds what was measured in every row."""
+    record = RECORDS / "learning-memory.jsonl"
+    assert script("benchmarks/learning_memory").table(record) in text_of("measurements/checkpoints.md")
+    rows = [json.loads(line) for line in record.read_text("utf-8").splitlines()]
+    assert all(row["announced"] >= row["measured"] for row in rows)
+
+
 def test_the_page_on_flows_agrees_with_the_record_of_defaults(script: Script) -> None:
     study = script("benchmarks/defaults")
     page = text_of("measurements/flows.md")
