@@ -308,6 +308,9 @@ def test_info_counts_values_that_are_not_finite(
         assert "NaN or Inf: 3 values in 2 tensors: 0.weight, 2.bias" in capsys.readouterr().out
     main(["info", "bad.safetensors", "--json"])
     assert json.loads(capsys.readouterr().out)["not_finite"] == {"0.weight": 1, "2.bias": 2}
+    save({"0.weight": params["0.weight"]}, folder / "one.safetensors")
+    main(["info", "one.safetensors"])
+    assert "NaN or Inf: 1 value in 1 tensor: 0.weight" in capsys.readouterr().out
     main(["info", "b.safetensors"])
     assert "NaN" not in capsys.readouterr().out
     monkeypatch.setattr(rg.Checkpoint.count_not_finite, "__defaults__", (8,))

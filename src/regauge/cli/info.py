@@ -40,8 +40,8 @@ def run(options: Info) -> None:
     if bad is None:
         tell("NaN and Inf: not looked for in so large a checkpoint")
     elif bad:
-        first = escape(", ".join([*bad][:4]))
-        tell(f"NaN or Inf: {sum(bad.values()):,} values in {len(bad)} tensors: {first}{', ...' * (len(bad) > 4)}")
+        names, number = escape(", ".join([*bad][:4]) + ", ..." * (len(bad) > 4)), sum(bad.values())
+        tell(f"NaN or Inf: {number:,} value{'s' * (number > 1)} in {len(bad)} tensor{'s' * (len(bad) > 1)}: {names}")
     for name, text in header.items():
         tell(f"header: {escape(name)} = {escape(text if len(text) < 100 else text[:97] + '...')}", header=header)
     found = read_provenance(options.checkpoint)
