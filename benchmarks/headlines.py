@@ -68,7 +68,7 @@ class Headline:
 
 
 COUNTED = {"000": "run", "001": "pair", "002": "autoencoder", "003": "pair", "004": "pair"}
-"""What n counts in the records of a paper, if they do not say it."""
+"""The unit that n counts in the records of each paper, unless the record names another unit."""
 
 
 def show(table: Table, row: Row, quantity: str) -> str:

@@ -53,3 +53,21 @@ def test_reasons_name_the_output_if_there_are_several(form: str, inner: str | No
 def test_outputs_that_do_not_count_freeze_nothing(outputs: Any) -> None:
     found = reasons("mapping", outputs=outputs)
     assert found == {"outer.weight": "output of the model", "outer.bias": "output of the model"}
+
+
+class Writing(nn.Module):
+    """A layer that also overwrites its input, which a trace counts as an output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.only = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.only(x)
+        x.zero_()
+        return logits
+
+
+def test_an_input_that_the_model_writes_is_no_named_output() -> None:
+    symmetry = rg.discover(Writing(), torch.randn(5, 4))
+    assert {row.reason for row in symmetry.frozen if row.axis == 0} == {"output of the model"}

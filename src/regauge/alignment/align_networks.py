@@ -341,7 +341,7 @@ def _open_many(
             job.require_memory()
             jobs.append(job)
     if jobs:
-        with_learning(jobs[0], method, task)
+        with_learning(jobs[0], method, task)  # announced or refused once: all jobs hold the same networks
     return jobs
 
 

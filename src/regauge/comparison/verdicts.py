@@ -88,7 +88,7 @@ class Evidence:
         chance: An upper estimate of the share that scrambled copies explain; see `by_chance`. None if it was not
             measured.
         p_value: The p-value of independence, from the stored order of units. None if no group can be tested. The
-            p-value is exact if nobody chose this order.
+            p-value is exact if this order was not chosen, for example by an alignment.
         z_score: The test statistic of the p-value.
         noise: The relative distance between representatives that rounding of the stored entries causes. Zero if it was
             not measured.

@@ -27,7 +27,7 @@ ACTIVATION_BYTES = 8 * 2**20
 CACHE_BYTES = 18 * 2**20
 """The number of bytes that a step of a stack reads and writes: activations, parameters, gradients, moments."""
 DEVICE_BYTES = 2 * 2**30
-"""The same number for devices other than CPUs, which need many networks at once."""
+"""The number of bytes that a step reads and writes on other devices, which need many networks at once to be busy."""
 MOMENTS = 2
 """The largest number of parameter-sized tensors that an optimizer keeps."""
 STACK = 512
