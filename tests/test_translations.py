@@ -5,8 +5,11 @@ The numbers of dimensions in `NETS` were counted by hand, family by family.
 
 import copy
 import re
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,11 +21,19 @@ from translation_nets import (
     Attention,
     Feedforward,
     Tokens,
+    Written,
+    causal_features,
     drawn,
+    film,
+    film_layers,
     gap,
     generator,
+    maxout,
     network,
     outputs,
+    positive,
+    qkvo,
+    talking,
 )
 
 import regauge as rg
@@ -41,9 +52,11 @@ LEFT = {
     "gain plus one": 11,
     "convolutions": 2,
     "two norms": 16,
+    "FiLM": 5,
 }
 """Dimensions of the null space that are no translations, scales or matrices: rotations behind gains (O(7) has 21, O(5)
-and O(4) 10 and 6); shears of a stream that attention reads without a norm; kernels of two convolutions in a row."""
+and O(4) 10 and 6); shears of a stream that attention reads without a norm; kernels of two convolutions in a row; scales
+of a factor that is one plus the outputs of a layer."""
 ROTATED = {
     "decoder": 21,
     "sink": 21,
@@ -154,6 +167,8 @@ def test_a_line_between_representatives_is_a_line_in_anyones_coordinates(name: s
     (first, coordinates), (second, _) = symmetry.split(params), symmetry.split(other)
     if any(family.gain and family.gain.parameter not in coordinates for family in symmetry.translations):
         pytest.skip("a gain that stays in the representative divides what is added")
+    if name == "talking heads":
+        pytest.skip("what is added is multiplied by two layers of the representative: the mix of heads, and the output")
     half = symmetry.join({key: (first[key] + second[key]) / 2 for key in first}, coordinates)
     ends = symmetry.join(first, coordinates), symmetry.join(second, coordinates)
     assert gap(half, {key: (ends[0][key] + ends[1][key]) / 2 for key in half}) < 1e-11
@@ -223,6 +238,7 @@ def tangents(symmetry: rg.Symmetry, params: Params, names: list[str]) -> Tensor:
 
 
 COUNTED = ("decoder", "sink", "mixture", "linear layers", "parallel", "norm by hand", "two norms", "LSTM", "GRU")
+COUNTED += ("linear attention", "causal linear attention", "performer", "talking heads", "FiLM")
 COUNTED += ("gain plus one", "fused attention", "encoder", "encoder, norms first", "relative positions")
 
 
@@ -325,6 +341,41 @@ class TwoReaders(nn.Module):
 def test_a_layer_that_reads_behind_two_gains_is_left_alone(second: nn.Module) -> None:
     found = rg.discover(TwoReaders(second).double(), (torch.randn(3, 6).double(),), verify=False)
     assert "layer.weight.mean(1)" not in [family.name for family in found.translations]
+
+
+def _read_again(m: Any, x: Tensor) -> Tensor:
+    """The layer that shifts units has another reader."""
+    return film(m, x) + m.shift(x[..., 4:6]).sum(-1, keepdim=True)
+
+
+UNLIKE: dict[str, tuple[Callable[..., Tensor], Callable[[], dict[str, nn.Module]], int]] = {
+    "a divisor with an eps": (partial(positive, eps=1e-6), qkvo, 5),
+    "a divisor of other features": (partial(positive, is_by_k=False), qkvo, 5),
+    "a divisor of all positions": (partial(causal_features, is_causal=False), qkvo, 5),
+    "mixed heads with a factor that inputs choose": (
+        partial(talking, is_dynamic=True),
+        lambda: {**qkvo(), "first": nn.Linear(2, 2), "second": nn.Linear(2, 2)},
+        5,
+    ),
+    "scale and shift by other codes": (partial(film, code=slice(3, 5)), film_layers, 6),
+    "a shift without a bias": (film, lambda: film_layers(has_bias=False), 6),
+    "a shift that is read again": (_read_again, film_layers, 6),
+    "pieces with other steps": (
+        partial(maxout, steps=torch.tensor([1.0, 2.0, 3.0])),
+        lambda: {"a": nn.Linear(3, 12), "b": nn.Linear(4, 6), "o": nn.Linear(3, 2)},
+        3,
+    ),
+}
+"""Networks that look like one through which a constant passes, and do not let it pass."""
+
+
+@pytest.mark.parametrize("name", UNLIKE)
+def test_what_only_looks_as_if_a_constant_passed_is_seen(name: str) -> None:
+    function, layers, width = UNLIKE[name]
+    torch.manual_seed(0)
+    found = rg.discover(Written(function, **layers()).double(), (torch.randn(3, 6, width).double(),), verify=False)
+    homes = {family.entries.parameter for family in found.translations}
+    assert not homes & {"v.bias", "a.bias"}
 
 
 def test_what_does_not_fit_is_told_before_anything_is_moved() -> None:

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -290,6 +291,114 @@ class TwoBiases(nn.Module):
         return out
 
 
+class Written(nn.Module):
+    """Layers, and a function that computes the output with them."""
+
+    def __init__(self, function: Callable[..., Tensor], **parts: nn.Module | Tensor) -> None:
+        super().__init__()
+        self.function = function
+        for name, part in parts.items():
+            setattr(self, name, nn.Parameter(part) if isinstance(part, Tensor) else part)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self, x)
+
+
+def _heads(m: Any, x: Tensor) -> list[Tensor]:
+    return [layer(x).unflatten(-1, (2, -1)).transpose(-2, -3) for layer in (m.q, m.k, m.v)]
+
+
+def positive(m: Any, x: Tensor, eps: float = 0.0, *, is_by_k: bool = True) -> Tensor:
+    """Linear attention: features of queries and keys are the weights, divided by their sum."""
+    q, k, v = _heads(m, x)
+    q, k = functional.elu(q) + 1, functional.elu(k) + 1
+    y = (q @ (k.mT @ v)) / (q @ (k if is_by_k else q).sum(-2).unsqueeze(-1) + eps)
+    out: Tensor = m.o(y.transpose(1, 2).flatten(2))
+    return out
+
+
+def causal_features(m: Any, x: Tensor, *, is_causal: bool = True) -> Tensor:
+    """Linear attention to earlier positions, by cumulative sums of states."""
+    q, k, v = functional.softplus(m.q(x)), functional.softplus(m.k(x)), m.v(x)
+    states, total = (k[..., None] * v[..., None, :]).cumsum(-3), k.cumsum(-2)
+    if not is_causal:
+        total = k.sum(-2, keepdim=True)
+    read = torch.einsum("btd,btde->bte", q, states)
+    out: Tensor = m.o(read / (q * total).sum(-1, keepdim=True))
+    return out
+
+
+def performer(m: Any, x: Tensor) -> Tensor:
+    """Attention by features, as Performer writes it: the inverse of the sum is a factor of a product of three."""
+    q, k, v = functional.softplus(m.q(x)), functional.softplus(m.k(x)), m.v(x)
+    inverse = 1.0 / torch.einsum("...nd,...d->...n", q, k.sum(-2))
+    context = torch.einsum("...nd,...ne->...de", k, v)
+    out: Tensor = m.o(torch.einsum("...de,...nd,...n->...ne", context, q, inverse))
+    return out
+
+
+def talking(m: Any, x: Tensor, *, is_dynamic: bool = False) -> Tensor:
+    """Attention whose heads are mixed before and behind the softmax, perhaps with a factor that inputs choose."""
+    q, k, v = _heads(m, x)
+    weights = m.first((q @ k.mT).permute(0, 2, 3, 1)).softmax(-2)
+    weights = m.second(weights).permute(0, 3, 1, 2)
+    if is_dynamic:
+        weights = weights * x[..., :1].sigmoid().unsqueeze(1)
+    out: Tensor = m.o((weights @ v).transpose(1, 2).flatten(2))
+    return out
+
+
+def film(m: Any, x: Tensor, added: float = 1.0, code: slice = slice(4, 6)) -> Tensor:
+    """A layer that scales and shifts units by another layer's outputs, which a code determines."""
+    scale, shift = m.scale(x[..., 4:6]), m.shift(x[..., code])
+    out: Tensor = m.o(functional.gelu((added + scale) * m.a(x[..., :4]) + shift))
+    return out
+
+
+def fused_film(m: Any, x: Tensor) -> Tensor:
+    """A layer that scales and shifts channels, with both from one layer."""
+    scale, shift = m.code(x[:, 0, 0, :3]).chunk(2, -1)
+    y = scale[..., None, None] * m.a(x) + shift[..., None, None]
+    out: Tensor = m.o(functional.gelu(y).mean((2, 3)))
+    return out
+
+
+def by_class(m: Any, x: Tensor) -> Tensor:
+    """A layer that scales and shifts units by rows of two tables."""
+    y = m.a(m.words(x[:, 0]))
+    out: Tensor = m.o(functional.gelu(m.scale(x[:, 1]) * y + m.shift(x[:, 1])))
+    return out
+
+
+def maxout(m: Any, x: Tensor, steps: Tensor | float = 1.0) -> Tensor:
+    """The largest of three linear pieces, and the larger of two."""
+    y = (m.a(x).unflatten(-1, (4, 3)) * steps).amax(-1)
+    first, second = m.b(y).chunk(2, -1)
+    out: Tensor = m.o(functional.gelu(torch.maximum(first, second)))
+    return out
+
+
+def context(m: Any, x: Tensor) -> Tensor:
+    """Convolutions with what attention over all positions reads added, as in GCNet."""
+    h = m.a(x)
+    read = (h.flatten(2) @ m.k(h).flatten(2).softmax(-1).mT)[..., 0]
+    out: Tensor = m.o((h + m.t(m.n(m.u(read)).relu())[..., None, None]).relu().mean((2, 3)))
+    return out
+
+
+def qkvo(width: int = 4) -> dict[str, nn.Module]:
+    """Queries, keys, values and the layer behind them."""
+    return {**{name: nn.Linear(5, width) for name in "qkv"}, "o": nn.Linear(width, 4)}
+
+
+def film_layers(*, has_bias: bool = True) -> dict[str, nn.Module]:
+    """Layers of `film`."""
+    return {
+        **{"a": nn.Linear(4, 5), "scale": nn.Linear(2, 5), "shift": nn.Linear(2, 5, bias=has_bias)},
+        "o": nn.Linear(5, 3),
+    }
+
+
 NETS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], int]] = {
     "decoder": (lambda: Tokens(Attention(), Feedforward()), _words, 128),
     "tied decoder": (lambda: Tokens(Attention(), Feedforward(), is_tied=True), _words, 95),
@@ -330,6 +439,36 @@ NETS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], int]] = {
     "convolutions": (
         lambda: nn.Sequential(nn.Conv1d(2, 3, 3), nn.Conv1d(3, 4, 3), nn.GELU(), nn.Conv1d(4, 3, 1, padding=1)),
         lambda: torch.randn(3, 2, 10), 3,
+    ),
+    "linear attention": (lambda: Written(positive, **qkvo()), lambda: torch.randn(3, 6, 5), 4),
+    "causal linear attention": (lambda: Written(causal_features, **qkvo()), lambda: torch.randn(3, 6, 5), 4),
+    "performer": (lambda: Written(performer, **qkvo()), lambda: torch.randn(3, 6, 5), 4),
+    "talking heads": (
+        lambda: Written(talking, **qkvo(), first=nn.Linear(2, 2), second=nn.Linear(2, 2)),
+        lambda: torch.randn(3, 6, 5), 10,
+    ),
+    "FiLM": (lambda: Written(film, **film_layers()), lambda: torch.randn(7, 6), 5),
+    "fused FiLM": (
+        lambda: Written(fused_film, a=nn.Conv2d(2, 4, 2), code=nn.Linear(3, 8), o=nn.Linear(4, 3)),
+        lambda: torch.randn(5, 2, 3, 3), 4,
+    ),
+    "rows of classes": (
+        lambda: Written(
+            by_class, words=nn.Embedding(9, 4), a=nn.Linear(4, 5), scale=nn.Embedding(9, 5), shift=nn.Embedding(9, 5),
+            o=nn.Linear(5, 3),
+        ),
+        lambda: torch.randint(0, 9, (30, 2)), 9,
+    ),
+    "maxout": (
+        lambda: Written(maxout, a=nn.Linear(3, 12), b=nn.Linear(4, 6), o=nn.Linear(3, 2)),
+        lambda: torch.randn(9, 3), 4,
+    ),
+    "context": (
+        lambda: Written(
+            context, a=nn.Conv2d(2, 4, 2), k=nn.Conv2d(4, 1, 1), u=nn.Linear(4, 4), n=nn.LayerNorm(4),
+            t=nn.Linear(4, 4), o=nn.Linear(4, 2),
+        ),
+        lambda: torch.randn(3, 2, 4, 4), 10,
     ),
 }  # fmt: skip
 """A network, its inputs, and the number of dimensions of its translations."""

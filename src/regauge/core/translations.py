@@ -9,6 +9,8 @@ act on networks without their module.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
+from operator import mul
 from typing import Literal
 
 import torch
@@ -52,6 +54,12 @@ class Entries:
         return self.parameter + piece + (f".mean({constant[0]})" if constant else "")
 
     @property
+    def once(self) -> "Entries":
+        """The array without the axes that repeat its entries."""
+        own = [(n, stride) for n, stride in zip(self.sizes, self.strides, strict=True) if stride]
+        return replace(self, sizes=tuple(n for n, _ in own), strides=tuple(stride for _, stride in own))
+
+    @property
     def is_apart(self) -> bool:
         """Whether no two entries of the array have the same index."""
         reach = 0
@@ -81,8 +89,9 @@ class ImageStep:
         kind: The operation. "take" selects entries of the vector. "through" multiplies by weights
             `[copies, outputs, inputs, ...]`, which are summed over all further axes. "through" maps a vector
             `[copies * inputs]` to a vector `[copies * outputs]`. "times" and "over" multiply and divide by entries of a
-            parameter, entry by entry. "over root" divides by the square roots of these entries plus a constant. "total"
-            multiplies by the sum of these entries. "scale" multiplies by a constant.
+            parameter, entry by entry. Before that, "times" sums these entries over the last axes, which the vector
+            lacks. "over root" divides by the square roots of these entries plus a constant. "total" multiplies by the
+            sum of these entries. "scale" multiplies by a constant.
         entries: The selected entries of the vector, or the entries of the parameter.
         factor: The constant of "scale", or the constant that "over root" adds to the entries.
         by: Entries of a gain. "total" divides its entries by them before it computes the sum. If one of these gains is
@@ -106,6 +115,7 @@ class ImageStep:
         if self.kind == "through" and len(sizes) > 2 and sizes[0] * sizes[2] == size:
             return sizes[0] * sizes[1]
         is_alike = self.kind in ("times", "over", "over root") and math.prod(sizes) == size
+        is_alike |= self.kind == "times" and size in accumulate(sizes, mul)
         if is_alike or self.kind in ("total", "scale"):
             return size
         raise ValueError(f"a step {self.kind!r} with entries {self.entries} takes no vector of {size} values")
@@ -128,7 +138,9 @@ class ImageStep:
             return vector * (values * inverse).sum(-1, keepdim=True)
         if self.kind == "over root":
             return vector / (values + self.factor).sqrt()
-        return vector * values if self.kind == "times" else vector / values
+        if self.kind == "times":
+            return vector * values.reshape(*values.shape[:-1], vector.shape[-1], -1).sum(-1)
+        return vector / values
 
 
 @dataclass(frozen=True)
@@ -218,11 +230,16 @@ class TranslationFamily:
         return tuple(dict.fromkeys(entries.parameter for entries in self.placements))
 
     @property
-    def coefficients(self) -> tuple[str, ...]:
-        """The parameters from which images are computed."""
+    def read_entries(self) -> tuple[Entries, ...]:
+        """The entries from which images are computed."""
         steps = [step for image in self.images for step in image.steps]
         read = [self.gain, *(step.entries for step in steps), *(step.by for step in steps)]
-        return tuple(dict.fromkeys(one.parameter for one in read if one and one.parameter))
+        return tuple(one for one in read if one and one.parameter)
+
+    @property
+    def coefficients(self) -> tuple[str, ...]:
+        """The parameters from which images are computed."""
+        return tuple(dict.fromkeys(one.parameter for one in self.read_entries))
 
     def read(self, params: Mapping[str, Tensor], lead: int = 0) -> Tensor:
         """Return the coordinates of networks in this family."""

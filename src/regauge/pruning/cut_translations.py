@@ -74,7 +74,8 @@ def _cut_image(image: Image, vector: Tensor, shapes: Mapping[str, Shape], masks:
         elif step.kind == "take":
             vector = own.mask(())
         elif step.kind != "total":
-            _require_alike(vector, own.mask(()))
+            ahead = next(k for k in range(len(own.kept) + 1) if math.prod(step.entries.sizes[:k]) == len(vector))
+            _require_alike(vector, own.mask(range(ahead, len(own.kept))))
     name = image.entries.parameter
     there = _cut(image.entries, shapes[name], masks.get(name, {}))
     _require_alike(vector, there.mask(image.constant))

@@ -1,5 +1,6 @@
 """The effects of operators on an offset: an operator may rearrange it, map it, ignore it, or compensate for it."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -10,9 +11,16 @@ from torch.fx import Node
 
 from regauge.core.translations import Entries, Image, ImageStep
 from regauge.discovery.operators import SAME, argument, operator_name, shape_of, single_windows, words
-from regauge.discovery.translations.graph import CELLS, PADS, call, given, pads_zeros
+from regauge.discovery.translations.expansion import LAYERS, inverse, up_to
+from regauge.discovery.translations.factored_effects import (
+    contracted,
+    indices_of,
+    moved_products,
+    multiplied,
+    take_back_by_layers,
+)
+from regauge.discovery.translations.graph import CELLS, MAXIMA, PADS, PAIRED, call, given, pads_zeros
 from regauge.discovery.translations.linear_effects import (
-    LAYERS,
     through_attention,
     through_bag,
     through_einsum,
@@ -22,16 +30,13 @@ from regauge.discovery.translations.linear_effects import (
     through_recurrent,
 )
 from regauge.discovery.translations.offsets import (
-    Addend,
+    Monomial,
     Offset,
     SeenError,
     added,
     along,
     channel_vector,
-    channels,
     each_position,
-    is_constant,
-    picked,
     varied,
 )
 from regauge.discovery.translations.run import MOVES, Rules, Run
@@ -68,7 +73,13 @@ def _move(run: Run, node: Node) -> Any:
             raise SeenError
         held = {one: torch.zeros(shape_of(one), dtype=torch.int64) for one in indices}
     if len(sources) == 1 and len(values) == 1:
-        return run.of(sources[0]).move(lambda array: call(node, {sources[0]: array, **held}))
+        offset = run.of(sources[0])
+
+        def moved(array: Tensor) -> Any:
+            return call(node, {sources[0]: array, **held})
+
+        found = moved_products(node, offset, moved) if offset.has_products else None
+        return offset.move(moved) if found is None else found
     return _joined(run, node, sources, held)
 
 
@@ -82,7 +93,7 @@ def _joined(run: Run, node: Node, sources: list[Node], held: Mapping[Node, Any])
 
     offsets = [run.offsets[source] for source in sources]
     is_masked = any(offset.is_masked for offset in offsets)
-    if all(offset.labels is None for offset in offsets):
+    if all(offset.labels is None and not offset.has_products for offset in offsets):
         terms = [
             replace(term, places=joined({source: term.places}))
             for source, offset in zip(sources, offsets, strict=True)
@@ -116,7 +127,10 @@ def _sum(run: Run, node: Node) -> Any:
         return total
     for operand, offset, factor in zip(operands, offsets, factors, strict=True):
         if offset is None and factor == 1.0:
-            total = run.take_back(operand, total, lambda own: own.expand(shape))
+            if total.has_products:
+                total = take_back_by_layers(run, operand, total, shape)
+            else:
+                total = run.take_back(operand, total, lambda own: own.expand(shape))
             if total is None:
                 return None
     return total
@@ -136,7 +150,7 @@ def _scale(run: Run, node: Node) -> Any:
         factor = 1 / float(other) if is_quotient else float(other)
         return offset if factor == 1 else offset.then(ImageStep("scale", factor=factor))
     shape = shape_of(node)
-    offset = offset.move(lambda array: array.expand(shape))
+    offset = offset.expand(shape)
     entries = run.graph.entries(other)
     if entries is not None:
         wide = [k for k, n in enumerate(entries.sizes) if n > 1]
@@ -147,25 +161,20 @@ def _scale(run: Run, node: Node) -> Any:
         if entries.parameter in run.graph.ones and len(axes) == 1 and offset.is_uniform(*axes):
             run.events.append(("passed", entries))
             return offset
-        if offset.labels is None:
+        if offset.labels is None and not offset.has_products:
             kind: Literal["over", "times"] = "over" if is_quotient else "times"
-            return Offset(tuple(_multiplied(term, kind, entries, axes) for term in offset.known()))
+            return Offset(tuple(multiplied(term, kind, entries, axes) for term in offset.known()))
     own = shape_of(other)
     lead = len(shape) - len(own)
+    if offset.labels is None and not offset.is_masked:
+        try:
+            indices = indices_of(shape)
+            values = inverse(other, indices) if is_quotient else run.expansion.aligned(other, indices)
+            return contracted(run, shape, offset, range(-len(shape), 0), [values])
+        except SeenError:
+            pass
     constant = [k for k in range(len(shape)) if k < lead or own[k - lead] == 1]
     return Offset(labels=varied(offset.as_labels(), each_position(shape, constant)), is_masked=offset.is_masked)
-
-
-def _multiplied(term: Addend, kind: Literal["over", "times"], factors: Entries, axes: list[int]) -> Addend:
-    """Return an addend after a product with factors along some axes; it may differ along these and further axes."""
-    shape = term.places.shape
-    several = [k for k in range(len(shape)) if k in axes or not is_constant(term.places, k)]
-    strides = dict(zip(axes, factors.strides, strict=True))
-    sizes = tuple(shape[k] for k in several)
-    factors = replace(factors, sizes=sizes, strides=tuple(strides.get(k, 0) for k in several))
-    steps, size = picked(term, channels(term, *several))
-    places = each_position(shape, set(range(len(shape))).difference(several))
-    return Addend((*steps, ImageStep(kind, factors)), size, places)
 
 
 def _largest(run: Run, node: Node) -> Any:
@@ -178,6 +187,18 @@ def _largest(run: Run, node: Node) -> Any:
     if isinstance(value, Tensor):
         return _without(offset, several, value.shape, is_kept=bool(argument(node, 2, False)))
     return _without(offset, several, value[0].shape, is_kept=bool(argument(node, 2, False))), None
+
+
+def _larger(run: Run, node: Node) -> Any:
+    """Return the offset of the larger or smaller of two values to which the same is added."""
+    shape = shape_of(node)
+    offsets = [run.of(one) for one in given(node)[:2]]
+    if None in offsets:
+        raise SeenError
+    one, other = (offset.expand(shape) for offset in offsets)
+    if one.is_masked or other.is_masked or not one.is_equal(other):
+        raise SeenError
+    return one
 
 
 def _without(offset: Offset, dims: Sequence[int], shape: Sequence[int], *, is_kept: bool) -> Offset:
@@ -222,12 +243,36 @@ def _mean(run: Run, node: Node) -> Any:
     if dims in (None, []):
         raise SeenError
     several, is_kept = [dims] if isinstance(dims, int) else list(dims), bool(argument(node, 2, False))
+    if offset.has_products and (found := _summed(run, node, offset, several, is_kept=is_kept)):
+        return found
     if not offset.is_uniform(*several):
         return _mixed(offset, several, shape_of(node))
     before = shape_of(given(node)[0])
     number = torch.Size([before[d] for d in several]).numel() if operator_name(node) == "sum" else 1
     found = _without(offset, several, shape_of(node), is_kept=is_kept)
     return found if number == 1 else found.then(ImageStep("scale", factor=float(number)))
+
+
+def _summed(run: Run, node: Node, offset: Offset, dims: list[int], *, is_kept: bool) -> Offset | None:
+    """Return the offset of a sum or mean of values whose offset has products, or None if it is not known."""
+    before, shape = shape_of(given(node)[0]), shape_of(node)
+    kept = [k for k in range(len(before)) if k not in {d % len(before) for d in dims}]
+    names = {k: k - len(before) if is_kept else number - len(kept) for number, k in enumerate(kept)}
+    own = [names[k] if k in names else run.expansion.summed(2).name for k in range(len(before))]
+    number = 1.0 if operator_name(node) == "sum" else math.prod(before[k] for k in kept) / math.prod(before)
+    try:
+        return contracted(run, shape, offset, own, [[Monomial(number, ())]])
+    except SeenError:
+        return None
+
+
+def _cumulative(run: Run, node: Node) -> Offset:
+    """Return the offset of a cumulative sum of values to which the same is added along the axis."""
+    shape = shape_of(node)
+    axis = int(given(node)[1]) % len(shape)
+    inner, last = run.expansion.summed(shape[axis]), indices_of(shape)[axis]
+    own = [inner.name if k == axis else k - len(shape) for k in range(len(shape))]
+    return contracted(run, shape, run.of(given(node)[0]), own, [up_to(last, inner)])
 
 
 def _mixed(offset: Offset, dims: list[int], shape: tuple[int, ...]) -> Offset:
@@ -380,10 +425,12 @@ EFFECTS: Rules = {
     **dict.fromkeys(words("add add_ sub"), _sum),
     **dict.fromkeys(words("mul div"), _scale),
     **dict.fromkeys(words("sum mean"), _mean),
+    "cumsum": _cumulative,
     **dict.fromkeys(words("avg_pool1d avg_pool2d avg_pool3d"), _pool),
     **dict.fromkeys(words("adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d"), _pool),
     **dict.fromkeys(words("softmax _softmax _safe_softmax log_softmax _log_softmax"), _softmax),
-    **dict.fromkeys(words("amax amin max min logsumexp"), _largest),
+    **dict.fromkeys(MAXIMA, _largest),
+    **dict.fromkeys(PAIRED, _larger),
     **dict.fromkeys(words("max_pool1d max_pool2d max_pool3d adaptive_max_pool1d adaptive_max_pool2d"), _resampled),
     **dict.fromkeys(words("adaptive_max_pool3d max_pool2d_with_indices max_pool3d_with_indices"), _resampled),
     **dict.fromkeys(words("upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d"), _resampled),

@@ -17,8 +17,12 @@ from regauge.discovery.operators import PIECES, SAME, VIEWS, argument, operator_
 from regauge.discovery.trace import Program
 from regauge.discovery.translations.offsets import SeenError
 
+MAXIMA, PAIRED = words("amax amin max min logsumexp"), words("maximum minimum logaddexp")
+"""Operators that return the largest or smallest of entries, or a smooth maximum: along axes, or of two values."""
 PADS = words("pad constant_pad_nd")
 """Operators that pad a value with constants."""
+RESHAPES = words("view _unsafe_view reshape flatten unflatten squeeze")
+"""Operators that arrange the same entries in the same order."""
 MOST_NUMBERS = 1 << 20
 """The largest number of entries of a value that is inspected entry by entry."""
 Total = tuple[Entries | None, tuple[ImageStep, ...]]
@@ -50,6 +54,20 @@ class Graph:
     def order(self) -> dict[Node, int]:
         """The position of each node in the graph."""
         return {node: k for k, node in enumerate(self.program.graph.graph.nodes)}
+
+    @cached_property
+    def first(self) -> dict[Node, Node]:
+        """For each node, the first node that calls the same operator on the same operands, perhaps the node itself."""
+        found: dict[Node, Node] = {}
+        known: dict[Hashable, Node] = {}
+        for node in self.order:
+            found[node] = node
+            if node.op == "call_function" and node.all_input_nodes:
+                args, kwargs = map_arg((node.args, node.kwargs), found.__getitem__)
+                leaves, tree = pytree.tree_flatten((args, kwargs))
+                if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+                    found[node] = known.setdefault((node.target, str(tree), tuple(map(repr, leaves))), node)
+        return found
 
     @cached_property
     def written(self) -> dict[Node, str]:
@@ -88,6 +106,26 @@ class Graph:
                 if shape_of(source)[-1] != width and len(given(node)[1]) == 1:
                     found.add(width)
         return tuple(sorted(found))
+
+    @cached_property
+    def maxima(self) -> frozenset[tuple[int, int]]:
+        """The lengths of pairs of adjacent axes, of which a maximum is taken along one; the pair order is kept.
+
+        The length of the axis of the maximum is negative.
+        """
+        found = set[tuple[int, int]]()
+        for node in self.order:
+            name = operator_name(node) if node.op == "call_function" else ""
+            shape = shape_of(given(node)[0]) if name in MAXIMA | PAIRED else ()
+            dims = argument(node, 1, None) if name in MAXIMA else None
+            dims = dims[0] if isinstance(dims, list | tuple) and len(dims) == 1 else dims
+            if name in PAIRED and shape:
+                found |= {(-2, n) for n in shape}
+            elif isinstance(dims, int) and shape:
+                axis = dims % len(shape)
+                found |= {(shape[axis - 1], -shape[axis])} if axis else set()
+                found |= {(-shape[axis], shape[axis + 1])} if axis + 1 < len(shape) else set()
+        return frozenset(found)
 
     @cached_property
     def cuts(self) -> dict[int, tuple[tuple[int, int], ...]]:
@@ -239,7 +277,7 @@ class Graph:
             return (None, ()) if given(mean)[0] is source and is_own and argument(mean, 2, False) else None
         if name in ("mul", "div", "add") and not node.kwargs:
             return self._total_of_two(node) if is_last else None
-        before = _axis_before(node, axis)
+        before = axis_before(node, axis)
         found = None if before is None else self.total(source, before)
         is_padded = name in PADS and any(given(node)[1])
         return None if is_padded and found and found[1] else found  # Zeros lack the bias.
@@ -275,11 +313,16 @@ class Graph:
         while isinstance(node, Node) and node.op == "call_function" and (ndim := len(shape_of(node))):
             if operator_name(node) in ("softmax", "_softmax", "_safe_softmax"):
                 return (int(given(node)[1]) - axis) % ndim == 0
-            before = None if operator_name(node) in PADS else _axis_before(node, axis % ndim)
+            before = None if operator_name(node) in PADS else axis_before(node, axis % ndim)
             if before is None:
                 return False
             node, axis = given(node)[0], before
         return False
+
+
+def is_same_values(name: str) -> bool:
+    """Return whether each entry of an operator's result is the entry of its operand with the same indices."""
+    return name in words("expand transpose permute t mT adjoint unsqueeze") or name in RESHAPES
 
 
 def pads_zeros(node: Node) -> bool:
@@ -288,7 +331,7 @@ def pads_zeros(node: Node) -> bool:
     return (is_constant and not node.kwargs) or not any(given(node)[1])
 
 
-def _axis_before(node: Node, axis: int) -> int | None:
+def axis_before(node: Node, axis: int) -> int | None:
     """Return the operand axis whose known sums determine the sums along an axis of the result.
 
     The sums of the result are sums of the operand, means of such sums, or zero.
@@ -297,12 +340,12 @@ def _axis_before(node: Node, axis: int) -> int | None:
     ndim = len(source)
     if name in SAME | {"expand"}:
         return ndim - len(shape) + axis if shape[axis] == source[ndim - len(shape) + axis] else None
-    if name in ("transpose", "permute"):
+    if name in ("transpose", "permute", "t", "mT", "adjoint"):
         order = list(range(ndim))
         if name == "permute":
             order = [int(d) % ndim for d in given(node)[1]]
         else:
-            first, second = (int(d) % ndim for d in given(node)[1:3])
+            first, second = (int(d) % ndim for d in (given(node)[1:3] if name == "transpose" else (-2, -1)))
             order[first], order[second] = second, first
         return order[axis]
     if name == "mean":
@@ -326,7 +369,7 @@ def _axis_before(node: Node, axis: int) -> int | None:
         return None if any(given(node)[1][last : last + 2]) or not pads_zeros(node) else axis
     if name.startswith("adaptive_avg_pool"):
         return axis if axis < ndim - int(name[-2]) else None
-    if name in words("view _unsafe_view reshape flatten unflatten squeeze"):
+    if name in RESHAPES:
         ahead, size = math.prod(shape[:axis]), shape[axis]
         return next((k for k in range(ndim) if source[k] == size and math.prod(source[:k]) == ahead), None)
     return None

@@ -1,5 +1,6 @@
 """The effects of linear operators on an offset: layers, tables, products, attention."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -10,9 +11,12 @@ from torch.nn import functional
 
 from regauge.core.translations import Entries, ImageStep
 from regauge.discovery.operators import argument, operator_name, shape_of
+from regauge.discovery.translations.expansion import LAYERS, letters
+from regauge.discovery.translations.factored_effects import contracted
 from regauge.discovery.translations.graph import given
 from regauge.discovery.translations.offsets import (
     Addend,
+    Index,
     Offset,
     SeenError,
     added,
@@ -25,9 +29,6 @@ from regauge.discovery.translations.offsets import (
     varied,
 )
 from regauge.discovery.translations.run import Run, Taker
-
-LAYERS = {"linear": (0, 1, 2), "addmm": (1, 2, 0), "conv1d": (0, 1, 2), "conv2d": (0, 1, 2), "conv3d": (0, 1, 2)}
-"""Operators that are linear in a value and in a weight, with the argument positions of value, weight and bias."""
 
 
 def through_layer(run: Run, node: Node) -> Any:
@@ -45,11 +46,26 @@ def through_layer(run: Run, node: Node) -> Any:
             return found
         terms += found.terms
     elif run.of(x) is not None:
+        if run.of(x).labels is not None or run.of(x).has_products:
+            return _labels_through(run, node, run.of(x), dim)
         weights = _weights(run, node, w)
         terms += [_through(run, term, weights, dim, shape_of(node)) for term in run.of(x).known()]
     if (shift := run.of(b)) is not None:
         terms += [replace(term, places=along(term.places, dim, shape_of(node))) for term in shift.known()]
     return run.take_back(b, Offset(tuple(terms)), lambda own: along(own, dim, shape_of(node)))
+
+
+def _labels_through(run: Run, node: Node, offset: Offset, dim: int) -> Offset:
+    """Return the offset of a layer's outputs if the amounts depend on the inputs, but are constant along some axes.
+
+    The layer must map each position for itself.
+    """
+    shape, kernel = shape_of(node), shape_of(argument(node, LAYERS[operator_name(node)][1], None))[2:]
+    constant = [k for k, n in enumerate(shape) if n > 1 and k != dim and offset.is_uniform(k)]
+    is_by_position = math.prod(kernel) == 1 and shape[dim + 1 :] == offset.arrays[0].shape[dim + 1 :]
+    if offset.is_masked or not constant or not is_by_position:
+        raise SeenError
+    return Offset(labels=each_position(shape, constant))
 
 
 def _through(run: Run, term: Addend, weights: Entries, dim: int, shape: tuple[int, ...]) -> Addend:
@@ -165,51 +181,55 @@ def _product_of(run: Run, node: Node, left: Any, right: Any) -> Any:
             weights = replace(weights, sizes=(1, *sizes), strides=(0, *strides))
             terms = [_through(run, term, weights, len(shape) - 1, shape) for term in first.known()]
             return Offset(tuple(terms))
-        if first.is_uniform(-1) and run.graph.sums_to_one(right, -2) and first.labels is None:
-            return first.move(lambda array: array.narrow(-1, 0, 1).expand(shape))
-        if not first.is_uniform(-2):
-            raise SeenError
-        return Offset(labels=each_position(shape, [len(shape) - 2]))
-    if second.is_uniform(-2) and run.graph.sums_to_one(left) and second.labels is None:
-        return second.move(lambda array: array.narrow(-2, 0, 1).expand(shape))
-    if not second.is_uniform(-1) or second.is_masked:
-        raise SeenError
-    return Offset(labels=each_position(shape, [len(shape) - 1]))
+        return _contracted_or_labels(run, node, [left, right], 0)
+    return _contracted_or_labels(run, node, [left, right], 1)
 
 
-def through_einsum(run: Run, node: Node) -> Any:
-    """Return the offset of a product that names its axes by letters, if one of its operands has an offset.
+def _contracted_or_labels(run: Run, node: Node, operands: list[Any], changed: int) -> Offset:
+    """Return the offset of a product of operands, one of which has an offset.
 
-    Weights that sum to one along the only summed axis keep an offset that is constant along this axis. Otherwise the
-    amounts depend on the inputs. They are equal along axes that the other operands lack, if the offset is.
+    If the vectors of the offset vary along a summed axis, the amounts depend on the inputs. They are equal along axes
+    that the other operands lack, if the offset is.
     """
-    equation, operands = given(node)[:2]
-    if "->" not in (text := str(equation).replace(" ", "")) or "." in text:
+    offset, shape = run.of(operands[changed]), shape_of(node)
+    names, target = letters(node) if operator_name(node) == "einsum" else _axes_of_product(operands, shape)
+    own = names[changed]
+    if offset.is_masked or any(len(set(name)) < len(name) for name in (*names, target)):
         raise SeenError
-    names, target = text.split("->")[0].split(","), text.split("->")[1]
-    changed = [k for k, operand in enumerate(operands) if run.of(operand) is not None]
-    own, offset = names[changed[0]], run.of(operands[changed[0]])
-    others = [(name, operand) for k, (name, operand) in enumerate(zip(names, operands, strict=True)) if k != changed[0]]
-    if len(changed) > 1 or len(set(own)) < len(own) or offset.is_masked:
-        raise SeenError
-    shape, summed = shape_of(node), [k for k, letter in enumerate(own) if letter not in target]
-    if len(others) == len(summed) == 1 and offset.labels is None and offset.is_uniform(*summed):
-        (name, other), letter = others[0], own[summed[0]]
-        is_weight = set(name) - set(target) == {letter} and len(set(name)) == len(name)
-        if is_weight and run.graph.sums_to_one(other, name.index(letter)):
-
-            def spread(array: Tensor) -> Tensor:
-                array = array.narrow(summed[0], 0, 1).squeeze(summed[0])
-                kept = [one for one in target if one in own]
-                array = array.permute([own.replace(letter, "").index(one) for one in kept])
-                sizes = [n if one in own else 1 for one, n in zip(target, shape, strict=True)]
-                return array.reshape(sizes).expand(shape)
-
-            found: Offset = offset.move(spread)
-            return found
+    others = [(name, operand) for k, (name, operand) in enumerate(zip(names, operands, strict=True)) if k != changed]
+    inside = {x: run.expansion.summed(2).name for name in names for x in name if x not in target}
+    places = inside | {letter: k - len(target) for k, letter in enumerate(target)}
+    try:
+        values = [
+            run.expansion.of(one, [Index(places[x], n) for x, n in zip(name, shape_of(one), strict=True)])
+            for name, one in others
+        ]
+        if all(letter in own for letter in inside):
+            return contracted(run, shape, offset, [places[letter] for letter in own], values)
+    except SeenError:
+        pass
     seen = {letter for name, _ in others for letter in name}
     seen |= {letter for k, letter in enumerate(own) if not offset.is_uniform(k)}
     return Offset(labels=each_position(shape, [k for k, letter in enumerate(target) if letter not in seen]))
+
+
+def _axes_of_product(operands: list[Any], shape: tuple[int, ...]) -> tuple[list[list[str]], list[str]]:
+    """Return names for the axes of the operands and of the result of a product of matrices."""
+    batch = [f"{k}" for k in range(len(shape) - 2)]
+    names = [
+        [*batch[len(batch) - (len(shape_of(one)) - 2) :], *matrix]
+        for one, matrix in zip(operands, ("ik", "kj"), strict=True)
+    ]
+    return names, [*batch, "i", "j"]
+
+
+def through_einsum(run: Run, node: Node) -> Any:
+    """Return the offset of a product that names its axes by letters, if one of its operands has an offset."""
+    operands = list(given(node)[1])
+    changed = [k for k, operand in enumerate(operands) if run.of(operand) is not None]
+    if len(changed) > 1:
+        raise SeenError
+    return _contracted_or_labels(run, node, operands, changed[0])
 
 
 def through_bag(run: Run, node: Node) -> Any:

@@ -1,9 +1,9 @@
 """Offsets: the amounts that a value of a traced model changes by if a vector is added to a parameter."""
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,20 +19,100 @@ class SeenError(Exception):
     """Error if an operator sees an offset, which means that the function changes."""
 
 
+class Index(NamedTuple):
+    """An index of a factor.
+
+    Attributes:
+        name: A negative number is an axis of the value, counted from the end. Sums run over all indices with a positive
+            name. Zero is a fixed position.
+        size: The number of positions.
+        start: The first position.
+    """
+
+    name: int
+    size: int
+    start: int = 0
+
+
+class Multiplicand(NamedTuple):
+    """A factor of a product.
+
+    Attributes:
+        kind: "parameter" stands for entries of a parameter, "value" for a value of the model, and "inverse" for one
+            over a value. "row" is one where the last index is the entry of a value of row numbers, and else zero.
+            "before" is one where the second index is at most the first, and else zero.
+        what: The entries or the value.
+        indices: One index for each axis.
+    """
+
+    kind: Literal["parameter", "value", "inverse", "row", "before"]
+    what: Any
+    indices: tuple[Index, ...]
+
+
+class Monomial(NamedTuple):
+    """A number times factors, summed over the indices with positive names."""
+
+    number: float
+    factors: tuple[Multiplicand, ...]
+
+    @property
+    def axes(self) -> frozenset[int]:
+        """The axes of the value along which the product varies, counted from the end."""
+        return frozenset(index.name for one in self.factors for index in one.indices if index.name < 0)
+
+    def renamed(self, names: Mapping[int, Index]) -> "Monomial":
+        """Return the product with other indices; each keeps its size and start."""
+
+        def rename(index: Index) -> Index:
+            return index._replace(name=names[index.name].name) if index.name in names else index
+
+        factors = (one._replace(indices=tuple(map(rename, one.indices))) for one in self.factors)
+        return self._replace(factors=tuple(factors))
+
+    @property
+    def key(self) -> "Monomial":
+        """The product with summed indices that are numbered by their first occurrence."""
+        names = dict.fromkeys(index.name for one in self.factors for index in one.indices if index.name > 0)
+        return self.renamed({name: Index(k, 0) for k, name in enumerate(names, start=1)})
+
+    def repeated(self, summed: Iterable[Index]) -> "Monomial":
+        """Return the sum of the product over indices, some of which no factor has."""
+        used = {index.name for one in self.factors for index in one.indices}
+        number = self.number
+        for index in summed:
+            number *= 1 if index.name in used else index.size
+        return self._replace(number=number)
+
+
+ONE = Monomial(1.0, ())
+"""The product without factors."""
+
+
 @dataclass(frozen=True, eq=False)
 class Addend:
-    """A vector that is added to entries of a value. The vector is the same for all inputs.
+    """A vector that is added to entries of a value, perhaps times a product that depends on the inputs.
 
     Attributes:
         steps: The steps that map the vector of the family to this vector.
         size: The length of this vector.
         places: For each entry of the value: one plus the index of the vector entry that is added to it, or zero if
             nothing is added.
+        product: The product by which the vector is multiplied.
     """
 
     steps: tuple[ImageStep, ...]
     size: int
     places: Tensor
+    product: Monomial = ONE
+
+    @property
+    def varied(self) -> Tensor:
+        """Labels of the entries. Equal labels mean that the same amount is added."""
+        if self.product is ONE:
+            return self.places
+        varying = {axis % self.places.ndim for axis in self.product.axes}
+        return varied(self.places, each_position(self.places.shape, set(range(self.places.ndim)) - varying))
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +137,11 @@ class Offset:
         return [term.places for term in self.terms] if self.labels is None else [self.labels]
 
     @property
+    def has_products(self) -> bool:
+        """Whether a vector is multiplied by a product that depends on the inputs."""
+        return any(term.product is not ONE for term in self.terms)
+
+    @property
     def is_nothing(self) -> bool:
         """Whether the offset is zero everywhere."""
         return not any(_has_any(array) for array in self.arrays)
@@ -66,17 +151,22 @@ class Offset:
         if self.labels is not None and other.labels is not None:
             return torch.equal(self.labels, other.labels)
         alike = [
-            a.steps == b.steps and torch.equal(a.places, b.places)
+            (a.steps, a.product.key) == (b.steps, b.product.key) and torch.equal(a.places, b.places)
             for a, b in zip(self.terms, other.terms, strict=False)
         ]
         return self.labels is other.labels and len(self.terms) == len(other.terms) and all(alike)
 
     def is_uniform(self, *dims: int) -> bool:
         """Return whether the offset is constant along each of the given axes."""
+        varying = {axis % term.places.ndim for term in self.terms for axis in term.product.axes}
+        if varying & {dim % self.arrays[0].ndim for dim in dims}:
+            return False
         return all(is_constant(array, dim) for array in self.arrays for dim in dims)
 
     def move(self, function: Callable[[Tensor], Any]) -> Any:
         """Return the offset after an operator that only rearranges entries: one offset, or one for each result."""
+        if self.has_products:
+            return Offset(labels=self.as_labels(), is_masked=self.is_masked).move(function)
         moved = [function(array) for array in self.arrays]
         if all(isinstance(array, Tensor) for array in moved):
             return self._with(moved)
@@ -91,6 +181,11 @@ class Offset:
         terms = tuple(Addend(term.steps, term.size, places) for term, places in zip(self.terms, arrays, strict=True))
         return Offset(terms, is_masked=self.is_masked)
 
+    def expand(self, shape: Sequence[int]) -> "Offset":
+        """Return the offset of a value that is broadcast to a shape."""
+        terms = tuple(replace(term, places=term.places.expand(tuple(shape))) for term in self.terms)
+        return replace(self, terms=terms, labels=None if self.labels is None else self.labels.expand(tuple(shape)))
+
     def then(self, *steps: ImageStep) -> "Offset":
         """Return the offset after further steps. The steps keep the length of its vectors."""
         return replace(self, terms=tuple(replace(term, steps=(*term.steps, *steps)) for term in self.terms))
@@ -103,7 +198,7 @@ class Offset:
         shapes = tuple((full.shape, few.shape) for full, few in zip(self.arrays, arrays, strict=True))
         digests = tuple(blake2b(few.numpy().tobytes(), digest_size=16).digest() for few in arrays)
         return (
-            tuple((term.steps, term.size) for term in self.terms),
+            tuple((term.steps, term.size, term.product.key) for term in self.terms),
             shapes,
             digests,
             self.labels is None,
@@ -112,7 +207,7 @@ class Offset:
 
     def known(self) -> tuple[Addend, ...]:
         """Return the terms. Raise `SeenError` if the amounts depend on the inputs or on a mask."""
-        if self.labels is not None or self.is_masked:
+        if self.labels is not None or self.is_masked or self.has_products:
             raise SeenError
         return self.terms
 
@@ -120,9 +215,9 @@ class Offset:
         """Return labels that replace the terms. Two labels are equal if all terms add the same entry."""
         if self.labels is not None:
             return self.labels
-        total = self.terms[0].places
+        total = self.terms[0].varied
         for term in self.terms[1:]:
-            total = paired(total, term.places)
+            total = paired(total, term.varied)
         return total
 
 
@@ -239,7 +334,7 @@ def pattern_of(numbers: Tensor) -> Entries | None:
 
 def added(shape: tuple[int, ...], offsets: list[Any], factors: list[float]) -> Any:
     """Return the sum of offsets of one shape, each multiplied by a factor; None if the offsets cancel."""
-    whole = [None if one is None else one.move(lambda array: array.expand(shape)) for one in offsets]
+    whole = [None if one is None else one.expand(shape) for one in offsets]
     there = [(one, factor) for one, factor in zip(whole, factors, strict=True) if one is not None]
     is_masked = any(one.is_masked for one, _ in there)
     if len(there) == 2 and factors[0] == -factors[1] and there[0][0].is_equal(there[1][0]):

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from regauge.core.translations import Entries, Image, ImageStep
 from regauge.discovery.operators import PIECES, SAME, VIEWS, argument, operator_name, shape_of, words
+from regauge.discovery.translations.expansion import Expansion
 from regauge.discovery.translations.graph import BIASES, Graph, call, given
 from regauge.discovery.translations.offsets import Addend, Offset, SeenError, along, each_position, once, picked
 
@@ -80,7 +81,7 @@ class Run:
 
     def __init__(self, graph: Graph, home: str, takers: frozenset[str], rules: Rules, *, is_eager: bool) -> None:
         self.graph, self.home, self.takers, self.rules, self.is_eager = graph, home, takers, rules, is_eager
-        self.is_missed = False
+        self.expansion, self.is_missed = Expansion(graph), False
         self.events: list[Event] = []
         self.offsets: dict[Node, Any] = {}
         self.coarsest = graph.placeholders[home][0].meta["val"].dtype.itemsize if home in graph.placeholders else 0

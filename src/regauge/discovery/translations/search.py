@@ -17,8 +17,8 @@ from regauge.discovery.operators import SAME, VIEWS, operator_name
 from regauge.discovery.rewrites.gains import gains
 from regauge.discovery.trace import Program
 from regauge.discovery.translations.effects import EFFECTS
+from regauge.discovery.translations.expansion import LAYERS
 from regauge.discovery.translations.graph import Graph, given
-from regauge.discovery.translations.linear_effects import LAYERS
 from regauge.discovery.translations.offsets import Addend, SeenError, pattern_of
 from regauge.discovery.translations.run import Run
 
@@ -215,17 +215,23 @@ class _Search:
         return False
 
     def _blocks(self, name: str, axis: int) -> Iterator[tuple[Entries, tuple[int, ...]]]:
-        """Yield a parameter with an axis cut into the groups of a norm, which ignores an offset of each group."""
+        """Yield a parameter with an axis cut in two, and the one of both along which an offset may be constant.
+
+        A norm ignores an offset of each of its groups. A maximum of several values passes an offset that they share.
+        """
         whole = Entries.whole(name, self.graph.program.shapes[name])
         length, stride = whole.sizes[axis], whole.strides[axis]
         if axis and self._is_weight(name):  # The rows differ, and each channel is a row.
             return
         widths = (width for width in self.graph.norm_widths if width < length)
-        for count in dict.fromkeys((*self.graph.norm_groups, *(length // width for width in widths))):
-            if length % count == 0 and 1 < count < length:
-                sizes = (*whole.sizes[:axis], count, length // count, *whole.sizes[axis + 1 :])
-                strides = (*whole.strides[:axis], stride * length // count, stride, *whole.strides[axis + 1 :])
-                yield Entries(name, sizes, strides), (axis + 1,)
+        counts = dict.fromkeys((*self.graph.norm_groups, *(length // width for width in widths)))
+        pairs = [(count, length // count, axis + 1) for count in counts if length % count == 0]
+        pairs += [(abs(a), abs(b), axis + (b < 0)) for a, b in sorted(self.graph.maxima) if abs(a * b) == length]
+        for first, second, constant in pairs:
+            if 1 < first < length:
+                sizes = (*whole.sizes[:axis], first, second, *whole.sizes[axis + 1 :])
+                strides = (*whole.strides[:axis], stride * second, stride, *whole.strides[axis + 1 :])
+                yield Entries(name, sizes, strides), (constant,)
 
     def _follow(self, family: TranslationFamily, places: Tensor) -> bool:
         """Propagate a family, and keep it as a candidate if no operator sees it. Return whether it was kept.
@@ -273,7 +279,7 @@ class _Search:
                 return
             family = known
         family = replace(family, centered=centered)
-        if family.size and not set(family.coefficients) & set(family.parameters):
+        if family.size and not any(_overlap(one, other) for one in family.read_entries for other in family.placements):
             self.found.append(family)
 
     def _is_kept_by_groups(self, family: TranslationFamily) -> bool:
@@ -284,8 +290,12 @@ class _Search:
         entries = family.entries
         shape = self.graph.program.shapes[entries.parameter]
         for along in () if family.gain else family.constant:
-            is_cut = len(entries.sizes) > len(shape)
-            axis, length = along - is_cut, entries.sizes[along] if is_cut else shape[along]
+            axis, which = along, torch.zeros(shape[along % len(shape)], dtype=torch.int64)
+            if len(entries.sizes) > len(shape):  # An axis is cut in two.
+                axis = next(k for k, n in enumerate((*shape, 0)) if n != entries.sizes[k])
+                first, second = entries.sizes[axis : axis + 2]
+                positions = torch.arange(first * second)
+                which = positions // second if along > axis else positions % second
             here = self.placements.get((entries.parameter, axis), ())
             for group, place in here:
                 is_matrix = group.matrix != "none" and not group.keeps_ones
@@ -293,8 +303,8 @@ class _Search:
                     continue
                 for one, its in here:
                     positions, units = covered(one, its, shape)
-                    first = torch.full((shape[axis],), -1).index_copy(0, positions // length, units)
-                    is_varying = bool((first[positions // length] != units).any())
+                    known = torch.full((shape[axis],), -1).index_copy(0, which[positions], units)
+                    is_varying = bool((known[which[positions]] != units).any())
                     if (one is group or one.name in group.within) and is_varying:
                         return False
         return True
@@ -368,11 +378,9 @@ def _numbers(entries: Entries, constant: tuple[int, ...]) -> Tensor:
 
 
 def _overlap(one: Entries, other: Entries) -> bool:
-    """Return whether two arrays of entries of one parameter share an entry."""
-    if one.last < other.start or other.last < one.start:
+    """Return whether two arrays of entries share an entry of one parameter."""
+    if one.parameter != other.parameter or one.last < other.start or other.last < one.start:
         return False
-    numbers = torch.zeros(max(one.last, other.last) + 1, dtype=torch.int8)
-    for entries in (one, other):
-        view = entries.of(numbers)
-        view.copy_(view + 1)
-    return bool((numbers > 1).any())
+    is_read = torch.zeros(max(one.last, other.last) + 1, dtype=torch.bool)
+    one.once.of(is_read).fill_(True)
+    return bool(other.once.of(is_read).any())
