@@ -168,10 +168,10 @@ HELD_OUT = {
 }
 
 
-def train(population: Population, x: Tensor, y: Tensor, *, varied: bool = False) -> Params:
+def train(population: Population, x: Tensor, y: Tensor, *, count: int = NETWORKS, varied: bool = False) -> Params:
     """Train networks from starts of their own, each with batches of its own; if varied, for fewer steps each."""
     torch.manual_seed(0)
-    modules = [population.make() for _ in range(NETWORKS)]
+    modules = [population.make() for _ in range(count)]
     params = {
         name: torch.stack([one.get_parameter(name).detach() for one in modules])
         for name, _ in modules[0].named_parameters()
@@ -181,14 +181,14 @@ def train(population: Population, x: Tensor, y: Tensor, *, varied: bool = False)
         if isinstance(part, nn.BatchNorm2d):  # Statistics of batches, until the training is over.
             part.track_running_stats = False
             part.running_mean = part.running_var = part.num_batches_tracked = None
-    lengths = torch.full((NETWORKS,), float(population.steps))
+    lengths = torch.full((count,), float(population.steps))
     if varied:
-        shares = torch.rand(NETWORKS, generator=chance)
+        shares = torch.rand(count, generator=chance)
         lengths = (LEAST_STEPS * (population.steps / LEAST_STEPS) ** shares).round()
     gradient = vmap(grad(lambda p, a, b: functional.cross_entropy(functional_call(base, p, (a,)), b)))
     first, second = ({name: torch.zeros_like(t) for name, t in params.items()} for _ in range(2))
     for step in range(1, int(lengths.max()) + 1):
-        chosen = torch.randint(len(x), (NETWORKS, 64), generator=chance)
+        chosen = torch.randint(len(x), (count, 64), generator=chance)
         slopes = gradient(params, x[chosen], y[chosen])
         rates = population.lr * (1 + (math.pi * (step / lengths).clamp_max(1)).cos()) / 2
         for name, slope in slopes.items():
@@ -198,10 +198,10 @@ def train(population: Population, x: Tensor, y: Tensor, *, varied: bool = False)
             rate = rates.view(-1, *[1] * (slope.ndim - 1))
             params[name] = params[name] - rate * first[name] / (1 - 0.9**step) / size
     whole = population.make()
-    buffers = {name: tensor.expand(NETWORKS, *tensor.shape) for name, tensor in whole.named_buffers()}
+    buffers = {name: tensor.expand(count, *tensor.shape) for name, tensor in whole.named_buffers()}
     if not buffers:
         return params
-    each = [rg.connect.reset_batchnorm(select(params | buffers, k), whole, [(x, y)]) for k in range(NETWORKS)]
+    each = [rg.connect.reset_batchnorm(select(params | buffers, k), whole, [(x, y)]) for k in range(count)]
     return {name: torch.stack([one[name] for one in each]) for name in each[0]}
 
 

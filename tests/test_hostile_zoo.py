@@ -24,7 +24,8 @@ from regauge.storage.architecture import Architecture
 from regauge.zoo import Source, import_zoo
 from regauge.zoo.formats.folder import read_deep_align, read_dwsnets, read_folder
 from regauge.zoo.formats.matrix_zoos import read_hdf5, read_small_cnn_zoo
-from regauge.zoo.formats.ray_tune import read_ray_tune
+from regauge.zoo.formats.ray_tune import read_ray_tune, read_vit_model_zoo
+from regauge.zoo.formats.small_transformers import read_small_transformer_zoo
 
 EXAMPLES = [pytest.param(25), pytest.param(300, marks=pytest.mark.thorough)]
 """How many populations are tried."""
@@ -148,6 +149,57 @@ def _trials(folder: Path, document: Any) -> Store:
     return _imported(read_ray_tune(folder / "trials.zip"), folder)
 
 
+VIT = {"model::type": "vit_s_16", "model::o_dim": 2, "model::head::mlp": True, "model::head::hidden_dim": 3, "seed": 1}
+
+
+def _vits_document(folder: Path) -> Any:
+    results = [{"training_iteration": 0, "test_acc": 0.1}]
+    return {"a": {"config": VIT, "results": results}, "b": {"config": VIT, "results": []}}
+
+
+def _vits(folder: Path, document: Any) -> Store:
+    """Vision transformers in a zip file, with whatever settings."""
+    norm = {"weight": (6,), "bias": (6,)}
+    shapes: dict[str, tuple[int, ...]] = {"cls_token": (1, 1, 6), "pos_embed": (1, 5, 6)}
+    maps = {"patch_embed.proj": (6, 1, 2, 2), "blocks.0.attn.qkv": (18, 6), "blocks.0.attn.proj": (6, 6)}
+    maps |= {"blocks.0.mlp.fc1": (4, 6), "blocks.0.mlp.fc2": (6, 4), "head.0": (3, 6), "head.2": (2, 3)}
+    shapes |= {f"{name}.{key}": v for name in ("norm", "blocks.0.norm1", "blocks.0.norm2") for key, v in norm.items()}
+    shapes |= {f"{name}.weight": shape for name, shape in maps.items()}
+    shapes |= {f"{name}.bias": shape[:1] for name, shape in maps.items()}
+    content = _torch_bytes(_drawn({f"vit.{name}": shape for name, shape in shapes.items()}))
+    document = document if isinstance(document, dict) else {"a": document}
+    with zipfile.ZipFile(folder / "vits.zip", "w") as archive:
+        for name, trial in document.items():
+            trial = trial if isinstance(trial, dict) else {"config": trial}
+            archive.writestr(f"{name}/config.json", json.dumps(trial.get("config")))
+            results = trial.get("results")
+            lines = results if isinstance(results, list) else [results]
+            archive.writestr(f"{name}/result.json", "\n".join(map(json.dumps, lines)))
+            archive.writestr(f"{name}/checkpoint_000000/checkpoints", content)
+    return _imported(read_vit_model_zoo(folder / "vits.zip"), folder)
+
+
+def _texts_document(folder: Path) -> Any:
+    return [
+        {"lr": 0.1 * k, "n_attention_heads": 2, "ckpt_epoch": "75", "ckpt_file": f"ag_news/{run}_75_900{k}.pt"}
+        for k, run in enumerate("abc")
+    ]
+
+
+def _texts(folder: Path, document: Any) -> Store:
+    """Networks of the Small Transformer Zoo in a zip file, with whatever table."""
+    names = ("queries", "keys", "values", "out_projection")
+    shapes: dict[str, tuple[int, ...]] = {f"encoder.0.attention.{name}.weight": (4, 4) for name in names}
+    maps = {"encoder.0.fc1": (6, 4), "encoder.0.fc2": (4, 6), "classifier.fc1": (4, 4), "classifier.fc2": (3, 4)}
+    shapes |= {f"{name}.weight": shape for name, shape in maps.items()}
+    content = _torch_bytes(_drawn(shapes | {f"{name}.bias": shape[:1] for name, shape in maps.items()}))
+    with zipfile.ZipFile(folder / "texts.zip", "w") as archive:
+        archive.writestr("AG-News-Transformers/metadata/ag_news.csv", _tables(document))
+        for k, run in enumerate("abc"):
+            archive.writestr(f"AG-News-Transformers/ag_news/{run}_75_900{k}.pt", content)
+    return _imported(read_small_transformer_zoo(folder / "texts.zip"), folder)
+
+
 def _named_document(folder: Path) -> Any:
     rows = [{"accuracy": 0.1 * k, "label": "ab"[k], "tags": ["x", k], "is_new": True} for k in range(2)]
     names = ("lr0.1/0/step0.safetensors", "lr0.01/1/step10.safetensors")
@@ -217,6 +269,8 @@ def _shard(folder: Path, document: Any) -> Store:
 POPULATIONS: dict[str, Kind] = {
     "small CNN zoo": Kind(_matrix, _matrix_document, "matrix"),
     "trials": Kind(_trials, _trials_document, "trials.zip"),
+    "vision transformers": Kind(_vits, _vits_document, "vits.zip"),
+    "small transformers": Kind(_texts, _texts_document, "texts.zip"),
     "named files": Kind(_named, _named_document, "named.zip"),
     "shard": Kind(_shard, _shard_document, SHARD),
 }
@@ -397,6 +451,14 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "no widths": (_trial({"model::h_dim": None}), "trials.zip/a' cannot be imported: .* cannot be called"),
     "no inputs": (_trial({"model::i_dim": None, "model::type": "CNN"}), "trials.zip/a/params.json' describes no"),
     "no trial": (lambda folder: _trials(folder, {"a": None}), "params.json' holds a NoneType"),
+    "large head": (
+        lambda folder: _vits(folder, {"a": {"config": VIT | {"model::head::hidden_dim": 10**12}, "results": []}}),
+        "vits.zip/a' cannot be imported: .* many more values",
+    ),
+    "no heads": (
+        lambda folder: _texts(folder, [row | {"n_attention_heads": 0} for row in _texts_document(folder)]),
+        "texts.zip/.*cannot be imported: .* 0 heads do not divide",
+    ),
     "no epoch": (
         lambda folder: _trials(folder, {"a": {"params": SETTINGS, "results": [{"training_iteration": "x"}]}}),
         "result.json' has a line without",

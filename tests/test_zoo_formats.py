@@ -5,6 +5,8 @@ import gzip
 import importlib
 import itertools
 import json
+import random
+import shutil
 import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -19,6 +21,7 @@ from progress import Recorded
 from safetensors import safe_open
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn import functional
 
 from regauge.core.params import Params
 from regauge.core.progress import Progress
@@ -28,7 +31,8 @@ from regauge.zoo import EXPORTERS, FORMATS, Source, import_zoo
 from regauge.zoo.formats import zoo_source as source_module
 from regauge.zoo.formats.folder import read_deep_align, read_dwsnets, read_folder
 from regauge.zoo.formats.matrix_zoos import read_hdf5, read_small_cnn_zoo
-from regauge.zoo.formats.ray_tune import read_ray_tune
+from regauge.zoo.formats.ray_tune import read_ray_tune, read_vit_model_zoo
+from regauge.zoo.formats.small_transformers import read_small_transformer_zoo
 
 GENERATOR = torch.Generator().manual_seed(0)
 
@@ -141,14 +145,16 @@ def test_sine_networks_whose_numbers_give_the_split(tmp_path: Path) -> None:
         FORMATS["nfn"](tmp_path / "raw")
 
 
-@pytest.mark.parametrize("name", ["nfn", "dwsnets", "small-cnn-zoo"])
+@pytest.mark.parametrize("name", ["nfn", "dwsnets", "small-cnn-zoo", "small-transformer-zoo", "vit-model-zoo"])
 def test_a_downloaded_zoo_becomes_a_table_in_one_command(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With the published split, where the download has one, and with whose networks these are in the first line."""
     monkeypatch.syspath_prepend(Path(__file__).parent.parent / "benchmarks")
     study, raw = importlib.import_module("published_zoos"), tmp_path / "raw"
-    kind = {"kind": study.ZOOS[name].settings["kind"]}  # The nets of the zoos are too large for this test.
+    kind = {
+        "kind": study.ZOOS[name].settings.get("kind", "numbers")
+    }  # The nets of the zoos are too large for this test.
     monkeypatch.setattr(study, "ZOOS", {key: replace(zoo, settings=kind) for key, zoo in study.ZOOS.items()})
     if name == "nfn":
         write_nfn(raw, [*range(12), 45_000, 45_001, 50_000, 50_001, 50_002])
@@ -156,16 +162,23 @@ def test_a_downloaded_zoo_becomes_a_table_in_one_command(
     elif name == "dwsnets":
         dwsnets(raw, 9)
         counts = "9 in raw (5 for train, 1 for validation, 3 for test)"
-    else:
+    elif name == "small-cnn-zoo":
         write_small_cnn_zoo(raw, runs=12)
         counts = "36 in raw"
-    monkeypatch.setattr("sys.argv", ["published_zoos.py", name, str(raw), "--seconds", "0.2"])
+    elif name == "small-transformer-zoo":
+        write_small_transformers(raw, 21)
+        counts = "20 in raw (14 for train, 3 for validation, 3 for test)"
+    else:
+        write_vit_model_zoo(raw, 3, 4)
+        counts = "24 in raw (each pretrained network for test once)"
+    chosen = ["--template", "**FCMLP_False**"] if name == "vit-model-zoo" else []
+    monkeypatch.setattr("sys.argv", ["published_zoos.py", name, str(raw), "--seconds", "0.2", *chosen])
     study.main()
     head, _, header, *rows = capsys.readouterr().out.splitlines()
     assert head.startswith(f"Networks of {study.ZOOS[name].whose}: {counts}")
     assert study.ZOOS[name].split in head
-    assert header.startswith("|  | R2" if name == "small-cnn-zoo" else "|  | accuracy")
-    assert len(rows) > 3
+    assert header.startswith("|  | accuracy" if name in ("nfn", "dwsnets") else "|  | R2")
+    assert len(rows) > 2
 
 
 CHAINS = [
@@ -382,6 +395,219 @@ def test_trials_of_ray_tune(tmp_path: Path, kind: str, dropout: float) -> None:
             y = functional_call(layer, own, (y,))
         torch.testing.assert_close(output(store, k, x), y)
     moved(store, x)
+    assert [row["seed"] for row in read_ray_tune(tmp_path / "raw", "**seed=1/**").rows] == [1, 1]
+
+
+def heads_of(x: Tensor, heads: int) -> Tensor:
+    return x.reshape(*x.shape[:2], heads, -1).transpose(1, 2)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, heads: int) -> Tensor:
+    """Attention from its formula."""
+    q, k, v = (heads_of(one, heads) for one in (q, k, v))
+    scores = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
+    return (scores @ v).transpose(1, 2).flatten(2)
+
+
+def small_transformer(params: Params, x: Tensor) -> Tensor:
+    """What networks of the Small Transformer Zoo compute, from their files."""
+    width = params["classifier.fc1.weight"].shape[1]
+    if "embedding.conv1.weight" in params:
+        patch = params["embedding.conv1.weight"]
+        x = functional.conv2d(x, patch, params["embedding.conv1.bias"], stride=patch.shape[-1])
+        x = x.reshape(*x.shape[:2], -1).permute(0, 2, 1) + params["embedding.pos_embedding"]
+    for k in itertools.count():
+        if f"encoder.{k}.fc1.weight" not in params:
+            break
+        own = {n.removeprefix(f"encoder.{k}."): t for n, t in params.items()}
+        x = functional.layer_norm(x, (width,))
+        x = attention(*(x @ own[f"attention.{n}.weight"].T for n in ("queries", "keys", "values")), heads=2)
+        x = functional.layer_norm(x @ own["attention.out_projection.weight"].T, (width,))
+        x = (x @ own["fc1.weight"].T + own["fc1.bias"]).relu() @ own["fc2.weight"].T + own["fc2.bias"]
+    x = functional.layer_norm(x, (width,)).mean(1)
+    x = (x @ params["classifier.fc1.weight"].T + params["classifier.fc1.bias"]).relu()
+    return x @ params["classifier.fc2.weight"].T + params["classifier.fc2.bias"]
+
+
+def small_transformer_shapes(*, is_image: bool) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {}
+    if is_image:
+        shapes = {"embedding.pos_embedding": (4, 8), "embedding.conv1.weight": (8, 1, 3, 3)}
+        shapes["embedding.conv1.bias"] = (8,)
+    for k in range(2):
+        names = ("queries", "keys", "values", "out_projection")
+        shapes |= {f"encoder.{k}.attention.{name}.weight": (8, 8) for name in names}
+        for name, (before, after) in {"fc1": (8, 12), "fc2": (12, 8)}.items():
+            shapes |= {f"encoder.{k}.{name}.weight": (after, before), f"encoder.{k}.{name}.bias": (after,)}
+    for name, after in {"fc1": 8, "fc2": 5}.items():
+        shapes |= {f"classifier.{name}.weight": (after, 8), f"classifier.{name}.bias": (after,)}
+    return shapes
+
+
+def write_small_transformers(folder: Path, runs: int, *, is_image: bool = True) -> dict[str, Params]:
+    """Files in the layout of the Small Transformer Zoo; the table leaves out the last run."""
+    name, best = ("mnist", "best1") if is_image else ("ag_news", "best")
+    (folder / name).mkdir(parents=True)
+    (folder / "metadata").mkdir()
+    shapes, made, lines = small_transformer_shapes(is_image=is_image), {}, []
+    for k in range(runs):
+        run = f"{k * 5 % runs:02d}ab1e"  # The table has another order than the names.
+        for epoch, hits in (("1", 1135), ("75", 9000 + k), ("100", 9100 + k), (best, 9200 + k)):
+            file = f"{name}/{run}_{epoch}_{hits}.pt"
+            params = {n: torch.randn(shape, generator=GENERATOR) / 3 for n, shape in shapes.items()}
+            torch.save(params, folder / file)
+            if epoch != best:
+                made[file] = params
+            line = {"seed": 3, "optimizer": "adam", "lr": 0.001 * (1 + k), "dropout": "", "n_attention_heads": 2}
+            accuracy = "test_top1_accuracy" if is_image else "test_accuracy"
+            lines.append(line | {"ckpt_epoch": epoch, "ckpt_file": file, accuracy: hits / 10_000})
+    torch.save({"embedding.embedding.weight": torch.zeros(3, 8)}, folder / name / "embedding.pt")
+    with open(folder / "metadata" / f"{name}.csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, list(lines[0]))
+        writer.writeheader()
+        writer.writerows(lines[: 4 * (runs - 1)])
+    return made
+
+
+@pytest.mark.parametrize("is_image", [True, False])
+def test_the_small_transformer_zoo(is_image: bool, tmp_path: Path) -> None:
+    made = write_small_transformers(tmp_path / "raw", 12, is_image=is_image)
+    archive = shutil.make_archive(str(tmp_path / "MNIST-Transformers"), "zip", tmp_path, "raw")
+    store = import_zoo(read_small_transformer_zoo(tmp_path / "raw"), tmp_path / "zoo")
+    x = torch.randn(3, *((1, 6, 6) if is_image else (7, 8)), generator=GENERATOR)
+    assert [row["file"] for row in store.rows.dicts()] == sorted(
+        made, key=lambda name: (name.split("_")[-3], int(name.split("_")[-2]))
+    )
+    for k, row in enumerate(store.rows.dicts()):
+        run, epoch, hits = row["file"].rpartition("/")[2].removesuffix(".pt").split("_")
+        assert (row["run"], row["step"], row["test_accuracy"]) == (run, int(epoch), int(hits) / 10_000)
+        assert "dropout" not in row or row["dropout"] is None
+        torch.testing.assert_close(output(store, k, x), small_transformer(made[row["file"]], x))
+    moved(store, x)
+    kinds = {group.kind for group in store.symmetry.groups}  # type: ignore[union-attr]
+    assert {"scaled", "nested"} & kinds
+    # The paper's program: the networks of epoch 75 in the order of the table, without the run that it leaves out.
+    names = [f"{k * 5 % 12:02d}ab1e" for k in range(11)]
+    random.seed(3)
+    random.shuffle(names)
+    wanted = {run: "train" if k < 7 else "validation" if k < 8 else "test" for k, run in enumerate(names)}
+    assert {row["run"]: row.get("split") for row in store.rows.dicts()} == wanted | {"07ab1e": None}
+    zipped = read_small_transformer_zoo(archive)
+    assert [{**row, "file": row["file"].removeprefix("raw/")} for row in zipped.rows] == list(
+        read_small_transformer_zoo(tmp_path / "raw").rows
+    )
+    assert torch.equal(zipped.read([2]).params["encoder.1.fc1.bias"][0], network(store, 2)["encoder.1.fc1.bias"])
+
+
+def test_other_small_transformers_are_refused(tmp_path: Path) -> None:
+    raw = tmp_path / "raw"
+    write_small_transformers(raw, 3)
+    with pytest.raises(FileNotFoundError, match=r"has no networks SET/RUN_EPOCH_HITS\.pt"):
+        read_small_transformer_zoo(raw / "mnist")
+    (raw / "ag_news").mkdir()
+    shutil.copy(raw / "mnist" / "00ab1e_75_9000.pt", raw / "ag_news" / "00ab1e_75_9000.pt")
+    with pytest.raises(ValueError, match=r"has networks in \['ag_news', 'mnist'\]; give the folder of one set"):
+        read_small_transformer_zoo(raw)
+    shutil.rmtree(raw / "ag_news")
+    table = (raw / "metadata" / "mnist.csv").read_text()
+    for changed, message in (
+        (table.replace(",2,", ",3,"), "3 heads do not divide the width 8"),
+        (table.replace(",2,best1", ",4,best1", 1), r"have \['2', '4'\] attention heads, which are not one number"),
+    ):
+        (raw / "metadata" / "mnist.csv").write_text(changed)
+        with pytest.raises(ValueError, match=message):
+            read_small_transformer_zoo(raw)
+    (raw / "metadata" / "mnist.csv").unlink()
+    with pytest.raises(FileNotFoundError, match=r"has no metadata/mnist.csv; give the folder that contains 'metadata'"):
+        read_small_transformer_zoo(raw)
+
+
+def vit_model_zoo(params: Params, x: Tensor) -> Tensor:
+    """What networks of ViTModelZoo compute, from their files, with GELU and LayerNorm from their formulas."""
+    own = {name.removeprefix("vit."): tensor for name, tensor in params.items()}
+
+    def linear(name: str, x: Tensor) -> Tensor:
+        return x @ own[f"{name}.weight"].T + own[f"{name}.bias"]
+
+    def norm(name: str, x: Tensor) -> Tensor:
+        x = (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True, correction=0) + 1e-6).sqrt()
+        return x * own[f"{name}.weight"] + own[f"{name}.bias"]
+
+    patch = own["patch_embed.proj.weight"]
+    x = functional.conv2d(x, patch, own["patch_embed.proj.bias"], stride=patch.shape[-1]).flatten(2).mT
+    x = torch.cat([own["cls_token"].expand(len(x), -1, -1), x], 1) + own["pos_embed"]
+    for k in range(2):
+        qkv = linear(f"blocks.{k}.attn.qkv", norm(f"blocks.{k}.norm1", x))
+        q, v = qkv[..., :12], qkv[..., 24:]
+        x = x + linear(f"blocks.{k}.attn.proj", attention(q, qkv[..., 12:24], v, heads=6))
+        hidden = linear(f"blocks.{k}.mlp.fc1", norm(f"blocks.{k}.norm2", x))
+        x = x + linear(f"blocks.{k}.mlp.fc2", hidden * (1 + torch.erf(hidden / 2**0.5)) / 2)
+    x = norm("norm", x)[:, 0]
+    return linear("head.2", linear("head.0", x).relu()) if "head.0.weight" in own else linear("head", x)
+
+
+VIT = {"model::type": "vit_s_16", "model::o_dim": 4, "model::head::hidden_dim": None, "dataset::name": "CIFAR100"}
+
+
+def write_vit_model_zoo(folder: Path, bases: int = 1, trials: int = 2) -> dict[str, Params]:
+    """Files in the layout of ViTModelZoo: fine-tuned networks with both kinds of classifiers, below their bases."""
+    blocks = {"norm1.weight": (12,), "norm1.bias": (12,), "attn.qkv.weight": (36, 12), "attn.qkv.bias": (36,)}
+    blocks |= {"attn.proj.weight": (12, 12), "attn.proj.bias": (12,), "norm2.weight": (12,), "norm2.bias": (12,)}
+    blocks |= {"mlp.fc1.weight": (20, 12), "mlp.fc1.bias": (20,), "mlp.fc2.weight": (12, 20), "mlp.fc2.bias": (12,)}
+    shapes: dict[str, tuple[int, ...]] = {"cls_token": (1, 1, 12), "pos_embed": (1, 5, 12), "norm.weight": (12,)}
+    shapes |= {"norm.bias": (12,), "patch_embed.proj.weight": (12, 3, 4, 4), "patch_embed.proj.bias": (12,)}
+    shapes |= {f"blocks.{k}.{name}": shape for k in range(2) for name, shape in blocks.items()}
+    heads: dict[bool, dict[str, tuple[int, ...]]] = {False: {"head.weight": (4, 12), "head.bias": (4,)}}
+    heads[True] = {"head.0.weight": (7, 12), "head.0.bias": (7,), "head.2.weight": (4, 7), "head.2.bias": (4,)}
+    made = {}
+    for base, is_deep, seed in itertools.product(range(bases), (False, True), range(trials)):
+        known = f"sl_vit_s_16_224_seed_{base}"
+        trial = f"vit_cifar100_finetuned/{known}/sl_ft_SD_{seed}_HD_{7 if is_deep else 'NA'}_FCMLP_{is_deep}"
+        (folder / trial).mkdir(parents=True)
+        settings = VIT | {"model::head::mlp": is_deep, "seed": seed, "pretraining::model": known}
+        settings |= {"model::head::hidden_dim": 7 if is_deep else None, "optim::lr": 0.1 + seed}
+        (folder / trial / "config.json").write_text(json.dumps(settings))
+        lines = []
+        for epoch in (0, 1):
+            all_shapes = shapes | heads[is_deep]
+            params = {f"vit.{n}": torch.randn(shape, generator=GENERATOR) / 3 for n, shape in all_shapes.items()}
+            place = folder / trial / f"checkpoint_{epoch:06d}"
+            place.mkdir()
+            torch.save(params, place / "checkpoints")
+            torch.save({"state": {0: {"step": 3}}}, place / "optimizer")
+            made[f"{trial}/checkpoint_{epoch:06d}/checkpoints"] = params
+            accuracy = float(params["vit.head.2.bias" if is_deep else "vit.head.bias"].std())
+            lines.append(json.dumps({"training_iteration": epoch, "test_acc": accuracy, "config": settings}))
+        (folder / trial / "result.json").write_text("\n".join(lines))
+    return made
+
+
+def test_the_zoo_of_vision_transformers(tmp_path: Path) -> None:
+    made = write_vit_model_zoo(tmp_path / "raw")
+    with pytest.raises(ValueError, match=r"FCMLP_False' of .* has another architecture; .* `template` can select"):
+        read_vit_model_zoo(tmp_path / "raw")
+    x = torch.randn(3, 3, 8, 8, generator=GENERATOR)
+    for is_deep in (False, True):
+        source = read_vit_model_zoo(tmp_path / "raw", f"**FCMLP_{is_deep}**")
+        store = import_zoo(source, tmp_path / f"zoo{is_deep}")
+        assert store.rows["step"].tolist() == [0, 1, 0, 1]
+        assert store.rows["seed"].tolist() == [0, 0, 1, 1]
+        for k, row in enumerate(store.rows.dicts()):
+            assert row["pretraining::model"] == "sl_vit_s_16_224_seed_0"
+            torch.testing.assert_close(output(store, k, x), vit_model_zoo(made[row["file"]], x))
+        moved(store, x)
+    with pytest.raises(FileNotFoundError, match=r"checkpoints that fit '\*\*SD_7\*\*'"):
+        read_vit_model_zoo(tmp_path / "raw", "**SD_7**")
+    (config,) = (tmp_path / "raw").glob("**/*SD_0_HD_NA*/config.json")
+    for change, message in (
+        ({"model::type": "bert"}, "the trials have the model 'bert', but 'vit_s_16' is known"),
+        ({"model::o_dim": None}, "config.json' describes no architecture"),
+        ({"model::head::mlp": True}, "config.json' describes no architecture"),
+        ({"model::o_dim": 5}, "has another architecture"),
+    ):
+        config.write_text(json.dumps(VIT | change))
+        with pytest.raises(ValueError, match=message):
+            read_vit_model_zoo(tmp_path / "raw", "**FCMLP_False**")
 
 
 def test_any_folder_of_checkpoints(tmp_path: Path) -> None:
@@ -706,6 +932,8 @@ def test_one_array_for_all_networks(tmp_path: Path) -> None:
         (read_deep_align, "no files of Deep-Align"),
         (read_ray_tune, "no trials of Ray Tune"),
         (read_small_cnn_zoo, "no weights.npy"),
+        (read_vit_model_zoo, "no trials of Ray Tune"),
+        (read_small_transformer_zoo, "has no networks SET/RUN_EPOCH_HITS.pt"),
     ],
 )
 def test_other_folders_are_refused(tmp_path: Path, read: Callable[[Path], Source], match: str) -> None:

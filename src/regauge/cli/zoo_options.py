@@ -66,11 +66,11 @@ class ZooImport:
     """Folder, zip file or HDF5 file."""
     output: NewStore
     format: Annotated[str, arg(metavar="FORMAT")] = "folder"
-    """Layout of the source: folder, dwsnets, nfn, deep-align, small-cnn-zoo, model-zoo-dataset or hdf5, or one that
-    another package adds."""
+    """Layout of the source: folder, dwsnets, nfn, deep-align, small-cnn-zoo, small-transformer-zoo, model-zoo-dataset,
+    vit-model-zoo or hdf5, or one that another package adds."""
     template: str | None = None
     """Names below a folder, {id}.pt by default, for example {id}/step{step}.pt: what stands in braces becomes a
-    column, * is anything in a name and ** anything at all."""
+    column, * is anything in a name and ** anything at all. For trials of Ray Tune: the checkpoints to take."""
     beside: tuple[str, ...] = ()
     """Entries of a folder's checkpoints that are no parameters, for example label; they become columns."""
     model: Annotated[str | None, arg(metavar="MODEL")] = None

@@ -88,7 +88,7 @@ def read_folder(
 
 def find_checkpoints(tree: Tree, template: str, what: str) -> list[dict[str, Any]]:
     """Return a row for each file that matches a template of `read_folder`, sorted; `what` names the files in errors."""
-    pattern = _compile(template)
+    pattern = compile_template(template)
     found = {name: fitting.groupdict() for name in tree.names if (fitting := pattern.fullmatch(name))}
     if not found:
         raise FileNotFoundError(f"no {what}; there are for example {tree.names[:3]}")
@@ -96,7 +96,7 @@ def find_checkpoints(tree: Tree, template: str, what: str) -> list[dict[str, Any
         return _number(found)
 
 
-def _compile(template: str) -> re.Pattern[str]:
+def compile_template(template: str) -> re.Pattern[str]:
     """Return the regular expression for names that match a template."""
     parts = []
     for piece in re.split(r"(\{[^{}]*\}|\*\*|\*)", template):

@@ -6,7 +6,8 @@ from importlib.metadata import entry_points
 from regauge.zoo.formats.exporting import export_dwsnets, export_npy, export_safetensors, export_small_cnn_zoo
 from regauge.zoo.formats.folder import read_deep_align, read_dwsnets, read_folder, read_nfn
 from regauge.zoo.formats.matrix_zoos import read_hdf5, read_small_cnn_zoo
-from regauge.zoo.formats.ray_tune import read_ray_tune
+from regauge.zoo.formats.ray_tune import read_ray_tune, read_vit_model_zoo
+from regauge.zoo.formats.small_transformers import read_small_transformer_zoo
 from regauge.zoo.formats.zoo_source import Source
 
 FORMATS: dict[str, Callable[..., Source]] = {
@@ -15,7 +16,9 @@ FORMATS: dict[str, Callable[..., Source]] = {
     "nfn": read_nfn,
     "deep-align": read_deep_align,
     "small-cnn-zoo": read_small_cnn_zoo,
+    "small-transformer-zoo": read_small_transformer_zoo,
     "model-zoo-dataset": read_ray_tune,
+    "vit-model-zoo": read_vit_model_zoo,
     "hdf5": read_hdf5,
 }
 """The importers by their names on the command line."""

@@ -143,21 +143,24 @@ def read_metrics(path: Path, count: int) -> list[dict[str, Any]]:
         path: The file.
         count: The number of networks. At most one additional row is read.
     """
-    try:
-        text = io.StringIO(read_gzip(path).decode(), newline="")
-        lines = list(islice(csv.DictReader(text), count + 1))
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"{str(path)!r} is no table: {error}; fetch it again") from error
     ids: dict[Any, int] = {}
     rows = []
-    for line in lines:
-        row = {key: _value(text) for key, text in line.items() if key and text not in ("", None)}
+    for row in read_table(read_gzip(path), path, count + 1):
         settings = tuple(value for key, value in row.items() if key.startswith("config."))
         row["id"] = ids.setdefault(row.get("modeldir", settings), len(ids))
         if not isinstance(row.get("step"), int):
             raise ValueError(f"{str(path)!r} has a row without an integer step, but {row.get('step')!r}")
         rows.append(row)
     return rows
+
+
+def read_table(content: bytes, path: Path, most: int | None = None) -> list[dict[str, Any]]:
+    """Return at most `most` rows of a CSV file. Numeric cells are converted, and empty cells are skipped."""
+    try:
+        lines = list(islice(csv.DictReader(io.StringIO(content.decode(), newline="")), most))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{str(path)!r} is no table: {error}; fetch it again") from error
+    return [{key: _value(text) for key, text in line.items() if key and text not in ("", None)} for line in lines]
 
 
 def from_matrix(matrix: Any, variables: Sequence[Variable], names: Mapping[str, str]) -> Params:
