@@ -512,7 +512,7 @@ def test_other_small_transformers_are_refused(tmp_path: Path) -> None:
     table = (raw / "metadata" / "mnist.csv").read_text()
     for changed, message in (
         (table.replace(",2,", ",3,"), "3 heads do not divide the width 8"),
-        (table.replace(",2,best1", ",4,best1", 1), r"have \['2', '4'\] attention heads, which are not one number"),
+        (table.replace(",2,best1", ",4,best1", 1), r"have \['2', '4'\] attention heads, but all must have one number"),
     ):
         (raw / "metadata" / "mnist.csv").write_text(changed)
         with pytest.raises(ValueError, match=message):

@@ -112,9 +112,11 @@ def _sizes(params: Params) -> dict[str, Any]:
         width, channels, patch, _ = patches.shape
         size = patch * math.isqrt(positions.shape[1] - 1)
         if not size * width * channels:
-            raise ValueError("an image, a patch or a token is empty")
+            raise ValueError("images, patches and tokens must not be empty")
     except (KeyError, IndexError, ValueError) as error:
-        raise ValueError(f"{list(params)[:4]} are not the tensors of a vision transformer ({error})") from error
+        raise ValueError(
+            f"{list(params)[:4]} are not the tensors of a vision transformer ({error}); import them as a folder"
+        ) from error
     layers = len({found[1] for name in params if (found := BLOCK.match(name))})
     return {"width": width, "hidden": up.shape[0], "layers": layers, "image": [channels, size, patch]}
 

@@ -115,7 +115,7 @@ def _heads(rows: Sequence[dict[str, Any]]) -> int:
     """Return the number of attention heads of all networks."""
     heads = {row["n_attention_heads"] for row in rows if "n_attention_heads" in row} or {HEADS}
     if len(heads) > 1 or not isinstance(min(heads), int):
-        raise ValueError(f"the networks have {sorted(map(str, heads))} attention heads, which are not one number")
+        raise ValueError(f"the networks have {sorted(map(str, heads))} attention heads, but all must have one number")
     return int(heads.pop())
 
 
@@ -128,9 +128,11 @@ def _architecture(params: Params, heads: int, kind: str) -> Architecture:
             _, channels, patch, _ = params["embedding.conv1.weight"].shape
             image = [channels, patch * math.isqrt(params["embedding.pos_embedding"].shape[0]), patch]
         if not width * math.prod(image or ()):
-            raise ValueError("an image, a patch or a token is empty")
+            raise ValueError("images, patches and tokens must not be empty")
     except (KeyError, ValueError) as error:
-        raise ValueError(f"{list(params)[:4]} are not the tensors of a small transformer ({error})") from error
+        raise ValueError(
+            f"{list(params)[:4]} are not the tensors of a small transformer ({error}); import them as a folder"
+        ) from error
     layers = len({fitting[1] for name in params if (fitting := BLOCK.match(name))})
     sizes = {"width": width, "hidden": hidden, "classes": classes, "layers": layers, "heads": heads, "image": image}
     return Architecture(f"small transformer, {kind}", "regauge.zoo.formats.modules:SmallTransformer", sizes)
