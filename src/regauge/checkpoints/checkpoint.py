@@ -173,7 +173,8 @@ class Checkpoint(Mapping[str, Tensor]):
         self.close()
 
     def __del__(self) -> None:
-        self.close()
+        for file in self._files.values():  # A view that is no longer used leaves the files of its source open.
+            file.close()
 
     def close(self) -> None:
         """Close the files. A later read opens the files again."""
@@ -464,6 +465,38 @@ class Checkpoint(Mapping[str, Tensor]):
         self.read_so_far.seconds += time.perf_counter() - before
         if self.read_so_far.seen is not None:
             self.read_so_far.seen(path, start, part)
+
+
+class CheckpointView(Checkpoint):
+    """A checkpoint that reads another checkpoint and changes its names, shapes or values.
+
+    Attributes:
+        source: The other checkpoint.
+    """
+
+    def __init__(self, source: Checkpoint, stored: Mapping[str, StoredTensor], params: Params | None = None) -> None:
+        super().__init__(source.label, source.path, stored, source.metadata, params)
+        self.source = source
+        self._take_over(source)
+
+    @property
+    def is_lazy(self) -> bool:
+        """Whether tensors are read from the disk one by one."""
+        return self._params is None and self.source.is_lazy
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All files from which the checkpoint is read."""
+        return self.source.files
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        """Return the dtype in which a tensor is read."""
+        return self.source.dtype_of(name) if self._params is None else super().dtype_of(name)
+
+    def close(self) -> None:
+        """Close the files. A later read opens the files again."""
+        super().close()
+        self.source.close()
 
 
 @check_arguments

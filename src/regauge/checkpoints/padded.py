@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.checkpoint import Checkpoint, CheckpointView
 from regauge.checkpoints.formats.adapters import Factors, read_factors
 from regauge.checkpoints.location import ADAPTER_CONFIG
 from regauge.checkpoints.plain_files import read_object
@@ -24,7 +24,7 @@ from regauge.core.counted import shorten
 from regauge.core.params import round_to, work_dtype
 
 
-class Padded(Checkpoint):
+class Padded(CheckpointView):
     """An adapter rewritten with other ranks and scales, without changing its effect on the network.
 
     If the adapter's configuration changes, `replaced` contains the new configuration.
@@ -48,9 +48,8 @@ class Padded(Checkpoint):
                 self._axes[name] = axis, wanted.rank
             if there.scale != wanted.scale:
                 self._scales |= dict.fromkeys((there.up, *there.offsets), there.scale / wanted.scale)
-        super().__init__(source.label, source.path, stored, source.metadata)
-        self.source, self.factors = source, factors
-        self._take_over(source)
+        super().__init__(source, stored)
+        self.factors = factors
         if config is not None:
             self.replaced = {**source.replaced, ADAPTER_CONFIG: config}
 
@@ -59,22 +58,10 @@ class Padded(Checkpoint):
         """All files from which the adapter is read, including the configuration."""
         return (*self.source.files, self.path.parent / ADAPTER_CONFIG)
 
-    @property
-    def is_safetensors(self) -> bool:
-        """Whether tensors can be read from the disk one by one."""
-        return self.source.is_safetensors
-
-    @property
-    def is_lazy(self) -> bool:
-        """Whether tensors are read from the disk one by one."""
-        return self._params is None and self.source.is_lazy
-
     def dtype_of(self, name: str) -> torch.dtype:
         """Return the dtype in which a tensor is read. It is wider if the tensor is rescaled."""
-        if self._params is not None:
-            return super().dtype_of(name)
-        dtype = self.source.dtype_of(name)
-        return work_dtype(dtype) if name in self._scales else dtype
+        dtype = super().dtype_of(name)
+        return work_dtype(dtype) if self._params is None and name in self._scales else dtype
 
     def read(self, name: str, *, rows: tuple[int, int] | None = None, dtype: torch.dtype | None = None) -> Tensor:
         """Return a copy of one tensor, or of a range of its first axis, rescaled and padded with zeros."""
@@ -88,12 +75,6 @@ class Padded(Checkpoint):
             value = torch.cat([value, value.new_zeros(shape)], axis)
         value = round_to(value * scale if scale != 1 else value, dtype, name)
         return value if rows is None else value[rows[0] : rows[1]].clone()
-
-    def close(self) -> None:
-        """Close the files."""
-        super().close()
-        if hasattr(self, "source"):
-            self.source.close()
 
 
 def match_adapters(adapters: Sequence[Checkpoint], number: int) -> tuple[Checkpoint, ...]:

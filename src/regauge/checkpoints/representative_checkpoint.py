@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 import torch
 from torch import Tensor
 
-from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.checkpoint import Checkpoint, CheckpointView
 from regauge.core.chart import changed_by, charted, widen
 from regauge.core.element import Element
 from regauge.core.families import move_tensor
@@ -14,7 +14,7 @@ from regauge.core.params import round_to, work_dtype
 from regauge.core.symmetry import Symmetry
 
 
-class ChartedCheckpoint(Checkpoint):
+class ChartedCheckpoint(CheckpointView):
     """A checkpoint in which a chart computes some of the tensors when they are read.
 
     Args:
@@ -27,17 +27,12 @@ class ChartedCheckpoint(Checkpoint):
     def __init__(
         self, source: Checkpoint, symmetry: Symmetry, changed: Collection[str], tensors: LazyTensors | None
     ) -> None:
-        super().__init__(source.label, source.path, source.stored, source.metadata)
-        self.source, self.symmetry = source, symmetry
-        self._take_over(source)
+        super().__init__(source, source.stored)
+        self.symmetry = symmetry
         self._made, self._tensors = frozenset(changed), tensors
         self._first: Mapping[str, str] = {
             name: next(one for one in names if one in source) for names in symmetry.tied for name in names
         }
-
-    def dtype_of(self, name: str) -> torch.dtype:
-        """Return the dtype in which a tensor is read."""
-        return self.source.dtype_of(name)
 
     def read(self, name: str, *, rows: Rows = None, dtype: torch.dtype | None = None) -> Tensor:
         """Return a copy of one tensor, or of a range of its first axis if no group acts on this axis."""

@@ -7,7 +7,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.checkpoint import Checkpoint, CheckpointView
 from regauge.core.counted import shorten
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
@@ -103,7 +103,7 @@ class Common:
         return restrict(symmetry, shapes)
 
 
-class CutCheckpoint(Checkpoint):
+class CutCheckpoint(CheckpointView):
     """Some tensors of a checkpoint. Each is cut to its first rows and columns."""
 
     def __init__(self, source: Checkpoint, shapes: Mapping[str, Shape]) -> None:
@@ -112,13 +112,7 @@ class CutCheckpoint(Checkpoint):
             for name, one in source.stored.items()
             if name in shapes
         }
-        super().__init__(source.label, source.path, stored, source.metadata)
-        self.source = source
-        self._take_over(source)
-
-    def dtype_of(self, name: str) -> torch.dtype:
-        """Return the dtype in which a tensor is read."""
-        return self.source.dtype_of(name)
+        super().__init__(source, stored)
 
     def read(self, name: str, *, rows: tuple[int, int] | None = None, dtype: torch.dtype | None = None) -> Tensor:
         """Return a copy of the compared part of one tensor, or of a range of its first axis."""

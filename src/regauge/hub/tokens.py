@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from regauge.checkpoints.checkpoint import READ_BYTES, Checkpoint
+from regauge.checkpoints.checkpoint import READ_BYTES, Checkpoint, CheckpointView
 from regauge.checkpoints.names.converted import Converted
 
 
@@ -145,7 +145,7 @@ class TokenPlan:
         return cls(axes, tuple(own), lacks, shares, given, blank)
 
 
-class Retokenized(Checkpoint):
+class Retokenized(CheckpointView):
     """A checkpoint converted to another vocabulary. The rows of missing tokens are zero.
 
     Attributes:
@@ -160,28 +160,13 @@ class Retokenized(Checkpoint):
                 shape = (*one.shape[:axis], len(rows), *one.shape[axis + 1 :])
                 nbytes = one.nbytes // one.shape[axis] * len(rows)
                 stored[name] = one._replace(shape=shape, nbytes=nbytes)
-        super().__init__(source.label, source.path, stored, source.metadata)
-        self.source, self._axes, self._rows, self._vocabulary = source, axes, rows, tuple(files)
-        self._take_over(source)
+        super().__init__(source, stored)
+        self._axes, self._rows, self._vocabulary = axes, rows, tuple(files)
 
     @property
     def files(self) -> tuple[Path, ...]:
         """All files from which the checkpoint is read, including the files of both vocabularies."""
         return (*self.source.files, *self._vocabulary)
-
-    @property
-    def is_safetensors(self) -> bool:
-        """Whether tensors can be read from the disk one by one."""
-        return self.source.is_safetensors
-
-    @property
-    def is_lazy(self) -> bool:
-        """Whether tensors are read from the disk one by one."""
-        return self._params is None and self.source.is_lazy
-
-    def dtype_of(self, name: str) -> torch.dtype:
-        """Return the dtype in which a tensor is read."""
-        return super().dtype_of(name) if self._params is not None else self.source.dtype_of(name)
 
     def read(self, name: str, *, rows: tuple[int, int] | None = None, dtype: torch.dtype | None = None) -> Tensor:
         """Return a copy of one tensor, or of a range of its first axis, with the rows of the new vocabulary."""
@@ -199,12 +184,6 @@ class Retokenized(Checkpoint):
         for first, end, there in _runs(wanted, most):
             result[there] = self.source.read(name, rows=(first, end), dtype=dtype)
         return result
-
-    def close(self) -> None:
-        """Close the files."""
-        super().close()
-        if hasattr(self, "source"):
-            self.source.close()
 
 
 def as_tokenized(checkpoint: Checkpoint) -> Checkpoint:

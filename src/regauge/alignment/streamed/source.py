@@ -10,7 +10,7 @@ from torch import Tensor
 from regauge.alignment.engine.frames import is_stretched, move_by
 from regauge.alignment.streamed.passes import Passes
 from regauge.alignment.streamed.state import ClimbState
-from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.checkpoint import Checkpoint, CheckpointView
 from regauge.checkpoints.representative_checkpoint import MovedCheckpoint
 from regauge.checkpoints.writing import Pieces
 from regauge.core import element as _element
@@ -241,13 +241,11 @@ def _move_on(symmetry: Symmetry, values: Mapping[str, Value], element: Element) 
     return element
 
 
-class Moved(Checkpoint):
+class Moved(CheckpointView):
     """A checkpoint whose tensors are transformed when they are read. Ranges are possible if no group acts on axis 0."""
 
     def __init__(self, source: Checkpoint, move: Callable[[str, Tensor], Tensor]) -> None:
-        super().__init__(source.label, source.path, source.stored, source.metadata)
-        self.source = source
-        self._take_over(source)
+        super().__init__(source, source.stored)
         self._move = move
 
     def read(self, name: str, *, rows: tuple[int, int] | None = None, dtype: torch.dtype | None = None) -> Tensor:

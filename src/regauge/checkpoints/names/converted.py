@@ -2,22 +2,20 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import cast
 
 import torch
 from torch import Tensor
 
-from regauge.checkpoints.checkpoint import READ_BYTES, Checkpoint
+from regauge.checkpoints.checkpoint import READ_BYTES, Checkpoint, CheckpointView
 from regauge.checkpoints.form import Form
 from regauge.checkpoints.formats.headers import StoredTensor
 from regauge.checkpoints.names.conversion import Conversion, join, name_as_stored
 from regauge.checkpoints.writing import Pieces, Shard
-from regauge.core.counted import shorten
 from regauge.core.params import Params
 
 
-class Converted(Checkpoint):
+class Converted(CheckpointView):
     """A checkpoint under a module's tensor names. The tensors stay in the files until they are read.
 
     A checkpoint that is written from it has the names, shapes, dtypes, order and number of the original files.
@@ -33,14 +31,8 @@ class Converted(Checkpoint):
             blank, first = conversion.blanks[name], source.stored[boxes[0].source]
             nbytes = blank.numel * blank.dtype.itemsize
             stored[name] = StoredTensor(name, first.file, blank.dtype, blank.shape, first.start, nbytes)
-        super().__init__(source.label, source.path, stored, source.metadata, params)
-        self.source, self.conversion = source, conversion
-        self._take_over(source)
-
-    @property
-    def files(self) -> tuple[Path, ...]:
-        """All files from which the checkpoint is read."""
-        return self.source.files
+        super().__init__(source, stored, params)
+        self.conversion = conversion
 
     @property
     def unknown(self) -> tuple[str, ...]:
@@ -49,27 +41,14 @@ class Converted(Checkpoint):
 
     def dtype_of(self, name: str) -> torch.dtype:
         """Return the dtype in which a tensor is read."""
-        if self._params is None and name in self.conversion.renamed:
-            return self.source.dtype_of(self.conversion.renamed[name])
-        return super().dtype_of(name)
-
-    def close(self) -> None:
-        """Close the files. A later read opens the files again."""
-        super().close()
-        self.source.close()
+        if self._params is not None:
+            return super().dtype_of(name)
+        there = self.conversion.renamed.get(name)
+        return self.form.work_dtype(self.stored[name].dtype) if there is None else self.source.dtype_of(there)
 
     def layout(self, file: str | None = None) -> list[Shard]:
         """Return the files of a new checkpoint, with the same names, dtypes and order as in the source's files."""
         return [replace(shard, translate=self._translate) for shard in self.source.layout(file)]
-
-    def with_params(self, params: Mapping[str, Tensor]) -> "Converted":
-        """Return a checkpoint with the same files and other parameters, given under the module's names."""
-        absent = [name for name in self.stored if name not in params]
-        if absent:
-            raise KeyError(f"the parameters lack {shorten(absent)}, which {self.label} has; give all of its tensors")
-        result = Converted(self.source, self.conversion, dict(params)).written_as(self.form)
-        result.notes, result.replaced = self.notes, self.replaced
-        return result
 
     def written_as(self, form: Form) -> "Converted":
         """Return a copy that is written in another form. The copy is read with this form's precision."""
@@ -98,7 +77,7 @@ class Converted(Checkpoint):
             return super().read(name, rows=rows, dtype=dtype)
         if name in self.conversion.renamed:
             return self.source.read(self.conversion.renamed[name], rows=rows, dtype=dtype)
-        dtype = dtype or self.form.work_dtype(self.stored[name].dtype)
+        dtype = dtype or self.dtype_of(name)
         return self.conversion.make(name, lambda n, r: self.source.read(n, rows=r), rows=rows, dtype=dtype)
 
     def _translate(self, pieces: Pieces) -> Pieces:

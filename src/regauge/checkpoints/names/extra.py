@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.checkpoint import Checkpoint, CheckpointView
 from regauge.checkpoints.form import Form
 from regauge.checkpoints.names.conversion import Conversion
 from regauge.checkpoints.names.converted import Converted, ranges_of
@@ -19,7 +18,7 @@ FIRST = "the model has no {names}, which {are} taken over from {first} as {they}
 LEFT = "left out: {names} of {label}, which neither the model nor {first} has"
 
 
-class Sharing(Checkpoint):
+class Sharing(CheckpointView):
     """A checkpoint in files, with some of its tensors replaced by those of another checkpoint, and some left out.
 
     Attributes:
@@ -34,14 +33,8 @@ class Sharing(Checkpoint):
         for name in shared:
             like = stored.get(name, last)
             stored[name] = other.stored[name]._replace(file=like.file, start=like.start)
-        super().__init__(source.label, source.path, stored, source.metadata)
-        self.source, self.other, self.shared = source, other, frozenset(shared)
-        self._take_over(source)
-
-    @property
-    def files(self) -> tuple[Path, ...]:
-        """All files from which the checkpoint is read."""
-        return self.source.files
+        super().__init__(source, stored)
+        self.other, self.shared = other, frozenset(shared)
 
     def dtype_of(self, name: str) -> torch.dtype:
         """Return the dtype in which a tensor is read."""
@@ -56,10 +49,6 @@ class Sharing(Checkpoint):
         result = Sharing(self.source.written_as(form), self.other, (), ())
         result.stored, result.shared = self.stored, self.shared
         return result
-
-    def close(self) -> None:
-        """Close the files. A later read opens the files again."""
-        self.source.close()
 
 
 def share_extra(checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
