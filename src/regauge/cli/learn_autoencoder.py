@@ -13,8 +13,7 @@ from regauge.cli.output import show_progress, show_status, tell, tell_written
 from regauge.cli.result_files import require_table, tell_or_write_rows
 from regauge.cli.trained_net_options import LearnDecode, LearnEncode, LearnNearest
 from regauge.cli.training_output import require_named, tell_training, training_output
-from regauge.learn.autoencoder_files import decode_store, encode_paths, nearest_paths
-from regauge.learn.autoencoder_results import autoencoder_results
+from regauge.learn.autoencoder_files import autoencoder_results, decode_store, encode_paths, nearest_paths
 from regauge.report import write_page
 from regauge.storage import read_networks
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from regauge.checkpoints.checkpoint import Checkpoint, CheckpointView
 from regauge.core.counted import shorten
+from regauge.core.groups import Group
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 from regauge.pruning import cut_symmetry
@@ -42,14 +43,7 @@ class Widths:
 
     def narrow(self, shapes: Shapes) -> dict[str, Shape]:
         """Return the shapes of one network after a cut to the smaller numbers of units."""
-        result = dict(shapes)
-        for group in (self.common[name] for name in self.sizes):
-            for place in group.placements:
-                if place.parameter in shapes:
-                    own = list(result[place.parameter])
-                    own[place.axis] = self.common.shapes[place.parameter][place.axis]
-                    result[place.parameter] = tuple(own)
-        return result
+        return _with_lengths(shapes, self.common, [self.common[name] for name in self.sizes])
 
 
 @dataclass(frozen=True)
@@ -94,13 +88,7 @@ class Common:
 
     def extend(self, symmetry: Symmetry) -> Symmetry:
         """Return a symmetry for more units, restricted to the common part."""
-        shapes = dict(self.shapes)
-        for place in (place for group in symmetry.groups for place in group.placements):
-            if place.parameter in shapes:
-                own = list(shapes[place.parameter])
-                own[place.axis] = symmetry.shapes[place.parameter][place.axis]
-                shapes[place.parameter] = tuple(own)
-        return restrict(symmetry, shapes)
+        return restrict(symmetry, _with_lengths(self.shapes, symmetry, symmetry.groups))
 
 
 class CutCheckpoint(CheckpointView):
@@ -212,6 +200,17 @@ def restrict(symmetry: Symmetry, shapes: Mapping[str, Shape]) -> Symmetry:
         added={name: number for name, number in symmetry.added.items() if name in shapes},
         translations=tuple(cut_translations(symmetry.translations, given, masks).values()),
     )
+
+
+def _with_lengths(shapes: Shapes, symmetry: Symmetry, groups: Iterable[Group]) -> dict[str, Shape]:
+    """Return shapes in which the axes of some groups have the lengths that the symmetry gives them."""
+    result = dict(shapes)
+    for place in (place for group in groups for place in group.placements):
+        if place.parameter in shapes:
+            own = list(result[place.parameter])
+            own[place.axis] = symmetry.shapes[place.parameter][place.axis]
+            result[place.parameter] = tuple(own)
+    return result
 
 
 def _on_meta(network: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
