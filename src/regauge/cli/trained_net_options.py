@@ -6,10 +6,14 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from regauge.cli.options import CHECKPOINT_HELP, Json, MaybeOutput, Model, Output
+from regauge.cli.options import CHECKPOINT_HELP, Json, MaybeOutput, Model, Output, Overwrite
 from regauge.cli.store_options import KeptCheckpoints
 
 AUTOENCODER_HELP = "An autoencoder that `regauge learn autoencoder` wrote."
+NetworkPaths = Annotated[
+    Positional[tuple[Path, ...]],
+    arg(metavar="STORE|CHECKPOINT [...]", help=f"Folders of stores, or checkpoints: {CHECKPOINT_HELP}"),
+]
 
 
 @dataclass(frozen=True)
@@ -17,16 +21,12 @@ class LearnPredict:
     """Predict a value of each network with a trained predictor."""
 
     predictor: Annotated[Positional[Path], arg(help="A predictor that `regauge learn predictor` wrote.")]
-    networks: Annotated[
-        Positional[tuple[Path, ...]],
-        arg(metavar="STORE|CHECKPOINT [...]", help=f"Folders of stores, or checkpoints: {CHECKPOINT_HELP}"),
-    ]
+    networks: NetworkPaths
     model: Model = None
     """The architecture of the checkpoints, for a net with probes; a store knows its own."""
     output: MaybeOutput = None
     """Write the predictions to this file, .csv, instead of printing them."""
-    overwrite: bool = False
-    """Replace the output if it exists."""
+    overwrite: Overwrite = False
     checkpoints: KeptCheckpoints = "last"
     json: Json = False
 
@@ -36,14 +36,10 @@ class LearnEncode:
     """Write the latent vectors of networks: the same for all networks of an orbit."""
 
     autoencoder: Annotated[Positional[Path], arg(help=AUTOENCODER_HELP)]
-    networks: Annotated[
-        Positional[tuple[Path, ...]],
-        arg(metavar="STORE|CHECKPOINT [...]", help=f"Folders of stores, or checkpoints: {CHECKPOINT_HELP}"),
-    ]
+    networks: NetworkPaths
     output: Output
     """The table, .csv: a row for each network, with columns z0, z1, ..."""
-    overwrite: bool = False
-    """Replace the output if it exists."""
+    overwrite: Overwrite = False
     checkpoints: KeptCheckpoints = "last"
     json: Json = False
 
@@ -68,17 +64,13 @@ class LearnNearest:
     """Find networks of a store that compute nearly the same function: those with the nearest latent vectors."""
 
     autoencoder: Annotated[Positional[Path], arg(help=AUTOENCODER_HELP)]
-    networks: Annotated[
-        Positional[tuple[Path, ...]],
-        arg(metavar="STORE|CHECKPOINT [...]", help=f"Folders of stores, or checkpoints: {CHECKPOINT_HELP}"),
-    ]
+    networks: NetworkPaths
     among: Path
     """Folder of the store that is searched."""
     count: int = 5
     """Neighbors that are printed for each network."""
     output: MaybeOutput = None
     """Write the table to this file, .csv, instead of printing it."""
-    overwrite: bool = False
-    """Replace the output if it exists."""
+    overwrite: Overwrite = False
     checkpoints: KeptCheckpoints = "last"
     json: Json = False

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from regauge.core.arguments import check_arguments
 from regauge.core.given import given_or_seed
-from regauge.core.params import Params, require_finite
+from regauge.core.params import Params, below, require_finite
 from regauge.core.progress import Progress, no_progress
 from regauge.inr.fields.signal_samples import Samples
 from regauge.inr.fit_config import FitConfig
@@ -183,8 +183,8 @@ def train_embedding(
     def loss(weights: Params, chosen: Tensor) -> Tensor:
         index = torch.randint(points.shape[1], (batch, config.examples), generator=generator)
         at = chosen.unsqueeze(1)
-        codes = torch.func.functional_call(encoder, _part(weights, "encoder."), (rows[chosen],))
-        outputs = torch.func.functional_call(decoder, _part(weights, "decoder."), (codes, points[at, index]))
+        codes = torch.func.functional_call(encoder, below("encoder.", weights), (rows[chosen],))
+        outputs = torch.func.functional_call(decoder, below("decoder.", weights), (codes, points[at, index]))
         return loss_of(outputs, labels[at, index]).mean()
 
     def batches() -> Iterator[Tensor]:
@@ -205,7 +205,3 @@ def train_embedding(
     model.load_state_dict(found.params, strict=False)
     model.eval().requires_grad_(False)
     return Embedding(inr, encoder, decoder, found.losses)
-
-
-def _part(weights: Params, prefix: str) -> Params:
-    return {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}

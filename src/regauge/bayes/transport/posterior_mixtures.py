@@ -8,7 +8,7 @@ from torch import Tensor
 from regauge.bayes.posteriors.gaussian import GaussianPosterior, Posterior
 from regauge.bayes.transport.wasserstein import require_share
 from regauge.core.element import Element
-from regauge.core.params import Params, require_same_shapes
+from regauge.core.params import Params, below, require_same_shapes
 from regauge.core.symmetry import Symmetry
 
 POSITION = "(position)"
@@ -56,9 +56,9 @@ class MixturePosterior:
         for k, (posterior, is_chosen) in enumerate(((self.first, ~is_last), (self.last, is_last))):
             chosen = is_chosen.nonzero().flatten()
             if len(chosen) == len(is_chosen):
-                return posterior.at(_part(noise, k))
+                return posterior.at(below(f"{k}/", noise))
             if len(chosen):
-                own = {n: tensor.index_select(0, chosen.to(tensor.device)) for n, tensor in _part(noise, k).items()}
+                own = {n: t.index_select(0, chosen.to(t.device)) for n, t in below(f"{k}/", noise).items()}
                 parts.append((chosen, posterior.at(own)))
         require_same_shapes(*({name: tensor[0] for name, tensor in networks.items()} for _, networks in parts))
         samples = {name: tensor.new_empty(len(is_last), *tensor.shape[1:]) for name, tensor in parts[0][1].items()}
@@ -73,8 +73,8 @@ class MixturePosterior:
 
     def push_noise(self, symmetry: Symmetry, element: Element, noise: Params) -> Params:
         """Return the transformed noise of both posteriors; positions do not change."""
-        first = self.first.push_noise(symmetry, element, _part(noise, 0))
-        last = self.last.push_noise(symmetry, element, _part(noise, 1))
+        first = self.first.push_noise(symmetry, element, below("0/", noise))
+        last = self.last.push_noise(symmetry, element, below("1/", noise))
         return _join(first, last, noise[POSITION])
 
     def moments(self) -> GaussianPosterior:
@@ -127,8 +127,3 @@ def mixture(a: Posterior, b: Posterior) -> MixturePath:
 def _join(first: Params, last: Params, positions: Tensor) -> Params:
     both = {f"{k}/{name}": tensor for k, noise in enumerate((first, last)) for name, tensor in noise.items()}
     return {**both, POSITION: positions}
-
-
-def _part(noise: Params, k: int) -> Params:
-    """Return the noise for one of the two posteriors."""
-    return {name[2:]: tensor for name, tensor in noise.items() if name.startswith(f"{k}/")}
